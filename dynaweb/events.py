@@ -1,0 +1,90 @@
+"""What observer hooks are told: one frozen event each. Fields can be added without breaking an observer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from dynaweb.types import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """`recipe` is the resolved recipe as plain data; `plugins` name, package and version of each."""
+
+    folder: Path
+    recipe: Mapping[str, Any]
+    plugins: tuple[Mapping[str, str], ...] = ()
+    resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """`status` tells how it ended; `summary` holds the closing table as plain data."""
+
+    folder: Path
+    status: Literal["done", "failed", "interrupted"]
+    seconds: float
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """`key` is the cache key; `cost` counts seconds, tokens generated and trained, browser steps, peak memory (MiB)."""
+
+    name: str
+    status: Literal["start", "cached", "done", "failed"]
+    key: str = ""
+    detail: str = ""
+    cost: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`done` of `total` units of a job (total 0 = unknown); `metrics` are shown beside the bar."""
+
+    job: str
+    done: int
+    total: int
+    unit: str = "it"
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A finished trajectory and the phase (`explore`, `dream`, `eval`...) it belongs to."""
+
+    phase: str
+    trajectory: Trajectory
+    update: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One optimizer step of a stage."""
+
+    stage: str
+    index: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """`successes` holds one entry per graded episode, in task order (None = ungraded)."""
+
+    arm: str
+    split: str
+    successes: tuple[float | None, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """`where` names what failed, `error` why; `fatal` tells whether the run ends."""
+
+    where: str
+    error: str
+    fatal: bool = False
