@@ -33,13 +33,17 @@ class RunEnd:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`key` is the cache key; `cost` counts seconds, tokens generated and trained, browser steps, peak memory (MiB)."""
+    """`key` is the cache key; `cost` counts seconds, tokens generated and trained, browser steps, peak memory (MiB).
+
+    `folder` is where the stage's results are, or are being made.
+    """
 
     name: str
     status: Literal["start", "cached", "done", "failed"]
     key: str = ""
     detail: str = ""
     cost: Mapping[str, float] = field(default_factory=dict)
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,32 @@
+"""The dream environment: real start pages, and a world model for everything after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from dynaweb.hookspecs import PluginSpec, hookimpl
+
+
+class DreamConfig(BaseModel):
+    """Settings of the dream environment. Length, temperature and end rule are in the recipe's `dream` section."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tasks: str = "sites"
+    """Environment plugin that provides tasks, start pages, experts and the evaluation."""
+
+
+@hookimpl
+def dynaweb_environments() -> Sequence[PluginSpec]:
+    """Offer `--env dream`."""
+    return [
+        PluginSpec(
+            name="dream",
+            target="dynaweb_env_dream.dream:DreamSource",
+            config=DreamConfig,
+            summary="pages predicted by the world model, from a real start page",
+            capabilities=frozenset({"dreams"}),
+        )
+    ]

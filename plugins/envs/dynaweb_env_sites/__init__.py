@@ -1,0 +1,56 @@
+"""Embedded sites: a shop, a forum and a tracker, generated from seeds and served on loopback (`--env sites`).
+
+How the parts fit together: `content` makes names and `base` says what a site is; `shop`, `forum` and `tracker` are the
+sites; `world_store` keeps one world per episode and `server` serves them all; `tasks` draws tasks, `expert` plays them,
+and `env` is the plugin object that the core talks to. Import the modules for their classes; this one stays light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from dynaweb.config.sections import Section
+from dynaweb.hookspecs import PluginSpec, hookimpl
+
+
+class SitesConfig(Section):
+    """Settings of the embedded sites."""
+
+    driver: Literal["chromium", "static"] = "chromium"
+    """`chromium`: a real browser and a real server. `static`: the same pages without a browser, for tests and corpora."""
+    view: Literal["compact", "full"] = "compact"
+    """What the policy sees: a flat list for small models, or the filtered accessibility tree."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port of the server on 127.0.0.1; 0 = any free one."""
+    threads: int = Field(default=4, ge=1)
+    """Threads of the server."""
+    pretrain_sites: int = Field(default=400, ge=1, le=10_000)
+    """Worlds of the split `pretrain`."""
+    train_sites: int = Field(default=8, ge=1, le=10_000)
+    """Worlds of the split `train`."""
+    validation_sites: int = Field(default=8, ge=1, le=10_000)
+    """Worlds of the split `validation`."""
+    test_sites: int = Field(default=24, ge=1, le=10_000)
+    """Worlds of the split `test`."""
+    templates: tuple[str, ...] = ()
+    """Names of the task templates to use, such as `shop/add-to-cart`; empty = all."""
+    max_best_steps: int = Field(default=0, ge=0)
+    """Longest best-case plan of a task, the closing `stop` included; 0 = what the recipe's `data` section says."""
+
+
+@hookimpl
+def dynaweb_environments() -> Sequence[PluginSpec]:
+    """The environment `sites`."""
+    return [
+        PluginSpec(
+            name="sites",
+            target="dynaweb_env_sites.env:SitesSource",
+            config=SitesConfig,
+            summary="Embedded shop, forum and tracker in a real browser, generated from seeds",
+            extra="web",
+            capabilities=frozenset({"tasks", "real", "expert"}),
+        )
+    ]

@@ -1,0 +1,163 @@
+"""Where values come from: recipe files, presets, flags and `--set`, merged in that order with the origin of each value."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date, time
+from pathlib import Path
+from typing import Any
+
+from dynaweb.errors import ConfigError
+from dynaweb.suggest import hint
+
+KINDS = ("wm", "opt", "reward", "env")
+HEADER = ("extends", "description")
+THOROUGH: Mapping[str, Any] = {"eval.episodes": 360, "controls.filtered_bc": True}
+"""What `--thorough` changes: more held-out episodes, and the second control arm."""
+
+_SHIPPED = Path(__file__).parent.parent / "recipes"
+
+
+@dataclass(slots=True)
+class Layers:
+    """Values by dotted path, and the origin of each; later layers win."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def add(self, values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+        """Put a layer on top. Choosing another plugin drops what lower layers set for the former one."""
+        for kind in KINDS:
+            name = values.get(f"{kind}.name")
+            if name is not None and name != self.values.get(f"{kind}.name"):
+                self._drop(kind)
+        for path, value in values.items():
+            self._drop(path)
+            self.values[path] = value
+            self.origins[path] = origins[path]
+
+    def _drop(self, path: str) -> None:
+        for known in [key for key in self.values if key == path or key.startswith(f"{path}.")]:
+            del self.values[known], self.origins[known]
+
+    def tree(self) -> dict[str, Any]:
+        """The values as nested tables."""
+        return unflatten(self.values)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path and value of every leaf; an empty table below the top level is a leaf."""
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and (value or prefix):
+            yield from flatten(value, f"{path}.") if value else [(path, {})]
+        elif not isinstance(value, Mapping):
+            yield path, value
+
+
+def unflatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested tables from dotted paths. A path that goes through a plain value replaces it."""
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        *parents, leaf = path.split(".")
+        table = tree
+        for parent in parents:
+            if not isinstance(table.get(parent), dict):
+                table[parent] = {}
+            table = table[parent]
+        table[leaf] = value
+    return tree
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Name and file of every recipe that comes with the package."""
+    return {path.stem: path for path in sorted(_SHIPPED.glob("*.toml"))}
+
+
+def find_recipe(recipe: str | Path, *, beside: Path | None = None) -> Path:
+    """The file of a recipe: a shipped name, or a path (relative to the folder `beside` for `extends`).
+
+    Raises `ConfigError` when there is none.
+    """
+    text = str(recipe)
+    shipped = shipped_recipes()
+    if text in shipped:
+        return shipped[text]
+    path = (beside or Path()) / Path(text).expanduser()
+    if path.is_file():
+        return path
+    if path.suffix == ".toml" or len(Path(text).parts) > 1:
+        raise ConfigError(f"recipe file {path} does not exist; give a TOML file or a shipped name: {', '.join(shipped)}")
+    raise ConfigError(f"no recipe is called {text!r}; {hint(text, shipped)}; a path ends in .toml")
+
+
+def recipe_layers(recipe: str | Path) -> tuple[Layers, str]:
+    """The merged values of a recipe file and of those it extends, and the recipe's description.
+
+    Raises `ConfigError` for a file that is missing, unreadable, not TOML, or part of a circle.
+    """
+    chain: list[tuple[Path, dict[str, Any]]] = []
+    path: Path | None = find_recipe(recipe)
+    while path is not None:
+        if path.resolve() in [seen.resolve() for seen, _ in chain]:
+            names = " -> ".join(str(seen) for seen, _ in chain)
+            raise ConfigError(f"recipes extend each other in a circle: {names} -> {path}")
+        data = read_toml(path)
+        chain.append((path, data))
+        path = _parent(path, data)
+    layers = Layers()
+    for path, data in reversed(chain):
+        label = path.name if path.parent == _SHIPPED else str(path)
+        body = dict(flatten({key: value for key, value in data.items() if key not in HEADER}))
+        layers.add(body, {key: f"{label}:{key}" for key in body})
+    return layers, str(chain[0][1].get("description", ""))
+
+
+def _parent(path: Path, data: Mapping[str, Any]) -> Path | None:
+    extends = data.get("extends")
+    if extends is None:
+        return None
+    if not isinstance(extends, str):
+        raise ConfigError(f"{path}: extends must be the name or path of one recipe, not {extends!r}")
+    return find_recipe(extends, beside=path.parent)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse a TOML file. Raises `ConfigError` that names the file, and the line where TOML breaks."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"recipe {path} is not valid TOML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"recipe {path} is not UTF-8 text: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"recipe {path} cannot be read: {error.strerror}") from error
+
+
+def parse_set(options: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
+    """Values by dotted path out of `path=value` texts, and the problems found.
+
+    A value that reads as TOML is that value (`3`, `true`, `[1, 2]`, `"text"`); anything else is a string.
+    """
+    values: dict[str, Any] = {}
+    problems = []
+    for option in options:
+        path, equals, text = option.partition("=")
+        path = path.strip()
+        if not equals or not all(path.split(".")):
+            problems.append(f"--set {option}: write it as path=value, such as --set rl.updates=20")
+        else:
+            values[path] = toml_value(text.strip())
+    return values, problems
+
+
+def toml_value(text: str) -> Any:
+    """The TOML value that a text stands for, or the text itself. Dates and times stay text: no setting is one."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value = parsed["value"]
+    return text if len(parsed) > 1 or isinstance(value, date | time) else value

@@ -1,0 +1,180 @@
+"""A resolved recipe: every setting of a run, checked, frozen, with the origin of each value."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dynaweb.config.layers import KINDS, flatten
+from dynaweb.config.sections import (
+    Controls,
+    Data,
+    Dream,
+    Eval,
+    Explore,
+    Model,
+    Rl,
+    Run,
+    Section,
+    Sft,
+    Web,
+    WmFit,
+)
+from dynaweb.errors import ConfigError
+from dynaweb.suggest import hint
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from dynaweb.hookspecs import Kind
+
+SECTIONS: Mapping[str, type[Section]] = {
+    "run": Run,
+    "model": Model,
+    "web": Web,
+    "data": Data,
+    "sft": Sft,
+    "explore": Explore,
+    "wm_fit": WmFit,
+    "dream": Dream,
+    "rl": Rl,
+    "eval": Eval,
+    "controls": Controls,
+}
+ORDER = ("run", "model", "wm", "opt", "reward", "env", *(name for name in SECTIONS if name not in ("run", "model")))
+"""Sections in the order in which they are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A chosen plugin with its settings. `package` and `version` are those of the package that offers it."""
+
+    kind: Kind
+    name: str
+    config: BaseModel
+    package: str = ""
+    version: str = ""
+
+    def data(self) -> dict[str, Any]:
+        """The section as plain data: `name`, then the plugin's own settings."""
+        return {"name": self.name, **self.config.model_dump(mode="json")}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Every setting of a run. Made by `dynaweb.config.resolve`; attribute names are those of the TOML sections.
+
+    `origins` maps a dotted path to where its value comes from: `default`, `dynaweb.toml:rl.updates`, `--set`, `--seed`...
+    """
+
+    name: str
+    run: Run
+    model: Model
+    wm: Choice
+    opt: Choice
+    reward: Choice
+    env: Choice
+    web: Web
+    data: Data
+    sft: Sft
+    explore: Explore
+    wm_fit: WmFit
+    dream: Dream
+    rl: Rl
+    eval: Eval
+    controls: Controls
+    description: str = ""
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def section(self, name: str) -> dict[str, Any]:
+        """One section as plain data."""
+        value: Section | Choice = getattr(self, name)
+        return value.data() if isinstance(value, Choice) else value.model_dump(mode="json")
+
+    def tree(self) -> dict[str, dict[str, Any]]:
+        """All sections as plain data, in the order in which they are shown."""
+        return {name: self.section(name) for name in ORDER}
+
+    def flat(self) -> dict[str, Any]:
+        """Dotted path and value of every setting."""
+        return dict(flatten(self.tree()))
+
+    def choices(self) -> tuple[Choice, ...]:
+        """The chosen plugins: world model, optimizer, judge, environment."""
+        return (self.wm, self.opt, self.reward, self.env)
+
+    def key(self, *parts: str, **extra: Any) -> str:
+        """A stable hash (20 hex digits) of the settings that matter to a stage.
+
+        `parts` are sections (`"sft"`) or single settings (`"run.seed"`); `extra` is any other plain data that the result
+        depends on. A plugin's section counts with its package and version. Order does not matter.
+        """
+        return digest({part: self._matter(part) for part in parts} | {f"+{name}": value for name, value in extra.items()})
+
+    def settings(self, *parts: str) -> dict[str, Any]:
+        """The plain data that `key` hashes, for the manifest of a stage."""
+        return {part: self._matter(part) for part in sorted(parts)}
+
+    def _matter(self, part: str) -> Any:
+        name, _, path = part.partition(".")
+        if name not in ORDER:
+            raise ConfigError(f"no section is called {name!r}; {hint(name, ORDER)}")
+        value: Any = self.section(name)
+        if not path:
+            choice = getattr(self, name)
+            return value | {"package": f"{choice.package} {choice.version}"} if name in KINDS else value
+        for key in path.split("."):
+            if key not in value:
+                raise ConfigError(f"section {name!r} has no setting {path!r}; {hint(key, value)}")
+            value = value[key]
+        return value
+
+    def differences(self, other: Recipe) -> list[str]:
+        """One line per setting that differs: `rl.lr: 0.0001 -> 0.001` (this recipe first)."""
+        return differences(self.flat(), other.flat())
+
+    def to_toml(self, *, origins: bool = False) -> str:
+        """The recipe as TOML; reading it gives the same settings. With `origins`, each line tells where its value is from."""
+        lines = []
+        for name, section in self.tree().items():
+            lines.append(f"[{name}]")
+            for key, value in flatten(section):
+                note = f"  # {self.origins.get(f'{name}.{key}', 'default')}" if origins else ""
+                lines += [f"{key} = {_toml(value)}{note}"] if value is not None else []
+            lines.append("")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        changed = {path: origin for path, origin in self.origins.items() if origin != "default"}
+        flat = self.flat()
+        plugins = " ".join(f"{choice.kind}={choice.name}" for choice in self.choices())
+        lines = [f"  {path} = {_toml(flat[path])}  ({origin})" for path, origin in sorted(changed.items()) if path in flat]
+        return "\n".join([f"Recipe {self.name}: {plugins} model={self.model.path} seed={self.run.seed}", *lines])
+
+    __repr__ = __str__
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """One line per dotted path whose value differs between two flat recipes."""
+    return [
+        f"{path}: {_toml(old.get(path))} -> {_toml(new.get(path))}"
+        for path in sorted(old.keys() | new.keys())
+        if old.get(path) != new.get(path)
+    ]
+
+
+def digest(data: Any) -> str:
+    """A stable hash (20 hex digits) of plain data; key order does not matter, 1 and 1.0 differ."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:20]
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return "(unset)"
+    from tomli_w import dumps  # only when something is printed
+
+    return dumps({"v": value}).partition("=")[2].strip()

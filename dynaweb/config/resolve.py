@@ -1,0 +1,115 @@
+"""The way in: from a recipe's name and overrides to a checked `Recipe`, and back from a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynaweb.config.layers import KINDS, THOROUGH, Layers, flatten, parse_set, recipe_layers
+from dynaweb.config.recipe import ORDER, SECTIONS, Recipe
+from dynaweb.config.validation import Problems, validate
+
+if TYPE_CHECKING:
+    from dynaweb.hookspecs import Kind
+    from dynaweb.plugins import Plugins
+
+FLAGS: Mapping[str, str] = {
+    "wm": "wm.name",
+    "opt": "opt.name",
+    "reward": "reward.name",
+    "env": "env.name",
+    "model": "model.path",
+    "seed": "run.seed",
+    "time_budget": "run.time_budget",
+}
+"""What each flag of the command line sets."""
+
+DEFAULT = "dynaweb"
+
+Overrides = Mapping[str, Any] | Iterable[str]
+
+
+def resolve(
+    recipe: str | Path | Recipe = DEFAULT,
+    *,
+    overrides: Overrides = (),
+    thorough: bool = False,
+    plugins: Plugins | None = None,
+    **flags: Any,
+) -> Recipe:
+    """A checked recipe.
+
+    `recipe` is a shipped name, the path of a TOML file, or a recipe to change. `overrides` maps dotted paths (or nested
+    tables) to values, or holds `path=value` texts as `--set` takes them. `flags` are those of `FLAGS`; None is not given.
+
+    Raises `ConfigError` with every problem found, or `MissingError`/`PluginError` when only plugins are at fault.
+    """
+    from dynaweb.plugins import current
+
+    plugins = plugins if plugins is not None else current()
+    problems = Problems()
+    layers, name, description = _base(recipe)
+    if thorough:
+        layers.add(THOROUGH, dict.fromkeys(THOROUGH, "--thorough"))
+    given = {FLAGS[flag]: value for flag, value in flags.items() if value is not None}
+    layers.add(given, {FLAGS[flag]: f"--{flag.replace('_', '-')}" for flag in flags})
+    values, origin = _overrides(overrides, problems)
+    layers.add(values, dict.fromkeys(values, origin))
+    return validate(name, description, layers, plugins, problems)
+
+
+def _base(recipe: str | Path | Recipe) -> tuple[Layers, str, str]:
+    if not isinstance(recipe, Recipe):
+        layers, description = recipe_layers(recipe)
+        return layers, Path(recipe).stem, description
+    values = recipe.flat()
+    origins = {path: recipe.origins.get(path, "default") for path in values}
+    return Layers(values, origins), recipe.name, recipe.description
+
+
+def _overrides(overrides: Overrides, problems: Problems) -> tuple[dict[str, Any], str]:
+    if isinstance(overrides, Mapping):
+        return dict(flatten(overrides)), "overrides"
+    values, texts = parse_set([overrides] if isinstance(overrides, str) else overrides)
+    problems.texts += texts
+    return values, "--set"
+
+
+def restore(saved: Mapping[str, Any], *, plugins: Plugins | None = None) -> Recipe:
+    """The recipe that `RunFolder` saved: `{"name", "description", "settings", "origins"}`.
+
+    Raises `ConfigError` when a setting is no longer valid in this version of dynaweb.
+    """
+    from dynaweb.plugins import current
+
+    values = dict(flatten(saved["settings"]))
+    origins = {path: str(saved.get("origins", {}).get(path, "run folder")) for path in values}
+    plugins = plugins if plugins is not None else current()
+    return validate(str(saved["name"]), str(saved.get("description", "")), Layers(values, origins), plugins, Problems())
+
+
+def schema(plugins: Plugins, *, chosen: Mapping[Kind, str] | None = None) -> dict[str, Any]:
+    """JSON schema of a recipe file, with every plugin's settings, or those of the `chosen` plugins only."""
+    properties: dict[str, Any] = {name: model.model_json_schema() for name, model in SECTIONS.items()}
+    for kind in KINDS:
+        names = plugins.names(kind)  # type: ignore[arg-type]
+        wanted = [name for name in names if not chosen or chosen.get(kind, name) == name]  # type: ignore[call-overload]
+        properties[kind] = {"oneOf": [_plugin_schema(plugins, kind, name) for name in wanted]}  # type: ignore[arg-type]
+    header = {"extends": {"type": "string"}, "description": {"type": "string"}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "dynaweb recipe",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": header | {name: properties[name] for name in ORDER},
+    }
+
+
+def _plugin_schema(plugins: Plugins, kind: Kind, name: str) -> dict[str, Any]:
+    spec = plugins.find(kind, name).spec
+    body = spec.config.model_json_schema()
+    body["description"] = spec.summary
+    body["properties"] = {"name": {"const": name}, **body.get("properties", {})}
+    body["required"] = ["name", *body.get("required", [])]
+    return body

@@ -1,0 +1,176 @@
+"""The sections of a recipe. Plugin sections (`wm`, `opt`, `reward`, `env`) are narrowed to the chosen plugin elsewhere.
+
+Every field has its meaning, unit and, where a paper fixes it, the source. Defaults are those of the `dynaweb` recipe.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are refused, values are frozen and checked."""
+
+    # Validators are built on first use: listing plugins or printing help then costs a third less time.
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
+
+
+class Run(Section):
+    """The run as a whole."""
+
+    seed: int = 0
+    """Every random choice of the run derives from it."""
+    time_budget: float = Field(default=0.0, ge=0)
+    """Minutes after which the RL stage ends early; 0 = counts, not clocks, end the stages."""
+
+
+class Model(Section):
+    """The language model that plays policy, world model and judge."""
+
+    path: str = "tiny"
+    """`tiny` (shipped), a folder, or the name of a Hugging Face causal language model."""
+    format: Literal["auto", "compact", "chat"] = "auto"
+    """Prompt layer: `compact` for the tiny model, `chat` for models with a chat template."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where weights live."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of forward passes; log-probabilities and losses are float32 always."""
+    threads: int = Field(default=0, ge=0)
+    """CPU threads of torch; 0 = as many as there are cores."""
+
+
+class Web(Section):
+    """The browser."""
+
+    browser: str = ""
+    """Path of a Chromium; empty = look for one (`dynaweb doctor` says which)."""
+    contexts: int = Field(default=16, ge=1)
+    """Episodes that are open at once; their model calls share one batch."""
+    workers: int = Field(default=0, ge=0)
+    """Browser operations that run at once; 0 = number of cores."""
+    action_timeout: float = Field(default=3.0, gt=0)
+    """Seconds that one browser operation may take."""
+
+
+class Data(Section):
+    """Expert demonstrations."""
+
+    experts: Literal["few", "all"] = "few"
+    """`few`: demonstrations of a few tasks only, shared by SFT and RL. `all`: an expert for every RL task (the paper)."""
+    demos: int = Field(default=0, ge=0)
+    """Number of demonstrations when `few`; 0 = one for each task template."""
+    max_best_steps: int = Field(default=5, ge=1)
+    """Only tasks whose shortest solution has at most this many steps (the closing `stop` included)."""
+
+
+class Sft(Section):
+    """Supervised fine-tuning of the policy on the demonstrations."""
+
+    steps: int = Field(default=30, ge=0)
+    """Optimizer steps."""
+    batch: int = Field(default=32, ge=1)
+    """Rows (one step of an episode each) of one optimizer step."""
+    lr: float = Field(default=5e-4, gt=0)
+    """Peak learning rate of AdamW; 3 warm-up steps, linear decay to 10 %."""
+
+
+class Explore(Section):
+    """Real, unrewarded transitions for the world model, made by the SFT policy in the real browser."""
+
+    episodes: int = Field(default=200, ge=0)
+    """Number of episodes."""
+    steps: int = Field(default=6, ge=1)
+    """Longest episode."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature of the policy."""
+    random: float = Field(default=0.3, ge=0, le=1)
+    """Share of actions replaced by a random valid action."""
+
+
+class WmFit(Section):
+    """Fitting of a trainable world model."""
+
+    steps: int = Field(default=120, ge=0)
+    """Optimizer steps; 0 = use the base model as it is (frozen)."""
+    batch: int = Field(default=32, ge=1)
+    """Transitions of one optimizer step."""
+    lr: float = Field(default=1e-3, gt=0)
+    """Peak learning rate of AdamW; 3 warm-up steps, linear decay to 10 %."""
+    holdout: float = Field(default=0.1, ge=0, lt=1)
+    """Share of episodes kept to measure fidelity."""
+
+
+class Dream(Section):
+    """The dreams."""
+
+    horizon: int = Field(default=6, ge=1)
+    """Longest dream in steps (DynaWeb: 5)."""
+    temperature: float = Field(default=0.7, ge=0)
+    """Sampling temperature of the world model."""
+    invalid_ends: bool = True
+    """An action that cannot be parsed or done ends the dream with reward 0."""
+
+
+class Rl(Section):
+    """Policy optimization."""
+
+    updates: int = Field(default=50, ge=0)
+    """Updates; each uses fresh rollouts."""
+    tasks: int = Field(default=8, ge=1)
+    """Tasks of one update."""
+    n: int = Field(default=8, ge=2)
+    """Rollouts of one task (DynaWeb: 8)."""
+    lr: float = Field(default=1.5e-4, gt=0)
+    """Peak learning rate of AdamW; linear decay to 10 % over the updates."""
+    warmup: int = Field(default=3, ge=0)
+    """Warm-up updates."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Global gradient norm is clipped to this."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature of the policy."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the rollouts of one update."""
+    minibatches: int = Field(default=1, ge=1)
+    """Optimizer steps of one pass."""
+    max_new_tokens: int = Field(default=48, ge=1)
+    """Longest reply of the policy in tokens."""
+    expert_share: float = Field(default=0.0, ge=0, le=1)
+    """Probability that a rollout is replaced by an expert trajectory of the same task (DynaWeb: 0.5)."""
+    bc_weight: float = Field(default=0.2, ge=0)
+    """Weight of a behaviour-cloning term on the demonstrations that SFT saw."""
+    bc_batch: int = Field(default=16, ge=0)
+    """Demonstration rows in each update's behaviour-cloning term."""
+    negative_scale: float = Field(default=0.25, ge=0)
+    """Negative advantages are multiplied by this."""
+    mode: Literal["policy", "filtered-bc"] = "policy"
+    """`policy`: the chosen optimizer. `filtered-bc`: cross-entropy on successful dreams only (a control)."""
+    checkpoint_every: int = Field(default=5, ge=1)
+    """Updates between checkpoints."""
+    validate_every: int = Field(default=0, ge=0)
+    """Updates between evaluations on validation tasks in the real browser; 0 = never."""
+
+
+class Eval(Section):
+    """Evaluation in the real browser."""
+
+    episodes: int = Field(default=108, ge=1)
+    """Held-out episodes; every arm plays the same ones (paired)."""
+    steps: int = Field(default=8, ge=1)
+    """Longest episode."""
+    split: Literal["validation", "test"] = "test"
+    """Which sites: their names are disjoint from all others."""
+    env: str = ""
+    """Environment plugin of the evaluation; empty = the task environment."""
+
+
+class Controls(Section):
+    """Arms that are trained and evaluated beside the main one, at equal expert data."""
+
+    sft_steps: tuple[int, ...] = (100, 300)
+    """SFT trained longer; the best step count on the validation sites is evaluated on the test sites."""
+    sft_validation: int = Field(default=48, ge=1)
+    """Validation episodes for that choice."""
+    filtered_bc: bool = False
+    """Filtered behaviour cloning in the same dreams."""

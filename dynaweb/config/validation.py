@@ -1,0 +1,158 @@
+"""From merged values to a checked `Recipe`: every problem is found and told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dynaweb.config.layers import KINDS, Layers, flatten
+from dynaweb.config.recipe import ORDER, SECTIONS, Choice, Recipe
+from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError
+from dynaweb.suggest import hint
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+
+    from dynaweb.hookspecs import Kind
+    from dynaweb.plugins import Plugins
+
+
+@dataclass(slots=True)
+class Problems:
+    """What is wrong with a recipe: texts of invalid settings, and errors about plugins."""
+
+    texts: list[str] = field(default_factory=list)
+    plugins: list[DynawebError] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raise one error that lists them all: `ConfigError`, or the plugin's own when nothing else is wrong."""
+        texts = [*map(str, self.plugins), *self.texts]
+        if not texts:
+            return
+        if not self.texts:
+            broken = any(isinstance(error, PluginError) for error in self.plugins)
+            raise (PluginError if broken else MissingError)(_listed(texts))
+        raise ConfigError(_listed(texts))
+
+
+def _listed(texts: list[str]) -> str:
+    if len(texts) == 1:
+        return texts[0]
+    return "\n".join([f"{len(texts)} problems:", *(f"  - {text}" for text in texts)])
+
+
+def validate(name: str, description: str, layers: Layers, plugins: Plugins, problems: Problems) -> Recipe:
+    """Build the recipe. Raises through `Problems.check` with everything that is wrong, earlier problems included."""
+    tree = layers.tree()
+    for key in tree:
+        if key not in ORDER:
+            problems.texts.append(f"{_where(layers, key)}: no section is called {key!r}; {hint(key, ORDER)}")
+    sections: dict[str, Any] = {}
+    for section, model in SECTIONS.items():
+        sections[section] = _parse(model, tree.get(section, {}), section, layers, problems)
+    for kind in KINDS:
+        sections[kind] = _choice(kind, tree.get(kind, {}), layers, plugins, problems)  # type: ignore[arg-type]
+    problems.check()
+    recipe = Recipe(name=name, description=description, **sections)
+    origins = {path: _origin(layers, path) for path in recipe.flat()}
+    object.__setattr__(recipe, "origins", origins)
+    return recipe
+
+
+def _choice(kind: Kind, data: Any, layers: Layers, plugins: Plugins, problems: Problems) -> Choice | None:
+    if not isinstance(data, Mapping):
+        problems.texts.append(_no_table(kind, data, layers))
+        return None
+    name = data.get("name")
+    if not isinstance(name, str):
+        what = "is missing" if name is None else f"must be a name, not {name!r}"
+        problems.texts.append(f"{_where(layers, f'{kind}.name')}: {kind}.name {what}; {hint('', plugins.names(kind))}")
+        return None
+    try:
+        plugin = plugins.find(kind, name)
+    except (MissingError, PluginError) as error:
+        problems.plugins.append(type(error)(f"{_where(layers, f'{kind}.name')}: {error}"))
+        return None
+    rest = {key: value for key, value in data.items() if key != "name"}
+    config = _parse(plugin.spec.config, rest, kind, layers, problems)
+    return Choice(kind, name, config, plugin.origin.package, plugin.origin.version) if config is not None else None
+
+
+def _parse(
+    model: type[BaseModel], data: Any, section: str, layers: Layers, problems: Problems
+) -> BaseModel | None:
+    from pydantic import ValidationError
+
+    if not isinstance(data, Mapping):
+        problems.texts.append(_no_table(section, data, layers))
+        return None
+    try:
+        config = model.model_validate(data)
+    except ValidationError as error:
+        problems.texts += _explain(model, error, section, layers)
+        return None
+    # A third-party config class may ignore unknown keys; a typo must not pass for a setting all the same.
+    unknown = [key for key in data if key not in _keys(model)] if model.model_config.get("extra") != "allow" else []
+    problems.texts += [_unknown(model, section, (key,), layers) for key in unknown]
+    return config
+
+
+def _explain(model: type[BaseModel], error: ValidationError, section: str, layers: Layers) -> list[str]:
+    texts = []
+    for problem in error.errors(include_url=False, include_context=False):
+        loc = problem["loc"]
+        if problem["type"] == "extra_forbidden":
+            texts.append(_unknown(model, section, loc, layers))
+            continue
+        path = ".".join([section, *(str(part) for part in loc)])
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "missing":
+            texts.append(f"{path} has no value: {message}")
+        else:
+            texts.append(f"{_where(layers, path)}: {path} = {problem['input']!r}: {message[0].lower()}{message[1:]}")
+    return texts
+
+
+def _unknown(model: type[BaseModel], section: str, loc: tuple[int | str, ...], layers: Layers) -> str:
+    path = ".".join([section, *(str(part) for part in loc)])
+    return f"{_where(layers, path)}: no setting is called {path!r}; {hint(str(loc[-1]), _valid_at(model, loc[:-1]))}"
+
+
+def _valid_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> set[str]:
+    from pydantic import BaseModel
+
+    for part in loc:
+        info = model.model_fields.get(str(part))
+        inner = info.annotation if info is not None else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return set()
+        model = inner
+    return _keys(model)
+
+
+def _keys(model: type[BaseModel]) -> set[str]:
+    aliases = {info.alias for info in model.model_fields.values() if info.alias}
+    return set(model.model_fields) | aliases
+
+
+def _no_table(section: str, data: Any, layers: Layers) -> str:
+    return f"{_where(layers, section)}: {section} must be a table such as [{section}], not {data!r}"
+
+
+def _where(layers: Layers, path: str) -> str:
+    """The origin of a path, of the value that it lies in, or of the first value below it."""
+    parts = path.split(".")
+    for length in range(len(parts), 0, -1):
+        if origin := layers.origins.get(".".join(parts[:length])):
+            return origin
+    return next((origin for known, origin in layers.origins.items() if known.startswith(f"{path}.")), "recipe")
+
+
+def _origin(layers: Layers, path: str) -> str:
+    parts = path.split(".")
+    known = (".".join(parts[:length]) for length in range(len(parts), 1, -1))
+    return next((layers.origins[one] for one in known if one in layers.origins), "default")
+
+
+__all__ = ["Problems", "flatten", "validate"]

@@ -1,0 +1,173 @@
+"""An append-only file of gzip members: batches of text lines that are there wholly or not at all.
+
+Each member (chunk) is a complete gzip file, so `zcat` prints everything; its header carries, in an extra field as the
+gzip format (RFC 1952) provides, its own length, how many records it holds, and whether it closes a batch. So a file is
+opened by hopping from header to header, and any chunk can be read alone. A batch counts once its closing chunk is
+whole; what stands behind the last whole batch was torn by a kill or a crash: readers ignore it, writers cut it off.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from dynaweb.errors import CheckpointError
+
+_HEAD = struct.Struct("<4sIBBH2sHQIB")
+"""gzip magic, method and flags; time; two flag bytes; extra length; its id and size; chunk bytes, records, closes."""
+_TAIL = struct.Struct("<II")
+_MAGIC = b"\x1f\x8b\x08\x04"
+_ID = b"DW"
+_EXTRA = 13
+_LEVEL = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Where a chunk lies (`offset`, `size` in bytes), how many records it holds, and whether it ends its batch."""
+
+    offset: int
+    size: int
+    records: int
+    closes: bool
+
+
+class ChunkFile:
+    """One file for one writer and any number of readers, in this process or others.
+
+    A reader sees what was there when it opened the file; `refresh` looks again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.chunks: list[Chunk] = []
+        self.torn = 0
+        """Bytes behind the last whole batch."""
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look for batches that were appended since. Raises `CheckpointError` if this is no such file."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            found = _scan(file, self.end, size)
+            if not found and not self.chunks and size:
+                _refuse_foreign(file, self.path)
+        self.chunks.extend(found)
+        self.torn = size - self.end
+
+    @property
+    def end(self) -> int:
+        """Where the next batch goes: the byte behind the last whole batch."""
+        return self.chunks[-1].offset + self.chunks[-1].size if self.chunks else 0
+
+    def lines(self, index: int) -> list[str]:
+        """All lines of one chunk. Raises `CheckpointError` when its bytes have changed since they were written."""
+        chunk = self.chunks[index]
+        with self.path.open("rb") as file:
+            file.seek(chunk.offset)
+            text = _unpack(file.read(chunk.size))
+        if text is None:
+            raise CheckpointError(
+                f"{self.path}: chunk {index} at byte {chunk.offset} is damaged (its checksum does not fit); "
+                "restore the file from a copy, or delete it and repeat the stage that wrote it"
+            )
+        return text.decode("utf-8", "surrogatepass").split("\n")[:-1]
+
+    def append(self, parts: Sequence[tuple[Sequence[str], int]]) -> None:
+        """Write one batch, given as (lines, number of records) a chunk, and return when it is on the disk."""
+        self.refresh()
+        packed = [_pack(lines, records, at == len(parts) - 1) for at, (lines, records) in enumerate(parts)]
+        fresh = not self.path.exists()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("r+b" if not fresh else "xb") as file:
+            file.truncate(self.end)
+            file.seek(self.end)
+            file.write(b"".join(packed))
+            file.flush()
+            os.fsync(file.fileno())
+        if fresh:
+            _sync_folder(self.path.parent)
+        for at, (data, (_, records)) in enumerate(zip(packed, parts, strict=True)):
+            self.chunks.append(Chunk(self.end, len(data), records, at == len(parts) - 1))
+        self.torn = 0
+
+
+def _pack(lines: Sequence[str], records: int, closes: bool) -> bytes:
+    text = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass")
+    deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    body = deflate.compress(text) + deflate.flush()
+    size = _HEAD.size + len(body) + _TAIL.size
+    head = _HEAD.pack(_MAGIC, 0, 0, 255, _EXTRA + 4, _ID, _EXTRA, size, records, closes)
+    return head + body + _TAIL.pack(zlib.crc32(text), len(text) & 0xFFFFFFFF)
+
+
+def _unpack(data: bytes) -> bytes | None:
+    """The text of a chunk, or None when it is torn or damaged."""
+    crc, length = _TAIL.unpack(data[-_TAIL.size :])
+    try:
+        text = zlib.decompress(data[_HEAD.size : -_TAIL.size], -zlib.MAX_WBITS)
+    except zlib.error:
+        return None
+    return text if zlib.crc32(text) == crc and len(text) & 0xFFFFFFFF == length else None
+
+
+def _scan(file: BinaryIO, start: int, size: int) -> list[Chunk]:
+    """The chunks of all whole batches from `start` on; only the last batch can be torn, so only it is read."""
+    chunks: list[Chunk] = []
+    offset = start
+    while (chunk := _head(file, offset, size)) is not None:
+        chunks.append(chunk)
+        offset += chunk.size
+    while chunks and not _whole_batch(file, chunks):
+        chunks.pop()
+    return chunks
+
+
+def _head(file: BinaryIO, offset: int, size: int) -> Chunk | None:
+    file.seek(offset)
+    data = file.read(_HEAD.size)
+    if len(data) < _HEAD.size:
+        return None
+    magic, _, _, _, _, mark, _, length, records, closes = _HEAD.unpack(data)
+    if magic != _MAGIC or mark != _ID or length < _HEAD.size + _TAIL.size or offset + length > size:
+        return None
+    return Chunk(offset, length, records, bool(closes))
+
+
+def _whole_batch(file: BinaryIO, chunks: list[Chunk]) -> bool:
+    """Whether the last chunk closes its batch and every chunk of that batch is sound."""
+    if not chunks[-1].closes:
+        return False
+    for at in range(len(chunks) - 1, -1, -1):
+        if at < len(chunks) - 1 and chunks[at].closes:
+            break
+        file.seek(chunks[at].offset)
+        if _unpack(file.read(chunks[at].size)) is None:
+            return False
+    return True
+
+
+def _refuse_foreign(file: BinaryIO, path: Path) -> None:
+    """A file that does not even begin like ours is not cut off: it is somebody else's."""
+    file.seek(0)
+    begin = file.read(len(_MAGIC))
+    if not _MAGIC.startswith(begin):
+        raise CheckpointError(
+            f"{path} is not a dynaweb store (it begins with {begin!r}); give another path, or move that file away"
+        )
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new file's name durable too."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

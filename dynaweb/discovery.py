@@ -1,0 +1,253 @@
+"""Loading of plugins, one by one and in isolation: a broken one becomes a `PluginStatus`, never a crash."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from typing import Any, Literal
+
+import pluggy
+
+from dynaweb import hookspecs
+from dynaweb.hookspecs import PROJECT, Kind, PluginSpec
+from dynaweb.suggest import hint
+
+KIND_HOOKS: dict[Kind, str] = {
+    "wm": "dynaweb_world_models",
+    "opt": "dynaweb_optimizers",
+    "reward": "dynaweb_rewards",
+    "env": "dynaweb_environments",
+}
+KIND_WORDS: dict[Kind, str] = {"wm": "world model", "opt": "optimizer", "reward": "reward judge", "env": "environment"}
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+State = Literal["ok", "broken", "blocked", "missing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a plugin comes from: its entry point, and the package that declares it."""
+
+    entry_point: str
+    package: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"package {self.package} {self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One thing that a package offers under a kind and a name."""
+
+    kind: Kind
+    spec: PluginSpec
+    origin: Origin
+
+    @property
+    def name(self) -> str:
+        """The name that selects it, as in `--wm NAME`."""
+        return self.spec.name
+
+
+@dataclass(frozen=True, slots=True)
+class PluginStatus:
+    """One row of `dynaweb plugins list`.
+
+    `kind` is empty for an entry point that offers nothing, because it is broken or blocked or only observes.
+    `status` is `ok`, `broken`, `blocked` (by the user) or `missing` (an extra is not installed); `cause` says why.
+    """
+
+    kind: Kind | Literal[""]
+    name: str
+    summary: str
+    package: str
+    version: str
+    status: State
+    cause: str = ""
+
+
+class SpecError(Exception):
+    """What a plugin offers does not fit the hook specs. Internal: it becomes the cause of a `PluginStatus`."""
+
+
+def new_manager() -> pluggy.PluginManager:
+    """A plugin manager that knows dynaweb's hooks and nothing else."""
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(hookspecs)
+    return manager
+
+
+def load_all(
+    manager: pluggy.PluginManager, refuse: Callable[[Origin], str]
+) -> tuple[list[Plugin], list[PluginStatus]]:
+    """Load every entry point; `refuse` returns why the user does not want one, or ''.
+
+    Returns what is usable, and the status of all that is not (plus of plugins that only observe).
+    """
+    plugins: list[Plugin] = []
+    others: list[PluginStatus] = []
+    for entry, origin in _entry_points():
+        if reason := refuse(origin):
+            others.append(_status(origin, "blocked", reason))
+            continue
+        try:
+            found = _load_one(manager, entry, origin)
+        # A plugin may raise anything, and may even call sys.exit() when it is imported.
+        except (Exception, SystemExit) as error:
+            others.append(_status(origin, "broken", explain(error)))
+            continue
+        plugins += found
+        if not found:
+            others.append(replace(_status(origin, "ok", ""), summary="observer"))
+    unique, refused = _without_duplicates(plugins)
+    return unique, refused + others
+
+
+def explain(error: BaseException) -> str:
+    """One line that names an exception and its message."""
+    text = " ".join(str(error).split())
+    kind = type(error).__name__
+    return text if isinstance(error, SpecError) and text else f"{kind}: {text}" if text else kind
+
+
+def register(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
+    """Register hook implementations after checking them against the specs. Raises `SpecError`; leaves nothing behind."""
+    try:
+        manager.register(plugin, name)
+        _check_hooks(manager, plugin)
+    except (pluggy.PluginValidationError, SpecError, ValueError) as error:
+        if manager.is_registered(plugin) and manager.get_name(plugin) == name:
+            manager.unregister(plugin)
+        raise SpecError(str(error)) from error
+
+
+def _entry_points() -> list[tuple[metadata.EntryPoint, Origin]]:
+    names: dict[int, tuple[str, str]] = {}
+    found = []
+    for entry in metadata.entry_points(group=PROJECT):
+        dist = entry.dist
+        # Reading metadata costs a file each time, and one package declares many entry points.
+        if id(dist) not in names:
+            names[id(dist)] = (dist.name, dist.version) if dist is not None else ("unknown", "?")
+        found.append((entry, Origin(entry.name, *names[id(dist)])))
+    return sorted(found, key=lambda pair: (pair[1].package, pair[1].entry_point))
+
+
+def _load_one(manager: pluggy.PluginManager, entry: metadata.EntryPoint, origin: Origin) -> list[Plugin]:
+    module = entry.load()
+    register(manager, module, f"{origin.package}:{origin.entry_point}")
+    try:
+        return _offers(manager, module, origin)
+    except BaseException:
+        manager.unregister(module)
+        raise
+
+
+def _check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
+    from dynaweb import __version__
+
+    callers = manager.get_hookcallers(plugin) or []
+    if not callers:
+        raise SpecError("it implements no hook of dynaweb; mark functions with `dynaweb.hookspecs.hookimpl`")
+    for caller in callers:
+        mine = [impl for impl in caller.get_hookimpls() if impl.plugin is plugin]
+        if not caller.has_spec() and not all(impl.optionalhook for impl in mine):
+            raise SpecError(
+                f"hook {caller.name!r} is not one of dynaweb {__version__}: made for a newer one? "
+                f"{hint(caller.name, hook_names())}"
+            )
+        if any(impl.wrapper or impl.hookwrapper for impl in mine):
+            raise SpecError(f"hook {caller.name!r} is implemented as a wrapper; dynaweb calls plain functions only")
+
+
+def hook_names() -> list[str]:
+    """The names of all hooks."""
+    return sorted(name for name in vars(hookspecs) if name.startswith("dynaweb_"))
+
+
+def _offers(manager: pluggy.PluginManager, module: object, origin: Origin) -> list[Plugin]:
+    offers: list[Plugin] = []
+    for kind, hook in KIND_HOOKS.items():
+        for impl in getattr(manager.hook, hook).get_hookimpls():
+            if impl.plugin is module:
+                offers += [Plugin(kind, check_spec(spec, hook), origin) for spec in _sequence(impl.function(), hook)]
+    return offers
+
+
+def _sequence(specs: Any, hook: str) -> Sequence[Any]:
+    if isinstance(specs, Sequence) and not isinstance(specs, str):
+        return specs
+    raise SpecError(f"{hook} returned {type(specs).__name__}; it must return a list of PluginSpec")
+
+
+def check_spec(spec: Any, hook: str) -> PluginSpec:
+    """The spec itself, if it is well formed. Raises `SpecError` with the field that is not."""
+    from pydantic import BaseModel
+
+    if not isinstance(spec, PluginSpec):
+        raise SpecError(f"{hook} returned a list with a {type(spec).__name__}; it must return PluginSpec objects")
+    if not isinstance(spec.name, str) or not _NAME.fullmatch(spec.name):
+        raise SpecError(f"name {spec.name!r} is not valid; use lower-case letters, digits, '-', '_' and '.'")
+    if not isinstance(spec.target, str) or not _TARGET.fullmatch(spec.target):
+        raise SpecError(f"target {spec.target!r} of {spec.name!r} is not valid; write it as 'package.module:Class'")
+    if not (isinstance(spec.config, type) and issubclass(spec.config, BaseModel)):
+        raise SpecError(f"config of {spec.name!r} must be a pydantic model class, not {spec.config!r}")
+    if "name" in spec.config.model_fields:
+        raise SpecError(f"config of {spec.name!r} has a field 'name'; that key selects the plugin, rename the field")
+    return spec
+
+
+def _without_duplicates(plugins: Sequence[Plugin]) -> tuple[list[Plugin], list[PluginStatus]]:
+    by_name: dict[tuple[Kind, str], list[Plugin]] = {}
+    for plugin in plugins:
+        by_name.setdefault((plugin.kind, plugin.name), []).append(plugin)
+    unique = [same[0] for same in by_name.values() if len(same) == 1]
+    refused = [_duplicate(plugin, same) for same in by_name.values() if len(same) > 1 for plugin in same]
+    return unique, refused
+
+
+def _duplicate(plugin: Plugin, same: Sequence[Plugin]) -> PluginStatus:
+    owners = " and ".join(f"{one.origin.package} {one.origin.version}" for one in same)
+    cause = f"the name is offered by {owners}; block one of them with `-p no:PACKAGE`, or uninstall it"
+    spec, origin = plugin.spec, plugin.origin
+    return PluginStatus(plugin.kind, spec.name, spec.summary, origin.package, origin.version, "broken", cause)
+
+
+def _status(origin: Origin, status: State, cause: str) -> PluginStatus:
+    return PluginStatus("", origin.entry_point, "", origin.package, origin.version, status, cause)
+
+
+def missing_requirements(package: str, extra: str) -> list[str]:
+    """The requirements of an optional dependency group that are not installed. Nothing is imported."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    try:
+        lines = metadata.requires(package) or []
+    except metadata.PackageNotFoundError:
+        return []
+    missing: list[str] = []
+    for line in lines:
+        requirement = Requirement(line)
+        if requirement.marker is None or "extra" not in str(requirement.marker):
+            continue
+        if not requirement.marker.evaluate({"extra": extra}):
+            continue
+        if canonicalize_name(requirement.name) == canonicalize_name(package):
+            missing += [one for part in sorted(requirement.extras) for one in missing_requirements(package, part)]
+        elif not _installed(requirement.name):
+            missing.append(requirement.name)
+    return missing
+
+
+def _installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,232 @@
+"""The engine in this process: batched generation and scoring with a Hugging Face causal language model.
+
+Requests of concurrent episodes are gathered by `Lockstep`. Within a batch, equal prompts are computed once, rows are
+sorted by length, and rows that are finished leave the batch. What a request gets depends on its own prompt, seed and
+settings; batch mates change it by float noise only, and the same batch gives the same bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dynaweb.engines.sampling import Sampler
+from dynaweb.engines.scheduler import Lockstep
+from dynaweb.engines.sessions import Prompt, Runner, Session, runner_for, spans, survivors
+from dynaweb.errors import EngineError
+from dynaweb.protocols import Completion, GenerateRequest, TokenRow
+
+ChoiceRequest = tuple[Prompt, tuple[int, ...]]
+
+MAX_BATCH_TOKENS = 65_536
+"""Prompt and new tokens, padding included, of one batch: bounds the memory of the key-value cache."""
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """What an engine has done: requests, distinct and all prompt tokens, new tokens, batches, and seconds of work."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    new_tokens: int = 0
+    batches: int = 0
+    seconds: float = 0.0
+
+
+class TransformersEngine:
+    """An `Engine` on a model that lives in this process, on CPU or GPU.
+
+    `model` is shared, not copied: weights that a trainer changes in place are used from the next batch on. `pad_id` is
+    any valid token id. The model is put into evaluation mode for each batch (dropout off) and put back after it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lockstep: Lockstep,
+        *,
+        pad_id: int = 0,
+        max_batch_tokens: int = MAX_BATCH_TOKENS,
+    ) -> None:
+        self.model = model
+        self.lockstep = lockstep
+        self.stats = EngineStats()
+        self._runner: Runner = runner_for(model, pad_id)
+        self._max_batch_tokens = max_batch_tokens
+        config: Any = getattr(model, "config", None)
+        self._vocabulary: int = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+        self._context: int | None = getattr(config, "max_position_embeddings", None)
+        self._generations = lockstep.queue(self.generate_batch)
+        self._choices = lockstep.queue(self.choice_batch)
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Sample one completion. Raises `EngineError` for a prompt that the model cannot take."""
+        if request.max_new_tokens < 1:
+            raise EngineError(f"max_new_tokens is {request.max_new_tokens}; it must be at least 1")
+        self._check(request.prompt_ids, request.max_new_tokens)
+        return await self._generations.ask(request)
+
+    async def choice_logprobs(self, prompt_ids: tuple[int, ...], choices: tuple[int, ...]) -> tuple[float, ...]:
+        """Natural-log probability of each token of `choices` as the next token after the prompt."""
+        self._check(prompt_ids, 0)
+        return await self._choices.ask((prompt_ids, choices))
+
+    def weights_changed(self) -> None:
+        """Call after weights were replaced; in-place updates by an optimizer are noticed without it."""
+        self._runner.weights_changed()
+
+    def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        """Completions of many requests, in order; split by `max_batch_tokens` where needed."""
+        order = sorted(range(len(requests)), key=lambda i: _sort_key(requests[i]))
+        done: dict[int, Completion] = {}
+        with self._work(len(requests)):
+            for part in self._parts([requests[i] for i in order]):
+                found = self._decode([requests[i] for i in order[part]])
+                done.update(zip(order[part], found, strict=True))
+        return [done[i] for i in range(len(requests))]
+
+    def choice_batch(self, requests: Sequence[ChoiceRequest]) -> list[tuple[float, ...]]:
+        """Next-token log-probabilities for many (prompt, choices) pairs, in order; prefill only."""
+        prompts = sorted({prompt for prompt, _ in requests}, key=lambda prompt: (len(prompt), prompt))
+        with self._work(len(requests)):
+            table: dict[Prompt, torch.Tensor] = {}
+            for part in spans([len(prompt) for prompt in prompts], self._max_batch_tokens):
+                logp_BV = torch.log_softmax(self._runner.next_logits(prompts[part]), dim=-1)
+                table.update(zip(prompts[part], logp_BV, strict=True))
+            self.stats.prompt_tokens += sum(len(prompt) for prompt, _ in requests)
+            self.stats.computed_prompt_tokens += sum(map(len, prompts))
+            return [tuple(table[prompt][list(choices)].tolist()) for prompt, choices in requests]
+
+    def token_logprobs(self, rows: Sequence[TokenRow]) -> list[np.ndarray]:
+        """Float32 log-probabilities of each row's response tokens, by decoding them one at a time (slow; for checks)."""
+        found = []
+        with self._work(len(rows)):
+            for row in rows:
+                session = self._runner.start([row.prompt_ids], [0], len(row.response_ids))
+                found.append(np.array([_force(session, token) for token in row.response_ids], dtype=np.float32))
+        return found
+
+    def _check(self, prompt: Prompt, room: int) -> None:
+        if not prompt:
+            raise EngineError("an empty prompt was sent to the engine; it needs at least one token")
+        if min(prompt) < 0 or max(prompt) >= self._vocabulary:
+            raise EngineError(
+                f"the prompt holds token ids from {min(prompt)} to {max(prompt)}; valid are 0 to"
+                f" {self._vocabulary - 1}. Is the tokenizer that of this model?"
+            )
+        if self._context is not None and len(prompt) + room > self._context:
+            raise EngineError(
+                f"{len(prompt)} prompt tokens and up to {room} new ones exceed the model's context of"
+                f" {self._context} tokens; shorten the page or lower the number of new tokens"
+            )
+
+    def _parts(self, requests: Sequence[GenerateRequest]) -> Iterator[slice]:
+        return spans([len(r.prompt_ids) + r.max_new_tokens for r in requests], self._max_batch_tokens)
+
+    def _decode(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        prompts = list(dict.fromkeys(request.prompt_ids for request in requests))
+        index = {prompt: i for i, prompt in enumerate(prompts)}
+        owners = [index[request.prompt_ids] for request in requests]
+        room = max(request.max_new_tokens for request in requests)
+        self.stats.prompt_tokens += sum(len(request.prompt_ids) for request in requests)
+        self.stats.computed_prompt_tokens += sum(map(len, prompts))
+        return _Decoding(requests, self._runner.start(prompts, owners, room), self.stats).run()
+
+    def _work(self, requests: int) -> _Work:
+        return _Work(self.model, self.stats, requests)
+
+
+def _sort_key(request: GenerateRequest) -> tuple[Any, ...]:
+    """Length first; then everything else, so that the order of arrival plays no part."""
+    return (
+        len(request.prompt_ids),
+        request.prompt_ids,
+        request.max_new_tokens,
+        request.seed,
+        request.temperature,
+        request.top_p,
+        request.stop_ids,
+    )
+
+
+def _force(session: Session, token: int) -> float:
+    """Log-probability of `token`, which is then appended."""
+    value = float(torch.log_softmax(session.logits, dim=-1)[0, token])
+    session.step(torch.tensor([token], device=session.logits.device))
+    return value
+
+
+class _Work:
+    """No gradients, no dropout, and the clock running."""
+
+    def __init__(self, model: nn.Module, stats: EngineStats, requests: int) -> None:
+        self._model, self._stats = model, stats
+        self._training = model.training
+        self._start = time.perf_counter()
+        self._inference = torch.inference_mode()
+        stats.requests += requests
+        stats.batches += 1
+
+    def __enter__(self) -> None:
+        if self._training:
+            self._model.eval()
+        self._inference.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._inference.__exit__(*error)
+        if self._training:
+            self._model.train()
+        self._stats.seconds += time.perf_counter() - self._start
+
+
+class _Decoding:
+    """The token loop of one batch."""
+
+    def __init__(self, requests: Sequence[GenerateRequest], session: Session, stats: EngineStats) -> None:
+        self._requests = requests
+        self._session = session
+        self._stats = stats
+        self._stops = [frozenset(request.stop_ids) for request in requests]
+        self._tokens: list[list[int]] = [[] for _ in requests]
+        self._logps: list[list[float]] = [[] for _ in requests]
+        self._finished = [False] * len(requests)
+
+    def run(self) -> list[Completion]:
+        """Decode until every request has its stop token or its number of tokens."""
+        device = self._session.logits.device
+        sampler = Sampler.of(self._requests, device)
+        live = list(range(len(self._requests)))
+        step = 0
+        while live:
+            token_B, logp_B = sampler.draw(self._session.logits, torch.tensor(live, device=device), step)
+            ended = self._append(live, token_B.tolist(), logp_B.tolist())
+            rows = survivors(ended)
+            if rows and len(rows) < len(live):
+                self._session.keep(rows)
+                token_B = token_B[rows]
+            live = [live[row] for row in rows]
+            if live:
+                self._session.step(token_B)
+            step += 1
+        return [
+            Completion(tuple(tokens), tuple(logps), finished)
+            for tokens, logps, finished in zip(self._tokens, self._logps, self._finished, strict=True)
+        ]
+
+    def _append(self, live: Sequence[int], tokens: Sequence[int], logps: Sequence[float]) -> list[bool]:
+        """Record one token per live row; tells which rows have ended."""
+        ended = []
+        for i, token, logp in zip(live, tokens, logps, strict=True):
+            self._tokens[i].append(token)
+            self._logps[i].append(logp)
+            self._finished[i] = token in self._stops[i]
+            ended.append(self._finished[i] or len(self._tokens[i]) >= self._requests[i].max_new_tokens)
+        self._stats.new_tokens += len(live)
+        return ended

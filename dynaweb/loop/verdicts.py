@@ -1,0 +1,83 @@
+"""Verdicts and rewards: the environment's own verdict on real episodes, and the judge's score of any trajectory.
+
+A verdict can only be had while the environment stands as the episode left it, so it is taken at once and travels in
+`Trajectory.info["verdict"]`, where the checker and the reports find it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dynaweb.types import Judgement, Trajectory
+
+if TYPE_CHECKING:
+    from dynaweb.loop.rollout import Finish
+    from dynaweb.protocols import Environment, Judge, TaskSource
+
+
+def with_verdict(trajectory: Trajectory, verdict: Judgement) -> Trajectory:
+    """A copy that carries the environment's verdict."""
+    plain = {"score": verdict.score, "probability": verdict.probability, "why": verdict.why}
+    return replace(trajectory, info={**trajectory.info, "verdict": plain})
+
+
+def verdict_of(trajectory: Trajectory) -> Judgement | None:
+    """The environment's verdict on a real episode, or None when there is none."""
+    plain = trajectory.info.get("verdict")
+    return Judgement(**plain) if plain is not None else None
+
+
+def success_of(trajectory: Trajectory) -> float | None:
+    """1.0 or 0.0 by the environment's verdict; None when the episode could not be graded (None is not 0)."""
+    verdict = verdict_of(trajectory)
+    return verdict.score if verdict is not None and trajectory.end != "infrastructure" else None
+
+
+def grading(source: TaskSource) -> Finish:
+    """What takes the verdict of `source` when an episode ends; for `play_all(finish=...)`."""
+
+    async def finish(environment: Environment, trajectory: Trajectory) -> Trajectory:
+        return with_verdict(trajectory, await source.evaluate(environment, trajectory))
+
+    return finish
+
+
+async def judge_all(judge: Judge, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Score every trajectory: copies that carry judgement and reward.
+
+    A failure of the infrastructure, and a dream that ended because its world model wrote no page, get no reward: the
+    policy is not to blame. A policy that did not stop by itself, or whose invalid action ended the episode, gets 0
+    without asking the judge. Everything else gets the judge's score.
+    """
+    return list(await asyncio.gather(*(judge_one(judge, trajectory) for trajectory in trajectories)))
+
+
+async def judge_one(judge: Judge, trajectory: Trajectory) -> Trajectory:
+    """See `judge_all`."""
+    verdict = ungraded(trajectory) or unfinished(trajectory)
+    if verdict is None:
+        verdict = await judge.score(trajectory)
+    return trajectory.scored(verdict, verdict.score)
+
+
+def ungraded(trajectory: Trajectory) -> Judgement | None:
+    """The verdict None on an episode that says nothing about the policy."""
+    if trajectory.end == "infrastructure":
+        return Judgement(None, why=f"infrastructure: {trajectory.info.get('failure', 'unknown failure')}")
+    error = world_model_error(trajectory)
+    return Judgement(None, why=f"the world model wrote no page: {error}") if error else None
+
+
+def unfinished(trajectory: Trajectory) -> Judgement | None:
+    """The verdict 0 on an episode that the policy did not bring to an end."""
+    if trajectory.end == "invalid":
+        return Judgement(0.0, why=f"an invalid action ended the episode: {trajectory.steps[-1].error}")
+    return Judgement(0.0, why="the policy did not stop by itself") if trajectory.answer is None else None
+
+
+def world_model_error(trajectory: Trajectory) -> str:
+    """Why the world model ended this dream, or ''."""
+    return str(trajectory.steps[-1].info.get("world_model_error", "")) if trajectory.steps else ""

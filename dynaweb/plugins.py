@@ -1,0 +1,302 @@
+"""Plugins: finding them by name, building them, and telling observers what happens.
+
+`load()` reads the installed packages once. A plugin that cannot be used is a warning; it becomes an error (exit 3) when
+somebody asks for it, or in strict mode. Environment variables:
+
+- `DYNAWEB_PLUGINS`: comma-separated names of the entry points or packages to load; all others are ignored.
+- `DYNAWEB_STRICT=1`: a broken plugin, or an observer that raises, ends the run.
+
+First-party plugins come through the same entry points as everybody else's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dynaweb import discovery, events
+from dynaweb.discovery import KIND_HOOKS, KIND_WORDS, Origin, Plugin, PluginStatus, explain, missing_requirements
+from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError
+from dynaweb.suggest import hint
+
+if TYPE_CHECKING:
+    import pluggy
+    from pydantic import BaseModel
+
+    from dynaweb.hookspecs import Kind
+    from dynaweb.protocols import PluginContext
+
+log = logging.getLogger("dynaweb")
+
+ENV_ALLOW = "DYNAWEB_PLUGINS"
+ENV_STRICT = "DYNAWEB_STRICT"
+
+EVENT_HOOKS: dict[type, str] = {
+    events.RunStart: "dynaweb_run_start",
+    events.RunEnd: "dynaweb_run_end",
+    events.Stage: "dynaweb_stage",
+    events.Progress: "dynaweb_progress",
+    events.Rollout: "dynaweb_rollout",
+    events.Update: "dynaweb_update",
+    events.Evaluation: "dynaweb_eval",
+    events.Failure: "dynaweb_error",
+}
+
+
+class Chosen(Protocol):
+    """A plugin choice of a recipe: `recipe.wm` and its like."""
+
+    kind: Kind
+    name: str
+
+
+@dataclass(slots=True)
+class Plugins:
+    """The plugins of this process. Made by `load`."""
+
+    manager: pluggy.PluginManager
+    offers: dict[tuple[Kind, str], Plugin]
+    others: tuple[PluginStatus, ...]
+    strict: bool = False
+    _reported: set[str] = field(default_factory=set)
+
+    def names(self, kind: Kind) -> list[str]:
+        """Names of one kind that can be asked for."""
+        return sorted(name for offered, name in self.offers if offered == kind)
+
+    def find(self, kind: Kind, name: str) -> Plugin:
+        """The plugin of that kind and name.
+
+        Raises `PluginError` when it is there but broken, `MissingError` when it is not there or blocked.
+        """
+        if plugin := self.offers.get((kind, name)):
+            return plugin
+        for status in self.others:
+            if status.name == name and status.kind in (kind, "") and status.status != "ok":
+                raise _unusable(kind, status)
+        raise MissingError(f"no {KIND_WORDS[kind]} is called {name!r}; {hint(name, self.names(kind))}")
+
+    def check(self, kind: Kind, name: str) -> None:
+        """Raise `MissingError` unless everything that the plugin needs is installed. Imports nothing."""
+        plugin = self.find(kind, name)
+        missing = missing_requirements(plugin.origin.package, plugin.spec.extra) if plugin.spec.extra else []
+        if missing:
+            raise MissingError(_needs(plugin, ", ".join(missing)))
+
+    def load_class(self, kind: Kind, name: str) -> type:
+        """Import the class of a plugin: the first moment at which its heavy code is needed."""
+        plugin = self.find(kind, name)
+        self.check(kind, name)
+        module_name, _, attribute = plugin.spec.target.partition(":")
+        from importlib import import_module
+
+        try:
+            module = import_module(module_name)
+        except ModuleNotFoundError as error:
+            if plugin.spec.extra and error.name and error.name.split(".")[0] != module_name.split(".")[0]:
+                raise MissingError(_needs(plugin, error.name)) from error
+            raise _broken(plugin, f"its module {module_name} cannot be imported", error) from error
+        except (Exception, SystemExit) as error:
+            raise _broken(plugin, f"its module {module_name} cannot be imported", error) from error
+        target = getattr(module, attribute, None)
+        if not isinstance(target, type):
+            raise _broken(plugin, f"{module_name} has no class {attribute!r}")
+        return target
+
+    def create(self, kind: Kind, name: str, settings: BaseModel | Mapping[str, Any], context: PluginContext) -> Any:
+        """Build a plugin object: `Class(config, context)`.
+
+        `settings` is an instance of the plugin's config model, or a mapping that is validated as one.
+        Errors of dynaweb pass; any other error of the plugin's code becomes a `PluginError` that names its package.
+        """
+        plugin = self.find(kind, name)
+        config = _validated(plugin, settings)
+        target = self.load_class(kind, name)
+        try:
+            return target(config, context)
+        except DynawebError:
+            raise
+        except Exception as error:
+            raise _broken(plugin, "it could not be built", error) from error
+
+    def notify(self, event: object) -> None:
+        """Tell every observer about an event.
+
+        An observer that raises is reported once by name and the run goes on; in strict mode it is a `PluginError`.
+        """
+        caller = getattr(self.manager.hook, EVENT_HOOKS[type(event)])
+        for impl in caller.get_hookimpls():
+            try:
+                impl.function(event) if impl.argnames else impl.function()
+            except Exception as error:
+                self._observer_failed(impl.plugin_name, error)
+
+    @contextmanager
+    def observing(self, *observers: object) -> Iterator[None]:
+        """Register objects with hook implementations as observers for the time of a `with` block."""
+        for observer in observers:
+            self.add_observer(observer)
+        try:
+            yield
+        finally:
+            for observer in observers:
+                self.manager.unregister(observer)
+
+    def add_observer(self, observer: object, name: str = "") -> None:
+        """Register one object with hook implementations. Raises `PluginError` when its hooks do not fit."""
+        label = name or f"{type(observer).__name__} at {id(observer):x}"
+        try:
+            discovery.register(self.manager, observer, label)
+        except discovery.SpecError as error:
+            raise PluginError(f"observer {label} cannot be used: {error}") from error
+
+    def _observer_failed(self, name: str, error: Exception) -> None:
+        message = f"observer {name} failed: {explain(error)}"
+        if self.strict:
+            raise PluginError(message) from error
+        if name in self._reported:
+            return
+        self._reported.add(name)
+        log.warning("%s; the run goes on, and this is said once", message)
+        self.notify(events.Failure(where=f"observer {name}", error=explain(error)))
+
+    def statuses(self) -> list[PluginStatus]:
+        """Every plugin with its state, by kind and name, broken and blocked ones last."""
+        usable = [self._status(plugin) for _, plugin in sorted(self.offers.items(), key=lambda item: item[0])]
+        return usable + sorted(self.others, key=lambda status: (status.kind, status.name, status.package))
+
+    def _status(self, plugin: Plugin) -> PluginStatus:
+        spec, origin = plugin.spec, plugin.origin
+        missing = missing_requirements(origin.package, spec.extra) if spec.extra else []
+        cause = _needs(plugin, ", ".join(missing)) if missing else ""
+        state: discovery.State = "missing" if missing else "ok"
+        return PluginStatus(plugin.kind, spec.name, spec.summary, origin.package, origin.version, state, cause)
+
+    def manifest(self, chosen: Iterable[Chosen] = ()) -> tuple[dict[str, str], ...]:
+        """Kind, name, package and version of every usable plugin, for the run folder; `chosen` ones are marked."""
+        marked = {(choice.kind, choice.name) for choice in chosen}
+        return tuple(
+            {
+                "kind": kind,
+                "name": name,
+                "package": plugin.origin.package,
+                "version": plugin.origin.version,
+                "used": "yes" if (kind, name) in marked else "no",
+            }
+            for (kind, name), plugin in sorted(self.offers.items(), key=lambda item: item[0])
+        )
+
+
+def load(
+    *,
+    block: Iterable[str] = (),
+    allow: Iterable[str] | None = None,
+    strict: bool | None = None,
+    warn: bool = True,
+) -> Plugins:
+    """Find and load all plugins, and make them the ones that `current()` returns.
+
+    `block` and `allow` hold names of entry points or packages; `allow` and `strict` default to the environment
+    variables above. Raises `PluginError` in strict mode when any plugin is broken.
+    """
+    strict = os.environ.get(ENV_STRICT, "") not in ("", "0") if strict is None else strict
+    manager = discovery.new_manager()
+    found, others = discovery.load_all(manager, _refusal(set(block), _allowed(allow)))
+    plugins = Plugins(manager, {(one.kind, one.name): one for one in found}, tuple(others), strict)
+    broken = [status for status in others if status.status == "broken"]
+    if strict and broken:
+        raise PluginError("\n".join(_sentence(status) for status in broken))
+    if warn:
+        for status in broken:
+            log.warning(_sentence(status))
+    global _current
+    _current = plugins
+    return plugins
+
+
+_current: Plugins | None = None
+
+
+def current() -> Plugins:
+    """The plugins of the last `load()`; loads them when there was none."""
+    return _current if _current is not None else load()
+
+
+def create(kind: Kind, name: str, settings: BaseModel | Mapping[str, Any], context: PluginContext) -> Any:
+    """`current().create(...)`."""
+    return current().create(kind, name, settings, context)
+
+
+def notify(event: object) -> None:
+    """`current().notify(...)`."""
+    current().notify(event)
+
+
+def parse_blocks(options: Iterable[str]) -> list[str]:
+    """Names out of `-p no:NAME` options. Raises `ConfigError` for any other form."""
+    names = []
+    for option in options:
+        prefix, _, name = option.partition(":")
+        if prefix != "no" or not name:
+            raise ConfigError(f"-p {option}: only `-p no:NAME` is known, NAME being a plugin or a package to leave out")
+        names.append(name)
+    return names
+
+
+def _allowed(allow: Iterable[str] | None) -> set[str] | None:
+    if allow is not None:
+        return set(allow)
+    text = os.environ.get(ENV_ALLOW)
+    return None if text is None else {name.strip() for name in text.split(",") if name.strip()}
+
+
+def _refusal(blocked: set[str], allowed: set[str] | None) -> Any:
+    def refuse(origin: Origin) -> str:
+        names = {origin.entry_point, origin.package}
+        if names & blocked:
+            return f"blocked by -p no:{min(names & blocked)}"
+        if allowed is not None and not names & allowed:
+            return f"not listed in {ENV_ALLOW}"
+        return ""
+
+    return refuse
+
+
+def _sentence(status: PluginStatus) -> str:
+    return f"plugin {status.name!r} of package {status.package} {status.version} cannot be used: {status.cause}"
+
+
+def _unusable(kind: Kind, status: PluginStatus) -> DynawebError:
+    message = f"{KIND_WORDS[kind]} {status.name!r} was asked for, but {_sentence(status)}"
+    return MissingError(message) if status.status == "blocked" else PluginError(message)
+
+
+def _needs(plugin: Plugin, what: str) -> str:
+    package, extra = plugin.origin.package, plugin.spec.extra
+    return (
+        f"{KIND_WORDS[plugin.kind]} {plugin.name!r} needs {what}, which is not installed; "
+        f"run: pip install '{package}[{extra}]'"
+    )
+
+
+def _broken(plugin: Plugin, what: str, error: BaseException | None = None) -> PluginError:
+    cause = f": {explain(error)}" if error is not None else ""
+    return PluginError(f"{KIND_WORDS[plugin.kind]} {plugin.name!r} ({plugin.origin}): {what}{cause}")
+
+
+def _validated(plugin: Plugin, settings: BaseModel | Mapping[str, Any]) -> BaseModel:
+    if isinstance(settings, plugin.spec.config):
+        return settings
+    from pydantic import ValidationError
+
+    try:
+        return plugin.spec.config.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigError(f"settings of {KIND_WORDS[plugin.kind]} {plugin.name!r}: {error}") from error
+
+
+__all__ = ["KIND_HOOKS", "KIND_WORDS", "Plugin", "PluginStatus", "Plugins", "create", "current", "load", "notify"]

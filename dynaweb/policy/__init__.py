@@ -1,0 +1,1 @@
+"""Prompts, replies and tokens: the one layer between pages and language models."""

@@ -1,0 +1,151 @@
+"""Prompts for chat models: DynaWeb's sections (arXiv 2601.22149, appendix A.1 and A.2) in a chat template.
+
+The page is WebArena's text, an action is WebArena's grammar in a fence, the world model answers with a sentence of
+reasoning, the rebuild script and a sentence of change, the judge with YES or NO as its first word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dynaweb.policy.formats import ParsedReply
+from dynaweb.web.actions import format_action, parse_action
+from dynaweb.web.dialects import render
+
+if TYPE_CHECKING:
+    from dynaweb.types import Action, Observation, Task, Trajectory
+
+_AGENT = """You operate a web browser to reach an objective. Each turn shows the page as an accessibility tree in which
+elements carry numbers, and your earlier actions. Answer in two sections:
+REASON: what you see and what to do next, in a sentence or two
+ACTION: exactly one of
+click [id] | hover [id] | type [id] [text] [1 to press Enter, else 0] | select [id] [option] | press [keys] |
+scroll [down or up] | goto [url] | go_back | go_forward | new_tab | tab_focus [index] | close_tab | stop [answer]
+Use stop when the objective is reached, with the answer if one is asked for, or with N/A if it cannot be reached."""
+
+_WORLD = """You predict how a web page changes. You get the accessibility tree of a page and the action done on it.
+First write one sentence of reasoning. Then the new page as a script, one line for each part of the new page in order:
+url PATH (only if it changes) | = [a]-[b] (elements a to b of the old page stay) | + role 'name' (a new element) |
+~ [id] = 'value' (an element stays with a new value) | same (nothing changes at all). What is not kept is gone."""
+
+_FULL = """You predict how a web page changes. You get the accessibility tree of a page and the action done on it.
+Write the whole next page: its url on the first line, then one line `role 'name'` for each element."""
+
+_JUDGE = """You check the work of a web agent. You get its objective, its actions, its answer and the page it ended on.
+Answer YES if the objective is reached and the answer, if one was asked for, is right and complete; otherwise NO."""
+
+_FENCE = re.compile(r"```(.*?)```", re.DOTALL)
+_SECTION = re.compile(r"^\s*ACTION\s*:\s*", re.IGNORECASE | re.MULTILINE)
+
+
+class ChatFormat:
+    """Prompts of chat models; `tokenizer` is a Hugging Face tokenizer, with or without a chat template."""
+
+    def __init__(self, tokenizer: Any, max_prompt: int = 8192) -> None:
+        self.tokenizer = tokenizer
+        self.max_prompt = max_prompt
+        if tokenizer.eos_token_id is None:
+            raise ValueError("the tokenizer has no end-of-sequence token, so a reply could not end")
+        self.stop_ids = tuple(sorted({tokenizer.eos_token_id, *self._turn_ends()}))
+        self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        self.yes_id, self.no_id = self._first("YES"), self._first("NO")
+
+    def policy_prompt(self, task: Task, observation: Observation, history: Sequence[Action]) -> tuple[int, ...]:
+        """System instructions, then objective, earlier actions and the page."""
+        return self._chat(_AGENT, f"OBJECTIVE: {task.intent}\nPREVIOUS ACTIONS:\n{_lines(history)}", observation)
+
+    def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
+        """`REASON: ... ACTION: ...` and the end of the turn."""
+        reason = reasoning or "This is the next step."
+        return self._target(f"REASON: {reason}\nACTION: {format_action(action, 'webarena')}")
+
+    def parse_reply(self, token_ids: Sequence[int], observation: Observation) -> ParsedReply:
+        """The last fenced block, else what follows the last `ACTION:`, else the last line."""
+        text = self.decode(token_ids)
+        reasoning, command = _split_reply(text)
+        action = parse_action(command, observation, "webarena")
+        if isinstance(action, str):
+            return ParsedReply(text=text, reasoning=reasoning, error=action)
+        return ParsedReply(text=text, reasoning=reasoning, action=action)
+
+    def world_model_prompt(
+        self, observation: Observation, action: Action, history: Sequence[Action] = ()
+    ) -> tuple[int, ...]:
+        """The page, earlier actions, and the action with the role and name of its element."""
+        return self._chat(_WORLD, self._doing(action, history), observation)
+
+    def full_page_prompt(
+        self, observation: Observation, action: Action, history: Sequence[Action] = ()
+    ) -> tuple[int, ...]:
+        """The same question for the whole next page."""
+        return self._chat(_FULL, self._doing(action, history), observation)
+
+    def world_model_target(self, text: str) -> tuple[int, ...]:
+        """The answer and the end of the turn."""
+        return self._target(text)
+
+    def judge_prompt(self, trajectory: Trajectory) -> tuple[int, ...]:
+        """Objective, actions, answer and final page."""
+        actions = [step.action for step in trajectory.steps if step.action is not None]
+        page = trajectory.final or trajectory.steps[-1].observation
+        answer = trajectory.answer if trajectory.answer is not None else "(it did not stop)"
+        return self._chat(_JUDGE, f"OBJECTIVE: {trajectory.task.intent}\nACTIONS:\n{_lines(actions)}\nANSWER: {answer}", page)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of sampled tokens, without the stop token."""
+        kept = [i for i in token_ids if i not in self.stop_ids]
+        text: str = self.tokenizer.decode(kept, skip_special_tokens=True)
+        return text.strip()
+
+    def _doing(self, action: Action, history: Sequence[Action]) -> str:
+        target = f" on the {action.target_role} {action.target_name!r}" if action.target is not None else ""
+        return f"EARLIER ACTIONS:\n{_lines(history)}\nACTION: {format_action(action, 'webarena')}{target}"
+
+    def _chat(self, system: str, user: str, page: Observation) -> tuple[int, ...]:
+        text = render(page, "webarena")
+        ids = self._encode_chat(system, f"{user}\nURL: {page.url}\nPAGE:\n{text}")
+        if len(ids) > self.max_prompt:
+            # Shorten the page, never the instructions: proportionally first, then until it fits.
+            keep = int(len(text) * (1 - (len(ids) - self.max_prompt) / max(1, len(ids)))) - 64
+            while len(ids) > self.max_prompt and keep > 0:
+                ids = self._encode_chat(system, f"{user}\nURL: {page.url}\nPAGE:\n{text[:keep]}\n[page cut]")
+                keep = keep * 9 // 10
+        return tuple(ids)
+
+    def _encode_chat(self, system: str, user: str) -> list[int]:
+        if self.tokenizer.chat_template is None:
+            return list(self.tokenizer(f"{system}\n\n{user}\n\n").input_ids)
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _target(self, text: str) -> tuple[int, ...]:
+        return (*self.tokenizer(text, add_special_tokens=False).input_ids, self.tokenizer.eos_token_id)
+
+    def _first(self, word: str) -> int:
+        first: int = self.tokenizer(word, add_special_tokens=False).input_ids[0]
+        return first
+
+    def _turn_ends(self) -> list[int]:
+        names = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
+        vocabulary = self.tokenizer.get_vocab()
+        return [vocabulary[name] for name in names if name in vocabulary]
+
+
+def _lines(actions: Sequence[Action]) -> str:
+    lines = [f"{i}: {format_action(action, 'compact', with_id=False)}" for i, action in enumerate(actions, 1)]
+    return "\n".join(lines) or "none"
+
+
+def _split_reply(text: str) -> tuple[str, str]:
+    fences = list(_FENCE.finditer(text))
+    if fences:
+        return text[: fences[-1].start()].strip(), fences[-1].group(1).strip()
+    sections = list(_SECTION.finditer(text))
+    if sections:
+        reasoning = re.sub(r"^\s*REASON\s*:\s*", "", text[: sections[-1].start()]).strip()
+        return reasoning, text[sections[-1].end() :].strip()
+    reasoning, _, last = text.strip().rpartition("\n")
+    return reasoning, last

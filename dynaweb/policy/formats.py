@@ -1,0 +1,181 @@
+"""The prompt layer: how tasks, pages, actions and verdicts become tokens, and how replies become actions.
+
+`CompactFormat` belongs to models that were trained with `dynaweb.policy.tokenizer` (the shipped tiny model): one mark per
+job, the page as `compact` text, a reply that is one action. `dynaweb.policy.chat.ChatFormat` serves any model with a chat
+template. Both are token-in, token-out: what `parse_reply` reads are the very tokens that were sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dynaweb.policy import tokenizer as marks
+from dynaweb.web.actions import format_action, parse_action
+from dynaweb.web.dialects import render
+
+if TYPE_CHECKING:
+    from dynaweb.types import Action, Observation, Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedReply:
+    """A reply taken apart; `error` says why there is no action, in words that a model can read."""
+
+    text: str
+    reasoning: str = ""
+    action: Action | None = None
+    error: str = ""
+
+
+class PromptFormat(Protocol):
+    """What every prompt layer offers. All methods are pure; token ids are plain ints."""
+
+    stop_ids: tuple[int, ...]
+    """Tokens that end a reply."""
+    pad_id: int
+    yes_id: int
+    no_id: int
+
+    def policy_prompt(self, task: Task, observation: Observation, history: Sequence[Action]) -> tuple[int, ...]:
+        """Instructions, goal, earlier actions and the page: everything before the policy's reply."""
+        ...
+
+    def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
+        """The tokens of a reply that does `action`, stop token included: a supervised target."""
+        ...
+
+    def parse_reply(self, token_ids: Sequence[int], observation: Observation) -> ParsedReply:
+        """Read a sampled reply. Never raises."""
+        ...
+
+    def world_model_prompt(
+        self, observation: Observation, action: Action, history: Sequence[Action] = ()
+    ) -> tuple[int, ...]:
+        """The page and what is done on it, by name: everything before the change."""
+        ...
+
+    def full_page_prompt(
+        self, observation: Observation, action: Action, history: Sequence[Action] = ()
+    ) -> tuple[int, ...]:
+        """The same for a world model that writes the whole next page."""
+        ...
+
+    def world_model_target(self, text: str) -> tuple[int, ...]:
+        """The tokens of a world model's answer, stop token included."""
+        ...
+
+    def judge_prompt(self, trajectory: Trajectory) -> tuple[int, ...]:
+        """Goal, actions, answer and final page; the next token is YES or NO."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of sampled tokens, without the stop token."""
+        ...
+
+
+class CompactFormat:
+    """Prompts of the tiny model. Layout: `<job> goal, history, <page> page <do>`; see the module docstring.
+
+    `max_prompt` bounds the prompt in tokens; a page that is too long loses lines from its end, which is marked.
+    """
+
+    def __init__(self, tokenizer: Any, max_prompt: int = 960) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        self._encode = backend.encode
+        self._decode = backend.decode
+        self.max_prompt = max_prompt
+        ids = {name: backend.token_to_id(name) for name in marks.SPECIAL}
+        missing = [name for name, value in ids.items() if value is None]
+        if missing:
+            raise ValueError(f"the tokenizer lacks the marks {', '.join(missing)}: it is not one of the compact format")
+        self._ids = ids
+        self.pad_id = ids[marks.PAD]
+        self.stop_ids = (ids[marks.EOS],)
+        self.yes_id, self.no_id = ids[marks.YES], ids[marks.NO]
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text."""
+        encoded: list[int] = self._encode(text, add_special_tokens=False).ids
+        return encoded
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of sampled tokens, without the stop token."""
+        kept = [i for i in token_ids if i != self.stop_ids[0]]
+        text: str = self._decode(kept, skip_special_tokens=False)
+        return text
+
+    def policy_prompt(self, task: Task, observation: Observation, history: Sequence[Action]) -> tuple[int, ...]:
+        """`<act> goal, one line per earlier action, <page> page <do>`."""
+        return self._prompt(marks.ACT, task.intent + history_text(history), observation)
+
+    def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
+        """Reasoning lines, if any, then the action."""
+        text = format_action(action, "compact")
+        return (*self.encode(f"{reasoning}\n{text}" if reasoning else text), *self.stop_ids)
+
+    def parse_reply(self, token_ids: Sequence[int], observation: Observation) -> ParsedReply:
+        """The last line is the action, lines before it are reasoning."""
+        text = self.decode(token_ids)
+        reasoning, _, last = text.rpartition("\n")
+        action = parse_action(last, observation, "compact")
+        if isinstance(action, str):
+            return ParsedReply(text=text, reasoning=reasoning, error=action)
+        return ParsedReply(text=text, reasoning=reasoning, action=action)
+
+    def world_model_prompt(
+        self, observation: Observation, action: Action, history: Sequence[Action] = ()
+    ) -> tuple[int, ...]:
+        """`<wm> <page> page <do> action`; earlier actions, when given, stand before the page."""
+        return self._change(marks.WM, observation, action, history)
+
+    def full_page_prompt(
+        self, observation: Observation, action: Action, history: Sequence[Action] = ()
+    ) -> tuple[int, ...]:
+        """`<next> <page> page <do> action`."""
+        return self._change(marks.NEXT, observation, action, history)
+
+    def world_model_target(self, text: str) -> tuple[int, ...]:
+        """The answer behind a line break, so that its first line has the same tokens as the others."""
+        return (*self.encode("\n" + text), *self.stop_ids)
+
+    def judge_prompt(self, trajectory: Trajectory) -> tuple[int, ...]:
+        """`<judge> goal, actions with the answer, <page> final page <do>`."""
+        actions = [step.action for step in trajectory.steps if step.action is not None]
+        page = trajectory.final or trajectory.steps[-1].observation
+        return self._prompt(marks.JUDGE, trajectory.task.intent + history_text(actions), page)
+
+    def _change(
+        self, mark: str, observation: Observation, action: Action, history: Sequence[Action]
+    ) -> tuple[int, ...]:
+        tail = self.encode(format_action(action, "compact"))
+        return (*self._prompt(mark, history_text(history), observation, room=len(tail)), *tail)
+
+    def _prompt(self, mark: str, head: str, page: Observation, room: int = 0) -> tuple[int, ...]:
+        head_ids = self.encode(head)
+        page_ids = self.encode(render(page, "compact"))
+        spare = self.max_prompt - room - 3
+        if len(head_ids) > spare // 2:
+            head_ids = head_ids[: spare // 2]
+        if len(page_ids) > spare - len(head_ids):
+            cut = self.encode("\n...")
+            page_ids = page_ids[: spare - len(head_ids) - len(cut)] + cut
+        ids = self._ids
+        return (ids[mark], *head_ids, ids[marks.PAGE], *page_ids, ids[marks.DO])
+
+
+def history_text(actions: Sequence[Action]) -> str:
+    """One line per earlier action, by name and without numbers, which mean nothing on a later page."""
+    return "".join(f"\n- {format_action(action, 'compact', with_id=False)}" for action in actions)
+
+
+def format_for(tokenizer: Any, name: str = "auto") -> PromptFormat:
+    """The prompt layer for a tokenizer: `compact` where its marks are there, else `chat`."""
+    if name == "auto":
+        name = "compact" if marks.ACT in tokenizer.get_vocab() else "chat"
+    if name == "compact":
+        return CompactFormat(tokenizer)
+    from dynaweb.policy.chat import ChatFormat
+
+    return ChatFormat(tokenizer)

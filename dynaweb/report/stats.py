@@ -1,0 +1,228 @@
+"""Numbers that never come alone: every estimate carries its 95 % interval and how many observations it rests on.
+
+Proportions have Wilson's score interval (Wilson, 1927), means Student's t, paired differences a percentile bootstrap
+that draws seeds first and episodes within them second, since episodes of one trained model are not independent. The
+exact McNemar test (McNemar, 1947) counts the episodes on which two arms disagree. Missing outcomes (None: the episode
+could not be graded) are left out and counted, never taken as failures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist, fmean, stdev
+from typing import TYPE_CHECKING
+
+from dynaweb.errors import MissingError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CONFIDENCE = 0.95
+RESAMPLES = 10_000
+
+Outcomes = Sequence[float | None]
+"""One success in [0, 1] for each episode; None where it could not be graded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number with its interval [`low`, `high`] and the `n` observations under it.
+
+    `value` is None when n is 0. `low` and `high` are None when no interval can be given (a mean of one value).
+    `missing` counts observations that were left out.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    missing: int = 0
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, digits: int = 3, *, signed: bool = False, scale: float = 1.0) -> str:
+        """As in `0.853 [0.812, 0.886] n=360`; `scale` 100 gives points."""
+        if self.value is None:
+            return f"- n={self.n}"
+        sign = "+" if signed else ""
+        value = f"{self.value * scale:{sign}.{digits}f}"
+        if self.low is None or self.high is None:
+            return f"{value} n={self.n}"
+        return f"{value} [{self.low * scale:{sign}.{digits}f}, {self.high * scale:{sign}.{digits}f}] n={self.n}"
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """How much better the second arm does on the same episodes.
+
+    `difference.n` counts episodes graded in both arms. `gained` are those that only the second arm solves, `lost`
+    those that only the first does; `p` is McNemar's exact two-sided p-value. `seeds` is the number of clusters.
+    """
+
+    difference: Estimate
+    gained: int
+    lost: int
+    p: float
+    seeds: int
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the interval leaves out 0: only then may it be called a difference."""
+        low, high = self.difference.low, self.difference.high
+        return low is not None and high is not None and (low > 0 or high < 0)
+
+
+def wilson(successes: float, n: int, *, missing: int = 0, confidence: float = CONFIDENCE) -> Estimate:
+    """Proportion of `successes` among `n` with Wilson's score interval. Raises `ValueError` outside 0..n."""
+    if not 0 <= successes <= n:
+        raise ValueError(f"expected between 0 and n={n} successes, got {successes}")
+    if n == 0:
+        return Estimate(None, None, None, 0, missing)
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    p = successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    # At the ends the bound is exact in theory and off by a rounding error in floating point.
+    low = 0.0 if successes == 0 else max(0.0, centre - half)
+    high = 1.0 if successes == n else min(1.0, centre + half)
+    return Estimate(p, low, high, n, missing)
+
+
+def proportion(outcomes: Outcomes, *, confidence: float = CONFIDENCE) -> Estimate:
+    """Success rate of graded episodes, each taken as independent."""
+    graded = [outcome for outcome in outcomes if outcome is not None]
+    return wilson(math.fsum(graded), len(graded), missing=len(outcomes) - len(graded), confidence=confidence)
+
+
+def success_rate(by_seed: Sequence[Outcomes], *, confidence: float = CONFIDENCE) -> Estimate:
+    """Success rate over all episodes of all seeds; n counts episodes.
+
+    The interval is the wider of two: Wilson's over episodes, and, from two seeds on, Student's t over the rates of the
+    seeds, since models trained with different seeds differ by more than their episodes tell.
+    """
+    pooled = proportion([outcome for outcomes in by_seed for outcome in outcomes], confidence=confidence)
+    rates = [rate for outcomes in by_seed if (rate := proportion(outcomes).value) is not None]
+    across = mean(rates, confidence=confidence)
+    if pooled.value is None or pooled.low is None or pooled.high is None or across.low is None or across.high is None:
+        return pooled
+    half = (across.high - across.low) / 2
+    low, high = max(0.0, min(pooled.low, pooled.value - half)), min(1.0, max(pooled.high, pooled.value + half))
+    return Estimate(pooled.value, low, high, pooled.n, pooled.missing)
+
+
+def mean(values: Iterable[float | None], *, confidence: float = CONFIDENCE) -> Estimate:
+    """Arithmetic mean with Student's t interval; no interval for fewer than two values."""
+    every = list(values)
+    known = [value for value in every if value is not None]
+    n, missing = len(known), len(every) - len(known)
+    if n < 2:
+        return Estimate(known[0] if known else None, None, None, n, missing)
+    centre = fmean(known)
+    half = t_quantile((1 + confidence) / 2, n - 1) * stdev(known) / math.sqrt(n)
+    return Estimate(centre, centre - half, centre + half, n, missing)
+
+
+def paired_difference(
+    first: Sequence[Outcomes],
+    second: Sequence[Outcomes],
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+) -> PairedDifference:
+    """Success of `second` minus success of `first`, both given as episodes by seed, in the same order of episodes.
+
+    A `first` of one seed is compared with every seed of `second` (a control that is trained once). Raises `ValueError`
+    when seeds or episodes do not match, `MissingError` without numpy.
+    """
+    pairs = _pairs(first, second)
+    clusters = [[b - a for a, b in cluster] for cluster in pairs if cluster]
+    flat = [pair for cluster in pairs for pair in cluster]
+    gained = sum(a < 0.5 <= b for a, b in flat)
+    lost = sum(b < 0.5 <= a for a, b in flat)
+    missing = sum(len(outcomes) for outcomes in second) - len(flat)
+    low, high = _bootstrap(clusters, seed, resamples, confidence) if flat else (None, None)
+    value = fmean([b - a for a, b in flat]) if flat else None
+    difference = Estimate(value, low, high, len(flat), missing)
+    return PairedDifference(difference, gained, lost, mcnemar(gained, lost), len(clusters))
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Exact two-sided p-value that gains and losses are equally likely (binomial test on the disagreements)."""
+    total = gained + lost
+    if total == 0:
+        return 1.0
+    tail = sum(math.comb(total, k) for k in range(min(gained, lost) + 1))
+    return min(1.0, 2 * tail / 2**total)
+
+
+@lru_cache(maxsize=256)
+def t_quantile(p: float, df: int) -> float:
+    """Quantile of Student's t with `df` >= 1 degrees of freedom for 0.5 <= p < 1, to about 8 digits."""
+    if not 0.5 <= p < 1 or df < 1:
+        raise ValueError(f"expected 0.5 <= p < 1 and df >= 1, got p={p}, df={df}")
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_cdf(middle, df) < p else (low, middle)
+    return math.tan(low) * math.sqrt(df)
+
+
+def _t_cdf(angle: float, df: int) -> float:
+    """P(T <= sqrt(df) tan(angle)): in the angle the density is a smooth power of the cosine (Simpson's rule)."""
+    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(math.pi)
+    cells = 400
+    width = angle / cells
+    heights = [math.pow(math.cos(at * width), df - 1) for at in range(cells + 1)]
+    area = heights[0] + heights[-1] + 4 * math.fsum(heights[1:-1:2]) + 2 * math.fsum(heights[2:-1:2])
+    return 0.5 + scale * area * width / 3
+
+
+def _pairs(first: Sequence[Outcomes], second: Sequence[Outcomes]) -> list[list[tuple[float, float]]]:
+    """Graded pairs of episodes, by seed."""
+    if len(first) == 1 and len(second) > 1:
+        first = [first[0]] * len(second)
+    if len(first) != len(second):
+        raise ValueError(f"arms are paired by seed, but one has {len(first)} seeds and the other {len(second)}")
+    pairs: list[list[tuple[float, float]]] = []
+    for at, (old, new) in enumerate(zip(first, second, strict=True)):
+        if len(old) != len(new):
+            raise ValueError(f"arms are paired by episode, but seed number {at} has {len(old)} and {len(new)} episodes")
+        pairs.append([(a, b) for a, b in zip(old, new, strict=True) if a is not None and b is not None])
+    return pairs
+
+
+def _bootstrap(
+    clusters: Sequence[Sequence[float]], seed: int, resamples: int, confidence: float
+) -> tuple[float | None, float | None]:
+    """Percentile interval of the mean over all values, clusters resampled first, then values within each."""
+    if sum(map(len, clusters)) < 2:
+        return None, None
+    try:
+        import numpy as np
+    except ImportError:
+        raise MissingError("the bootstrap needs numpy; install it with: pip install 'dynaweb[train]'") from None
+    rng = np.random.Generator(np.random.PCG64(seed))
+    count = len(clusters)
+    chosen = rng.integers(count, size=(resamples, count)) if count > 1 else np.zeros((resamples, 1), dtype=np.int64)
+    sums, sizes = np.zeros(resamples), np.zeros(resamples)
+    for slot in range(count):
+        for at, values in enumerate(clusters):
+            rows = np.flatnonzero(chosen[:, slot] == at)
+            sums[rows] += _resampled_sums(values, len(rows), rng)
+            sizes[rows] += len(values)
+    edges = np.quantile(sums / sizes, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(edges[0]), float(edges[1])
+
+
+def _resampled_sums(values: Sequence[float], resamples: int, rng: np.random.Generator) -> np.ndarray:
+    """Sums of `resamples` bootstrap samples: by counts of each distinct value, of which there are few."""
+    import numpy as np
+
+    distinct, counts = np.unique(np.asarray(values, dtype=np.float64), return_counts=True)
+    drawn = rng.multinomial(len(values), counts / len(values), size=resamples)
+    return np.asarray(drawn @ distinct)

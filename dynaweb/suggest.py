@@ -1,0 +1,23 @@
+"""Hints for mistyped names: the nearest valid ones, then all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def nearest(word: str, valid: Iterable[str], *, count: int = 3) -> list[str]:
+    """The valid words that look most like `word`, best first; empty when none is near."""
+    from difflib import get_close_matches  # only needed once something is wrong
+
+    by_fold = {name.casefold(): name for name in valid}
+    return [by_fold[match] for match in get_close_matches(word.casefold(), by_fold, n=count, cutoff=0.6)]
+
+
+def hint(word: str, valid: Iterable[str]) -> str:
+    """A clause for an error message: `did you mean 'x'? Valid: a, x` (or `there is none` when nothing is valid)."""
+    names = sorted(set(valid))
+    if not names:
+        return "there is none"
+    near = nearest(word, names)
+    question = f"did you mean {' or '.join(repr(name) for name in near)}? " if near else ""
+    return f"{question}valid: {', '.join(names)}"

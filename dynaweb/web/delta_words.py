@@ -1,0 +1,160 @@
+"""What a change means: one sentence for it, and how well a predicted page matches the real one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+
+from dynaweb.types import Action, Node, Observation
+from dynaweb.web.delta_diff import match
+from dynaweb.web.quoting import quote
+
+NOTHING = "Nothing changes."
+NAME_LIMIT = 60
+"""Characters of a name that a sentence repeats."""
+
+SCORES = ("precision", "recall", "f1")
+FIDELITY = (*SCORES, *(f"changed_{key}" for key in SCORES), "exact", "url", "heading")
+"""The keys of `fidelity`, in order."""
+MESSAGES = frozenset({"status", "alert", "dialog"})
+"""Roles of elements that tell the user something."""
+
+_FIELDS = {"textbox": "field", "combobox": "list"}
+
+
+def describe(before: Observation, action: Action | None, after: Observation) -> str:
+    """One sentence of what `action` changed, from fixed templates; the same input gives the same sentence."""
+    pairs = match(before.nodes, after.nodes)
+    kept = {index for index in pairs if index >= 0}
+    added = [node for node, index in zip(after.nodes, pairs, strict=True) if index < 0]
+    removed = [node for index, node in enumerate(before.nodes) if index not in kept]
+    changed = [
+        (before.nodes[index], node)
+        for node, index in zip(after.nodes, pairs, strict=True)
+        if index >= 0 and (before.nodes[index].value, before.nodes[index].props) != (node.value, node.props)
+    ]
+    message = _message(after, added)
+    added = [node for node in added if node.role not in MESSAGES or _short(node.name) != message]
+    sentence = _opened(before, action, after) or _content(changed, added, removed) or _moved(pairs)
+    return f"{sentence[:-1]} and says {message}." if message and sentence != NOTHING else _said(message, sentence)
+
+
+def fidelity(predicted: Observation | None, actual: Observation, before: Observation) -> dict[str, float]:
+    """How close a predicted page comes to the real one; all values in [0, 1], all 0 for no prediction.
+
+    Elements are compared as multisets of (role, name, value, properties): `precision`, `recall`, `f1` over the page,
+    `changed_*` over what differs from `before` (elements that came and elements that went; 1 when there is nothing to
+    change and nothing was changed). `exact`: url, title and all elements in order. `url`, `heading` (the first one):
+    1 when equal.
+    """
+    if predicted is None:
+        return dict.fromkeys(FIDELITY, 0.0)
+    old, guess, truth = (_bag(page) for page in (before, predicted, actual))
+    scores = _scores(guess, truth, "")
+    scores |= _scores(_signed(old, guess), _signed(old, truth), "changed_")
+    scores["exact"] = float(_plain(predicted) == _plain(actual))
+    scores["url"] = float(predicted.url == actual.url)
+    scores["heading"] = float(_heading(predicted) == _heading(actual))
+    return scores
+
+
+def _opened(before: Observation, action: Action | None, after: Observation) -> str:
+    """The sentence for another page, '' when the page is still the same."""
+    heading = _heading(after)
+    name = heading or after.title or after.url
+    if action is not None and action.kind in ("go_back", "go_forward") and before.url != after.url:
+        return f"Goes {action.kind[3:]} to {_short(name)}."
+    if heading != _heading(before) or _path(before.url) != _path(after.url):
+        return f"Opens {_short(name)}."
+    return f"Shows another part of {_short(name)}." if before.url != after.url else ""
+
+
+def _content(changed: list[tuple[Node, Node]], added: list[Node], removed: list[Node]) -> str:
+    """The sentence for changes within a page, '' when no element came, went or changed."""
+    if len(changed) == 1 and not added and not removed:
+        return _new_state(*changed[0])
+    parts = [
+        f"adds {_some(added)}" if added else "",
+        f"removes {_some(removed)}" if removed else "",
+        f"changes {_some([new for _, new in changed])}" if changed else "",
+    ]
+    words = [part for part in parts if part]
+    if not words:
+        return ""
+    text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return f"The page {text}."
+
+
+def _new_state(old: Node, new: Node) -> str:
+    name = _short(new.name)
+    if old.value != new.value:
+        word = _FIELDS.get(new.role, new.role)
+        if not new.value:
+            return f"The {word} {name} is now empty."
+        return f"The {word} {name} now {'shows' if word == 'list' else 'holds'} {_short(new.value)}."
+    came = next((key for key, value in new.props if value == "true" and (key, value) not in old.props), None)
+    went = next((key for key, value in old.props if value == "true" and (key, value) not in new.props), None)
+    state = f"is now {came}" if came else f"is no longer {went}" if went else "changes"
+    return f"The {new.role} {name} {state}."
+
+
+def _moved(pairs: list[int]) -> str:
+    kept = [index for index in pairs if index >= 0]
+    return NOTHING if kept == sorted(kept) else "The elements of the page change their order."
+
+
+def _message(after: Observation, added: list[Node]) -> str:
+    """What the environment or a new status line says, quoted; '' for nothing."""
+    status = next((node.name for node in added if node.role in MESSAGES and node.name), "")
+    return _short(after.notice or status) if after.notice or status else ""
+
+
+def _said(message: str, sentence: str) -> str:
+    return f"The page says {message}." if message else sentence
+
+
+def _some(nodes: list[Node]) -> str:
+    first = next((node for node in nodes if node.name), nodes[0])
+    more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+    return f"the {first.role} {_short(first.name)}{more}"
+
+
+def _short(name: str) -> str:
+    text = " ".join(name.split())
+    return quote(text if len(text) <= NAME_LIMIT else f"{text[: NAME_LIMIT - 1]}…")
+
+
+def _heading(page: Observation) -> str:
+    return next((node.name for node in page.nodes if node.role == "heading"), "")
+
+
+def _path(url: str) -> str:
+    return url.partition("#")[0].partition("?")[0]
+
+
+def _key(node: Node) -> Hashable:
+    return (node.role, node.name, node.value, node.props)
+
+
+def _bag(page: Observation) -> Counter[Hashable]:
+    return Counter(_key(node) for node in page.nodes)
+
+
+def _signed(old: Counter[Hashable], new: Counter[Hashable]) -> Counter[Hashable]:
+    """What came and what went, told apart."""
+    came = Counter({("+", key): count for key, count in (new - old).items()})
+    went = Counter({("-", key): count for key, count in (old - new).items()})
+    return came + went
+
+
+def _scores(guess: Counter[Hashable], truth: Counter[Hashable], prefix: str) -> dict[str, float]:
+    hits = (guess & truth).total()
+    precision = hits / guess.total() if guess else float(not truth)
+    recall = hits / truth.total() if truth else float(not guess)
+    total = precision + recall
+    f1 = 2 * precision * recall / total if total else 0.0
+    return {f"{prefix}{key}": value for key, value in zip(SCORES, (precision, recall, f1), strict=True)}
+
+
+def _plain(page: Observation) -> Hashable:
+    return (page.url, page.title, tuple((node.depth, _key(node)) for node in page.nodes))

@@ -1,0 +1,255 @@
+"""Views of a raw accessibility tree: what an observation shows of a page.
+
+The raw tree (see `dynaweb.web.tree`) is a list of `Node`s in page order with `depth`, with Chromium's role names. Views
+number what they keep 1..N. Both views are pure functions, so a tree built from HTML without a browser gives the same.
+
+Rules of the **compact** view (flat, what small models read):
+
+1. Kept elements: link, button, textbox (searchbox, spinbutton, textarea and pickers become `textbox`), combobox (native
+   select), checkbox, radio, heading, status, alert, dialog, the further roles of `INTERACTIVE`, and `text`. Everything else
+   (landmarks, lists, tables, generics, images, list markers) is dropped and its children are kept.
+2. Text: consecutive `StaticText` pieces of one block with no kept element between them are one node `text`, pieces joined
+   with single spaces. The block of a piece is its nearest ancestor that is not inline: `INLINE` roles are looked through,
+   and so are generics within a paragraph. Plain `<span>`, `<b>`, `<small>` are not in the raw tree at all.
+3. Text within an element of rule 1 other than `dialog`, and within a label (`LabelText`), is not repeated; neither are
+   headings within a link or button. Elements within them are kept.
+4. A heading that contains an interactive element gives that element only. A status or alert is named by the text in it and
+   dropped when there is none. Interactive elements with an empty name are kept.
+5. `value`: the content of a textbox (None when empty); the current option's label of a combobox. Props are true ones only:
+   checked, disabled, expanded, pressed, required, selected; `options` of a native select, labels joined with `|`.
+6. Names, texts and options have their white space collapsed and are cut to `NAME_LIMIT` characters.
+
+The **full** view keeps the tree: nameless structure without properties is dropped (children move up), text that the name of
+its parent already says is dropped, and native selects carry their options as a property.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from dynaweb.types import Node
+from dynaweb.web.tree import TEXT, subtree_ends
+
+NAME_LIMIT = 120
+VALUE_LIMIT = 1000
+MAX_NODES = 1500
+
+TEXTBOXES = frozenset({"textbox", "searchbox", "spinbutton"})
+INTERACTIVE = frozenset(
+    """link button textbox searchbox spinbutton combobox listbox checkbox radio switch slider tab option treeitem
+    menuitem menuitemcheckbox menuitemradio DisclosureTriangle""".split()
+)
+"""Roles that can be acted on."""
+INLINE = frozenset(
+    """strong emphasis time code mark Abbr superscript subscript insertion deletion Ruby LineBreak""".split()
+)
+"""Roles that belong to the text around them."""
+
+_LIVE = frozenset({"status", "alert"})
+_DIALOGS = frozenset({"dialog", "alertdialog"})
+_RENAMED = {"searchbox": "textbox", "spinbutton": "textbox", "DisclosureTriangle": "button", "alertdialog": "dialog"}
+_COMPACT_PROPS = frozenset({"checked", "disabled", "expanded", "pressed", "required", "selected"})
+_STRUCTURE = frozenset(
+    """generic none paragraph list listitem strong emphasis image banner navigation main complementary contentinfo section
+    Section region group article form LabelText Legend caption rowgroup row table LayoutTable LayoutTableRow
+    LayoutTableCell DescriptionList DescriptionListDetail DescriptionListTerm term definition figure Figcaption blockquote
+    time code mark Abbr superscript subscript insertion deletion search sectionheader sectionfooter""".split()
+)
+_NEVER = frozenset({"none", "LineBreak", "MenuListPopup"})
+
+
+@dataclass(frozen=True, slots=True)
+class Viewed:
+    """The nodes of a view, and whether a budget cut it."""
+
+    nodes: tuple[Node, ...]
+    truncated: bool = False
+
+
+def clip(text: str, limit: int = NAME_LIMIT) -> str:
+    """White space collapsed, cut to `limit` characters."""
+    return " ".join(text.split())[:limit].rstrip()
+
+
+def join_options(labels: Iterable[str]) -> str:
+    """Option labels as one property text."""
+    return "|".join(clip(label).replace("|", "/") for label in labels)
+
+
+def compact_view(raw: Sequence[Node], *, max_nodes: int = MAX_NODES) -> Viewed:
+    """The compact view of a raw tree; the module's docstring has its rules."""
+    builder = _Compact(raw, subtree_ends(raw))
+    for index in range(len(raw)):
+        if len(builder.nodes) > max_nodes:
+            break
+        builder.take(index)
+    builder.flush()
+    return Viewed(tuple(builder.nodes[:max_nodes]), len(builder.nodes) > max_nodes)
+
+
+def full_view(raw: Sequence[Node], *, max_nodes: int = MAX_NODES) -> Viewed:
+    """The full view of a raw tree: filtered, with depth."""
+    ends = subtree_ends(raw)
+    kept: list[Node] = []
+    above: list[tuple[int, str]] = []
+    skip = 0
+    for index, node in enumerate(raw):
+        while above and index >= above[-1][0]:
+            above.pop()
+        if index < skip or not _in_full(node, above[-1][1] if above else ""):
+            continue
+        if len(kept) == max_nodes:
+            return Viewed(tuple(kept), truncated=True)
+        options = _options(raw, index, ends[index])
+        if options or node.role in TEXTBOXES:
+            skip = ends[index]
+        kept.append(_full_node(node, len(kept) + 1, len(above), options))
+        above.append((ends[index], kept[-1].name))
+    return Viewed(tuple(kept))
+
+
+@dataclass(slots=True)
+class _Compact:
+    """Builds a compact view: `take` the raw nodes in order, then `flush`."""
+
+    raw: Sequence[Node]
+    ends: Sequence[int]
+    nodes: list[Node] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    piece_block: int = -1
+    piece_ref: str | None = None
+    blocks: list[tuple[int, bool]] = field(default_factory=list)
+    """Open blocks: (index, lies in a paragraph)."""
+    muted: int = 0
+    """Text before this index is the name of something already."""
+    skipped: int = 0
+    """Everything before this index belongs to something already."""
+
+    def take(self, index: int) -> None:
+        """Take one raw node."""
+        while self.blocks and index >= self.ends[self.blocks[-1][0]]:
+            self.blocks.pop()
+        if index < self.skipped:
+            return
+        role = self.raw[index].role
+        if role == TEXT:
+            self._text(index)
+        elif role in INTERACTIVE or self._clickable(index):
+            self._interactive(index)
+        elif role == "heading":
+            self._heading(index)
+        elif role in _LIVE:
+            self._live(index)
+        else:
+            self._structure(index)
+
+    def flush(self) -> None:
+        """End the text that is being collected."""
+        if self.pieces:
+            name = clip(" ".join(self.pieces))
+            self.pieces.clear()
+            self.nodes.append(Node(len(self.nodes) + 1, "text", name, ref=self.piece_ref))
+
+    def _text(self, index: int) -> None:
+        piece = " ".join(self.raw[index].name.split())
+        if index < self.muted or not piece:
+            return
+        block = self.blocks[-1][0] if self.blocks else -1
+        if block != self.piece_block:
+            self.flush()
+        if not self.pieces:
+            self.piece_block, self.piece_ref = block, self.raw[index].ref
+        self.pieces.append(piece)
+
+    def _interactive(self, index: int) -> None:
+        node, end = self.raw[index], self.ends[index]
+        if node.role == "option" and not _has_text(self.raw, index, end):
+            return
+        options = _options(self.raw, index, end)
+        self.muted = max(self.muted, end)
+        if node.role in TEXTBOXES or options:
+            self.skipped = end
+        name = node.name if node.role != "generic" or node.name else _text_of(self.raw, index, end)
+        self._emit(node, name, options)
+
+    def _heading(self, index: int) -> None:
+        end = self.ends[index]
+        if index >= self.muted and not any(node.role in INTERACTIVE for node in self.raw[index + 1 : end]):
+            self._emit(self.raw[index], self.raw[index].name)
+        self.muted = max(self.muted, end)
+
+    def _live(self, index: int) -> None:
+        name = _text_of(self.raw, index, self.ends[index])
+        if name and index >= self.muted:
+            self._emit(self.raw[index], name)
+        self.muted = max(self.muted, self.ends[index])
+
+    def _structure(self, index: int) -> None:
+        node = self.raw[index]
+        if node.role in _DIALOGS:
+            self._emit(node, node.name)
+        elif node.role == "LabelText":
+            self.muted = max(self.muted, self.ends[index])
+        in_paragraph = bool(self.blocks) and self.blocks[-1][1]
+        if node.role not in INLINE and not (in_paragraph and node.role == "generic"):
+            self.blocks.append((index, in_paragraph or node.role == "paragraph"))
+
+    def _clickable(self, index: int) -> bool:
+        """A focusable element without a role that is small enough to be one control."""
+        node, end = self.raw[index], self.ends[index]
+        if ("focusable", "true") not in node.props or node.role != "generic":
+            return False
+        return not any(below.role in INTERACTIVE for below in self.raw[index + 1 : end])
+
+    def _emit(self, node: Node, name: str, options: str = "") -> None:
+        self.flush()
+        props = tuple(prop for prop in node.props if prop[0] in _COMPACT_PROPS and prop[1] != "false")
+        if options:
+            props += (("options", options),)
+        role = _RENAMED.get(node.role, node.role)
+        self.nodes.append(
+            Node(len(self.nodes) + 1, role, clip(name), _value(node, bool(options)), props, ref=node.ref)
+        )
+
+
+def _value(node: Node, native_select: bool) -> str | None:
+    if node.role in TEXTBOXES or (node.role == "combobox" and not native_select):
+        return node.value[:VALUE_LIMIT] if node.value else None
+    if node.role in ("combobox", "slider"):
+        return clip(node.value) if node.value else None
+    return None
+
+
+def _options(raw: Sequence[Node], index: int, end: int) -> str:
+    """Labels of a native select: its options carry no text of their own. Others have options as elements."""
+    if raw[index].role not in ("combobox", "listbox"):
+        return ""
+    native = raw[index].role == "combobox" and any(node.role == "MenuListPopup" for node in raw[index + 1 : end])
+    if not native and (raw[index].role == "combobox" or _has_text(raw, index, end)):
+        return ""
+    return join_options(node.name for node in raw[index + 1 : end] if node.role == "option")
+
+
+def _has_text(raw: Sequence[Node], index: int, end: int) -> bool:
+    return any(node.role == TEXT for node in raw[index + 1 : end])
+
+
+def _text_of(raw: Sequence[Node], index: int, end: int) -> str:
+    return clip(" ".join(node.name.strip() for node in raw[index + 1 : end] if node.role == TEXT))
+
+
+def _in_full(node: Node, parent_name: str) -> bool:
+    if node.role in _NEVER:
+        return False
+    if node.role == TEXT:
+        text = clip(node.name, VALUE_LIMIT)
+        return bool(text) and text not in parent_name
+    return node.role not in _STRUCTURE or bool(node.name.strip() or node.value or node.props)
+
+
+def _full_node(node: Node, number: int, depth: int, options: str) -> Node:
+    props = node.props + ((("options", options),) if options else ())
+    limit = VALUE_LIMIT if node.role == TEXT else NAME_LIMIT
+    value = node.value[:VALUE_LIMIT] if node.value else None
+    return Node(number, node.role, clip(node.name, limit), value, props, depth, node.ref)

@@ -1,0 +1,190 @@
+"""Dreamed pages behind the interface of a real environment.
+
+What code can decide is never dreamed: refused actions, actions without effect and changes inside the page
+(`dynaweb.loop.rules`), the browser's history, and tabs. Everything else is asked of the world model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from dynaweb.errors import MissingError
+from dynaweb.loop.rules import in_page, refusal
+from dynaweb.seeding import derive
+from dynaweb.types import Action, Judgement, Observation, Prediction, StepResult, Tab, Task, Trajectory
+
+if TYPE_CHECKING:
+    from dynaweb.protocols import Environment, ExpertPolicy, PluginContext, TaskSource, WorldModel
+    from dynaweb_env_dream import DreamConfig
+
+StartPages = Callable[[Task], Observation | None]
+"""The recorded real start page of a task, or None."""
+BLANK = Observation(url="about:blank", nodes=())
+
+
+@dataclass
+class _DreamTab:
+    """One tab: its page, and the pages behind and ahead of it."""
+
+    page: Observation
+    back: list[Observation] = field(default_factory=list)
+    ahead: list[Observation] = field(default_factory=list)
+
+    def visit(self, page: Observation) -> None:
+        """Show a predicted page; a new address is a new entry of the history."""
+        if page.url != self.page.url:
+            self.back.append(self.page)
+            self.ahead.clear()
+        self.page = page
+
+    def travel(self, origin: list[Observation], goal: list[Observation]) -> None:
+        """Take one entry from `origin`, leaving the current page on `goal`; nothing happens without an entry."""
+        if origin:
+            goal.append(self.page)
+            self.page = replace(origin.pop(), notice="")
+
+
+class DreamEnvironment:
+    """One dream at a time: `reset` takes the recorded start page of the task, `step` follows rules, then the model.
+
+    A page that the world model could not write ends the dream: `StepResult.error` says why and
+    `info["world_model_error"]` marks that the policy is not to blame.
+    """
+
+    def __init__(self, world_model: WorldModel, start_page: StartPages) -> None:
+        self.world_model = world_model
+        self.start_page = start_page
+        self._tabs: list[_DreamTab] = []
+        self._current = 0
+        self._actions: list[Action] = []
+        self._seed = 0
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """Start from the real page that was recorded for the task. Raises `MissingError` when there is none."""
+        start = self.start_page(task)
+        if start is None:
+            raise MissingError(f"no start page was recorded for task {task.id!r}; explore it in its environment first")
+        self._tabs, self._current, self._actions, self._seed = [_DreamTab(start)], 0, [], seed
+        return start
+
+    async def step(self, action: Action) -> StepResult:
+        """Act on the dreamed page."""
+        page = self._tab.page
+        if action.kind == "stop":
+            return StepResult(page, done=True)
+        why = refusal(page, action)
+        if why:
+            return StepResult(page, error=why)
+        try:
+            return await self._do(page, action)
+        finally:
+            self._actions.append(action)
+
+    async def close(self) -> None:
+        """Nothing to free."""
+
+    @property
+    def _tab(self) -> _DreamTab:
+        return self._tabs[self._current]
+
+    async def _do(self, page: Observation, action: Action) -> StepResult:
+        if action.kind in {"new_tab", "tab_focus", "close_tab"}:
+            return self._change_tab(action)
+        if action.kind == "go_back":
+            self._tab.travel(self._tab.back, self._tab.ahead)
+            return self._here()
+        if action.kind == "go_forward":
+            self._tab.travel(self._tab.ahead, self._tab.back)
+            return self._here()
+        decided = self._without_focus(page, action) or in_page(page, action)
+        if decided is not None:
+            self._tab.page = decided
+            return self._here()
+        return await self._dream(page, action)
+
+    def _without_focus(self, page: Observation, action: Action) -> Observation | None:
+        """Enter does something only where the action before left the focus in a form."""
+        last = self._actions[-1] if self._actions else None
+        if action.kind == "press" and (last is None or last.kind not in {"type", "select", "click"}):
+            return replace(page, notice="")
+        return None
+
+    async def _dream(self, page: Observation, action: Action) -> StepResult:
+        prediction = await self.world_model.predict(
+            page, action, seed=derive(self._seed, "predict", len(self._actions)), history=tuple(self._actions)
+        )
+        info = _info(prediction)
+        if prediction.next_observation is None:
+            why = prediction.error or "the world model gave no page"
+            return StepResult(page, done=True, error=why, info={**info, "world_model_error": why})
+        self._tab.visit(prediction.next_observation)
+        return self._here(done=prediction.done, info=info)
+
+    def _here(self, *, done: bool = False, error: str = "", info: Mapping[str, Any] | None = None) -> StepResult:
+        return StepResult(self._tab.page, done=done, error=error, info=info or {})
+
+    def _change_tab(self, action: Action) -> StepResult:
+        if action.kind == "new_tab":
+            self._tabs.append(_DreamTab(BLANK))
+            self._current = len(self._tabs) - 1
+        elif action.kind == "tab_focus":
+            if action.index is None or not 0 <= action.index < len(self._tabs):
+                return self._here(error=f"there is no tab {action.index}; tabs run from 0 to {len(self._tabs) - 1}")
+            self._current = action.index
+        elif len(self._tabs) > 1:
+            self._tabs.pop(self._current)
+            self._current = min(self._current, len(self._tabs) - 1)
+        else:
+            return self._here(error="the last tab cannot be closed")
+        self._show_tabs()
+        return self._here()
+
+    def _show_tabs(self) -> None:
+        """Pages of views that list tabs keep listing them."""
+        if any(tab.page.tabs for tab in self._tabs):
+            tabs = tuple(Tab(t.page.title, t.page.url, t is self._tab) for t in self._tabs)
+            self._tab.page = replace(self._tab.page, tabs=tabs)
+
+
+def _info(prediction: Prediction) -> dict[str, Any]:
+    return {"dreamed": True, "tokens": prediction.tokens, "logprob": prediction.logprob}
+
+
+class DreamSource:
+    """`--env dream`: dreams made of another environment's tasks and start pages.
+
+    `context.services` must hold `world_model`, `start_page` (see `StartPages`) and `tasks`, the other environment.
+    """
+
+    def __init__(self, config: DreamConfig, context: PluginContext) -> None:
+        self.config = config
+        self._services = context.services
+
+    def environment(self) -> Environment:
+        """A new dream; cheap."""
+        world_model = cast("WorldModel", self._service("world_model"))
+        start_page = cast("StartPages", self._service("start_page"))
+        return DreamEnvironment(world_model, start_page)
+
+    def tasks(self, split: str, *, count: int, seed: int) -> list[Task]:
+        """The tasks of the environment that is dreamed of."""
+        return self._real.tasks(split, count=count, seed=seed)
+
+    def expert(self, task: Task) -> ExpertPolicy:
+        """The expert of the environment that is dreamed of."""
+        return self._real.expert(task)
+
+    async def evaluate(self, environment: Environment, trajectory: Trajectory) -> Judgement:
+        """A dream has no verdict of its own: only a judge can score it."""
+        return Judgement(None, why="nothing real happened in a dream; score it with a judge such as self-assess")
+
+    @property
+    def _real(self) -> TaskSource:
+        return cast("TaskSource", self._service("tasks"))
+
+    def _service(self, name: str) -> Any:
+        if name not in self._services:
+            raise MissingError(f"the dream environment needs the service {name!r}; it got {sorted(self._services)}")
+        return self._services[name]

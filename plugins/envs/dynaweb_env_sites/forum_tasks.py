@@ -1,0 +1,324 @@
+"""The forum's task templates: what is asked, the scripted plan, and how success is checked."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from dynaweb_env_sites.base import (
+    Do,
+    Goal,
+    Template,
+    all_of,
+    answer_is,
+    choose,
+    click,
+    fill,
+    page_has,
+    press,
+    say,
+    state_is,
+    stop,
+    tick,
+    url_is,
+)
+from dynaweb_env_sites.forum_state import PAGE, POSTS, ForumState, Member, Thread, opener, remark, title
+from dynaweb_env_sites.sitekit import new_words
+
+URL = "http://forum.localhost"
+
+
+def _thread_url(thread: Thread) -> str:
+    return f"{URL}/threads/{thread.slug}"
+
+
+def _listed(state: ForumState, rng: random.Random) -> Thread:
+    """A thread that stands on the first page of its board."""
+    board = rng.choice(state.content.boards)
+    return rng.choice(state.board_threads(board.name)[:PAGE])
+
+
+def _latest(state: ForumState, rng: random.Random) -> Thread:
+    """A thread that the home page lists."""
+    return rng.choice(list(state.threads.values())[:4])
+
+
+def _via_board(thread: Thread) -> tuple[Do, ...]:
+    return click(thread.board), click(thread.title)
+
+
+def _via_search(name: str) -> tuple[Do, ...]:
+    return fill("Search", name, enter=True), click(name)
+
+
+def _member(state: ForumState, rng: random.Random) -> Member:
+    return rng.choice(state.content.members)
+
+
+def _to_member(state: ForumState, member: Member) -> tuple[Do, ...]:
+    """From the home page: click who is on it, search for anyone else."""
+    return (click(member.name),) if member in state.content.active else _via_search(member.name)
+
+
+def open_board(state: ForumState, rng: random.Random) -> Goal:
+    """Open a board from the home page."""
+    board = rng.choice(state.content.boards)
+    phrases = ("Open the board '{board}'.", "Go to the board '{board}'.", "Show the threads of the board '{board}'.")
+    intent, meta = say(rng, phrases, board=board.name)
+    return Goal(intent, (click(board.name), stop()), url_is(f"{URL}/boards/{board.slug}"), meta=meta)
+
+
+def open_thread(state: ForumState, rng: random.Random) -> Goal:
+    """Open a thread through its board, sometimes on the second page."""
+    board = rng.choice(state.content.boards)
+    threads = state.board_threads(board.name)
+    thread = rng.choice(threads)
+    turn = (click("Next"),) if threads.index(thread) >= PAGE else ()
+    phrases = ("Open the thread '{thread}' on the board '{board}'.", "Go to the board '{board}' and open '{thread}'.")
+    intent, meta = say(rng, phrases, thread=thread.title, board=board.name)
+    plan = (click(board.name), *turn, click(thread.title), stop())
+    return Goal(intent, plan, url_is(_thread_url(thread)), meta=meta)
+
+
+def open_profile(state: ForumState, rng: random.Random) -> Goal | None:
+    """Open the profile of someone who replied to a thread."""
+    thread = _latest(state, rng)
+    if not thread.replies:
+        return None
+    reply = rng.choice(thread.replies[:POSTS])
+    member = next(member for member in state.content.members if member.name == reply.author)
+    phrases = (
+        "Open the profile of '{member}', who replied to '{thread}'.",
+        "Open the thread '{thread}' and go to the profile of '{member}'.",
+    )
+    intent, meta = say(rng, phrases, member=member.name, thread=thread.title)
+    plan = (click(thread.title), click(member.name), stop())
+    return Goal(intent, plan, url_is(f"{URL}/users/{member.slug}"), meta=meta)
+
+
+def open_mention(state: ForumState, rng: random.Random) -> Goal:
+    """Open the thread that a notification is about."""
+    note = rng.choice(state.content.notifications)
+    event = f"{note.author} {note.reason}"
+    phrases = (
+        "Go to the notifications and open the thread that '{event}'.",
+        "In the notifications, open the thread that '{event}'.",
+    )
+    intent, meta = say(rng, phrases, event=event)
+    plan = (click("Notifications"), click(note.thread.title, within=event), stop())
+    return Goal(intent, plan, url_is(_thread_url(note.thread)), meta=meta)
+
+
+def search_thread(state: ForumState, rng: random.Random) -> Goal:
+    """Search for a thread and open it."""
+    thread = rng.choice(list(state.threads.values()))
+    phrases = ("Search for '{thread}' and open it.", "Find the thread '{thread}' with the search and open it.")
+    intent, meta = say(rng, phrases, thread=thread.title)
+    return Goal(intent, (*_via_search(thread.title), stop()), url_is(_thread_url(thread)), meta=meta)
+
+
+def search_member(state: ForumState, rng: random.Random) -> Goal:
+    """Search for a member and open the profile."""
+    member = _member(state, rng)
+    phrases = ("Search for the member '{member}' and open the profile.", "Find '{member}' with the search and open it.")
+    intent, meta = say(rng, phrases, member=member.name)
+    plan = (*_via_search(member.name), stop())
+    return Goal(intent, plan, url_is(f"{URL}/users/{member.slug}"), meta=meta)
+
+
+def _read_thread(state: ForumState, rng: random.Random, facts: Sequence[tuple[str, str]]) -> Goal:
+    thread = _listed(state, rng) if rng.random() < 0.6 else _latest(state, rng)
+    shown = thread in list(state.threads.values())[:4]
+    question, attribute = rng.choice(list(facts))
+    answer = str(getattr(thread, attribute))
+    intent, meta = say(rng, (question, f"Open the board '{{board}}'. {question}"), thread=thread.title, board=thread.board)
+    by_board = "{board}" in meta["intent_template"]
+    direct = (click(thread.title),) if shown else _via_search(thread.title)
+    plan = (*(_via_board(thread) if by_board else direct), stop(answer))
+    return Goal(intent, plan, answer_is(answer), meta=meta)
+
+
+def read_author(state: ForumState, rng: random.Random) -> Goal:
+    """Answer who started a thread, and when."""
+    facts = (
+        ("Who is the author of '{thread}'?", "author"),
+        ("Who started the thread '{thread}'?", "author"),
+        ("When was '{thread}' posted?", "posted"),
+    )
+    return _read_thread(state, rng, facts)
+
+
+def read_votes(state: ForumState, rng: random.Random) -> Goal:
+    """Answer how many votes a thread has."""
+    facts = (("How many votes has '{thread}'?", "votes"), ("Tell me the votes of the thread '{thread}'.", "votes"))
+    return _read_thread(state, rng, facts)
+
+
+def read_profile(state: ForumState, rng: random.Random) -> Goal:
+    """Answer with a fact from a profile."""
+    member = _member(state, rng)
+    fact = rng.choice(("joined", "karma", "location", "bio"))
+    answer = str(getattr(member, fact))
+    phrases = (
+        "What is the {fact} of the member '{member}'?",
+        "Look up the {fact} of '{member}'.",
+        "Tell me the {fact} in the profile of '{member}'.",
+    )
+    intent, meta = say(rng, phrases, fact={"joined": "joined date"}.get(fact, fact), member=member.name)
+    return Goal(intent, (*_to_member(state, member), stop(answer)), answer_is(answer), meta=meta)
+
+
+def compare_threads(state: ForumState, rng: random.Random) -> Goal | None:
+    """Name the thread of a board with most votes or replies."""
+    board, what = rng.choice(state.content.boards), rng.choice(("votes", "replies"))
+    best, second = state.board_threads(board.name, f"Most {what}")[:2]
+    if what == "replies" and len(best.replies) == len(second.replies):
+        return None
+    phrases = (
+        "Which thread on the board '{board}' has the most {what}?",
+        "Name the thread with the most {what} on the board '{board}'.",
+    )
+    intent, meta = say(rng, phrases, board=board.name, what=what)
+    plan = (click(board.name), choose("Sort", f"Most {what}"), press("Apply"), stop(best.title))
+    return Goal(intent, plan, answer_is(best.title), meta=meta)
+
+
+def open_best(state: ForumState, rng: random.Random) -> Goal | None:
+    """Open the thread of a board with most votes or replies."""
+    goal = compare_threads(state, rng)
+    if goal is None:
+        return None
+    best = goal.plan[-1].text
+    thread = next(thread for thread in state.threads.values() if thread.title == best)
+    phrases = ("Open the thread with the most {what} on the board '{board}'.", "On '{board}', open what has the most {what}.")
+    intent, meta = say(rng, phrases, **goal.meta["slots"])
+    return Goal(intent, (*goal.plan[:-1], click(best), stop()), url_is(_thread_url(thread)), meta=meta)
+
+
+def start_thread(state: ForumState, rng: random.Random) -> Goal:
+    """Start a thread with title and board."""
+    name, board = title(new_words(state, rng)), rng.choice(state.content.boards).name
+    phrases = ("Start a thread titled '{title}' on the board '{board}'.", "Post a new thread '{title}' on '{board}'.")
+    intent, meta = say(rng, phrases, title=name, board=board)
+    plan = (click("New thread"), fill("Title", name), choose("Board", board), press("Post thread"), stop())
+    checks = state_is(("started", [name]), (f"threads.{name}.board", board))
+    return Goal(intent, plan, all_of(checks, page_has("last", name)), meta=meta)
+
+
+def start_with_text(state: ForumState, rng: random.Random) -> Goal:
+    """Start a thread with title, board and text."""
+    words = new_words(state, rng)
+    name, text, board = title(words), opener(words), rng.choice(state.content.boards).name
+    phrases = (
+        "Start a thread titled '{title}' on the board '{board}' with the text '{text}'.",
+        "Post '{text}' as a new thread '{title}' on the board '{board}'.",
+    )
+    intent, meta = say(rng, phrases, title=name, board=board, text=text)
+    form = (fill("Title", name), choose("Board", board), fill("Text", text))
+    checks = state_is(("started", [name]), (f"threads.{name}", {"board": board, "text": text}))
+    return Goal(intent, (click("New thread"), *form, press("Post thread"), stop()), checks, meta=meta)
+
+
+def change_settings(state: ForumState, rng: random.Random) -> Goal:
+    """Change the display name or the e-mail address."""
+    words = new_words(state, rng)
+    label, key, value = rng.choice((("display name", "name", words.name()), ("e-mail", "email", words.email())))
+    phrases = ("Change my {label} to '{value}'.", "Set my {label} to '{value}' in the settings.")
+    intent, meta = say(rng, phrases, label=label, value=value)
+    plan = (click("Settings"), fill(label.capitalize(), value), press("Save"), stop())
+    settings = {"name": state.settings.name, "email": state.settings.email, "signature": "", key: value}
+    checks = state_is(*((f"settings.{name}", wanted) for name, wanted in settings.items()))
+    return Goal(intent, plan, checks, meta=meta)
+
+
+def toggle_digests(state: ForumState, rng: random.Random) -> Goal:
+    """Turn the e-mail digests on or off."""
+    wanted = not state.settings.digests
+    phrases = ("Turn {switch} the e-mail digests.", "Switch my e-mail digests {switch} in the settings.")
+    intent, meta = say(rng, phrases, switch="on" if wanted else "off")
+    plan = (click("Settings"), tick("E-mail digests"), press("Save"), stop())
+    checks = state_is(("settings.digests", wanted), ("settings.name", state.settings.name))
+    return Goal(intent, plan, checks, meta=meta)
+
+
+def upvote(state: ForumState, rng: random.Random) -> Goal:
+    """Upvote a thread of a board."""
+    thread = _listed(state, rng)
+    phrases = ("Upvote the thread '{thread}' on the board '{board}'.", "On the board '{board}', upvote '{thread}'.")
+    intent, meta = say(rng, phrases, thread=thread.title, board=thread.board)
+    checks = all_of(state_is(("upvoted", [thread.title])), page_has(_thread_url(thread), f"Votes: {thread.votes + 1}"))
+    return Goal(intent, (*_via_board(thread), press("Upvote"), stop()), checks, meta=meta)
+
+
+def subscribe(state: ForumState, rng: random.Random) -> Goal:
+    """Find a thread with the search and subscribe to it."""
+    thread = rng.choice(list(state.threads.values()))
+    phrases = ("Search for '{thread}' and subscribe to it.", "Find the thread '{thread}' and subscribe to it.")
+    intent, meta = say(rng, phrases, thread=thread.title)
+    plan = (*_via_search(thread.title), press("Subscribe"), stop())
+    return Goal(intent, plan, state_is(("subscribed", [thread.title])), meta=meta)
+
+
+def reply(state: ForumState, rng: random.Random) -> Goal:
+    """Reply to one of the latest threads."""
+    thread, text = _latest(state, rng), remark(new_words(state, rng))
+    phrases = ("Reply '{text}' to the thread '{thread}'.", "Open '{thread}' and post the reply '{text}'.")
+    intent, meta = say(rng, phrases, thread=thread.title, text=text)
+    plan = (click(thread.title), fill("Reply", text), press("Post reply"), stop())
+    checks = all_of(state_is(("replies", {thread.title: [text]})), page_has(_thread_url(thread), text))
+    return Goal(intent, plan, checks, meta=meta)
+
+
+def follow(state: ForumState, rng: random.Random) -> Goal:
+    """Follow a member."""
+    member = _member(state, rng)
+    phrases = ("Follow the member '{member}'.", "Open the profile of '{member}' and follow them.")
+    intent, meta = say(rng, phrases, member=member.name)
+    plan = (*_to_member(state, member), press("Follow"), stop())
+    return Goal(intent, plan, state_is(("followed", [member.name])), meta=meta)
+
+
+def take_part(state: ForumState, rng: random.Random) -> Goal:
+    """Long: reply to a thread of a board, upvote it and subscribe to it."""
+    thread, text = _listed(state, rng), remark(new_words(state, rng))
+    phrases = (
+        "On the board '{board}', upvote '{thread}', subscribe to it and reply '{text}'.",
+        "Upvote the thread '{thread}' on the board '{board}', subscribe to it, then reply '{text}'.",
+    )
+    intent, meta = say(rng, phrases, board=thread.board, thread=thread.title, text=text)
+    buttons = (press("Upvote"), press("Subscribe"), fill("Reply", text), press("Post reply"))
+    wanted = [thread.title]
+    checks = state_is(("upvoted", wanted), ("subscribed", wanted), ("replies", {thread.title: [text]}))
+    return Goal(intent, (*_via_board(thread), *buttons, stop()), checks, meta=meta)
+
+
+def missing(state: ForumState, rng: random.Random) -> Goal | None:
+    """Impossible: a thread or a member that does not exist."""
+    words = new_words(state, rng)
+    name, phrases = rng.choice(
+        (
+            (title(words), ("Open the thread '{name}'.", "Upvote the thread '{name}'.", "Search for '{name}' and open it.")),
+            (words.name(), ("Follow the member '{name}'.", "What is the karma of the member '{name}'?")),
+        )
+    )
+    if any(state.find(name)):
+        return None
+    intent, meta = say(rng, phrases, name=name)
+    return Goal(intent, (fill("Search", name, enter=True), stop("N/A")), answer_is("N/A"), meta=meta)
+
+
+_KINDS = {
+    "navigate": (open_board, open_thread, open_profile, open_mention),
+    "search": (search_thread, search_member),
+    "read": (read_author, read_votes, read_profile),
+    "compare": (compare_threads, open_best),
+    "form": (start_thread, start_with_text, change_settings, toggle_digests),
+    "state": (upvote, subscribe, reply, follow, take_part),
+    "impossible": (missing,),
+}
+
+TEMPLATES = tuple(
+    Template(f"forum/{make.__name__.replace('_', '-')}", "forum", kind, make)
+    for kind, makers in _KINDS.items()
+    for make in makers
+)

@@ -1,0 +1,13 @@
+"""Pre-training of the tiny base model on the pre-training sites only: `python -m dynaweb_env_sites.pretrain --help`.
+
+One small model learns five jobs, so that it can play policy, world model and judge as a large language model would:
+
+- `act`: one instruction, one action ("Click 'Sailing'.", "What is the Price?"); instructions of several actions name each
+  of them. No task of the sites is among them, so that the base model cannot do any by itself;
+- `point`: a drill that lists names with their element numbers and keys with their values;
+- `change`: the change that an action makes, as a sentence and a script;
+- `next`: the whole next page;
+- `judge`: whether an episode reached its goal, with near misses, wrong answers, loops and early stops.
+
+Pages come from random walks through the sites without a browser (`dynaweb.web.static`), whose pages equal Chromium's.
+"""

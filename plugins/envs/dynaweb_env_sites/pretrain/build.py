@@ -1,0 +1,159 @@
+"""Building the corpus: walks and judged episodes on the pre-training sites, in parallel processes, seeded by site."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from dynaweb.policy.formats import CompactFormat
+from dynaweb.policy.tokenizer import build_tokenizer
+from dynaweb.protocols import PluginContext
+from dynaweb.seeding import derive
+from dynaweb.types import Observation, Task
+from dynaweb_env_sites import SitesConfig
+from dynaweb_env_sites.content import Words, locale_of
+from dynaweb_env_sites.env import SitesSource
+from dynaweb_env_sites.pretrain.corpus import Corpus, Sample
+from dynaweb_env_sites.pretrain.judging import Episodes
+from dynaweb_env_sites.pretrain.samples import Maker
+from dynaweb_env_sites.pretrain.walks import Walk, Wanderer
+from dynaweb_env_sites.tasks import sites_tasks
+
+HOLDOUT = 1_000
+"""Site seeds of the pre-training split from here on are kept for the probes."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildConfig:
+    """How much is made of each site seed: `walks` of `steps` actions on each site, `rounds` of all task templates."""
+
+    sites: int = 900
+    probe_sites: int = 24
+    walks: int = 4
+    steps: int = 12
+    rounds: int = 4
+    seed: int = 0
+    vocabulary: int = 2048
+
+
+class SiteSeed:
+    """One pre-training world: its walks and its judged episodes."""
+
+    def __init__(self, source: SitesSource, seed: int, config: BuildConfig) -> None:
+        self.source = source
+        self.seed = seed
+        self.config = config
+        self.rng = random.Random(derive(config.seed, "pretrain", seed))
+        self._words = Words(derive(config.seed, "drill", seed), "pretrain", locale_of(seed), "drill")
+
+    def word(self) -> str:
+        """A pseudo-word of the pre-training split."""
+        return self._words.word()
+
+    def tasks(self) -> list[Task]:
+        """Every template `2 * rounds` times; neighbours of the same template are siblings."""
+        return sites_tasks("pretrain", per_template(self.config.rounds * 2), derive(self.seed, "tasks"), 12, site_seeds=[self.seed])
+
+    async def walks(self) -> list[Walk]:
+        """Random walks from the home page of each site."""
+        words = [self.word().capitalize() for _ in range(6)]
+        found = []
+        for start in {task.start_url.split("/")[2]: task for task in self.tasks()}.values():
+            environment = self.source.environment()
+            await environment.reset(start, self.seed)
+            wanderer = Wanderer(environment.session, derive(self.config.seed, self.seed, start.id))
+            page = await environment.session.observe()
+            for index in range(self.config.walks):
+                found.append(await wanderer.walk(home(start.start_url), words + names(page), self.config.steps, index))
+            await environment.close()
+        return found
+
+    async def samples(self, prompts: CompactFormat) -> list[Sample]:
+        """All training sequences of this world."""
+        maker = Maker(prompts, self.word, self.rng)
+        found = [sample for walk in await self.walks() for sample in maker.of_walk(walk)]
+        environment = self.source.environment()
+        episodes = Episodes(self.source, environment, self.word)
+        for task, sibling in siblings(self.tasks()):
+            found += [maker.of_verdict(one) for one in await episodes.verdicts(task, sibling, self.rng)]
+        await environment.close()
+        return found
+
+
+def siblings(tasks: list[Task]) -> Iterator[tuple[Task, Task]]:
+    """Each task with another one of its template, where there is one."""
+    by_template: dict[str, list[Task]] = {}
+    for task in tasks:
+        by_template.setdefault(task.template, []).append(task)
+    for group in by_template.values():
+        for i, task in enumerate(group):
+            yield task, group[i - 1]
+
+
+def per_template(times: int) -> int:
+    """How many tasks give every template `times` turns."""
+    from dynaweb_env_sites.tasks import TEMPLATES
+
+    return times * len(TEMPLATES)
+
+
+def home(url: str) -> str:
+    """The first page of a url's site."""
+    return "/".join(url.split("/")[:3]) + "/"
+
+
+def names(page: Observation) -> list[str]:
+    """Names on a page that are worth searching for."""
+    return [node.name for node in page.nodes if node.role == "link" and " " in node.name][:6]
+
+
+def tokenizer_texts(config: BuildConfig, sites: int = 60) -> Iterator[str]:
+    """Names, labels and goals of some sites, for the tokenizer."""
+    source = SitesSource(SitesConfig(driver="static"), PluginContext())
+    for seed in range(sites):
+        world = SiteSeed(source, seed, config)
+        for task in world.tasks():
+            yield task.intent
+        for walk in asyncio.run(world.walks()):
+            for page in walk.pages:
+                yield page.url
+                yield from (node.name for node in page.nodes)
+                yield from (node.value for node in page.nodes if node.value)
+
+
+def make_tokenizer(config: BuildConfig, path: Path) -> Tokenizer:
+    """Train and save the tokenizer."""
+    tokenizer = build_tokenizer(tokenizer_texts(config), config.vocabulary)
+    tokenizer.save(str(path))
+    return tokenizer
+
+
+def build_part(config: BuildConfig, seeds: list[int], tokenizer: Path, out: Path) -> Path:
+    """The samples of some site seeds, written to `out`."""
+    source = SitesSource(SitesConfig(driver="static"), PluginContext())
+    prompts = CompactFormat(Tokenizer.from_file(str(tokenizer)))
+
+    async def gather() -> list[Sample]:
+        return [sample for seed in seeds for sample in await SiteSeed(source, seed, config).samples(prompts)]
+
+    Corpus.of(asyncio.run(gather())).save(out)
+    return out
+
+
+def build(config: BuildConfig, tokenizer: Path, folder: Path, seeds: Iterable[int], processes: int) -> Corpus:
+    """The corpus of many site seeds; the result does not depend on the number of processes."""
+    seeds = list(seeds)
+    size = 20
+    chunks = [seeds[i : i + size] for i in range(0, len(seeds), size)]
+    outs = [folder / f"part-{chunk[0]:05d}.npz" for chunk in chunks]
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        jobs = [pool.submit(build_part, config, c, tokenizer, o) for c, o in zip(chunks, outs, strict=True)]
+        parts = [Corpus.load(job.result()) for job in jobs]
+    return Corpus.join(parts)

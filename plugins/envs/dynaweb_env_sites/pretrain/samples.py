@@ -1,0 +1,116 @@
+"""Pages and episodes become training sequences: one function for each job of the base model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from dynaweb.loop.rules import needs_prediction
+from dynaweb.policy import tokenizer as marks
+from dynaweb.types import Action, Observation, Task
+from dynaweb.web.delta import describe, diff, to_text
+from dynaweb.web.dialects import format_node, render
+from dynaweb.web.quoting import quote
+from dynaweb_env_sites.pretrain.corpus import Sample
+from dynaweb_env_sites.pretrain.instructions import Instruction, pairs, sequence, single
+
+if TYPE_CHECKING:
+    from dynaweb.policy.formats import CompactFormat
+    from dynaweb_env_sites.pretrain.judging import Verdict
+    from dynaweb_env_sites.pretrain.walks import Walk
+
+DRILL = 8
+"""Names listed by one pointing drill."""
+
+
+class Maker:
+    """Turns walks and verdicts into samples; `word` gives new pseudo-words of the pre-training split."""
+
+    def __init__(self, prompts: CompactFormat, word: Callable[[], str], rng: random.Random) -> None:
+        self.prompts = prompts
+        self.word = word
+        self.rng = rng
+
+    def of_walk(self, walk: Walk) -> Iterator[Sample]:
+        """All samples of a walk: instructions and drills for each page, changes for each step."""
+        past: list[Action] = []
+        for i, page in enumerate(walk.pages):
+            yield from self._of_page(page, past)
+            if i < len(walk.actions):
+                yield from self._of_step(page, walk.actions[i], walk.pages[i + 1])
+                past.append(walk.actions[i])
+        yield from self._sequences(walk)
+
+    def of_verdict(self, verdict: Verdict) -> Sample:
+        """One judged episode."""
+        prompt = self.prompts.judge_prompt(verdict.trajectory)
+        return Sample.of("judge", prompt, (self.prompts.yes_id if verdict.success else self.prompts.no_id,))
+
+    def _of_page(self, page: Observation, past: list[Action]) -> Iterator[Sample]:
+        for _ in range(2):
+            instruction = single(page, self.rng, self.word)
+            if instruction is not None:
+                yield self._act(page, instruction, past)
+        if self.rng.random() < 0.7:
+            drill = self._drill(page)
+            if drill is not None:
+                yield drill
+
+    def _act(self, page: Observation, instruction: Instruction, past: list[Action]) -> Sample:
+        """The instruction with its own history, or now and then with one that has nothing to do with it."""
+        history = list(instruction.history)
+        if not history and past and self.rng.random() < 0.3:
+            history = past[-self.rng.randrange(1, 4) :]
+        prompt = self.prompts.policy_prompt(Task("", instruction.intent, ""), page, history)
+        kind = "click" if instruction.action.kind == "click" else "act"
+        return Sample.of(kind, prompt, self.prompts.policy_reply(page, instruction.action))
+
+    def _of_step(self, page: Observation, action: Action, after: Observation) -> Iterator[Sample]:
+        if not needs_prediction(page, action):
+            return
+        text = f"{describe(page, action, after)}\n{to_text(diff(page, after))}"
+        target = self.prompts.world_model_target(text)
+        if len(target) <= 200:
+            yield Sample.of("change", self.prompts.world_model_prompt(page, action), target)
+        if self.rng.random() < 0.25:
+            full = self.prompts.world_model_target(page_text(after))
+            yield Sample.of("next", self.prompts.full_page_prompt(page, action), full)
+
+    def _sequences(self, walk: Walk) -> Iterator[Sample]:
+        for first in range(0, len(walk.actions) - 2, 2):
+            count = self.rng.choice((2, 2, 3))
+            actions = walk.actions[first : first + count]
+            pages = walk.pages[first : first + count + 1]
+            instruction = sequence(pages, actions, self.rng)
+            if instruction is None or len(actions) < 2:
+                continue
+            page = pages[len(instruction.history)]
+            yield self._act(page, instruction, [])
+
+    def _drill(self, page: Observation) -> Sample | None:
+        """Names with their numbers and keys with their values, in random order; only what can be known has weight."""
+        names = [node.name for node in page.nodes]
+        asked: list[tuple[str, str]] = [
+            (quote(node.name)[:-1], f"' [{node.id}]") for node in page.nodes if node.name and names.count(node.name) == 1
+        ]
+        keys = [key for _, key, _ in pairs(page)]
+        asked += [(f"{key}: ", value) for _, key, value in pairs(page) if keys.count(key) == 1]
+        if not asked:
+            return None
+        ids: list[int] = list(self.prompts.policy_prompt(Task("", "", ""), page, ()))
+        ids[0] = self.prompts.encode(marks.POINT)[0]
+        weights = [0] * len(ids)
+        for cue, answer in self.rng.sample(asked, min(DRILL, len(asked))):
+            for text, weight in (("\n" + cue, 0), (answer, 1)):
+                piece = self.prompts.encode(text)
+                ids += piece
+                weights += [weight] * len(piece)
+        return Sample("point", tuple(ids), tuple(weights))
+
+
+def page_text(page: Observation) -> str:
+    """A whole page as a full-state world model writes it: the address, then elements without numbers."""
+    head = render(page, "compact").split("\n", 1)[0]
+    notice = [f"notice {quote(page.notice)}"] if page.notice else []
+    return "\n".join([head, *(format_node(node, with_id=False) for node in page.nodes), *notice])

@@ -1,0 +1,296 @@
+"""The shop's task templates: what is asked, the scripted plan, and how success is checked."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+from urllib.parse import urlencode
+
+from dynaweb_env_sites.base import (
+    Do,
+    Goal,
+    Template,
+    answer_is,
+    choose,
+    click,
+    fill,
+    press,
+    say,
+    state_is,
+    stop,
+    tick,
+    url_is,
+)
+from dynaweb_env_sites.shop_state import CART_LIMIT, PAGE_SIZE, PER_CATEGORY, SHIPPING, Product, ShopState
+
+URL = "http://shop.localhost"
+FACTS = ("Price", "Brand", "Colour", "Rating", "Stock")
+
+
+def _product_url(product: Product) -> str:
+    return f"{URL}/product/{product.id}"
+
+
+def _featured(state: ShopState, rng: random.Random, *, stock: int = 0) -> Product | None:
+    """A product of the home page that is not in the cart and in stock as often as asked."""
+    products = state.content.products
+    ids = [key for key in state.content.featured if key not in state.cart and products[key].stock >= stock]
+    return state.content.products[rng.choice(ids)] if ids else None
+
+
+def _to_product(state: ShopState, product: Product) -> tuple[Do, ...]:
+    """From the home page: click what is on it, search for anything else."""
+    if product.id in state.content.featured:
+        return (click(product.name),)
+    return fill("Search", product.name, enter=True), click(product.name)
+
+
+def _fact(state: ShopState, product: Product, key: str) -> str:
+    rating = f"{product.rating // 10}.{product.rating % 10}"
+    values = (state.locale.price(product.price), product.brand, product.colour, rating, str(product.stock))
+    return dict(zip(FACTS, values, strict=True))[key]
+
+
+def _cart(state: ShopState, **changes: int) -> dict[str, int]:
+    names = {state.content.products[key].name: count for key, count in state.cart.items()}
+    return {name: count for name, count in (names | changes).items() if count}
+
+
+def open_category(state: ShopState, rng: random.Random) -> Goal:
+    """Open a category from the home page."""
+    key = rng.randrange(len(state.content.categories))
+    name = state.content.categories[key]
+    phrases = ("Open the category '{category}'.", "Go to the category '{category}'.", "Show the category '{category}'.")
+    intent, meta = say(rng, phrases, category=name)
+    return Goal(intent, (click(name), stop()), url_is(f"{URL}/category/{key}"), meta=meta)
+
+
+def open_featured(state: ShopState, rng: random.Random) -> Goal | None:
+    """Open a product that the home page lists."""
+    product = _featured(state, rng)
+    if product is None:
+        return None
+    phrases = ("Open the page of '{item}'.", "Go to the product '{item}'.", "Show me the product '{item}'.")
+    intent, meta = say(rng, phrases, item=product.name)
+    return Goal(intent, (click(product.name), stop()), url_is(_product_url(product)), meta=meta)
+
+
+def open_in_category(state: ShopState, rng: random.Random) -> Goal:
+    """Open a product through its category, sometimes on the second page."""
+    key, place = rng.randrange(len(state.content.categories)), rng.randrange(PER_CATEGORY)
+    product = state.content.products[key * PER_CATEGORY + place]
+    category = state.content.categories[key]
+    phrases = ("Open '{item}' in the category '{category}'.", "Go to the category '{category}' and open '{item}'.")
+    intent, meta = say(rng, phrases, item=product.name, category=category)
+    turn = (click("Next"),) if place >= PAGE_SIZE else ()
+    plan = (click(category), *turn, click(product.name), stop())
+    return Goal(intent, plan, url_is(_product_url(product)), meta=meta)
+
+
+def search_open(state: ShopState, rng: random.Random) -> Goal:
+    """Search for a product and open it."""
+    product = rng.choice(state.content.products)
+    phrases = ("Search for '{item}' and open it.", "Find '{item}' with the search and open its page.")
+    intent, meta = say(rng, phrases, item=product.name)
+    plan = (fill("Search", product.name, enter=True), click(product.name), stop())
+    return Goal(intent, plan, url_is(_product_url(product)), meta=meta)
+
+
+def search_stock(state: ShopState, rng: random.Random) -> Goal:
+    """Search for a kind of article and leave out what is sold out."""
+    noun = rng.choice(state.content.products).name.split()[-1]
+    phrases = ("Search for '{word}' and show only items in stock.", "Find every '{word}' that is in stock.")
+    intent, meta = say(rng, phrases, word=noun)
+    plan = (fill("Search", noun, enter=True), tick("In stock"), press("Filter"), stop())
+    return Goal(intent, plan, url_is(f"{URL}/search?{urlencode({'q': noun, 'stock': 'yes'})}"), meta=meta)
+
+
+def read_fact(state: ShopState, rng: random.Random) -> Goal:
+    """Answer with a fact from a product's page."""
+    product = _featured(state, rng) if rng.random() < 0.5 else None
+    product = product or rng.choice(state.content.products)
+    fact = rng.choice(FACTS)
+    phrases = ("What is the {fact} of '{item}'?", "Tell me the {fact} of '{item}'.", "Find the {fact} of '{item}'.")
+    intent, meta = say(rng, phrases, fact=fact.lower(), item=product.name)
+    value = _fact(state, product, fact)
+    return Goal(intent, (*_to_product(state, product), stop(value)), answer_is(value), meta=meta)
+
+
+def read_order(state: ShopState, rng: random.Random) -> Goal:
+    """Answer with a fact from an order."""
+    order = rng.choice(state.orders)
+    fact, value = rng.choice((("courier", order.courier), ("total", state.locale.price(order.total)), ("date", order.day)))
+    phrases = ("What is the {fact} of '{order}'?", "Look up the {fact} of '{order}' in my account.")
+    intent, meta = say(rng, phrases, fact=fact, order=f"Order {order.number}")
+    plan = (click("Account"), click("Orders"), click(f"Order {order.number}"), stop(value))
+    return Goal(intent, plan, answer_is(value), meta=meta)
+
+
+def _first_of(state: ShopState, rng: random.Random, sort: str, phrases: tuple[str, ...]) -> Goal:
+    key = rng.randrange(len(state.content.categories))
+    category = state.content.categories[key]
+    shelf = [product for product in state.content.products if product.category == key]
+    best = state.listed(shelf, sort)[0].name
+    intent, meta = say(rng, phrases, category=category)
+    plan = (click(category), choose("Sort by", sort), press("Sort"), stop(best))
+    return Goal(intent, plan, answer_is(best), meta=meta)
+
+
+def cheapest(state: ShopState, rng: random.Random) -> Goal:
+    """Name the cheapest item of a category."""
+    phrases = ("Which item in the category '{category}' is cheapest?", "Name the cheapest item in '{category}'.")
+    return _first_of(state, rng, "Price", phrases)
+
+
+def best_rated(state: ShopState, rng: random.Random) -> Goal:
+    """Name the best rated item of a category."""
+    phrases = ("Which item in the category '{category}' is rated best?", "Name the best rated item in '{category}'.")
+    return _first_of(state, rng, "Rating", phrases)
+
+
+def change_profile(state: ShopState, rng: random.Random) -> Goal:
+    """Change one field of the profile."""
+    label = rng.choice(("E-mail", "Street", "City"))
+    spare = state.content.addresses if label == "E-mail" else state.content.places
+    value = rng.choice(spare) + (f" {rng.randrange(2, 99)}" if label == "Street" else "")
+    phrases = ("Change the {field} in my profile to '{value}'.", "Set the {field} of my profile to '{value}'.")
+    intent, meta = say(rng, phrases, field=label.lower(), value=value)
+    plan = (click("Account"), click("Profile"), fill(label, value), press("Save"), stop())
+    profile = state.profile | {label.lower().replace("-", ""): value}
+    return Goal(intent, plan, state_is(("profile", profile)), meta=meta)
+
+
+def add_to_cart(state: ShopState, rng: random.Random) -> Goal | None:
+    """Put one featured item into the cart."""
+    product = _featured(state, rng, stock=3)
+    if product is None or len(state.cart) >= CART_LIMIT:
+        return None
+    phrases = ("Add '{item}' to the cart.", "Put '{item}' in the cart.", "I want '{item}' in my cart.")
+    intent, meta = say(rng, phrases, item=product.name)
+    plan = (click(product.name), press("Add to cart"), stop())
+    return Goal(intent, plan, state_is(("cart.items", _cart(state, **{product.name: 1}))), meta=meta)
+
+
+def add_many(state: ShopState, rng: random.Random) -> Goal | None:
+    """Put several pieces of a featured item into the cart."""
+    product = _featured(state, rng, stock=3)
+    if product is None:
+        return None
+    count = rng.randrange(2, min(product.stock, 9) + 1)
+    phrases = ("Put {count} of '{item}' in the cart.", "Add {count} pieces of '{item}' to the cart.")
+    intent, meta = say(rng, phrases, count=str(count), item=product.name)
+    plan = (click(product.name), fill("Quantity", str(count)), press("Add to cart"), stop())
+    return Goal(intent, plan, state_is(("cart.items", _cart(state, **{product.name: count}))), meta=meta)
+
+
+def remove_from_cart(state: ShopState, rng: random.Random) -> Goal:
+    """Take an item out of the cart."""
+    name = rng.choice(sorted(_cart(state)))
+    phrases = ("Remove '{item}' from the cart.", "Take '{item}' out of the cart.")
+    intent, meta = say(rng, phrases, item=name)
+    plan = (click("Cart"), press(f"Remove {name}"), stop())
+    return Goal(intent, plan, state_is(("cart.items", _cart(state, **{name: 0}))), meta=meta)
+
+
+def set_quantity(state: ShopState, rng: random.Random) -> Goal | None:
+    """Change how many pieces of an item are in the cart."""
+    key = rng.choice(sorted(state.cart))
+    product, now = state.content.products[key], state.cart[key]
+    counts = [count for count in range(1, min(product.stock, 9) + 1) if count != now]
+    if not counts:
+        return None
+    count = rng.choice(counts)
+    phrases = ("Change the quantity of '{item}' in the cart to {count}.", "Set '{item}' in the cart to {count} pieces.")
+    intent, meta = say(rng, phrases, item=product.name, count=str(count))
+    plan = (click("Cart"), fill(f"Quantity {product.name}", str(count)), press("Update"), stop())
+    return Goal(intent, plan, state_is(("cart.items", _cart(state, **{product.name: count}))), meta=meta)
+
+
+def apply_coupon(state: ShopState, rng: random.Random) -> Goal:
+    """Enter a coupon code into the field without a label."""
+    code = rng.choice(state.content.places).upper()
+    phrases = ("Apply the coupon '{code}' in the cart.", "Use the coupon '{code}' in my cart.")
+    intent, meta = say(rng, phrases, code=code)
+    plan = (click("Cart"), fill("", code), press("Apply coupon"), stop())
+    return Goal(intent, plan, state_is(("cart.coupon", code)), meta=meta)
+
+
+def add_to_wishes(state: ShopState, rng: random.Random) -> Goal | None:
+    """Put a product on the wish list."""
+    free = [product for product in state.content.products if product.id not in state.wishes]
+    listed = [product for product in free if product.id in state.content.featured]
+    product = rng.choice(listed if listed and rng.random() < 0.7 else free)
+    phrases = ("Add '{item}' to the wish list.", "Put '{item}' on my wish list.")
+    intent, meta = say(rng, phrases, item=product.name)
+    plan = (*_to_product(state, product), press("Add to wish list"), stop())
+    names = sorted([product.name, *(state.content.products[key].name for key in state.wishes)])
+    return Goal(intent, plan, state_is(("wishes", names)), meta=meta)
+
+
+def _ordered(state: ShopState, **wanted: Any) -> tuple[tuple[str, Any], ...]:
+    checks = ((f"orders.last.{key}", value) for key, value in wanted.items())
+    return ("orders.count", len(state.orders) + 1), *checks
+
+
+def order_cart(state: ShopState, rng: random.Random) -> Goal:
+    """Order what is in the cart, with a way of shipping or with gift wrap."""
+    wrap = rng.random() < 0.4
+    shipping = SHIPPING[0] if wrap else rng.choice(SHIPPING[1:])
+    if wrap:
+        phrases, slots = ("Order the cart with gift wrap.", "Check out the cart and tick gift wrap."), {}
+    else:
+        phrases = ("Order the cart with '{shipping}' shipping.", "Check out the cart with shipping '{shipping}'.")
+        slots = {"shipping": shipping}
+    intent, meta = say(rng, phrases, **slots)
+    option = tick("Gift wrap") if wrap else choose("Shipping", shipping)
+    plan = (click("Cart"), click("Checkout"), option, press("Place order"), stop())
+    checks = _ordered(state, items=_cart(state), shipping=shipping, gift_wrap=wrap)
+    return Goal(intent, plan, state_is(*checks), meta=meta)
+
+
+def buy_gift(state: ShopState, rng: random.Random) -> Goal | None:
+    """Find a product, then order it gift-wrapped with a way of shipping: the shop's longest task."""
+    stocked = [product for product in state.content.products if product.stock >= 3 and product.id not in state.cart]
+    if not stocked:
+        return None
+    product, shipping = rng.choice(stocked), rng.choice(SHIPPING[1:])
+    phrases = (
+        "Add '{item}' to the cart and order with gift wrap and '{shipping}' shipping.",
+        "Buy '{item}' with gift wrap and shipping '{shipping}'.",
+    )
+    intent, meta = say(rng, phrases, item=product.name, shipping=shipping)
+    to_form = (*_to_product(state, product), press("Add to cart"), click("Cart"), click("Checkout"))
+    plan = (*to_form, choose("Shipping", shipping), tick("Gift wrap"), press("Place order"), stop())
+    checks = _ordered(state, items=_cart(state, **{product.name: 1}), shipping=shipping, gift_wrap=True)
+    return Goal(intent, plan, state_is(*checks), meta=meta)
+
+
+def missing_product(state: ShopState, rng: random.Random) -> Goal:
+    """Ask for a product that the shop does not have."""
+    name = rng.choice(state.content.spare)
+    phrases = ("What is the price of '{item}'?", "Find the brand of '{item}'.", "Search for '{item}' and open it.")
+    intent, meta = say(rng, phrases, item=name)
+    return Goal(intent, (fill("Search", name, enter=True), stop("N/A")), answer_is("N/A"), meta=meta)
+
+
+TEMPLATES: tuple[Template, ...] = (
+    Template("shop/open-category", "shop", "navigate", open_category),
+    Template("shop/open-featured", "shop", "navigate", open_featured),
+    Template("shop/open-in-category", "shop", "navigate", open_in_category),
+    Template("shop/search-open", "shop", "search", search_open),
+    Template("shop/search-in-stock", "shop", "search", search_stock),
+    Template("shop/read-fact", "shop", "read", read_fact),
+    Template("shop/read-order", "shop", "read", read_order),
+    Template("shop/cheapest", "shop", "compare", cheapest),
+    Template("shop/best-rated", "shop", "compare", best_rated),
+    Template("shop/change-profile", "shop", "form", change_profile),
+    Template("shop/order-cart", "shop", "form", order_cart),
+    Template("shop/add-to-cart", "shop", "state", add_to_cart),
+    Template("shop/add-many", "shop", "state", add_many),
+    Template("shop/remove-from-cart", "shop", "state", remove_from_cart),
+    Template("shop/set-quantity", "shop", "state", set_quantity),
+    Template("shop/apply-coupon", "shop", "state", apply_coupon),
+    Template("shop/add-to-wish-list", "shop", "state", add_to_wishes),
+    Template("shop/buy-gift", "shop", "state", buy_gift),
+    Template("shop/missing-product", "shop", "impossible", missing_product),
+)

@@ -1,0 +1,232 @@
+"""Tasks of the embedded sites: the registry of templates, drawing tasks, and WebArena's JSON format.
+
+An id such as `shop/add-to-cart:test:30004:17` says all of a task: `make_task` makes the same one from it again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from functools import lru_cache
+from itertools import chain, zip_longest
+from typing import Any, get_args
+from zlib import crc32
+
+from dynaweb.errors import ConfigError
+from dynaweb.seeding import derive
+from dynaweb.types import Split, Task
+from dynaweb_env_sites.base import Do, Goal, Site, Template
+from dynaweb_env_sites.content import locale_of
+from dynaweb_env_sites.server import load_sites
+
+FIRST_SITE: Mapping[str, int] = {"pretrain": 0, "train": 10_000, "validation": 20_000, "test": 30_000}
+"""Site seeds of a split count from here."""
+SITES_PER_SPLIT: Mapping[str, int] = {"pretrain": 400, "train": 8, "validation": 8, "test": 24}
+VARIANTS = 10_000
+"""Instances of a template that are told apart on one site (many have the same words)."""
+TRIES = 80
+"""Draws in a row that may be refused before a template counts as used up."""
+
+
+@lru_cache(maxsize=1)
+def sites() -> dict[str, Site]:
+    """All embedded sites by name."""
+    return load_sites()
+
+
+@lru_cache(maxsize=1)
+def registry() -> dict[str, Template]:
+    """All templates by name, the sites taking turns."""
+    turns = zip_longest(*(site.templates for site in sites().values()))
+    return {template.name: template for template in chain.from_iterable(turns) if template is not None}
+
+
+def site_seeds(split: str, count: int = 0) -> range:
+    """The site seeds of a split; `count` 0 means the default number of sites."""
+    if split not in FIRST_SITE:
+        raise ConfigError(f"There is no split {split!r}. Valid: {', '.join(FIRST_SITE)}.")
+    first = FIRST_SITE[split]
+    return range(first, first + (count or SITES_PER_SPLIT[split]))
+
+
+def sites_tasks(
+    split: str,
+    count: int,
+    seed: int,
+    max_best_steps: int = 0,
+    *,
+    templates: Sequence[str] | None = None,
+    site_seeds: Sequence[int] | None = None,
+) -> list[Task]:
+    """`count` tasks of a split, templates in rotation; the same arguments give the same tasks.
+
+    Args:
+        split: `pretrain`, `train`, `validation` or `test`.
+        count: How many; words repeat only when a template has no new ones left.
+        seed: Which tasks.
+        max_best_steps: Only tasks whose plan is at most this long, the closing `stop` included; 0 = any.
+        templates: Names to use; None = all. Each template draws the same tasks whatever the others are.
+        site_seeds: Sites to use; None = the default sites of the split.
+
+    Raises:
+        ConfigError: An unknown split or template, or no template has a task that is short enough.
+    """
+    seeds = tuple(_default_seeds(split) if site_seeds is None else site_seeds)
+    streams = [_stream(_template(name), split, seeds, seed, max_best_steps) for name in templates or registry()]
+    tasks: list[Task] = []
+    while streams and len(tasks) < count:
+        drawn = [(stream, next(stream, None)) for stream in streams[: count - len(tasks)]]
+        tasks += [task for _, task in drawn if task is not None]
+        ended = [stream for stream, task in drawn if task is None]
+        streams = [stream for stream in streams if stream not in ended]
+    if len(tasks) < count:
+        raise ConfigError(
+            f"No task of the split {split!r} has at most {max_best_steps} best-case steps. "
+            "Raise max_best_steps or allow more templates."
+        )
+    return tasks
+
+
+def make_task(template: str, split: Split, site_seed: int, number: int) -> Task | None:
+    """One task by the parts of its id; None when the template has none for this number."""
+    chosen = _template(template)
+    state = sites()[chosen.site].build(site_seed, split, locale_of(site_seed))
+    goal = chosen.make(state, random.Random(derive(site_seed, "task", template, split, number)))
+    return None if goal is None else _task(chosen, goal, split, site_seed, number)
+
+
+def plan_of(task: Task) -> tuple[Do, ...]:
+    """The scripted solution of a task; empty when it has none."""
+    return tuple(Do(**step) for step in task.meta.get("plan", ()))
+
+
+def to_webarena(task: Task) -> dict[str, Any]:
+    """The task in WebArena's JSON format; what that has no field for is in `dynaweb`.
+
+    Addresses of sites are written as placeholders (`__SHOP__`), as in WebArena's own files.
+    """
+    meta = dict(task.meta)
+    return {
+        "sites": list(task.sites),
+        "task_id": crc32(task.id.encode()),
+        "require_login": False,
+        "storage_state": None,
+        "start_url": _mark(task.start_url),
+        "geolocation": None,
+        "intent_template": meta.get("intent_template", task.intent).replace("{", "{{").replace("}", "}}"),
+        "instantiation_dict": dict(meta.get("slots", {})),
+        "intent": task.intent,
+        "require_reset": True,
+        "eval": _mark(dict(task.evaluation)),
+        "intent_template_id": crc32(task.template.encode()),
+        "dynaweb": {
+            "id": task.id,
+            "split": task.split,
+            "template": task.template,
+            "best_steps": task.best_steps,
+            "meta": meta,
+        },
+    }
+
+
+def from_webarena(data: Mapping[str, Any]) -> Task:
+    """A task from WebArena's JSON format. Raises `ConfigError` naming the fields that are missing or wrong."""
+    missing = [key for key in ("task_id", "intent", "start_url", "eval") if key not in data]
+    if missing:
+        raise ConfigError(f"Not a WebArena task: missing {', '.join(missing)}. It has: {', '.join(sorted(data))}.")
+    own = data.get("dynaweb", {})
+    split = own.get("split", "test")
+    if split not in get_args(Split):
+        raise ConfigError(f"Task {data['task_id']} has the split {split!r}. Valid: {', '.join(get_args(Split))}.")
+    return Task(
+        id=str(own.get("id", data["task_id"])),
+        intent=data["intent"],
+        start_url=_unmark(data["start_url"]),
+        sites=tuple(data.get("sites", ())),
+        split=split,
+        evaluation=_unmark(dict(data["eval"])),
+        template=own.get("template", str(data.get("intent_template_id", ""))),
+        best_steps=own.get("best_steps"),
+        meta=own.get("meta", {}),
+    )
+
+
+def _default_seeds(split: str) -> Sequence[int]:
+    return site_seeds(split)
+
+
+def _template(name: str) -> Template:
+    found = registry().get(name)
+    if found is None:
+        raise ConfigError(f"There is no task template {name!r}. Valid: {', '.join(registry())}.")
+    return found
+
+
+def _stream(template: Template, split: str, seeds: Sequence[int], seed: int, max_best_steps: int) -> Iterator[Task]:
+    """Tasks of one template, each id once. New words first; when they run out, used words again."""
+    rng = random.Random(derive(seed, "tasks", split, template.name))
+    ids: set[str] = set()
+    words: set[tuple[int, str]] = set()
+    new_words, refused = True, 0
+    while refused < TRIES:
+        site_seed, number = rng.choice(list(seeds)), rng.randrange(VARIANTS)
+        task = make_task(template.name, split, site_seed, number)  # type: ignore[arg-type]
+        fits = task is not None and (not max_best_steps or (task.best_steps or 0) <= max_best_steps)
+        if task is None or not fits or task.id in ids or (new_words and (site_seed, task.intent) in words):
+            refused += 1
+            if refused == TRIES and new_words and ids:
+                new_words, refused = False, 0
+            continue
+        refused = 0
+        ids.add(task.id)
+        words.add((site_seed, task.intent))
+        yield task
+
+
+def _task(template: Template, goal: Goal, split: Split, site_seed: int, number: int) -> Task:
+    host = sites()[template.site].host
+    meta = {
+        "site_seed": site_seed,
+        "split": split,
+        "locale": locale_of(site_seed).code,
+        "template": template.name,
+        "kind": template.kind,
+        "plan": [_plain(step) for step in goal.plan],
+        **goal.meta,
+    }
+    return Task(
+        id=f"{template.name}:{split}:{site_seed}:{number}",
+        intent=goal.intent,
+        start_url=f"http://{host}{goal.start_path}",
+        sites=(template.site,),
+        split=split,
+        evaluation=goal.evaluation,
+        template=template.name,
+        best_steps=len(goal.plan),
+        meta=meta,
+    )
+
+
+def _plain(step: Do) -> dict[str, Any]:
+    defaults = {field.name: field.default for field in fields(Do)}
+    return {key: value for key, value in asdict(step).items() if value != defaults[key]}
+
+
+def _mark(value: Any) -> Any:
+    """Site addresses -> placeholders, anywhere in plain data."""
+    return _replace(value, {f"http://{site.host}": f"__{name.upper()}__" for name, site in sites().items()})
+
+
+def _unmark(value: Any) -> Any:
+    return _replace(value, {f"__{name.upper()}__": f"http://{site.host}" for name, site in sites().items()})
+
+
+def _replace(value: Any, table: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        for old, new in table.items():
+            value = value.replace(old, new)
+        return value
+    if isinstance(value, Mapping):
+        return {key: _replace(item, table) for key, item in value.items()}
+    return [_replace(item, table) for item in value] if isinstance(value, list | tuple) else value

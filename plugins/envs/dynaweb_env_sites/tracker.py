@@ -1,0 +1,258 @@
+"""The issue tracker: projects, issues with buttons and forms, milestones, people and settings, without JavaScript."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from flask import Blueprint, abort, request
+from werkzeug.wrappers import Response
+
+from dynaweb.types import Split
+from dynaweb_env_sites.base import Template, current, render
+from dynaweb_env_sites.content import Locale
+from dynaweb_env_sites.sitekit import listing, option, sent, show
+from dynaweb_env_sites.tracker_state import (
+    COMMENTS,
+    FILTERS,
+    ISSUE_SORTS,
+    LABELS,
+    PAGE,
+    PRIORITIES,
+    PROJECT_SORTS,
+    Issue,
+    Person,
+    Project,
+    TrackerState,
+    tracker_content,
+)
+from dynaweb_env_sites.tracker_tasks import TEMPLATES
+
+View = str | Response
+
+
+class Tracker:
+    """The issue tracker as a `Site`."""
+
+    name = "tracker"
+    host = "tracker.localhost"
+    templates: tuple[Template, ...] = TEMPLATES
+
+    def build(self, seed: int, split: Split, locale: Locale) -> TrackerState:
+        """Fresh state on cached content."""
+        content = tracker_content(seed, split, locale)
+        issues = {issue.slug: issue for issue in content.issues}
+        return TrackerState(seed, split, locale, content, issues, content.settings)
+
+    def blueprint(self) -> Blueprint:
+        """The views; every address is as the user sees it."""
+        pages = Blueprint("tracker", __name__)
+        for path, view in _READ.items():
+            pages.add_url_rule(path, view_func=view)
+        for path, view in _WRITE.items():
+            pages.add_url_rule(path, view_func=view, methods=["POST"])
+        return pages
+
+    def snapshot(self, state: TrackerState) -> dict[str, Any]:
+        """Every issue by its title, what was changed, created and written, and the present settings."""
+        settings = state.settings
+        return {
+            "issues": {issue.title: _issue_data(issue) for issue in state.issues.values()},
+            "changed": sorted(state.changed()),
+            "created": list(state.created),
+            "comments": {title: list(texts) for title, texts in state.written.items()},
+            "settings": {
+                "name": settings.name,
+                "email": settings.email,
+                "timezone": settings.timezone,
+                "watch": settings.watch,
+            },
+        }
+
+
+def _issue_data(issue: Issue) -> dict[str, Any]:
+    return {
+        "project": issue.project,
+        "state": issue.state,
+        "priority": issue.priority,
+        "assignee": issue.assignee,
+        "milestone": issue.milestone,
+        "label": issue.label,
+        "description": issue.description,
+        "confidential": issue.confidential,
+    }
+
+
+SITE = Tracker()
+
+
+def _home() -> str:
+    state = current(TrackerState)
+    sort = option("sort", PROJECT_SORTS)
+    return render("tracker/home.html", projects=state.projects(sort), sort=sort, sorts=PROJECT_SORTS)
+
+
+def _mine() -> str:
+    state = current(TrackerState)
+    return render("tracker/mine.html", issues=listing(state.assigned(state.content.me.name), PAGE))
+
+
+def _search() -> str:
+    query = request.args.get("q", "").strip()
+    issues, people = current(TrackerState).find(query)
+    return render("tracker/search.html", query=query, issues=issues[:PAGE], people=people[:PAGE])
+
+
+def _project(name: str) -> str:
+    state = current(TrackerState)
+    project, shown, sort = _project_at(state, name), option("state", FILTERS), option("sort", ISSUE_SORTS)
+    issues = listing(state.project_issues(project.name, shown, sort), PAGE)
+    orders = {"shown": shown, "filters": FILTERS, "sort": sort, "sorts": ISSUE_SORTS}
+    return render("tracker/project.html", project=project, issues=issues, **orders)
+
+
+def _milestones(name: str) -> str:
+    return render("tracker/milestones.html", project=_project_at(current(TrackerState), name))
+
+
+def _team(name: str) -> str:
+    state = current(TrackerState)
+    project = _project_at(state, name)
+    return render("tracker/members.html", project=project, people=state.team(project))
+
+
+def _person(name: str) -> str:
+    state = current(TrackerState)
+    person = _person_at(state, name)
+    return render("tracker/person.html", person=person, issues=state.assigned(person.name)[:3])
+
+
+def _new(name: str) -> str:
+    return _new_form(_project_at(current(TrackerState), name))
+
+
+def _create(name: str) -> View:
+    state = current(TrackerState)
+    project, title = _project_at(state, name), sent("title")
+    fields = {"priority": sent("priority"), "description": sent("description")}
+    if not title or fields["priority"] not in PRIORITIES:
+        state.notice = "Please give a title."
+        return _new_form(project, title=title, **fields)
+    issue = state.create(project, title, confidential=sent("confidential") == "yes", **fields)
+    return show(state, f"/issues/{issue.slug}", "Issue created.")
+
+
+def _new_form(project: Project, **values: str) -> str:
+    return render("tracker/new.html", project=project, priorities=PRIORITIES, values=values)
+
+
+def _issue(name: str) -> str:
+    state = current(TrackerState)
+    issue = _issue_at(state, name)
+    project = state.project(issue.project)
+    return render("tracker/issue.html", issue=issue, project=project, labels=LABELS, shown=COMMENTS)
+
+
+def _toggle(name: str) -> Response:
+    state = current(TrackerState)
+    issue = _issue_at(state, name)
+    closing = issue.state == "Open"
+    state.change(issue, state="Closed" if closing else "Open")
+    return show(state, f"/issues/{name}", "Issue closed." if closing else "Issue reopened.")
+
+
+def _assign(name: str) -> Response:
+    state = current(TrackerState)
+    issue, assignee = _issue_at(state, name), sent("assignee")
+    if assignee not in state.project(issue.project).team:
+        return show(state, f"/issues/{name}", "Not a member.")
+    state.change(issue, assignee=assignee)
+    return show(state, f"/issues/{name}", "Assignee saved.")
+
+
+def _label(name: str) -> Response:
+    state = current(TrackerState)
+    issue, label = _issue_at(state, name), sent("label")
+    if label not in LABELS:
+        return show(state, f"/issues/{name}", "No such label.")
+    state.change(issue, label=label)
+    return show(state, f"/issues/{name}", "Label saved.")
+
+
+def _comment(name: str) -> Response:
+    state = current(TrackerState)
+    issue, text = _issue_at(state, name), sent("text")
+    if not text:
+        return show(state, f"/issues/{name}", "Please write a comment.")
+    state.comment(issue, text)
+    return show(state, f"/issues/{name}", "Comment added.")
+
+
+def _edit(name: str) -> str:
+    state = current(TrackerState)
+    issue = _issue_at(state, name)
+    milestones = [milestone.name for milestone in state.project(issue.project).milestones]
+    return render("tracker/edit.html", issue=issue, priorities=PRIORITIES, milestones=milestones)
+
+
+def _save(name: str) -> Response:
+    state = current(TrackerState)
+    issue = _issue_at(state, name)
+    milestones = {milestone.name for milestone in state.project(issue.project).milestones}
+    title, priority, milestone = sent("title"), sent("priority"), sent("milestone")
+    if not title or priority not in PRIORITIES or milestone not in milestones:
+        return show(state, f"/issues/{name}/edit", "Please give a title.")
+    confidential = sent("confidential") == "yes"
+    state.change(issue, title=title, priority=priority, milestone=milestone, confidential=confidential)
+    return show(state, f"/issues/{name}", "Changes saved.")
+
+
+def _settings() -> str:
+    return render("tracker/settings.html")
+
+
+def _save_settings() -> Response:
+    state = current(TrackerState)
+    name, email = sent("name"), sent("email")
+    if not name or "@" not in email:
+        return show(state, "/settings", "Please give a name and an e-mail address.")
+    state.settings = replace(
+        state.settings, name=name, email=email, timezone=sent("timezone"), watch=sent("watch") == "yes"
+    )
+    return show(state, "/settings", "Settings saved.")
+
+
+def _project_at(state: TrackerState, address: str) -> Project:
+    return next((project for project in state.content.projects if project.slug == address), None) or abort(404)
+
+
+def _issue_at(state: TrackerState, address: str) -> Issue:
+    return state.issues.get(address) or abort(404)
+
+
+def _person_at(state: TrackerState, address: str) -> Person:
+    return next((person for person in state.content.people if person.slug == address), None) or abort(404)
+
+
+_READ = {
+    "/": _home,
+    "/mine": _mine,
+    "/search": _search,
+    "/projects/<name>": _project,
+    "/projects/<name>/milestones": _milestones,
+    "/projects/<name>/members": _team,
+    "/projects/<name>/new": _new,
+    "/people/<name>": _person,
+    "/issues/<name>": _issue,
+    "/issues/<name>/edit": _edit,
+    "/settings": _settings,
+}
+_WRITE = {
+    "/projects/<name>/new": _create,
+    "/issues/<name>/toggle": _toggle,
+    "/issues/<name>/assign": _assign,
+    "/issues/<name>/label": _label,
+    "/issues/<name>/comment": _comment,
+    "/issues/<name>/edit": _save,
+    "/settings": _save_settings,
+}

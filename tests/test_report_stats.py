@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from dynaweb.report.stats import (
+    Estimate,
+    mcnemar,
+    mean,
+    paired_difference,
+    proportion,
+    success_rate,
+    t_quantile,
+    wilson,
+)
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    # Published: Newcombe (1998), "Two-sided confidence intervals for the single proportion", table I, method 3.
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_interval_matches_published_values(successes: int, n: int, low: float, high: float) -> None:
+    estimate = wilson(successes, n)
+    assert estimate.value == successes / n
+    assert estimate.low == pytest.approx(low, abs=6e-5)
+    assert estimate.high == pytest.approx(high, abs=6e-5)
+
+
+def test_a_proportion_of_all_reaches_one_and_of_none_is_unknown() -> None:
+    assert wilson(20, 20).high == 1.0
+    assert proportion([]) == Estimate(None, None, None, 0)
+    with pytest.raises(ValueError, match="between 0 and n=3"):
+        wilson(4, 3)
+
+
+def test_ungraded_episodes_are_counted_and_left_out() -> None:
+    estimate = proportion([1.0, None, 0.0, 1.0, None])
+    assert (estimate.value, estimate.n, estimate.missing) == (pytest.approx(2 / 3), 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("df", "quantile"),
+    [(1, 12.7062047), (2, 4.3026527), (4, 2.7764451), (9, 2.2621572), (30, 2.0422725), (1000, 1.9623391)],
+)
+def test_t_quantile_matches_the_tables(df: int, quantile: float) -> None:
+    assert t_quantile(0.975, df) == pytest.approx(quantile, rel=1e-7)
+
+
+def test_mean_with_t_interval() -> None:
+    estimate = mean([2.0, 4.0, None, 6.0])
+    half = 4.3026527 * 2.0 / math.sqrt(3)
+    assert (estimate.value, estimate.n, estimate.missing) == (4.0, 3, 1)
+    assert estimate.low == pytest.approx(4.0 - half, rel=1e-6)
+    assert estimate.high == pytest.approx(4.0 + half, rel=1e-6)
+    assert mean([5.0]) == Estimate(5.0, None, None, 1)
+    assert mean([]) == Estimate(None, None, None, 0)
+
+
+@pytest.mark.parametrize(("gained", "lost", "p"), [(0, 0, 1.0), (5, 5, 1.0), (10, 0, 2 / 1024), (8, 2, 0.109375)])
+def test_mcnemar_is_the_exact_binomial_test(gained: int, lost: int, p: float) -> None:
+    assert mcnemar(gained, lost) == pytest.approx(p)
+    assert mcnemar(lost, gained) == mcnemar(gained, lost)
+
+
+def test_paired_difference_counts_and_is_the_same_for_the_same_seed() -> None:
+    first = [[1.0, 0.0, 0.0, 1.0, None, 0.0]]
+    second = [[1.0, 1.0, 1.0, 0.0, 1.0, None]]
+    found = paired_difference(first, second, seed=3)
+    assert (found.difference.value, found.difference.n, found.difference.missing) == (0.25, 4, 2)
+    assert (found.gained, found.lost, found.seeds) == (2, 1, 1)
+    assert found == paired_difference(first, second, seed=3)
+    assert not found.is_shown
+
+
+def test_bootstrap_interval_agrees_with_the_normal_one_on_many_episodes() -> None:
+    rng = random.Random(1)
+    first = [float(rng.random() < 0.7) for _ in range(2000)]
+    second = [max(a, float(rng.random() < 0.3)) for a in first]
+    found = paired_difference([first], [second])
+    d = [b - a for a, b in zip(first, second, strict=True)]
+    centre = sum(d) / len(d)
+    half = 1.96 * math.sqrt(sum((x - centre) ** 2 for x in d)) / len(d)
+    assert found.difference.low == pytest.approx(centre - half, abs=0.001)
+    assert found.difference.high == pytest.approx(centre + half, abs=0.001)
+    assert found.is_shown
+
+
+def test_seeds_that_disagree_widen_the_interval() -> None:
+    first = [[0.0] * 100] * 4
+    agree = paired_difference(first, [[1.0] * 20 + [0.0] * 80] * 4).difference
+    disagree = paired_difference(first, [[1.0] * k + [0.0] * (100 - k) for k in (0, 0, 40, 40)]).difference
+    assert agree.value == disagree.value == 0.2
+    assert agree.low is not None and agree.high is not None
+    assert disagree.low is not None and disagree.high is not None
+    assert disagree.high - disagree.low > 2 * (agree.high - agree.low)
+
+
+def test_one_control_is_paired_with_every_seed() -> None:
+    found = paired_difference([[0.0, 1.0]], [[1.0, 1.0], [1.0, 1.0], [0.0, 1.0]])
+    assert (found.seeds, found.gained, found.lost, found.difference.n) == (3, 2, 0, 6)
+
+
+def test_arms_that_cannot_be_paired_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 and 2 episodes"):
+        paired_difference([[0.0] * 3], [[0.0] * 2])
+    with pytest.raises(ValueError, match="2 seeds and the other 3"):
+        paired_difference([[0.0]] * 2, [[0.0]] * 3)
+
+
+def test_success_rate_over_seeds_is_never_narrower_than_over_episodes() -> None:
+    alike = [[1.0] * 80 + [0.0] * 20] * 3
+    assert success_rate(alike) == proportion([x for outcomes in alike for x in outcomes])
+    apart = success_rate([[1.0] * k + [0.0] * (100 - k) for k in (60, 80, 100)])
+    assert apart.value == pytest.approx(0.8)
+    assert apart.n == 300
+    assert apart.low == pytest.approx(0.8 - 4.3026527 * 0.2 / math.sqrt(3), abs=1e-6)
+    assert success_rate([[1.0, None]]).n == 1
+
+
+def test_no_number_without_its_count() -> None:
+    assert str(wilson(3, 4)) == "0.750 [0.301, 0.954] n=4"
+    assert mean([2.5]).text(1) == "2.5 n=1"
+    assert proportion([None]).text() == "- n=0"
+    assert Estimate(0.125, -0.01, 0.2, 9).text(1, signed=True, scale=100) == "+12.5 [-1.0, +20.0] n=9"
