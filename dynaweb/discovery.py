@@ -23,6 +23,8 @@ KIND_HOOKS: dict[Kind, str] = {
 KIND_WORDS: dict[Kind, str] = {"wm": "world model", "opt": "optimizer", "reward": "reward judge", "env": "environment"}
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)\s*(?:\[([^\]]*)\])?")
+_EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 State = Literal["ok", "broken", "blocked", "missing"]
@@ -82,9 +84,7 @@ def new_manager() -> pluggy.PluginManager:
     return manager
 
 
-def load_all(
-    manager: pluggy.PluginManager, refuse: Callable[[Origin], str]
-) -> tuple[list[Plugin], list[PluginStatus]]:
+def load_all(manager: pluggy.PluginManager, refuse: Callable[[Origin], str]) -> tuple[list[Plugin], list[PluginStatus]]:
     """Load every entry point; `refuse` returns why the user does not want one, or ''.
 
     Returns what is usable, and the status of all that is not (plus of plugins that only observe).
@@ -116,7 +116,7 @@ def explain(error: BaseException) -> str:
 
 
 def register(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
-    """Register hook implementations after checking them against the specs. Raises `SpecError`; leaves nothing behind."""
+    """Register hook implementations that fit the specs. Raises `SpecError` for others, and leaves nothing behind."""
     try:
         manager.register(plugin, name)
         _check_hooks(manager, plugin)
@@ -224,25 +224,44 @@ def _status(origin: Origin, status: State, cause: str) -> PluginStatus:
 
 def missing_requirements(package: str, extra: str) -> list[str]:
     """The requirements of an optional dependency group that are not installed. Nothing is imported."""
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
     try:
         lines = metadata.requires(package) or []
     except metadata.PackageNotFoundError:
         return []
     missing: list[str] = []
     for line in lines:
-        requirement = Requirement(line)
-        if requirement.marker is None or "extra" not in str(requirement.marker):
+        name, extras, marker = _requirement(line)
+        if not _wanted(marker, extra):
             continue
-        if not requirement.marker.evaluate({"extra": extra}):
-            continue
-        if canonicalize_name(requirement.name) == canonicalize_name(package):
-            missing += [one for part in sorted(requirement.extras) for one in missing_requirements(package, part)]
-        elif not _installed(requirement.name):
-            missing.append(requirement.name)
+        if _plain(name) == _plain(package):
+            missing += [one for part in extras for one in missing_requirements(package, part)]
+        elif not _installed(name):
+            missing.append(name)
     return missing
+
+
+def _requirement(line: str) -> tuple[str, list[str], str]:
+    """Name, extras and marker of a line such as `torch[a]>=2; extra == "train"`."""
+    head, _, marker = line.partition(";")
+    match = _REQUIREMENT.match(head.strip())
+    assert match is not None, f"not a requirement: {line}"  # the standard fixes the form of installed metadata
+    extras = [name.strip() for name in (match[2] or "").split(",") if name.strip()]
+    return match[1], extras, marker.strip()
+
+
+def _wanted(marker: str, extra: str) -> bool:
+    if "extra" not in marker:
+        return False
+    if alone := _EXTRA.fullmatch(marker):
+        return _plain(alone[1]) == _plain(extra)
+    # Only markers that ask for more, such as the platform, are worth the import.
+    from packaging.markers import Marker
+
+    return Marker(marker).evaluate({"extra": extra})
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _installed(package: str) -> bool:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dynaweb import discovery, events
+from dynaweb import discovery
 from dynaweb.discovery import KIND_HOOKS, KIND_WORDS, Origin, Plugin, PluginStatus, explain, missing_requirements
 from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError
 from dynaweb.suggest import hint
@@ -35,15 +35,16 @@ log = logging.getLogger("dynaweb")
 ENV_ALLOW = "DYNAWEB_PLUGINS"
 ENV_STRICT = "DYNAWEB_STRICT"
 
-EVENT_HOOKS: dict[type, str] = {
-    events.RunStart: "dynaweb_run_start",
-    events.RunEnd: "dynaweb_run_end",
-    events.Stage: "dynaweb_stage",
-    events.Progress: "dynaweb_progress",
-    events.Rollout: "dynaweb_rollout",
-    events.Update: "dynaweb_update",
-    events.Evaluation: "dynaweb_eval",
-    events.Failure: "dynaweb_error",
+# By name, since listing plugins needs no event class.
+EVENT_HOOKS = {
+    "RunStart": "dynaweb_run_start",
+    "RunEnd": "dynaweb_run_end",
+    "Stage": "dynaweb_stage",
+    "Progress": "dynaweb_progress",
+    "Rollout": "dynaweb_rollout",
+    "Update": "dynaweb_update",
+    "Evaluation": "dynaweb_eval",
+    "Failure": "dynaweb_error",
 }
 
 
@@ -128,7 +129,7 @@ class Plugins:
 
         An observer that raises is reported once by name and the run goes on; in strict mode it is a `PluginError`.
         """
-        caller = getattr(self.manager.hook, EVENT_HOOKS[type(event)])
+        caller = getattr(self.manager.hook, EVENT_HOOKS[type(event).__name__])
         for impl in caller.get_hookimpls():
             try:
                 impl.function(event) if impl.argnames else impl.function()
@@ -162,6 +163,8 @@ class Plugins:
             return
         self._reported.add(name)
         log.warning("%s; the run goes on, and this is said once", message)
+        from dynaweb import events
+
         self.notify(events.Failure(where=f"observer {name}", error=explain(error)))
 
     def statuses(self) -> list[PluginStatus]:
@@ -271,7 +274,8 @@ def _sentence(status: PluginStatus) -> str:
 
 
 def _unusable(kind: Kind, status: PluginStatus) -> DynawebError:
-    message = f"{KIND_WORDS[kind]} {status.name!r} was asked for, but {_sentence(status)}"
+    origin = f"package {status.package} {status.version}"
+    message = f"{KIND_WORDS[kind]} {status.name!r} ({origin}) cannot be used: {status.cause}"
     return MissingError(message) if status.status == "blocked" else PluginError(message)
 
 

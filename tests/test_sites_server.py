@@ -60,7 +60,8 @@ def test_a_missing_page_is_a_page_of_the_site(server: SitesServer) -> None:
 def test_worlds_are_apart_and_a_new_one_is_clean(app: SitesApp, server: SitesServer) -> None:
     for token in ("a", "b"):
         app.store.put(token, app.store.world(10_001, "train"))
-    product = next(item for item in _shop(app, "a").content.products if item.stock and item.id not in _shop(app, "a").cart)
+    shop = _shop(app, "a")
+    product = next(item for item in shop.content.products if item.stock and item.id not in shop.cart)
     before = dict(_shop(app, "a").cart)
     status, _ = _fetch(server, "shop.localhost", f"/product/{product.id}/add", "a", "quantity=1")
     assert status == 303

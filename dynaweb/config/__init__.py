@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dynaweb.config.recipe import Choice, Recipe
-    from dynaweb.config.resolve import resolve, restore, schema
+    from dynaweb.config.resolving import resolve, restore, schema
     from dynaweb.config.sections import Section
 
 _HOMES = {
     "Choice": "dynaweb.config.recipe",
     "Recipe": "dynaweb.config.recipe",
     "Section": "dynaweb.config.sections",
-    "resolve": "dynaweb.config.resolve",
-    "restore": "dynaweb.config.resolve",
-    "schema": "dynaweb.config.resolve",
+    "resolve": "dynaweb.config.resolving",
+    "restore": "dynaweb.config.resolving",
+    "schema": "dynaweb.config.resolving",
 }
 
 

@@ -1,4 +1,4 @@
-"""Where values come from: recipe files, presets, flags and `--set`, merged in that order with the origin of each value."""
+"""Layers of values with their origins: recipe files, presets, flags and `--set`, merged in that order."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynaweb.errors import ConfigError
 from dynaweb.suggest import hint
 
-KINDS = ("wm", "opt", "reward", "env")
+if TYPE_CHECKING:
+    from dynaweb.hookspecs import Kind
+
+KINDS: tuple[Kind, ...] = ("wm", "opt", "reward", "env")
 HEADER = ("extends", "description")
 THOROUGH: Mapping[str, Any] = {"eval.episodes": 360, "controls.filtered_bc": True}
 """What `--thorough` changes: more held-out episodes, and the second control arm."""
@@ -89,7 +92,8 @@ def find_recipe(recipe: str | Path, *, beside: Path | None = None) -> Path:
     if path.is_file():
         return path
     if path.suffix == ".toml" or len(Path(text).parts) > 1:
-        raise ConfigError(f"recipe file {path} does not exist; give a TOML file or a shipped name: {', '.join(shipped)}")
+        names = ", ".join(shipped)
+        raise ConfigError(f"recipe file {path} does not exist; give a TOML file or a shipped name: {names}")
     raise ConfigError(f"no recipe is called {text!r}; {hint(text, shipped)}; a path ends in .toml")
 
 

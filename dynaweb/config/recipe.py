@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -67,7 +65,7 @@ class Choice:
 class Recipe:
     """Every setting of a run. Made by `dynaweb.config.resolve`; attribute names are those of the TOML sections.
 
-    `origins` maps a dotted path to where its value comes from: `default`, `dynaweb.toml:rl.updates`, `--set`, `--seed`...
+    `origins` maps a dotted path to where its value comes from: `default`, `dynaweb.toml:rl.updates`, `--set`, `--seed`.
     """
 
     name: str
@@ -109,10 +107,10 @@ class Recipe:
     def key(self, *parts: str, **extra: Any) -> str:
         """A stable hash (20 hex digits) of the settings that matter to a stage.
 
-        `parts` are sections (`"sft"`) or single settings (`"run.seed"`); `extra` is any other plain data that the result
-        depends on. A plugin's section counts with its package and version. Order does not matter.
+        `parts` are sections (`"sft"`) or single settings (`"run.seed"`); `extra` is any other plain data that the
+        result depends on. A plugin's section counts with its package and version. Order does not matter.
         """
-        return digest({part: self._matter(part) for part in parts} | {f"+{name}": value for name, value in extra.items()})
+        return digest(self.settings(*parts) | {f"+{name}": value for name, value in extra.items()})
 
     def settings(self, *parts: str) -> dict[str, Any]:
         """The plain data that `key` hashes, for the manifest of a stage."""
@@ -137,7 +135,7 @@ class Recipe:
         return differences(self.flat(), other.flat())
 
     def to_toml(self, *, origins: bool = False) -> str:
-        """The recipe as TOML; reading it gives the same settings. With `origins`, each line tells where its value is from."""
+        """The recipe as TOML; reading it gives the same settings. With `origins`, each line ends with its origin."""
         lines = []
         for name, section in self.tree().items():
             lines.append(f"[{name}]")
@@ -148,10 +146,10 @@ class Recipe:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        changed = {path: origin for path, origin in self.origins.items() if origin != "default"}
-        flat = self.flat()
         plugins = " ".join(f"{choice.kind}={choice.name}" for choice in self.choices())
-        lines = [f"  {path} = {_toml(flat[path])}  ({origin})" for path, origin in sorted(changed.items()) if path in flat]
+        origins = self.origins
+        changed = [(path, value) for path, value in self.flat().items() if origins.get(path, "default") != "default"]
+        lines = [f"  {path} = {_toml(value)}  ({origins[path]})" for path, value in changed]
         return "\n".join([f"Recipe {self.name}: {plugins} model={self.model.path} seed={self.run.seed}", *lines])
 
     __repr__ = __str__
@@ -168,6 +166,9 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def digest(data: Any) -> str:
     """A stable hash (20 hex digits) of plain data; key order does not matter, 1 and 1.0 differ."""
+    import hashlib
+    import json
+
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:20]
 

@@ -58,7 +58,7 @@ class Data(Section):
     """Expert demonstrations."""
 
     experts: Literal["few", "all"] = "few"
-    """`few`: demonstrations of a few tasks only, shared by SFT and RL. `all`: an expert for every RL task (the paper)."""
+    """`few`: demonstrations of a few tasks, for SFT and RL alike. `all`: an expert for every RL task (the paper)."""
     demos: int = Field(default=0, ge=0)
     """Number of demonstrations when `few`; 0 = one for each task template."""
     max_best_steps: int = Field(default=5, ge=1)

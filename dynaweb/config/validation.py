@@ -52,7 +52,7 @@ def validate(name: str, description: str, layers: Layers, plugins: Plugins, prob
     for section, model in SECTIONS.items():
         sections[section] = _parse(model, tree.get(section, {}), section, layers, problems)
     for kind in KINDS:
-        sections[kind] = _choice(kind, tree.get(kind, {}), layers, plugins, problems)  # type: ignore[arg-type]
+        sections[kind] = _choice(kind, tree.get(kind, {}), layers, plugins, problems)
     problems.check()
     recipe = Recipe(name=name, description=description, **sections)
     origins = {path: _origin(layers, path) for path in recipe.flat()}
@@ -79,9 +79,7 @@ def _choice(kind: Kind, data: Any, layers: Layers, plugins: Plugins, problems: P
     return Choice(kind, name, config, plugin.origin.package, plugin.origin.version) if config is not None else None
 
 
-def _parse(
-    model: type[BaseModel], data: Any, section: str, layers: Layers, problems: Problems
-) -> BaseModel | None:
+def _parse(model: type[BaseModel], data: Any, section: str, layers: Layers, problems: Problems) -> BaseModel | None:
     from pydantic import ValidationError
 
     if not isinstance(data, Mapping):

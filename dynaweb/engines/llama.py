@@ -132,27 +132,31 @@ def _pairs(weight: torch.Tensor, heads: int, head_dim: int, order: torch.Tensor)
     return weight.view(heads, head_dim, -1).index_select(1, order).reshape(heads * head_dim, -1)
 
 
+def _normalised(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """x / sqrt(mean(x^2) + eps) over the last axis, and the factor [..., 1]; statistics at least in float32."""
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    rstd = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    return (wide * rstd).to(x.dtype), rstd
+
+
 class _Normalise(torch.autograd.Function):
-    """x / sqrt(mean(x^2) + eps) over the last axis, keeping only its own output for the backward pass."""
+    """`_normalised`, keeping only its own output for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, eps: float) -> torch.Tensor:
-        wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-        rstd = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        out = (wide * rstd).to(x.dtype)
+        out, rstd = _normalised(x, eps)
         ctx.save_for_backward(out, rstd)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         out, rstd = ctx.saved_tensors
-        grad = grads[0]
-        inner = (grad * out).mean(-1, keepdim=True)
-        return torch.addcmul(grad, out, inner, value=-1).mul_(rstd.to(grad.dtype)), None
+        inner = (grads[0] * out).mean(-1, keepdim=True)
+        return torch.addcmul(grads[0], out, inner, value=-1).mul_(rstd), None
 
 
 class _Gated(torch.autograd.Function):
-    """silu(gate) * up of one fused [..., 2F] tensor."""
+    """silu(gate) * up of one fused [..., 2F] tensor, keeping only that tensor for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, both: torch.Tensor) -> torch.Tensor:
@@ -173,7 +177,17 @@ class _Gated(torch.autograd.Function):
 
 def normalise(x: torch.Tensor, eps: float) -> torch.Tensor:
     """RMS normalisation without a scale (the scale is folded into the next matrix)."""
-    return _Normalise.apply(x, eps)  # type: ignore[no-any-return]
+    if torch.is_grad_enabled():
+        return _Normalise.apply(x, eps)  # type: ignore[no-any-return,no-untyped-call]
+    return _normalised(x, eps)[0]
+
+
+def gated(both: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, where gate and up lie side by side in the last axis."""
+    if torch.is_grad_enabled():
+        return _Gated.apply(both)  # type: ignore[no-any-return,no-untyped-call]
+    gate, up = both.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
 
 
 def rotary(weights: Weights, position: torch.Tensor) -> torch.Tensor:
@@ -218,7 +232,7 @@ def finish(weights: Weights, layer: Layer, x: torch.Tensor, mixed: torch.Tensor)
     """Output projection of attention [..., H, E], residuals and the feed-forward part: the block's output [..., D]."""
     shape, width = x.shape, x.shape[-1]
     x = torch.addmm(x.reshape(-1, width), mixed.reshape(-1, layer.out.shape[1]), layer.out.T)
-    inner = _Gated.apply(F.linear(normalise(x, weights.eps), layer.up))
+    inner = gated(F.linear(normalise(x, weights.eps), layer.up))
     return torch.addmm(x, inner, layer.down.T).view(shape)
 
 
@@ -240,6 +254,9 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **mask: 
     return out.transpose(1, 2)
 
 
+Rows = slice | torch.Tensor
+
+
 class Cache:
     """Preallocated keys [layers, B, K, E, C] and values [layers, B, K, C, E] of a batch that is being decoded."""
 
@@ -249,11 +266,11 @@ class Cache:
         self.key = like.new_zeros(layers, rows, kv, width, columns)
         self.value = like.new_zeros(layers, rows, kv, columns, width)
 
-    def write(self, layer: int, rows: slice, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Store keys and values [B, T, K, E] of the first T columns."""
+    def write(self, layer: int, rows: Rows, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store keys and values [B, T, K, E] in the first T columns of B rows."""
         length = key.shape[1]
-        self.key[layer, rows, :, :, :length] = key.permute(0, 2, 3, 1)
-        self.value[layer, rows, :, :length] = value.transpose(1, 2)
+        self.key[layer][rows, :, :, :length] = key.permute(0, 2, 3, 1)
+        self.value[layer][rows, :, :length] = value.transpose(1, 2)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], columns: int) -> None:
         """Copy the first `columns` columns of rows onto other rows."""
@@ -261,61 +278,87 @@ class Cache:
         self.value[:, targets, :, :columns] = self.value[:, sources, :, :columns]
 
 
-def prefill(
-    weights: Weights,
-    ids_BT: torch.Tensor,
-    last_B: torch.Tensor,
-    cache: Cache | None = None,
-    rows: slice = slice(0, 0),
-    owner: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Logits [B, V] after each prompt; right padding, `last_B` is the index of a prompt's last token.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a prefill stores its keys and values: sequence `owner[i]` goes to the i-th of the cache rows `rows`."""
 
-    With a cache, the keys and values of sequence `owner[i]` are stored in the i-th of its rows `rows`.
+    cache: Cache
+    rows: Rows
+    owner: torch.Tensor
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store one layer's keys and values [B, T, K, E] in every row that shares them."""
+        self.cache.write(layer, self.rows, key.index_select(0, self.owner), value.index_select(0, self.owner))
+
+
+def prefill(
+    weights: Weights, ids_BT: torch.Tensor, last_B: torch.Tensor | None, target: Target | None = None
+) -> torch.Tensor | None:
+    """Logits [B, V] after each sequence, None without `last_B` (the index of each sequence's last token).
+
+    Sequences are padded on the right, where causal attention keeps padding out of everything that is used.
     """
     turn = rotary(weights, torch.arange(ids_BT.shape[1], device=ids_BT.device))
     x = F.embedding(ids_BT, weights.embed_VD)
+    for index, layer in enumerate(weights.layers[:-1]):
+        query, key, value = project(weights, layer, x, turn)
+        if target is not None:
+            target.write(index, key, value)
+        x = finish(weights, layer, x, attend(query, key, value, is_causal=True))
+    layer = weights.layers[-1]
+    key, value = project_keys(weights, layer, x, turn)
+    if target is not None:
+        target.write(len(weights.layers) - 1, key, value)
+    if last_B is None:
+        return None
+    x = x[torch.arange(len(x), device=x.device), last_B][:, None]
+    query = project_query(weights, layer, x, turn[last_B][:, None])
+    seen = torch.arange(ids_BT.shape[1], device=ids_BT.device) <= last_B[:, None]
+    mixed = attend(query, key, value, attn_mask=seen[:, None, None])
+    return logits(weights, finish(weights, layer, x, mixed)[:, 0])
+
+
+def extend(
+    weights: Weights,
+    ids_BT: torch.Tensor,
+    start_B: torch.Tensor,
+    last_B: torch.Tensor,
+    cache: Cache,
+    rows: slice,
+    columns: int,
+) -> torch.Tensor:
+    """Logits [B, V] after T more tokens in each of B cache rows; one token each is a decoding step.
+
+    Row b's tokens are stored from column `start_B[b]` on and see all columns before their own; those behind
+    `last_B[b]` (an index into its T tokens) are padding, overwritten later. `columns` bounds the columns looked at.
+    """
+    offset = torch.arange(ids_BT.shape[1], device=ids_BT.device)
+    position_BT = start_B[:, None] + offset
+    hidden_BTC = torch.arange(columns, device=ids_BT.device) > position_BT[..., None]
+    mask_BTC = torch.zeros(hidden_BTC.shape, dtype=cache.key.dtype, device=ids_BT.device)
+    mask_BTC.masked_fill_(hidden_BTC, float("-inf"))
     batch = torch.arange(len(ids_BT), device=ids_BT.device)
+    turn = rotary(weights, position_BT)
+    x = F.embedding(ids_BT, weights.embed_VD)
     for index, layer in enumerate(weights.layers):
-        final = index == len(weights.layers) - 1
-        if final:
-            key, value = project_keys(weights, layer, x, turn)
-        else:
-            query, key, value = project(weights, layer, x, turn)
-        if cache is not None:
-            spread = (key, value) if owner is None else (key.index_select(0, owner), value.index_select(0, owner))
-            cache.write(index, rows, *spread)
-        if final:
-            x = x[batch, last_B][:, None]
-            query = project_query(weights, layer, x, turn[last_B][:, None])
-            keep = torch.arange(ids_BT.shape[1], device=ids_BT.device) <= last_B[:, None]
-            x = finish(weights, layer, x, attend(query, key, value, attn_mask=keep[:, None, None]))
-        else:
-            x = finish(weights, layer, x, attend(query, key, value, is_causal=True))
+        query, key, value = project(weights, layer, x, turn)
+        keys, values = cache.key[index, rows], cache.value[index, rows]
+        keys[batch[:, None], :, :, position_BT] = key
+        values[batch[:, None], :, position_BT] = value
+        if index == len(weights.layers) - 1 and ids_BT.shape[1] > 1:
+            x, query, mask_BTC = (part[batch, last_B][:, None] for part in (x, query, mask_BTC))
+        mixed = _attend_cached(query, keys[..., :columns], values[:, :, :columns], mask_BTC)
+        x = finish(weights, layer, x, mixed)
     return logits(weights, x[:, 0])
 
 
-def decode(
-    weights: Weights,
-    token_B: torch.Tensor,
-    position_B: torch.Tensor,
-    cache: Cache,
-    mask_BC: torch.Tensor,
+def _attend_cached(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask_BTC: torch.Tensor
 ) -> torch.Tensor:
-    """Logits [B, V] after one more token per row, stored at column `position_B`.
-
-    `mask_BC` (0 or -inf) must already be 0 at that column. Uses the first B rows and C columns of the cache.
-    """
-    rows, columns = mask_BC.shape
-    batch = torch.arange(rows, device=token_B.device)
-    turn = rotary(weights, position_B)
-    x = F.embedding(token_B, weights.embed_VD)
-    for index, layer in enumerate(weights.layers):
-        query, key, value = project(weights, layer, x, turn)
-        cache.key[index][batch, :, :, position_B] = key
-        cache.value[index][batch, :, position_B] = value
-        keys = cache.key[index, :rows, :, :, :columns]
-        values = cache.value[index, :rows, :, :columns]
-        score = query.unflatten(1, (weights.kv_heads, weights.groups)) @ keys + mask_BC[:, None, None]
-        x = finish(weights, layer, x, torch.softmax(score, dim=-1) @ values)
-    return logits(weights, x)
+    """Attention of [B, T, H, E] over cached keys [B, K, E, C] and values [B, K, C, E]; returns [B, T, H, E]."""
+    rows, length, heads, width = query.shape
+    kv = keys.shape[1]
+    grouped = query.view(rows, length, kv, heads // kv, width).transpose(1, 2).reshape(rows, kv, -1, width)
+    score = (grouped @ keys).view(rows, kv, length, heads // kv, -1) + mask_BTC[:, None, :, None]
+    mixed = torch.softmax(score, dim=-1).view(rows, kv, length * (heads // kv), -1) @ values
+    return mixed.view(rows, kv, length, heads // kv, width).transpose(1, 2).reshape(rows, length, heads, width)

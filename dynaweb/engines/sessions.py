@@ -1,29 +1,35 @@
 """Batches that are being decoded: a common face for the compact Llama forward and for any other model.
 
-A *runner* belongs to a model, a *session* to one batch. Rows of a session may share a prompt: `owners[i]` is the index of
-row i's prompt among the distinct ones, which are computed once.
+A *runner* belongs to a model, a *session* to one batch.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from transformers import DynamicCache
 
 from dynaweb.engines import llama
-
-Prompt = tuple[int, ...]
+from dynaweb.engines.sharing import Plan, Prompt, spans
 
 PREFILL_TOKENS = 2048
 """Padded tokens of one prefill pass: small enough for the processor's caches, large enough to keep it busy."""
 
 
 class Session(Protocol):
-    """One batch. `logits` [B, V] float32 are those of the next token of each row."""
+    """One batch. `logits` [B, V] float32 are those of the next token of each row.
+
+    Row i answers prompt `order[i]` of those that the session was started with; `computed` counts the prompt tokens that
+    went through the model.
+    """
 
     logits: torch.Tensor
+    order: Sequence[int]
+    computed: int
 
     def step(self, token_B: torch.Tensor) -> None:
         """Append one token to every row and compute the next logits."""
@@ -35,12 +41,15 @@ class Session(Protocol):
 
 
 class Runner(Protocol):
-    """Computes prompts and opens sessions; `device` is where its tensors live."""
+    """Computes prompts and opens sessions."""
 
-    device: torch.device
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors live."""
+        ...
 
-    def start(self, prompts: Sequence[Prompt], owners: Sequence[int], room: int) -> Session:
-        """A session with one row per owner and room for that many new tokens in each row. Owners are ascending."""
+    def start(self, prompts: Sequence[Prompt], room: int) -> Session:
+        """A session with one row per prompt and room for that many new tokens in each row."""
         ...
 
     def next_logits(self, prompts: Sequence[Prompt]) -> torch.Tensor:
@@ -63,18 +72,6 @@ def pad_right(prompts: Sequence[Prompt], pad_id: int, device: torch.device) -> t
     return torch.tensor([[*prompt, *[pad_id] * (width - len(prompt))] for prompt in prompts], device=device)
 
 
-def spans(lengths: Sequence[int], limit: int) -> Iterator[slice]:
-    """Cut a sequence of lengths into slices whose padded size (count x longest) stays within `limit`."""
-    start, widest = 0, 0
-    for index, length in enumerate(lengths):
-        widest = max(widest, length)
-        if index > start and (index - start + 1) * widest > limit:
-            yield slice(start, index)
-            start, widest = index, length
-    if start < len(lengths):
-        yield slice(start, len(lengths))
-
-
 class LlamaRunner:
     """Runs `dynaweb.engines.llama`; gathers the fused weights again when the model's own have changed."""
 
@@ -83,14 +80,17 @@ class LlamaRunner:
         self._pad_id = pad_id
         self._weights: llama.Weights | None = None
         self._seen: tuple[tuple[int, int], ...] = ()
-        self.device = next(model.parameters()).device
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is now."""
+        return next(self._model.parameters()).device
 
     @property
     def weights(self) -> llama.Weights:
         """Fused weights that agree with the model's present ones (in-place updates are noticed by themselves)."""
         seen = tuple((p.data_ptr(), p._version) for p in self._model.parameters())
         if self._weights is None or seen != self._seen:
-            self.device = next(self._model.parameters()).device
             with torch.no_grad():
                 self._weights = llama.fuse(self._model)
             self._seen = seen
@@ -102,67 +102,90 @@ class LlamaRunner:
 
     def next_logits(self, prompts: Sequence[Prompt]) -> torch.Tensor:
         """Prefill only."""
-        weights = self.weights
-        parts = [
-            llama.prefill(weights, *self._pack(prompts[part]))
-            for part in spans([len(prompt) for prompt in prompts], PREFILL_TOKENS)
-        ]
-        return torch.cat(parts)
+        parts = spans([len(prompt) for prompt in prompts], PREFILL_TOKENS)
+        return torch.cat([self._prefill(prompts[part], None) for part in parts])
 
-    def start(self, prompts: Sequence[Prompt], owners: Sequence[int], room: int) -> Session:
-        """Prefill each distinct prompt once and spread its keys and values over the rows that share it."""
-        weights = self.weights
-        lengths = [len(prompt) for prompt in prompts]
-        cache = llama.Cache(weights, len(owners), max(lengths) + room)
-        parts, row = [], 0
-        for part in spans(lengths, PREFILL_TOKENS):
-            local = [owner - part.start for owner in owners if part.start <= owner < part.stop]
-            rows = slice(row, row + len(local))
-            owner = torch.tensor(local, device=self.device)
-            found = llama.prefill(weights, *self._pack(prompts[part]), cache, rows, owner)
-            parts.append(found.index_select(0, owner))
-            row = rows.stop
-        return LlamaSession(weights, cache, [lengths[owner] for owner in owners], torch.cat(parts))
+    def start(self, prompts: Sequence[Prompt], room: int) -> Session:
+        """Compute what prompts share once, then what is their own."""
+        plan = Plan.of(prompts)
+        cache = llama.Cache(self.weights, len(prompts), plan.columns(room))
+        logits = [*self._start_tails(plan, cache), *self._start_whole(plan, cache)]
+        lengths = [len(prompts[row]) for row in plan.order]
+        session = LlamaSession(self.weights, cache, lengths, torch.cat(logits), plan.order)
+        session.computed = plan.computed
+        return session
 
-    def _pack(self, prompts: Sequence[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
-        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)
-        return pad_right(prompts, self._pad_id, self.device), last
+    def _start_whole(self, plan: Plan, cache: llama.Cache) -> Iterator[torch.Tensor]:
+        row = len(plan.tails)
+        for part in spans([len(prompt) for prompt, _ in plan.whole], PREFILL_TOKENS):
+            chosen = plan.whole[part]
+            owner = self._index([i for i, (_, rows) in enumerate(chosen) for _ in rows])
+            target = llama.Target(cache, slice(row, row + len(owner)), owner)
+            yield self._prefill([prompt for prompt, _ in chosen], target).index_select(0, owner)
+            row += len(owner)
+
+    def _start_tails(self, plan: Plan, cache: llama.Cache) -> Iterator[torch.Tensor]:
+        place = {row: i for i, row in enumerate(plan.order)}
+        for part in spans([len(prefix) for prefix, _ in plan.prefixes], PREFILL_TOKENS):
+            chosen = plan.prefixes[part]
+            owner = self._index([i for i, (_, rows) in enumerate(chosen) for _ in rows])
+            rows = self._index([place[row] for _, rows in chosen for row in rows])
+            ids_BT = pad_right([prefix for prefix, _ in chosen], self._pad_id, self.device)
+            llama.prefill(self.weights, ids_BT, None, llama.Target(cache, rows, owner))
+        for part in spans([len(tail.ids) for tail in plan.tails], PREFILL_TOKENS):
+            tails = plan.tails[part]
+            ids_BT = pad_right([tail.ids for tail in tails], self._pad_id, self.device)
+            start_B = self._index([tail.start for tail in tails])
+            last_B = self._index([len(tail.ids) - 1 for tail in tails])
+            columns = max(tail.start for tail in tails) + ids_BT.shape[1]
+            yield llama.extend(self.weights, ids_BT, start_B, last_B, cache, part, columns)
+
+    def _prefill(self, prompts: Sequence[Prompt], target: llama.Target | None) -> torch.Tensor:
+        ids_BT = pad_right(prompts, self._pad_id, self.device)
+        last_B = self._index([len(prompt) - 1 for prompt in prompts])
+        logits_BV = llama.prefill(self.weights, ids_BT, last_B, target)
+        assert logits_BV is not None
+        return logits_BV
+
+    def _index(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self.device)
 
 
 class LlamaSession:
     """Rows of one cache; rows that end are overwritten by the last ones, so the live rows stay together."""
 
     def __init__(
-        self, weights: llama.Weights, cache: llama.Cache, lengths: Sequence[int], logits: torch.Tensor
+        self,
+        weights: llama.Weights,
+        cache: llama.Cache,
+        lengths: Sequence[int],
+        logits: torch.Tensor,
+        order: Sequence[int],
     ) -> None:
         self.logits = logits
+        self.order = order
+        self.computed = sum(lengths)
         self._weights = weights
         self._cache = cache
-        self._width = max(lengths)
-        self._position = torch.tensor(lengths, device=logits.device)
-        columns = torch.arange(cache.value.shape[3], device=logits.device)
-        hidden = columns >= self._position[:, None]
-        self._mask = torch.zeros(hidden.shape, dtype=cache.value.dtype, device=logits.device)
-        self._mask.masked_fill_(hidden, float("-inf"))
+        self._lengths = list(lengths)
+        self._zero = torch.zeros(len(lengths), dtype=torch.long, device=logits.device)
 
     def step(self, token_B: torch.Tensor) -> None:
         """One decoding step of all live rows."""
-        self._width += 1
-        self._mask.scatter_(1, self._position[:, None], 0.0)
-        mask = self._mask[:, : self._width]
-        self.logits = llama.decode(self._weights, token_B, self._position, self._cache, mask)
-        self._position = self._position + 1
+        start_B = torch.tensor(self._lengths, device=token_B.device)
+        rows = slice(0, len(self._lengths))
+        columns = max(self._lengths) + 1
+        last_B = self._zero[rows]
+        self.logits = llama.extend(self._weights, token_B[:, None], start_B, last_B, self._cache, rows, columns)
+        self._lengths = [length + 1 for length in self._lengths]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Rows are moved only into the gaps; `rows` must come from `survivors`."""
+        """Move the rows that are not in place; `rows` as made by `survivors`, so that none is overwritten too early."""
         moved = [(source, target) for target, source in enumerate(rows) if source != target]
         if moved:
-            self._cache.move([source for source, _ in moved], [target for _, target in moved], self._width)
-        index = torch.tensor(rows, device=self.logits.device)
-        self.logits = self.logits.index_select(0, index)
-        self._position = self._position.index_select(0, index)
-        self._mask = self._mask.index_select(0, index)
-        self._width = int(self._position.max())
+            self._cache.move([source for source, _ in moved], [target for _, target in moved], max(self._lengths))
+        self.logits = self.logits[list(rows)]
+        self._lengths = [self._lengths[row] for row in rows]
 
 
 def survivors(ended: Sequence[bool]) -> list[int]:
@@ -189,27 +212,38 @@ class GenericRunner:
 
     def next_logits(self, prompts: Sequence[Prompt]) -> torch.Tensor:
         """Prefill only."""
-        return self.start(prompts, range(len(prompts)), 0).logits
+        return self._session(prompts).logits
 
-    def start(self, prompts: Sequence[Prompt], owners: Sequence[int], room: int) -> Session:
+    def start(self, prompts: Sequence[Prompt], room: int) -> Session:
         """Compute the distinct prompts and repeat their cache for the rows that share them."""
+        distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
+        session = self._session(list(distinct))
+        if len(distinct) < len(prompts):
+            session.keep([distinct[prompt] for prompt in prompts])
+        session.order = range(len(prompts))
+        session.computed = sum(map(len, distinct))
+        return session
+
+    def _session(self, prompts: Sequence[Prompt]) -> GenericSession:
         width = max(map(len, prompts))
         ids = [[*[self._pad_id] * (width - len(prompt)), *prompt] for prompt in prompts]
         mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         mask_BT = torch.tensor(mask, device=self.device)
-        session = GenericSession(self._model, torch.tensor(ids, device=self.device), mask_BT)
-        if list(owners) != list(range(len(prompts))):
-            session.keep(list(owners))
-        return session
+        return GenericSession(self._model, torch.tensor(ids, device=self.device), mask_BT)
 
 
 class GenericSession:
     """A batch of a `GenericRunner`; rows share the column of their newest token."""
 
     def __init__(self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> None:
+        self.order: Sequence[int] = range(len(ids_BT))
+        self.computed = int(mask_BT.sum())
         self._model = model
         self._mask = mask_BT
-        self._cache: Any = None
+        self._cache = DynamicCache(config=model.config)
+        # transformers renamed the argument in 5.24.
+        forward = inspect.signature(model.forward).parameters
+        self._keyword = "cache" if "cache" in forward else "past_key_values"
         self.logits = self._forward(ids_BT, (mask_BT.cumsum(-1) - 1).clamp_min(0))
 
     def _forward(self, ids_BT: torch.Tensor, position_BT: torch.Tensor) -> torch.Tensor:
@@ -217,11 +251,10 @@ class GenericSession:
             input_ids=ids_BT,
             attention_mask=self._mask,
             position_ids=position_BT,
-            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
+            **{self._keyword: self._cache},
         )
-        self._cache = out.past_key_values
         logits: torch.Tensor = out.logits[:, -1].float()
         return logits
 

@@ -18,7 +18,8 @@ from torch import nn
 
 from dynaweb.engines.sampling import Sampler
 from dynaweb.engines.scheduler import Lockstep
-from dynaweb.engines.sessions import Prompt, Runner, Session, runner_for, spans, survivors
+from dynaweb.engines.sessions import Runner, Session, runner_for, survivors
+from dynaweb.engines.sharing import Prompt, spans
 from dynaweb.errors import EngineError
 from dynaweb.protocols import Completion, GenerateRequest, TokenRow
 
@@ -109,7 +110,7 @@ class TransformersEngine:
         found = []
         with self._work(len(rows)):
             for row in rows:
-                session = self._runner.start([row.prompt_ids], [0], len(row.response_ids))
+                session = self._runner.start([row.prompt_ids], len(row.response_ids))
                 found.append(np.array([_force(session, token) for token in row.response_ids], dtype=np.float32))
         return found
 
@@ -131,13 +132,11 @@ class TransformersEngine:
         return spans([len(r.prompt_ids) + r.max_new_tokens for r in requests], self._max_batch_tokens)
 
     def _decode(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
-        prompts = list(dict.fromkeys(request.prompt_ids for request in requests))
-        index = {prompt: i for i, prompt in enumerate(prompts)}
-        owners = [index[request.prompt_ids] for request in requests]
-        room = max(request.max_new_tokens for request in requests)
-        self.stats.prompt_tokens += sum(len(request.prompt_ids) for request in requests)
-        self.stats.computed_prompt_tokens += sum(map(len, prompts))
-        return _Decoding(requests, self._runner.start(prompts, owners, room), self.stats).run()
+        prompts = [request.prompt_ids for request in requests]
+        session = self._runner.start(prompts, max(request.max_new_tokens for request in requests))
+        self.stats.prompt_tokens += sum(map(len, prompts))
+        self.stats.computed_prompt_tokens += session.computed
+        return _Decoding(requests, session, self.stats).run()
 
     def _work(self, requests: int) -> _Work:
         return _Work(self.model, self.stats, requests)
@@ -202,7 +201,7 @@ class _Decoding:
         """Decode until every request has its stop token or its number of tokens."""
         device = self._session.logits.device
         sampler = Sampler.of(self._requests, device)
-        live = list(range(len(self._requests)))
+        live = list(self._session.order)
         step = 0
         while live:
             token_B, logp_B = sampler.draw(self._session.logits, torch.tensor(live, device=device), step)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dynaweb.errors import DynawebError, InfrastructureError
 from dynaweb.loop.rules import EDITABLE, options, refusal
 from dynaweb.protocols import GenerateRequest
 from dynaweb.seeding import derive
@@ -98,8 +99,14 @@ class ExpertPlayer:
         self.expert = expert
 
     async def act(self, task: Task, observation: Observation, history: Sequence[Action], *, seed: int) -> Decision:
-        """The next action of the plan."""
-        return Decision(action=self.expert.act(observation), info={"player": "expert"})
+        """The next action of the plan; a plan that does not fit the page is a reply without an action."""
+        info = {"player": "expert"}
+        try:
+            return Decision(action=self.expert.act(observation), info=info)
+        except InfrastructureError:
+            raise
+        except DynawebError as error:
+            return Decision(action=None, error=str(error), info=info)
 
 
 class RandomPolicy:

@@ -157,7 +157,7 @@ def mcnemar(gained: int, lost: int) -> float:
     if total == 0:
         return 1.0
     tail = sum(math.comb(total, k) for k in range(min(gained, lost) + 1))
-    return min(1.0, 2 * tail / 2**total)
+    return min(1.0, float(2 * tail / 2**total))
 
 
 @lru_cache(maxsize=256)
@@ -179,7 +179,7 @@ def _t_cdf(angle: float, df: int) -> float:
     width = angle / cells
     heights = [math.pow(math.cos(at * width), df - 1) for at in range(cells + 1)]
     area = heights[0] + heights[-1] + 4 * math.fsum(heights[1:-1:2]) + 2 * math.fsum(heights[2:-1:2])
-    return 0.5 + scale * area * width / 3
+    return float(0.5 + scale * area * width / 3)
 
 
 def _pairs(first: Sequence[Outcomes], second: Sequence[Outcomes]) -> list[list[tuple[float, float]]]:

@@ -13,8 +13,8 @@
     click [12]   hover [3]   type [2] [text] [1]   select [4] [option]   press [Enter]   scroll [down]   goto [url]
     go_back  go_forward  new_tab  close_tab  wait  tab_focus [1]  stop [answer]
 
-No string crashes the parser: it gives an action, or an error text that the policy can read. Texts of every alphabet, with
-quotes, brackets and newlines, come back exactly.
+No string crashes the parser: it gives an action, or an error text that the policy can read. Texts of every alphabet,
+with quotes, brackets and newlines, come back exactly.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def format_action(action: Action, grammar: Grammar = "compact", *, with_id: bool
 
 
 def resolve(action: Action, observation: Observation) -> Action | str:
-    """Check an action against the page it answers and record its target's role and name; an error text if it cannot be."""
+    """Check an action against its page and record its target's role and name; an error text if it cannot be done."""
     try:
         return _resolve(action, observation)
     except _Refused as refusal:

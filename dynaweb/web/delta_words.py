@@ -142,9 +142,9 @@ def _bag(page: Observation) -> Counter[Hashable]:
 
 def _signed(old: Counter[Hashable], new: Counter[Hashable]) -> Counter[Hashable]:
     """What came and what went, told apart."""
-    came = Counter({("+", key): count for key, count in (new - old).items()})
-    went = Counter({("-", key): count for key, count in (old - new).items()})
-    return came + went
+    signed: Counter[Hashable] = Counter({("+", key): count for key, count in (new - old).items()})
+    signed.update({("-", key): count for key, count in (old - new).items()})
+    return signed
 
 
 def _scores(guess: Counter[Hashable], truth: Counter[Hashable], prefix: str) -> dict[str, float]:

@@ -9,10 +9,10 @@
     checkbox 'Gift wrap' [5] checked
     notice 'message'
 
-The number stands after the name on purpose: a small model then points by copying. Views with depth indent by one space a
-level; a title, tabs and the truncation mark `...` have lines of their own when there are any. `parse_compact` is the exact
-inverse. `webarena` is the text of the WebArena benchmark (`[id] role 'name' prop: value`, tab-indented, names as Python
-literals), which shows no address.
+The number stands after the name on purpose: a small model then points by copying. Views with depth indent by one
+space a level; a title, tabs and the truncation mark `...` have lines of their own when there are any. `parse_compact`
+is the exact inverse. `webarena` is the text of the WebArena benchmark (`[id] role 'name' prop: value`, tab-indented,
+names as Python literals), which shows no address.
 """
 
 from __future__ import annotations
@@ -141,9 +141,7 @@ class _CompactReader:
 
     def observation(self) -> Observation:
         """What was read."""
-        return Observation(
-            self._url, tuple(self._nodes), self._title, tuple(self._tabs), self._notice, self._truncated
-        )
+        return Observation(self._url, tuple(self._nodes), self._title, tuple(self._tabs), self._notice, self._truncated)
 
     def _read_meta(self, line: str) -> bool:
         """Title, notice and tab lines carry no number: that is how they differ from elements of those roles."""

@@ -1,8 +1,8 @@
 """Strings in single quotes on one line: the quoting that trees, deltas and actions share.
 
-Written escapes are `\\\\`, `\\'`, `\\n`, `\\r`, `\\t`, `\\xHH` and `\\uHHHH`; the last two only for characters that break
-lines, are invisible controls, or cannot be encoded. Everything else (CJK, emoji, quotes of other kinds) stays as it is,
-so page text can neither end its string nor begin a line.
+Written escapes are `\\\\`, `\\'`, `\\n`, `\\r`, `\\t`, `\\xHH` and `\\uHHHH`; the last two only for characters that
+break lines, are invisible controls, or cannot be encoded. Everything else (CJK, emoji, quotes of other kinds) stays
+as it is, so page text can neither end its string nor begin a line.
 """
 
 from __future__ import annotations

@@ -20,9 +20,7 @@ _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:(?!\d)")
 class Session(Protocol):
     """One browsing context: what an episode is played in. All addresses are canonical (see `UrlMap`)."""
 
-    async def reset(
-        self, *, headers: Mapping[str, str] | None = None, storage_state: Path | None = None
-    ) -> None:
+    async def reset(self, *, headers: Mapping[str, str] | None = None, storage_state: Path | None = None) -> None:
         """Start clean: no cookies, no storage, one empty tab, no history.
 
         `headers` go with every request; `storage_state` is a login saved by Playwright. Raises `BrowserError` when the

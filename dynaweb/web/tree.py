@@ -1,9 +1,9 @@
 """Chromium's accessibility tree, read from the DevTools protocol into flat nodes.
 
-`read_tree` turns the answer of `Accessibility.getFullAXTree` into the *raw tree*: a list of `Node`s in page order with
-`depth`, Chromium's role names, and `id` 0. It keeps what views need to tell blocks apart, such as ignored block elements
-(role `none`) and `StaticText` pieces, and leaves out what depends on layout (`InlineTextBox`, list markers, text of
-pseudo-elements). `dynaweb.web.view` makes views of it. Everything is iterative, so depth has no limit.
+`read_tree` turns the answer of `Accessibility.getFullAXTree` into the *raw tree*: a list of `Node`s in page order
+with `depth`, Chromium's role names, and `id` 0. It keeps what views need to tell blocks apart, such as ignored block
+elements (role `none`) and `StaticText` pieces, and leaves out what depends on layout (`InlineTextBox`, list markers,
+text of pseudo-elements). `dynaweb.web.view` makes views of it. Everything is iterative, so depth has no limit.
 
 What is in the tree: text that is off-screen or transparent is; what is `hidden`, `aria-hidden` or `inert` is not.
 """
@@ -109,9 +109,8 @@ def _read_node(item: Mapping[str, Any], depth: int, frame: str) -> Node | None:
         return None
     found = {entry["name"]: entry["value"].get("value") for entry in item.get("properties", ())}
     name, value = _text(item.get("name")), _text(item.get("value")) or None
-    if role == "generic" and found.get("editable") == "richtext" and found.get("focusable"):
-        role = "textbox"
-    elif role in _PICKERS:
+    rich_text = role == "generic" and found.get("editable") == "richtext" and found.get("focusable")
+    if rich_text or role in _PICKERS:
         role = "textbox"
     return Node(0, role, name, value, _props(role, found), depth, _ref(frame, backend))
 

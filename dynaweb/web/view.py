@@ -5,22 +5,24 @@ number what they keep 1..N. Both views are pure functions, so a tree built from 
 
 Rules of the **compact** view (flat, what small models read):
 
-1. Kept elements: link, button, textbox (searchbox, spinbutton, textarea and pickers become `textbox`), combobox (native
-   select), checkbox, radio, heading, status, alert, dialog, the further roles of `INTERACTIVE`, and `text`. Everything else
-   (landmarks, lists, tables, generics, images, list markers) is dropped and its children are kept.
-2. Text: consecutive `StaticText` pieces of one block with no kept element between them are one node `text`, pieces joined
-   with single spaces. The block of a piece is its nearest ancestor that is not inline: `INLINE` roles are looked through,
-   and so are generics within a paragraph. Plain `<span>`, `<b>`, `<small>` are not in the raw tree at all.
+1. Kept elements: link, button, textbox (searchbox, spinbutton, textarea and pickers become `textbox`), combobox
+   (native select), checkbox, radio, heading, status, alert, dialog, the further roles of `INTERACTIVE`, and `text`.
+   Everything else (landmarks, lists, tables, generics, images, list markers) is dropped and its children are kept.
+2. Text: consecutive `StaticText` pieces of one block with no kept element between them are one node `text`, pieces
+   joined with single spaces. The block of a piece is its nearest ancestor that is not inline: `INLINE` roles are
+   looked through, and so are generics within a paragraph. Plain `<span>`, `<b>`, `<small>` are not in the raw tree at
+   all.
 3. Text within an element of rule 1 other than `dialog`, and within a label (`LabelText`), is not repeated; neither are
    headings within a link or button. Elements within them are kept.
-4. A heading that contains an interactive element gives that element only. A status or alert is named by the text in it and
-   dropped when there is none. Interactive elements with an empty name are kept.
-5. `value`: the content of a textbox (None when empty); the current option's label of a combobox. Props are true ones only:
-   checked, disabled, expanded, pressed, required, selected; `options` of a native select, labels joined with `|`.
+4. A heading that contains an interactive element gives that element only. A status or alert is named by the text in
+   it and dropped when there is none. Interactive elements with an empty name are kept.
+5. `value`: the content of a textbox (None when empty); the current option's label of a combobox. Props are true ones
+   only: checked, disabled, expanded, pressed, required, selected; `options` of a native select, labels joined with
+   `|`.
 6. Names, texts and options have their white space collapsed and are cut to `NAME_LIMIT` characters.
 
-The **full** view keeps the tree: nameless structure without properties is dropped (children move up), text that the name of
-its parent already says is dropped, and native selects carry their options as a property.
+The **full** view keeps the tree: nameless structure without properties is dropped (children move up), text that the
+name of its parent already says is dropped, and native selects carry their options as a property.
 """
 
 from __future__ import annotations
@@ -31,30 +33,33 @@ from dataclasses import dataclass, field
 from dynaweb.types import Node
 from dynaweb.web.tree import TEXT, subtree_ends
 
+
+def _roles(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
 NAME_LIMIT = 120
 VALUE_LIMIT = 1000
 MAX_NODES = 1500
 
 TEXTBOXES = frozenset({"textbox", "searchbox", "spinbutton"})
-INTERACTIVE = frozenset(
+INTERACTIVE = _roles(
     """link button textbox searchbox spinbutton combobox listbox checkbox radio switch slider tab option treeitem
-    menuitem menuitemcheckbox menuitemradio DisclosureTriangle""".split()
+    menuitem menuitemcheckbox menuitemradio DisclosureTriangle"""
 )
 """Roles that can be acted on."""
-INLINE = frozenset(
-    """strong emphasis time code mark Abbr superscript subscript insertion deletion Ruby LineBreak""".split()
-)
+INLINE = _roles("strong emphasis time code mark Abbr superscript subscript insertion deletion Ruby LineBreak")
 """Roles that belong to the text around them."""
 
 _LIVE = frozenset({"status", "alert"})
 _DIALOGS = frozenset({"dialog", "alertdialog"})
 _RENAMED = {"searchbox": "textbox", "spinbutton": "textbox", "DisclosureTriangle": "button", "alertdialog": "dialog"}
 _COMPACT_PROPS = frozenset({"checked", "disabled", "expanded", "pressed", "required", "selected"})
-_STRUCTURE = frozenset(
-    """generic none paragraph list listitem strong emphasis image banner navigation main complementary contentinfo section
-    Section region group article form LabelText Legend caption rowgroup row table LayoutTable LayoutTableRow
-    LayoutTableCell DescriptionList DescriptionListDetail DescriptionListTerm term definition figure Figcaption blockquote
-    time code mark Abbr superscript subscript insertion deletion search sectionheader sectionfooter""".split()
+_STRUCTURE = _roles(
+    """generic none paragraph list listitem strong emphasis image banner navigation main complementary contentinfo
+    section Section region group article form LabelText Legend caption rowgroup row table LayoutTable LayoutTableRow
+    LayoutTableCell DescriptionList DescriptionListDetail DescriptionListTerm term definition figure Figcaption
+    blockquote time code mark Abbr superscript subscript insertion deletion search sectionheader sectionfooter"""
 )
 _NEVER = frozenset({"none", "LineBreak", "MenuListPopup"})
 
@@ -208,9 +213,7 @@ class _Compact:
         if options:
             props += (("options", options),)
         role = _RENAMED.get(node.role, node.role)
-        self.nodes.append(
-            Node(len(self.nodes) + 1, role, clip(name), _value(node, bool(options)), props, ref=node.ref)
-        )
+        self.nodes.append(Node(len(self.nodes) + 1, role, clip(name), _value(node, bool(options)), props, ref=node.ref))
 
 
 def _value(node: Node, native_select: bool) -> str | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
@@ -16,6 +17,8 @@ class DreamConfig(BaseModel):
 
     tasks: str = "sites"
     """Environment plugin that provides tasks, start pages, experts and the evaluation."""
+    task_settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of that plugin, such as `task_settings.driver = "static"`."""
 
 
 @hookimpl

@@ -8,9 +8,9 @@ and `env` is the plugin object that the core talks to. Import the modules for th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dynaweb.config.sections import Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
@@ -20,7 +20,7 @@ class SitesConfig(Section):
     """Settings of the embedded sites."""
 
     driver: Literal["chromium", "static"] = "chromium"
-    """`chromium`: a real browser and a real server. `static`: the same pages without a browser, for tests and corpora."""
+    """`chromium`: a real browser and a real server. `static`: the same pages without a browser, for tests."""
     view: Literal["compact", "full"] = "compact"
     """What the policy sees: a flat list for small models, or the filtered accessibility tree."""
     port: int = Field(default=0, ge=0, le=65535)
@@ -38,7 +38,13 @@ class SitesConfig(Section):
     templates: tuple[str, ...] = ()
     """Names of the task templates to use, such as `shop/add-to-cart`; empty = all."""
     max_best_steps: int = Field(default=0, ge=0)
-    """Longest best-case plan of a task, the closing `stop` included; 0 = what the recipe's `data` section says."""
+    """Longest best-case plan of a task, the closing `stop` included; 0 = any (`data.max_best_steps` holds too)."""
+
+    @model_validator(mode="after")
+    def _static_is_compact(self) -> Self:
+        if self.driver == "static" and self.view != "compact":
+            raise ValueError('the driver "static" has the view "compact" only; use driver = "chromium" for "full"')
+        return self
 
 
 @hookimpl

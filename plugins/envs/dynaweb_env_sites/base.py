@@ -104,7 +104,8 @@ def say(rng: random.Random, phrases: Sequence[str], **slots: str) -> tuple[str, 
     Write slots in single quotes in the phrase: `"Add '{item}' to the cart."`.
     """
     phrase = rng.choice(list(phrases))
-    return phrase.format(**slots), {"intent_template": phrase, "slots": slots}
+    used = {name: value for name, value in slots.items() if f"{{{name}}}" in phrase}
+    return phrase.format(**used), {"intent_template": phrase, "slots": used}
 
 
 def answer_is(text: str) -> Evaluation:

@@ -42,11 +42,8 @@ class Locale:
         return day.strftime(self.date_format)
 
 
-def _locale(
-    code: str, onsets: str, vowels: str, codas: str, price: str, decimal: str, day: str
-) -> Locale:
-    letters = (tuple(part.split()) for part in (onsets, vowels, codas))
-    return Locale(code, *letters, price_format=price, decimal=decimal, date_format=day)
+def _locale(code: str, onsets: str, vowels: str, codas: str, price: str, decimal: str, day: str) -> Locale:
+    return Locale(code, tuple(onsets.split()), tuple(vowels.split()), tuple(codas.split()), price, decimal, day)
 
 
 LOCALES: dict[str, Locale] = {

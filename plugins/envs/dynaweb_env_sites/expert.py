@@ -40,9 +40,7 @@ class SitesExpert:
         node = find(step, observation)
         if node is None:
             raise DynawebError(self._not_found(step, observation))
-        return Action(
-            step.kind, node.id, step.text, step.enter, target_role=node.role, target_name=node.name
-        )
+        return Action(step.kind, node.id, step.text, step.enter, target_role=node.role, target_name=node.name)
 
     def _not_found(self, step: Do, observation: Observation) -> str:
         here = ", ".join(repr(node.name) for node in observation.nodes if _same_role(step.role, node.role))

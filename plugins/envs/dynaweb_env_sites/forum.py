@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -46,8 +47,8 @@ class Forum:
         pages = Blueprint("forum", __name__)
         for path, view in _READ.items():
             pages.add_url_rule(path, view_func=view)
-        for path, view in _WRITE.items():
-            pages.add_url_rule(path, view_func=view, methods=["POST"])
+        for path, action in _WRITE.items():
+            pages.add_url_rule(path, view_func=action, methods=["POST"])
         return pages
 
     def snapshot(self, state: ForumState) -> dict[str, Any]:
@@ -59,9 +60,7 @@ class Forum:
             "followed": sorted(state.followed),
             "replies": {title: list(texts) for title, texts in state.written.items()},
             "started": list(state.started),
-            "threads": {
-                title: {"board": threads[title].board, "text": threads[title].text} for title in state.started
-            },
+            "threads": {title: {"board": threads[title].board, "text": threads[title].text} for title in state.started},
             "settings": {
                 "name": state.settings.name,
                 "email": state.settings.email,
@@ -197,7 +196,7 @@ def _member_at(state: ForumState, address: str) -> Member:
     return next((member for member in state.content.members if member.slug == address), None) or abort(404)
 
 
-_READ = {
+_READ: dict[str, Callable[..., str]] = {
     "/": _home,
     "/boards/<name>": _board,
     "/threads/<name>": _thread,
@@ -208,7 +207,7 @@ _READ = {
     "/settings": _settings,
     "/notifications": _notifications,
 }
-_WRITE = {
+_WRITE: dict[str, Callable[..., View]] = {
     "/threads/<name>/upvote": _upvote,
     "/threads/<name>/subscribe": _subscribe,
     "/threads/<name>/reply": _reply,

@@ -23,7 +23,7 @@ POSTS = 3
 SORTS = ("Newest", "Most votes", "Most replies")
 MEMBER_SORTS = ("Name", "Most karma")
 
-_TOPICS = ("recipe", "trip", "repair", "question", "photos", "review", "news", "tools", "garden", "music", "book", "plan")
+_TOPICS = ("recipe", "trip", "repair", "question", "photos", "review", "news", "tools", "garden", "music")
 _ADJECTIVES = ("Old", "New", "Cheap", "Lost", "Quiet", "Broken")
 _REMARKS = ("Thanks for the {}", "I like {} more", "Try a {} first", "Never heard of {}", "Ask in {}", "My {} works")
 _OPENERS = ("Has anyone tried {}?", "Here is my {}", "Looking for a {}", "Some notes on {}")

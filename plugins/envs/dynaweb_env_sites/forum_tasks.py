@@ -127,15 +127,15 @@ def search_member(state: ForumState, rng: random.Random) -> Goal:
 
 
 def _read_thread(state: ForumState, rng: random.Random, facts: Sequence[tuple[str, str]]) -> Goal:
-    thread = _listed(state, rng) if rng.random() < 0.6 else _latest(state, rng)
-    shown = thread in list(state.threads.values())[:4]
-    question, attribute = rng.choice(list(facts))
+    question, attribute = rng.choice(facts)
+    by_board = rng.random() < 0.5
+    thread = _listed(state, rng) if by_board else _latest(state, rng)
     answer = str(getattr(thread, attribute))
-    intent, meta = say(rng, (question, f"Open the board '{{board}}'. {question}"), thread=thread.title, board=thread.board)
-    by_board = "{board}" in meta["intent_template"]
-    direct = (click(thread.title),) if shown else _via_search(thread.title)
-    plan = (*(_via_board(thread) if by_board else direct), stop(answer))
-    return Goal(intent, plan, answer_is(answer), meta=meta)
+    if by_board:
+        intent, meta = say(rng, [f"Open the board '{{board}}'. {question}"], board=thread.board, thread=thread.title)
+        return Goal(intent, (*_via_board(thread), stop(answer)), answer_is(answer), meta=meta)
+    intent, meta = say(rng, [question], thread=thread.title)
+    return Goal(intent, (click(thread.title), stop(answer)), answer_is(answer), meta=meta)
 
 
 def read_author(state: ForumState, rng: random.Random) -> Goal:
@@ -190,7 +190,10 @@ def open_best(state: ForumState, rng: random.Random) -> Goal | None:
         return None
     best = goal.plan[-1].text
     thread = next(thread for thread in state.threads.values() if thread.title == best)
-    phrases = ("Open the thread with the most {what} on the board '{board}'.", "On '{board}', open what has the most {what}.")
+    phrases = (
+        "Open the thread with the most {what} on the board '{board}'.",
+        "On '{board}', open what has the most {what}.",
+    )
     intent, meta = say(rng, phrases, **goal.meta["slots"])
     return Goal(intent, (*goal.plan[:-1], click(best), stop()), url_is(_thread_url(thread)), meta=meta)
 
@@ -234,8 +237,8 @@ def change_settings(state: ForumState, rng: random.Random) -> Goal:
 def toggle_digests(state: ForumState, rng: random.Random) -> Goal:
     """Turn the e-mail digests on or off."""
     wanted = not state.settings.digests
-    phrases = ("Turn {switch} the e-mail digests.", "Switch my e-mail digests {switch} in the settings.")
-    intent, meta = say(rng, phrases, switch="on" if wanted else "off")
+    phrases = ("Turn '{option}' {switch}.", "Turn {switch} the option '{option}' in the settings.")
+    intent, meta = say(rng, phrases, option="E-mail digests", switch="on" if wanted else "off")
     plan = (click("Settings"), tick("E-mail digests"), press("Save"), stop())
     checks = state_is(("settings.digests", wanted), ("settings.name", state.settings.name))
     return Goal(intent, plan, checks, meta=meta)
@@ -297,7 +300,10 @@ def missing(state: ForumState, rng: random.Random) -> Goal | None:
     words = new_words(state, rng)
     name, phrases = rng.choice(
         (
-            (title(words), ("Open the thread '{name}'.", "Upvote the thread '{name}'.", "Search for '{name}' and open it.")),
+            (
+                title(words),
+                ("Open the thread '{name}'.", "Upvote the thread '{name}'.", "Search for '{name}' and open it."),
+            ),
             (words.name(), ("Follow the member '{name}'.", "What is the karma of the member '{name}'?")),
         )
     )

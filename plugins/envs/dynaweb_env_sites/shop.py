@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from flask import Blueprint, abort, redirect, request
@@ -22,6 +23,8 @@ from dynaweb_env_sites.shop_state import (
 )
 from dynaweb_env_sites.shop_tasks import TEMPLATES
 
+View = Callable[..., str | Response]
+
 
 class Shop:
     """The embedded shop, `shop.localhost`."""
@@ -37,29 +40,18 @@ class Shop:
     def blueprint(self) -> Blueprint:
         """See `Site`."""
         views = Blueprint("shop", __name__)
-        for rule, view in (("/", home), ("/category/<int:key>", category), ("/search", search), ("/help", help_page)):
+        for rule, view in PAGES.items():
             views.add_url_rule(rule, view_func=view)
-        for rule, view in (("/product/<int:key>", product), ("/cart", cart), ("/account", account)):
-            views.add_url_rule(rule, view_func=view)
-        for rule, view in (("/orders", orders), ("/order/<int:number>", order), ("/wishes", wishes)):
-            views.add_url_rule(rule, view_func=view)
-        for rule, view in (("/checkout", checkout), ("/profile", profile)):
+        for rule, view in FORMS.items():
             views.add_url_rule(rule, view_func=view, methods=["GET", "POST"])
-        for rule, action in (("/product/<int:key>/add", add), ("/product/<int:key>/wish", wish)):
-            views.add_url_rule(rule, view_func=action, methods=["POST"])
-        for rule, action in (("/cart/<int:key>/remove", remove), ("/wishes/<int:key>/remove", unwish)):
-            views.add_url_rule(rule, view_func=action, methods=["POST"])
-        for rule, change in (("/cart/update", update), ("/cart/coupon", coupon)):
-            views.add_url_rule(rule, view_func=change, methods=["POST"])
+        for rule, view in ACTIONS.items():
+            views.add_url_rule(rule, view_func=view, methods=["POST"])
         return views
 
     def snapshot(self, state: Any) -> dict[str, Any]:
         """`cart.items` and `cart.coupon`, `wishes` (sorted names), `profile`, `orders.count` and `orders.last`."""
         data: dict[str, Any] = state.snapshot()
         return data
-
-
-SITE = Shop()
 
 
 def home() -> str:
@@ -231,7 +223,8 @@ def _product(key: int) -> Product:
 
 
 def _quantity(text: str, low: int = 1) -> int | None:
-    number = int(text) if text.strip().isdecimal() else -1
+    text = text.strip()
+    number = int(text) if text.isdecimal() and len(text) <= 4 else -1
     return number if low <= number <= MAX_QUANTITY else None
 
 
@@ -242,3 +235,27 @@ def _page_number() -> int:
 def _page(products: list[Product]) -> list[Product]:
     start = (_page_number() - 1) * PAGE_SIZE
     return products[start : start + PAGE_SIZE]
+
+
+PAGES: dict[str, View] = {
+    "/": home,
+    "/category/<int:key>": category,
+    "/search": search,
+    "/product/<int:key>": product,
+    "/cart": cart,
+    "/account": account,
+    "/orders": orders,
+    "/order/<int:number>": order,
+    "/wishes": wishes,
+    "/help": help_page,
+}
+FORMS: dict[str, View] = {"/checkout": checkout, "/profile": profile}
+ACTIONS: dict[str, View] = {
+    "/product/<int:key>/add": add,
+    "/product/<int:key>/wish": wish,
+    "/wishes/<int:key>/remove": unwish,
+    "/cart/<int:key>/remove": remove,
+    "/cart/update": update,
+    "/cart/coupon": coupon,
+}
+SITE = Shop()

@@ -19,10 +19,11 @@ CART_LIMIT = 4
 MAX_QUANTITY = 99
 SORTS = ("Newest", "Price", "Rating")
 SHIPPING = ("Standard", "Express", "Pickup")
-NOUNS = tuple(
-    "Scarf Lamp Chair Mug Coat Bag Desk Bowl Boots Clock Rug Vase Tent Drum Kite Hat Belt Ring Sofa Towel Pan Bell "
-    "Mirror Basket Blanket Bench Candle Jacket Kettle Pillow".split()
-)
+NOUNS = (
+    "Scarf", "Lamp", "Chair", "Mug", "Coat", "Bag", "Desk", "Bowl", "Boots", "Clock",
+    "Rug", "Vase", "Tent", "Drum", "Kite", "Hat", "Belt", "Ring", "Sofa", "Towel",
+    "Pan", "Bell", "Mirror", "Basket", "Blanket", "Bench", "Candle", "Jacket", "Kettle", "Pillow",
+)  # fmt: skip
 COLOURS = ("Red", "Blue", "Green", "Black", "White", "Yellow", "Grey", "Brown")
 REMARKS = ("Looks great", "Works well", "Too small", "Good value", "Very sturdy", "Arrived late", "Nice gift")
 

@@ -119,7 +119,8 @@ def read_fact(state: ShopState, rng: random.Random) -> Goal:
 def read_order(state: ShopState, rng: random.Random) -> Goal:
     """Answer with a fact from an order."""
     order = rng.choice(state.orders)
-    fact, value = rng.choice((("courier", order.courier), ("total", state.locale.price(order.total)), ("date", order.day)))
+    facts = {"courier": order.courier, "total": state.locale.price(order.total), "date": order.day}
+    fact, value = rng.choice(list(facts.items()))
     phrases = ("What is the {fact} of '{order}'?", "Look up the {fact} of '{order}' in my account.")
     intent, meta = say(rng, phrases, fact=fact, order=f"Order {order.number}")
     plan = (click("Account"), click("Orders"), click(f"Order {order.number}"), stop(value))
@@ -208,7 +209,7 @@ def set_quantity(state: ShopState, rng: random.Random) -> Goal | None:
 
 def apply_coupon(state: ShopState, rng: random.Random) -> Goal:
     """Enter a coupon code into the field without a label."""
-    code = rng.choice(state.content.places).upper()
+    code = f"{rng.choice(state.content.places)}{rng.choice((5, 10, 15, 20))}"
     phrases = ("Apply the coupon '{code}' in the cart.", "Use the coupon '{code}' in my cart.")
     intent, meta = say(rng, phrases, code=code)
     plan = (click("Cart"), fill("", code), press("Apply coupon"), stop())

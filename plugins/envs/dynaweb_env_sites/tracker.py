@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -49,8 +50,8 @@ class Tracker:
         pages = Blueprint("tracker", __name__)
         for path, view in _READ.items():
             pages.add_url_rule(path, view_func=view)
-        for path, view in _WRITE.items():
-            pages.add_url_rule(path, view_func=view, methods=["POST"])
+        for path, action in _WRITE.items():
+            pages.add_url_rule(path, view_func=action, methods=["POST"])
         return pages
 
     def snapshot(self, state: TrackerState) -> dict[str, Any]:
@@ -234,7 +235,7 @@ def _person_at(state: TrackerState, address: str) -> Person:
     return next((person for person in state.content.people if person.slug == address), None) or abort(404)
 
 
-_READ = {
+_READ: dict[str, Callable[..., str]] = {
     "/": _home,
     "/mine": _mine,
     "/search": _search,
@@ -247,7 +248,7 @@ _READ = {
     "/issues/<name>/edit": _edit,
     "/settings": _settings,
 }
-_WRITE = {
+_WRITE: dict[str, Callable[..., View]] = {
     "/projects/<name>/new": _create,
     "/issues/<name>/toggle": _toggle,
     "/issues/<name>/assign": _assign,

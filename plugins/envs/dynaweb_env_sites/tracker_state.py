@@ -1,4 +1,4 @@
-"""What the issue tracker knows: generated projects, people and issues, and the changes that one episode makes to them."""
+"""What the tracker knows: generated projects, people and issues, and the changes that one episode makes to them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROLES = ("Owner", "Maintainer", "Developer", "Reporter", "Guest")
 ISSUE_SORTS = ("Newest", "Priority", "Due date")
 PROJECT_SORTS = ("Name", "Most open issues")
 
-_PARTS = ("login", "export", "menu", "upload", "report", "button", "filter", "backup", "chart", "import", "form", "table")
+_PARTS = ("login", "export", "menu", "upload", "report", "button", "filter", "backup", "chart", "import")
 _ADJECTIVES = ("Broken", "Slow", "Missing", "Wrong", "Empty")
 _REMARKS = ("Fixed in {}", "Same with {}", "Please test {}", "Waiting for {}", "Caused by {}", "See also {}")
 _REPORTS = ("Fails after {}", "Happens with {}", "Needed for {}", "Seen in {}")
@@ -223,10 +223,10 @@ def tracker_content(seed: int, split: Split, locale: Locale) -> TrackerContent:
 
 def _people(words: Words) -> tuple[Person, ...]:
     people: dict[str, Person] = {}
-    for _ in range(PEOPLE):
+    for number in range(PEOPLE):
         name = words.name()
         address = slug(name, people)
-        people[address] = Person(name, address, words.rng.choice(ROLES), words.email())
+        people[address] = Person(name, address, ROLES[number % len(ROLES)], words.email())
     return tuple(people.values())
 
 

@@ -2,8 +2,8 @@
 
 One small model learns five jobs, so that it can play policy, world model and judge as a large language model would:
 
-- `act`: one instruction, one action ("Click 'Sailing'.", "What is the Price?"); instructions of several actions name each
-  of them. No task of the sites is among them, so that the base model cannot do any by itself;
+- `click`, `act`: one instruction, one action ("Click 'Sailing'.", "What is the Price?"); those of several actions
+  name each of them. No task of the sites is among them, so that the base model cannot do any by itself;
 - `point`: a drill that lists names with their element numbers and keys with their values;
 - `change`: the change that an action makes, as a sentence and a script;
 - `next`: the whole next page;

@@ -1,4 +1,4 @@
-"""`python -m dynaweb_env_sites.pretrain --out FOLDER`: makes the corpus, trains the tiny base model, probes and saves it.
+"""`python -m dynaweb_env_sites.pretrain --out FOLDER`: makes a corpus, trains the tiny base model, saves it.
 
 Everything is seeded. On one H100 it takes minutes; `--sites 4 --point 20 --full 20` is a trial on a laptop.
 """
@@ -45,10 +45,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
     parser.add_argument("--sites", type=int, default=BuildConfig.sites, help="pre-training site seeds")
     parser.add_argument("--probe-sites", type=int, default=BuildConfig.probe_sites, help="held-out site seeds")
-    parser.add_argument("--point", type=int, default=2000, help="steps of stage 1")
+    parser.add_argument("--point", type=int, default=6000, help="most steps of stage 1")
     parser.add_argument("--full", type=int, default=8000, help="steps of stage 2")
     parser.add_argument("--tokens", type=int, default=65_536, help="tokens of one step")
     parser.add_argument("--lr", type=float, default=2.5e-3, help="peak learning rate")
+    parser.add_argument("--probe-every", type=int, default=500, help="steps between probes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     return parser.parse_args()
@@ -73,20 +74,17 @@ def _train(corpus: Corpus, probes: Corpus, tokenizer: Path, options: argparse.Na
     backend = Tokenizer.from_file(str(tokenizer))
     pad, eos = backend.token_to_id("<pad>"), backend.token_to_id("<eos>")
     config = TrainConfig(
-        tokens_per_step=options.tokens,
-        lr=options.lr,
-        seed=options.seed,
-        stages=(("point", options.point), ("full", options.full)),
+        tokens_per_step=options.tokens, lr=options.lr, seed=options.seed, probe_every=options.probe_every
     )
     model = new_model(config, backend.get_vocab_size(), eos, pad)
     trainer = Trainer(config, model, device, Probe(probes, device), options.out / "log.jsonl", pad)
-    found: dict[str, float] = {}
-    for name, steps in config.stages:
-        found = trainer.stage(name, steps, Batches(corpus, MIXTURES[name], config.tokens_per_step, options.seed))
-        model.save_pretrained(options.out)
     PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", clean_up_tokenization_spaces=False
     ).save_pretrained(options.out)
+    trainer.point(Batches(corpus, MIXTURES["point"], config.tokens_per_step, options.seed), options.point)
+    model.save_pretrained(options.out)
+    found = trainer.full(Batches(corpus, MIXTURES["full"], config.tokens_per_step, options.seed), options.full)
+    model.save_pretrained(options.out)
     return found
 
 

@@ -34,11 +34,11 @@ HOLDOUT = 1_000
 class BuildConfig:
     """How much is made of each site seed: `walks` of `steps` actions on each site, `rounds` of all task templates."""
 
-    sites: int = 900
+    sites: int = 320
     probe_sites: int = 24
-    walks: int = 4
+    walks: int = 6
     steps: int = 12
-    rounds: int = 4
+    rounds: int = 2
     seed: int = 0
     vocabulary: int = 2048
 
@@ -59,7 +59,8 @@ class SiteSeed:
 
     def tasks(self) -> list[Task]:
         """Every template `2 * rounds` times; neighbours of the same template are siblings."""
-        return sites_tasks("pretrain", per_template(self.config.rounds * 2), derive(self.seed, "tasks"), 12, site_seeds=[self.seed])
+        count = per_template(self.config.rounds * 2)
+        return sites_tasks("pretrain", count, derive(self.seed, "tasks"), site_seeds=[self.seed])
 
     async def walks(self) -> list[Walk]:
         """Random walks from the home page of each site."""
@@ -99,9 +100,9 @@ def siblings(tasks: list[Task]) -> Iterator[tuple[Task, Task]]:
 
 def per_template(times: int) -> int:
     """How many tasks give every template `times` turns."""
-    from dynaweb_env_sites.tasks import TEMPLATES
+    from dynaweb_env_sites.tasks import registry
 
-    return times * len(TEMPLATES)
+    return times * len(registry())
 
 
 def home(url: str) -> str:

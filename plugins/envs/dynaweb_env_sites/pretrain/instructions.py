@@ -22,6 +22,7 @@ _BELOW = ("Click '{}' below '{}'.", "Press '{}' under '{}'.", "Use '{}' of '{}'.
 _TYPE = ("Type '{1}' into '{0}'.", "Set '{0}' to '{1}'.", "Write '{1}' in '{0}'.", "Enter '{1}' as '{0}'.")
 _ENTER = ("Type '{1}' into '{0}' and press Enter.", "Look for '{1}' with '{0}'.", "Search '{1}'.", "Search for '{1}'.")
 _SELECT = ("Select '{1}' in '{0}'.", "Set '{0}' to '{1}'.", "Choose '{1}' as '{0}'.")
+_BESIDE = ("What stands below '{}'?", "Tell what follows '{}'.", "Answer with the text under '{}'.")
 _READ = ("What is the {0}?", "Tell the {0}.", "Answer with the {0}.", "Give the value of {0}.")
 _READ_OF = ("What is the {0} of '{1}'?", "Tell the {0} of '{1}'.", "Answer with the {0} of '{1}'.")
 _LEAST = ("Which has the lowest {0}?", "Name the one with the smallest {0}.", "Answer with the least {0}.")
@@ -38,9 +39,8 @@ class Instruction:
 
 
 def single(page: Observation, rng: random.Random, word: Callable[[], str]) -> Instruction | None:
-    """One instruction for this page; `word` gives new pseudo-words. None when the page offers nothing of the kind drawn."""
-    kinds = (_click, _click, _click, _below, _type, _type, _select, _read, _read, _read_of, _extreme, _say, _give_up, _done)
-    return rng.choice(kinds)(page, rng, word)
+    """One instruction for this page, or None when it has nothing of the kind drawn; `word` gives new pseudo-words."""
+    return rng.choice(_KINDS)(page, rng, word)
 
 
 def sequence(pages: Sequence[Observation], actions: Sequence[Action], rng: random.Random) -> Instruction | None:
@@ -113,7 +113,8 @@ def _below(page: Observation, rng: random.Random, word: Callable[[], str]) -> In
         return None
     i = rng.choice(at)
     node = page.nodes[i]
-    above = next((n for n in page.nodes[:i][::-1] if n.role in ("link", "heading", "text") and n.name != node.name), None)
+    named = ("link", "heading", "text")
+    above = next((n for n in page.nodes[:i][::-1] if n.role in named and n.name != node.name), None)
     return Instruction(rng.choice(_BELOW).format(node.name, above.name), on(node)) if above else None
 
 
@@ -121,7 +122,8 @@ def _text(page: Observation, rng: random.Random, word: Callable[[], str]) -> str
     names = [node.name for node in page.nodes if 0 < len(node.name) <= 30 and ":" not in node.name]
     made = (word().capitalize(), f"{word().capitalize()} {word().capitalize()}", str(rng.randrange(2, 99)))
     mail = f"{word()}@{word()}.com"
-    return rng.choice((*made, f"{word().capitalize()} {word()} {word()}", mail, rng.choice(names) if names else made[0]))
+    sentence = f"{word().capitalize()} {word()} {word()}"
+    return rng.choice((*made, sentence, mail, rng.choice(names) if names else sentence))
 
 
 def _type(page: Observation, rng: random.Random, word: Callable[[], str]) -> Instruction | None:
@@ -132,6 +134,18 @@ def _type(page: Observation, rng: random.Random, word: Callable[[], str]) -> Ins
     enter = "search" in node.name.lower() or rng.random() < 0.2
     phrase = rng.choice(_ENTER if enter else _TYPE).format(node.name, text)
     return Instruction(phrase, on(node, "type", text, enter=enter))
+
+
+def _type_below(page: Observation, rng: random.Random, word: Callable[[], str]) -> Instruction | None:
+    """A field without a label, found by the text above it."""
+    names = [node.name for node in page.nodes]
+    at = [i for i, n in enumerate(page.nodes) if i and n.role in EDITABLE and (not n.name or names.count(n.name) > 1)]
+    if not at:
+        return None
+    i = rng.choice(at)
+    text = _text(page, rng, word)
+    phrase = rng.choice(_TYPE).format(page.nodes[i - 1].name, text)
+    return Instruction(phrase, on(page.nodes[i], "type", text)) if page.nodes[i - 1].name else None
 
 
 def _select(page: Observation, rng: random.Random, word: Callable[[], str]) -> Instruction | None:
@@ -161,6 +175,18 @@ def _read_of(page: Observation, rng: random.Random, word: Callable[[], str]) -> 
     return Instruction(rng.choice(_READ_OF).format(_lower(key), name), Action("stop", text=value))
 
 
+def _beside(page: Observation, rng: random.Random, word: Callable[[], str]) -> Instruction | None:
+    """The text that follows a link or a heading."""
+    names = [node.name for node in page.nodes]
+    couples = zip(page.nodes, page.nodes[1:], strict=False)
+    usable = [(a.name, b.name) for a, b in couples if a.role in ("link", "heading") and b.role == "text"]
+    usable = [(name, text) for name, text in usable if name and names.count(name) == 1]
+    if not usable:
+        return None
+    name, text = rng.choice(usable)
+    return Instruction(rng.choice(_BESIDE).format(name), Action("stop", text=text))
+
+
 def _extreme(page: Observation, rng: random.Random, word: Callable[[], str]) -> Instruction | None:
     lists = {key: [(name, amount(value)) for name, value in found] for key, found in listed(page).items()}
     lists = {key: found for key, found in lists.items() if all(value is not None for _, value in found)}
@@ -177,7 +203,8 @@ def _extreme(page: Observation, rng: random.Random, word: Callable[[], str]) -> 
 
 def _say(page: Observation, rng: random.Random, word: Callable[[], str]) -> Instruction | None:
     text = _text(page, rng, word)
-    return Instruction(rng.choice(("Answer '{}'.", "Say '{}'.", "Stop with '{}'.")).format(text), Action("stop", text=text))
+    phrase = rng.choice(("Answer '{}'.", "Say '{}'.", "Stop with '{}'."))
+    return Instruction(phrase.format(text), Action("stop", text=text))
 
 
 def _give_up(page: Observation, rng: random.Random, word: Callable[[], str]) -> Instruction | None:
@@ -207,3 +234,9 @@ def _phrase(action: Action, rng: random.Random) -> str | None:
 
 def _lower(key: str) -> str:
     return key[0].lower() + key[1:]
+
+
+_KINDS = (
+    *(_click, _click, _click, _click, _below, _type, _type, _type_below, _select),
+    *(_read, _read, _read_of, _beside, _extreme, _say, _give_up, _done),
+)

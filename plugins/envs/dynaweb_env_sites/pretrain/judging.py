@@ -1,7 +1,7 @@
 """Labelled episodes for the judge: expert runs, and every way in which a policy can miss.
 
-A label is the environment's own verdict, with one rule on top: an answer that cannot be read on the final page counts as
-NO, so that the judge learns to ask for evidence. Near misses change one name, one syllable or one digit.
+A label is the environment's own verdict, with one rule on top: an answer that cannot be read on the final page counts
+as NO, so that the judge learns to ask for evidence. Near misses change one name, one syllable or one digit.
 """
 
 from __future__ import annotations
@@ -149,10 +149,12 @@ def _slots(task: Task) -> object:
 
 
 def _evident(trajectory: Trajectory) -> bool:
-    """Whether the answer, if there is one, can be read on the final page."""
+    """Whether the answer, if there is one, can be read on the final page; `N/A` needs a page that says `No ...`."""
     answer = trajectory.answer
-    if not answer or answer == "N/A" or trajectory.final is None:
+    if not answer or trajectory.final is None:
         return True
+    if answer == "N/A":
+        return any(node.name.startswith("No ") for node in trajectory.final.nodes)
     return any(answer in node.name or answer == node.value for node in trajectory.final.nodes)
 
 

@@ -91,9 +91,8 @@ class Maker:
     def _drill(self, page: Observation) -> Sample | None:
         """Names with their numbers and keys with their values, in random order; only what can be known has weight."""
         names = [node.name for node in page.nodes]
-        asked: list[tuple[str, str]] = [
-            (quote(node.name)[:-1], f"' [{node.id}]") for node in page.nodes if node.name and names.count(node.name) == 1
-        ]
+        single_out = [node for node in page.nodes if node.name and names.count(node.name) == 1]
+        asked = [(quote(node.name)[:-1], f"' [{node.id}]") for node in single_out]
         keys = [key for _, key, _ in pairs(page)]
         asked += [(f"{key}: ", value) for _, key, value in pairs(page) if keys.count(key) == 1]
         if not asked:

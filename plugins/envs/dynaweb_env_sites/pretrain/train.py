@@ -1,7 +1,7 @@
 """Training of the tiny base model: a two-stage mixture, AdamW, and probes that decide when a stage is over.
 
-Stage 1 is heavy in pointing, stage 2 is the full mixture. From scratch the full mixture can miss the sudden moment at which a
-small model learns to point, so that stage 1 goes on until its probe passes (or its step limit is reached, which fails the run).
+Stage 1 is heavy in pointing, stage 2 is the full mixture. From scratch the full mixture can miss the sudden moment at
+which a small model learns to point, so that stage 1 goes on until its probe passes, or fails at its step limit.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +40,9 @@ class TrainConfig:
     warmup: int = 200
     prompt_weight: float = 0.05
     seed: int = 0
-    stages: tuple[tuple[str, int], ...] = (("point", 2000), ("full", 8000))
     probe_every: int = 500
-    gates: dict[str, float] = field(default_factory=lambda: {"point": 0.98})
+    gate: float = 0.98
+    """Share of clicks on unseen sites that ends stage 1."""
 
 
 def new_model(config: TrainConfig, vocabulary: int, eos_id: int, pad_id: int) -> LlamaForCausalLM:
@@ -116,29 +116,36 @@ class Trainer:
             groups, lr=self.config.lr, betas=(0.9, 0.95), fused=self.device.startswith("cuda")
         )
         self.forward = torch.compile(self.model.model) if self.device.startswith("cuda") else self.model.model
-        self.total = sum(steps for _, steps in self.config.stages)
         self.done = 0
         self.started = time.time()
 
-    def stage(self, name: str, steps: int, batches: Batches) -> dict[str, float]:
-        """Train one stage and return its last probe. Raises `RuntimeError` when its gate is not passed."""
+    def point(self, batches: Batches, limit: int) -> None:
+        """Stage 1, at full learning rate, until the gate is passed. Raises `RuntimeError` at the step limit."""
+        losses: list[torch.Tensor] = []
+        for step, (ids, weights) in zip(range(1, limit + 1), batches, strict=False):
+            losses.append(self._step(ids, weights, left=1.0))
+            if step % self.config.probe_every == 0:
+                found = self._report("point", step, losses)
+                losses = []
+                if found["click"] >= self.config.gate:
+                    return
+        raise RuntimeError(f"after {limit} steps of stage 1 the model cannot point yet: give more, or change the seed")
+
+    def full(self, batches: Batches, steps: int) -> dict[str, float]:
+        """Stage 2, with the learning rate falling to 2 %; returns the last probe."""
         losses: list[torch.Tensor] = []
         found: dict[str, float] = {}
         for step, (ids, weights) in zip(range(1, steps + 1), batches, strict=False):
-            losses.append(self._step(ids, weights))
+            losses.append(self._step(ids, weights, left=1 - step / steps))
             if step % self.config.probe_every == 0 or step == steps:
-                found = self.probe(self.model)
-                self._report(name, step, torch.stack(losses).mean().item(), found)
+                found = self._report("full", step, losses)
                 losses = []
-        gate = self.config.gates.get(name)
-        if gate is not None and found.get("click", 1.0) < gate:
-            raise RuntimeError(f"stage {name}: click probe {found['click']:.3f} < {gate}; go on, or change the seed")
         return found
 
-    def _step(self, ids: np.ndarray, weights: np.ndarray) -> torch.Tensor:
+    def _step(self, ids: np.ndarray, weights: np.ndarray, left: float) -> torch.Tensor:
         self.model.train()
         for group in self.optimizer.param_groups:
-            group["lr"] = self._lr()
+            group["lr"] = self.config.lr * min(1.0, (self.done + 1) / self.config.warmup) * (0.02 + 0.98 * left)
         ids_BT = torch.from_numpy(ids).to(self.device, torch.long)
         weight_BT = torch.from_numpy(weights).to(self.device)
         loss, shown = self._loss(ids_BT, weight_BT)
@@ -150,7 +157,7 @@ class Trainer:
         return shown
 
     def _loss(self, ids_BT: torch.Tensor, weight_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weighted cross-entropy: 1 on targets, `prompt_weight` on the rest, 0 on padding; and the targets' own mean."""
+        """Weighted cross-entropy (1 on targets, `prompt_weight` elsewhere, 0 on padding), and the targets' own mean."""
         with torch.autocast(self.device.split(":")[0], torch.bfloat16, enabled=self.device.startswith("cuda")):
             hidden = self.forward(input_ids=ids_BT[:, :-1]).last_hidden_state
             logits = self.model.lm_head(hidden)
@@ -161,13 +168,11 @@ class Trainer:
         shown = (token_loss * (target > 0)).sum() / (target > 0).sum().clamp(min=1)
         return (token_loss * weight).sum() / target.sum().clamp(min=1), shown.detach()
 
-    def _lr(self) -> float:
-        warm = min(1.0, (self.done + 1) / self.config.warmup)
-        left = max(0.0, 1 - self.done / self.total)
-        return self.config.lr * warm * (0.02 + 0.98 * left)
-
-    def _report(self, stage: str, step: int, loss: float, found: dict[str, float]) -> None:
-        row = {"stage": stage, "step": step, "loss": round(loss, 4), "seconds": round(time.time() - self.started, 1)}
+    def _report(self, stage: str, step: int, losses: list[torch.Tensor]) -> dict[str, float]:
+        found: dict[str, float] = self.probe(self.model)
+        row: dict[str, object] = {"stage": stage, "step": step, "seconds": round(time.time() - self.started, 1)}
+        row["loss"] = round(torch.stack(losses).mean().item(), 4)
         row |= {name: round(value, 4) for name, value in found.items()}
         with self.log.open("a") as file:
             file.write(json.dumps(row) + "\n")
+        return found

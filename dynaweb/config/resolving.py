@@ -41,7 +41,8 @@ def resolve(
     """A checked recipe.
 
     `recipe` is a shipped name, the path of a TOML file, or a recipe to change. `overrides` maps dotted paths (or nested
-    tables) to values, or holds `path=value` texts as `--set` takes them. `flags` are those of `FLAGS`; None is not given.
+    tables) to values, or holds `path=value` texts as `--set` takes them. `flags` are those of `FLAGS`; None counts as
+    not given.
 
     Raises `ConfigError` with every problem found, or `MissingError`/`PluginError` when only plugins are at fault.
     """
@@ -93,9 +94,9 @@ def schema(plugins: Plugins, *, chosen: Mapping[Kind, str] | None = None) -> dic
     """JSON schema of a recipe file, with every plugin's settings, or those of the `chosen` plugins only."""
     properties: dict[str, Any] = {name: model.model_json_schema() for name, model in SECTIONS.items()}
     for kind in KINDS:
-        names = plugins.names(kind)  # type: ignore[arg-type]
-        wanted = [name for name in names if not chosen or chosen.get(kind, name) == name]  # type: ignore[call-overload]
-        properties[kind] = {"oneOf": [_plugin_schema(plugins, kind, name) for name in wanted]}  # type: ignore[arg-type]
+        names = plugins.names(kind)
+        wanted = [name for name in names if not chosen or chosen.get(kind, name) == name]
+        properties[kind] = {"oneOf": [_plugin_schema(plugins, kind, name) for name in wanted]}
     header = {"extends": {"type": "string"}, "description": {"type": "string"}}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

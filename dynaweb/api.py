@@ -1,0 +1,128 @@
+"""The Python API: everything that the command line does.
+
+Each call takes a recipe (a shipped name, a TOML file, or a resolved `Recipe`) with overrides and flags as
+`dynaweb.config.resolving.resolve` knows them (`seed=1`, `wm="delta"`, `thorough=True`...), and shows nothing by itself;
+`progress=True` draws progress on stderr. Errors are those of `dynaweb.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynaweb.config.resolving import DEFAULT, Overrides, resolve
+from dynaweb.plugins import Plugins, current
+
+if TYPE_CHECKING:
+    from dynaweb.config import Recipe
+
+
+def run(
+    recipe: str | Path | Recipe = DEFAULT,
+    *,
+    overrides: Overrides = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+    **flags: Any,
+) -> Any:
+    """Run the main job: demonstrations, SFT, world model, reinforcement learning in dreams, evaluation, report.
+
+    `out` is the run folder (default: `runs/<recipe>-<seed>-<n>`); with `resume` the run that is there goes on. Returns
+    the result with the closing table; its text is that table.
+    """
+    return _call("run", recipe, overrides, flags, progress, out=out, resume=resume)
+
+
+def sft(
+    recipe: str | Path | Recipe = DEFAULT,
+    *,
+    overrides: Overrides = (),
+    out: str | Path | None = None,
+    progress: bool = False,
+    **flags: Any,
+) -> Any:
+    """Make demonstrations and fine-tune the policy on them."""
+    return _call("sft", recipe, overrides, flags, progress, out=out)
+
+
+def fit_world_model(
+    recipe: str | Path | Recipe = DEFAULT,
+    *,
+    overrides: Overrides = (),
+    out: str | Path | None = None,
+    progress: bool = False,
+    **flags: Any,
+) -> Any:
+    """Fit the world model on real transitions and measure its fidelity."""
+    return _call("fit_world_model", recipe, overrides, flags, progress, out=out)
+
+
+def collect(
+    recipe: str | Path | Recipe = DEFAULT,
+    *,
+    overrides: Overrides = (),
+    out: str | Path | None = None,
+    progress: bool = False,
+    **flags: Any,
+) -> Any:
+    """Collect real transitions with the SFT policy in the browser."""
+    return _call("collect", recipe, overrides, flags, progress, out=out)
+
+
+def evaluate(
+    recipe: str | Path | Recipe = DEFAULT,
+    *,
+    policy: str | Path | None = None,
+    overrides: Overrides = (),
+    out: str | Path | None = None,
+    progress: bool = False,
+    **flags: Any,
+) -> Any:
+    """Evaluate a policy on held-out tasks in the real browser.
+
+    `policy` is a folder of weights; the SFT policy by default.
+    """
+    return _call("evaluate", recipe, overrides, flags, progress, out=out, policy=_path(policy))
+
+
+def _call(
+    name: str,
+    recipe: str | Path | Recipe,
+    overrides: Overrides,
+    flags: dict[str, Any],
+    progress: bool,
+    *,
+    out: str | Path | None,
+    **options: Any,
+) -> Any:
+    resolved = resolve(recipe, overrides=overrides, **flags)
+    plugins = flags.get("plugins") or current()
+    for choice in resolved.choices():
+        plugins.check(choice.kind, choice.name)
+    # Only now: torch and the browser's driver take seconds to import.
+    from dynaweb.loop import api
+
+    with _shown(plugins, progress):
+        return getattr(api, name)(resolved, out=_path(out), **options)
+
+
+@contextmanager
+def _shown(plugins: Plugins, progress: bool) -> Iterator[None]:
+    if not progress:
+        yield
+        return
+    from dynaweb.observers import ProgressDisplay
+
+    display = ProgressDisplay()
+    try:
+        with plugins.observing(display):
+            yield
+    finally:
+        display.close()
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)

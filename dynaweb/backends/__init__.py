@@ -1,0 +1,6 @@
+"""Backends turn losses into updates.
+
+`advantages` has group statistics, `batch` cuts token rows into micro-batches, `scoring` computes log-probabilities of
+response tokens with gradients, `torch_backend` is the trainer of one process, `models` loads and saves language models.
+Import the modules themselves: this package file stays free of torch.
+"""

@@ -1,0 +1,20 @@
+"""The command line: a thin layer over the Python API.
+
+stdout is data, stderr is progress. Exit codes: 0 done, 1 the run failed, 2 usage or configuration, 3 a plugin or
+dependency is missing, 130 interrupted with state saved. The modules import heavy code inside commands only, so that
+`--help` and listings answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit. `arguments` default to those of the process."""
+    from dynaweb.cli.app import app
+    from dynaweb.cli.process import prepare
+
+    prepare()
+    app(args=list(arguments) if arguments is not None else sys.argv[1:], prog_name="dynaweb")

@@ -1,0 +1,51 @@
+"""The command tree."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dynaweb import __version__
+from dynaweb.cli import listing, machine, options, stages, tasks
+from dynaweb.cli.process import Group
+from dynaweb.cli.run import run
+
+# Plain help: rich costs a third of the start-up time, and pipes want text.
+app = typer.Typer(
+    cls=Group,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Train LLM web agents by reinforcement learning in the dreams of a learned web world model.",
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"dynaweb {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)]
+
+
+@app.callback()
+def root(
+    version: Version = False,
+    debug: options.Debug = False,
+) -> None:
+    """Options of all commands."""
+
+
+app.command("run")(run)
+app.command("sft")(stages.sft)
+app.command("collect")(stages.collect)
+app.command("eval")(stages.evaluate)
+app.command("setup")(machine.setup)
+app.command("doctor")(machine.doctor)
+app.add_typer(stages.wm_app, name="wm")
+app.add_typer(listing.plugins_app, name="plugins")
+app.add_typer(listing.config_app, name="config")
+app.add_typer(tasks.tasks_app, name="tasks")

@@ -1,0 +1,108 @@
+"""`dynaweb setup` and `dynaweb doctor`: what this machine has, and what it lacks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import typer
+
+from dynaweb.cli import options as o
+from dynaweb.errors import DynawebError, MissingError
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the doctor: what was looked at, how it is, and what to do."""
+
+    name: str
+    status: Literal["ok", "missing", "note"]
+    detail: str
+
+
+def setup(as_json: o.Json = False, debug: o.Debug = False) -> None:
+    """Find a Chromium, or install one. Nothing else needs setting up."""
+    from dynaweb.cli.output import emit
+    from dynaweb.web.chromium import install
+
+    found = install()
+    if as_json:
+        emit(found, as_json=True)
+    else:
+        typer.echo(f"Chromium: {found.path} (from {found.origin})")
+
+
+def doctor(block: o.Block = None, as_json: o.Json = False, debug: o.Debug = False) -> None:
+    """Check the installation: packages, plugins, browser, model, cache. Exit code 3 when something is missing."""
+    from dynaweb.cli.output import plain, table
+
+    checks = [*_versions(), *_plugins(block), *_things()]
+    if as_json:
+        typer.echo(json.dumps([plain(check) for check in checks], indent=2, ensure_ascii=False))
+    else:
+        typer.echo(table(("check", "status", "detail"), [(one.name, one.status, one.detail) for one in checks]))
+    lacking = [check.name for check in checks if check.status == "missing"]
+    if lacking:
+        raise MissingError(f"not ready: {', '.join(lacking)}")
+
+
+def _versions() -> Iterator[Check]:
+    from dynaweb.runs.folder import versions
+
+    yield Check("versions", "ok", ", ".join(f"{name} {version}" for name, version in versions().items()))
+
+
+def _plugins(block: list[str] | None) -> Iterator[Check]:
+    for status in o.load_plugins(block, warn=False).statuses():
+        name = f"plugin {status.kind} {status.name}".replace("  ", " ")
+        if status.status == "blocked":
+            yield Check(name, "note", status.cause)
+        else:
+            yield Check(name, "ok" if status.status == "ok" else "missing", status.cause or status.summary)
+
+
+def _things() -> Iterator[Check]:
+    for name, look in (("browser", _browser), ("tiny model", _model), ("stage cache", _cache)):
+        yield _checked(name, look)
+
+
+def _checked(name: str, look: Callable[[], str]) -> Check:
+    try:
+        return Check(name, "ok", look())
+    except DynawebError as error:
+        return Check(name, "missing", str(error))
+
+
+def _browser() -> str:
+    from dynaweb.web.chromium import find
+
+    found = find()
+    return f"{found.path} (from {found.origin})"
+
+
+def _model() -> str:
+    from pathlib import Path
+
+    import dynaweb
+
+    assets = Path(dynaweb.__file__).parent / "assets"
+    weights = sorted(assets.rglob("*.safetensors"))
+    if not weights:
+        raise MissingError(f"no weights under {assets}; install the package again, or use --model NAME")
+    return ", ".join(f"{path.relative_to(assets)} {path.stat().st_size / 2**20:.1f} MiB" for path in weights)
+
+
+def _cache() -> str:
+    from dynaweb.runs.atomic import write_text
+    from dynaweb.runs.cache import ENV_CACHE, default_root
+
+    root = default_root()
+    probe = root / ".doctor"
+    try:
+        write_text(probe, "writable")
+        probe.unlink()
+    except OSError as error:
+        raise MissingError(f"{root} cannot be written ({error.strerror}); set {ENV_CACHE} to another folder") from error
+    return str(root)

@@ -1,0 +1,36 @@
+"""What commands print on stdout: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+def emit(result: object, *, as_json: bool) -> None:
+    """Print a result of the Python API: its own text, or its plain data as JSON."""
+    typer.echo(json.dumps(plain(result), indent=2, ensure_ascii=False) if as_json else str(result))
+
+
+def plain(value: Any) -> Any:
+    """Plain data of any result: dataclasses become tables, paths become text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(inner) for inner in value]
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    return str(value) if isinstance(value, Path) else value
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns aligned by spaces; the last one runs free."""
+    widths = [max(len(row[at]) for row in (header, *rows)) for at in range(len(header))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows))
+    return "\n".join(line.rstrip() for line in lines)

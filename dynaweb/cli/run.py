@@ -1,0 +1,81 @@
+"""`dynaweb run`: the main job."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from dynaweb.cli import options as o
+
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or with the last one.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan; do nothing.")]
+TimeBudget = Annotated[
+    float | None, typer.Option("--time-budget", metavar="MINUTES", help="End the RL stage after so many minutes.")
+]
+
+
+def run(
+    recipe: o.Recipe = "dynaweb",
+    wm: o.Wm = None,
+    opt: o.Opt = None,
+    reward: o.Reward = None,
+    env: o.Env = None,
+    model: o.Model = None,
+    seed: o.Seed = None,
+    thorough: o.Thorough = False,
+    sets: o.Set = None,
+    out: o.Out = None,
+    resume: Resume = False,
+    time_budget: TimeBudget = None,
+    dry_run: DryRun = False,
+    block: o.Block = None,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Run a recipe: demonstrations, SFT, world model, reinforcement learning in dreams, evaluation, report."""
+    from dynaweb.cli.output import emit
+
+    arguments = locals()
+    resolved = _saved(arguments) if _as_it_was(arguments) else o.resolved(recipe, arguments)
+    if dry_run:
+        _plan(resolved, as_json)
+        return
+    from dynaweb import api
+
+    emit(api.run(resolved, out=out, resume=resume, progress=True), as_json=as_json)
+
+
+def _as_it_was(arguments: dict[str, Any]) -> bool:
+    """Whether a run is to be resumed with nothing said about its recipe: then its own is used."""
+    said = any(arguments[name] for name in ("sets", "thorough")) or arguments["recipe"] != "dynaweb"
+    flags = any(arguments[name] is not None for name in o.FLAGS)
+    return bool(arguments["resume"] and arguments["out"] and not said and not flags)
+
+
+def _saved(arguments: dict[str, Any]) -> Any:
+    from dynaweb.runs import RunFolder
+
+    o.load_plugins(arguments["block"])
+    return RunFolder(arguments["out"]).recipe()
+
+
+def _plan(recipe: Any, as_json: bool) -> None:
+    import json
+
+    from dynaweb.errors import MissingError
+    from dynaweb.plugins import current
+
+    missing = []
+    for choice in recipe.choices():
+        try:
+            current().check(choice.kind, choice.name)
+        except MissingError as error:
+            missing.append(str(error))
+    if as_json:
+        plan = {"recipe": recipe.name, "settings": recipe.tree(), "origins": dict(recipe.origins), "missing": missing}
+        typer.echo(json.dumps(plan, indent=2, ensure_ascii=False))
+    else:
+        typer.echo(recipe)
+    for text in missing:
+        typer.echo(f"warning: {text}", err=True)

@@ -1,0 +1,86 @@
+"""`dynaweb sft`, `dynaweb wm fit`, `dynaweb collect`, `dynaweb eval`: one stage of a run alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dynaweb.cli import options as o
+
+wm_app = typer.Typer(no_args_is_help=True, help="Work on a world model alone.", rich_markup_mode=None)
+
+
+def sft(
+    recipe: o.Recipe = "dynaweb",
+    env: o.Env = None,
+    model: o.Model = None,
+    seed: o.Seed = None,
+    sets: o.Set = None,
+    out: o.Out = None,
+    block: o.Block = None,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Make demonstrations and fine-tune the policy on them."""
+    _stage("sft", recipe, locals())
+
+
+@wm_app.command("fit")
+def fit(
+    recipe: o.Recipe = "dynaweb",
+    wm: o.Wm = None,
+    env: o.Env = None,
+    model: o.Model = None,
+    seed: o.Seed = None,
+    sets: o.Set = None,
+    out: o.Out = None,
+    block: o.Block = None,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Fit a world model on real transitions and measure its fidelity."""
+    _stage("fit_world_model", recipe, locals())
+
+
+def collect(
+    recipe: o.Recipe = "dynaweb",
+    env: o.Env = None,
+    model: o.Model = None,
+    seed: o.Seed = None,
+    sets: o.Set = None,
+    out: o.Out = None,
+    block: o.Block = None,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Collect real transitions with the SFT policy in the browser."""
+    _stage("collect", recipe, locals())
+
+
+def evaluate(
+    recipe: o.Recipe = "dynaweb",
+    policy: Annotated[
+        Path | None, typer.Option("--policy", metavar="DIR", help="Weights of a policy; default: the SFT policy.")
+    ] = None,
+    env: o.Env = None,
+    model: o.Model = None,
+    seed: o.Seed = None,
+    sets: o.Set = None,
+    out: o.Out = None,
+    block: o.Block = None,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Evaluate a policy on held-out tasks in the real browser."""
+    _stage("evaluate", recipe, locals(), policy=policy)
+
+
+def _stage(name: str, recipe: str, arguments: dict[str, Any], **extra: Any) -> None:
+    from dynaweb import api
+    from dynaweb.cli.output import emit
+
+    resolved = o.resolved(recipe, arguments)
+    result = getattr(api, name)(resolved, out=arguments["out"], progress=True, **extra)
+    emit(result, as_json=arguments["as_json"])

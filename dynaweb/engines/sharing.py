@@ -1,0 +1,114 @@
+"""Which prompts of a batch share their beginning, so that it is computed once.
+
+The rollouts of one task start on the same page, and a world model sees the same page with different actions: in both cases
+most tokens of the prompts are the same. Pure Python, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+Prompt = tuple[int, ...]
+
+MIN_SHARED = 32
+"""Shorter common beginnings are not worth a second pass."""
+MIN_SHARE = 0.5
+"""Smallest common part of a prompt that is worth it."""
+
+
+def spans(lengths: Sequence[int], limit: int) -> Iterator[slice]:
+    """Cut a sequence of lengths into slices whose padded size (count x longest) stays within `limit`."""
+    start, widest = 0, 0
+    for index, length in enumerate(lengths):
+        widest = max(widest, length)
+        if index > start and (index - start + 1) * widest > limit:
+            yield slice(start, index)
+            start, widest = index, length
+    if start < len(lengths):
+        yield slice(start, len(lengths))
+
+
+def common_length(a: Prompt, b: Prompt) -> int:
+    """Length of the longest common beginning."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What row `row` adds to a shared beginning of `start` tokens; at least one token."""
+
+    row: int
+    ids: Prompt
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to compute the prompts of a batch. Rows are indices into the prompts; every row is in exactly one place.
+
+    `prefixes` pairs a shared beginning with its rows, whose rests are in `tails` (shortest first); `whole` pairs a
+    distinct prompt with the rows that are equal to it (shortest first). `order` is the order in which rows come out.
+    """
+
+    prefixes: tuple[tuple[Prompt, tuple[int, ...]], ...]
+    tails: tuple[Tail, ...]
+    whole: tuple[tuple[Prompt, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt]) -> Plan:
+        """Find groups of prompts that share enough."""
+        rows: dict[Prompt, list[int]] = {}
+        for row, prompt in enumerate(prompts):
+            rows.setdefault(prompt, []).append(row)
+        prefixes, tails, whole = [], [], []
+        for group, length in _groups(sorted(rows)):
+            if len(group) == 1:
+                whole.append((group[0], tuple(rows[group[0]])))
+                continue
+            members = [row for prompt in group for row in rows[prompt]]
+            prefixes.append((group[0][:length], tuple(members)))
+            tails += [Tail(row, prompts[row][length:], length) for row in members]
+        return cls(
+            tuple(sorted(prefixes, key=lambda pair: len(pair[0]))),
+            tuple(sorted(tails, key=lambda tail: len(tail.ids))),
+            tuple(sorted(whole, key=lambda pair: len(pair[0]))),
+        )
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Rows in the order in which they are computed."""
+        return (*(tail.row for tail in self.tails), *(row for _, rows in self.whole for row in rows))
+
+    @property
+    def computed(self) -> int:
+        """Prompt tokens that go through the model."""
+        shared = sum(len(prefix) for prefix, _ in self.prefixes)
+        return shared + sum(len(tail.ids) for tail in self.tails) + sum(len(prompt) for prompt, _ in self.whole)
+
+    def columns(self, room: int) -> int:
+        """Columns that a cache needs for `room` new tokens in each row, padding of tails included."""
+        widest = max((len(tail.ids) for tail in self.tails), default=0)
+        tail = max((tail.start for tail in self.tails), default=0) + widest
+        return max(tail, *(len(prompt) for prompt, _ in self.whole), 0) + room
+
+
+def _groups(prompts: Sequence[Prompt]) -> Iterator[tuple[list[Prompt], int]]:
+    """Cut lexicographically sorted, distinct prompts into groups, each with the length of what its members share."""
+    group: list[Prompt] = []
+    shared = 0
+    for prompt in prompts:
+        common = min(shared, common_length(group[-1], prompt), len(prompt) - 1) if group else 0
+        if group and common >= max(MIN_SHARED, MIN_SHARE * max(len(prompt), len(group[0]))):
+            group.append(prompt)
+            shared = common
+            continue
+        if group:
+            yield group, shared
+        group, shared = [prompt], len(prompt) - 1
+    if group:
+        yield group, shared

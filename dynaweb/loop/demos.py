@@ -1,0 +1,109 @@
+"""Demonstrations: scripted experts play a few training tasks in the real environment.
+
+With `data.experts = "few"` these are all the expert data of a run: SFT, its longer controls, expert mixing and the
+behaviour-cloning term see the same ones. `"all"` (the paper's looser setting) adds an expert for every RL task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dynaweb import events
+from dynaweb.errors import TrainingError
+from dynaweb.loop.experts import by_task
+from dynaweb.loop.players import ExpertPlayer
+from dynaweb.loop.rollout import Episode, Rules, play_all, refuse_total_failure
+from dynaweb.loop.tasks import draw, one_per_template, rotation
+from dynaweb.loop.verdicts import grading, success_of
+from dynaweb.types import Task, Trajectory
+
+if TYPE_CHECKING:
+    from dynaweb.loop.workspace import Made, Workspace
+    from dynaweb.runs import Stage
+
+SLACK = 2
+"""Steps that an expert may take beyond the longest best case."""
+POOL = 256
+"""Smallest number of training tasks that are drawn: enough to hold one of each template."""
+
+
+def training_tasks(ws: Workspace) -> list[Task]:
+    """The training tasks of a run, templates in rotation: demonstrations, exploration and RL take theirs from these."""
+    recipe = ws.recipe
+    count = max(POOL, recipe.explore.episodes, recipe.data.demos)
+    seed = ws.seed("tasks", "train")
+    return draw(ws.source, "train", count=count, seed=seed, max_best_steps=recipe.data.max_best_steps)
+
+
+def rl_tasks(ws: Workspace) -> list[Task]:
+    """One task for each place of each update, in order; see `rotation`."""
+    rl = ws.recipe.rl
+    return rotation(training_tasks(ws), rl.updates * rl.tasks, seed=ws.seed("tasks", "rl"))
+
+
+async def demos(ws: Workspace) -> Made:
+    """Stage `demos`: the demonstrations that SFT sees."""
+    tasks = one_per_template(training_tasks(ws), ws.recipe.data.demos)
+    made = await _played(ws, tasks, ws.key("data.demos", "data.max_best_steps", tasks=ws.task_key, part="few"))
+    ws.keep(made, "demos")
+    return made
+
+
+async def all_experts(ws: Workspace, few: Made) -> Made:
+    """The expert data of RL and of the SFT controls: the demonstrations, or an expert for each RL task with `all`."""
+    if ws.recipe.data.experts == "few":
+        return few
+    distinct = {task.id: task for task in [*(t.task for t in few.episodes()), *rl_tasks(ws)]}
+    rl = ws.recipe.rl
+    key = ws.key("data", tasks=ws.task_key, part="all", rl=[rl.updates, rl.tasks], explore=ws.recipe.explore.episodes)
+    made = await _played(ws, list(distinct.values()), key)
+    ws.keep(made, "experts")
+    return made
+
+
+async def _played(ws: Workspace, tasks: Sequence[Task], key: str) -> Made:
+    async def body(stage: Stage) -> None:
+        played = await play_experts(ws, tasks)
+        save_episodes(stage, played)
+        for trajectory in played:
+            ws.tell(events.Rollout("demos", trajectory))
+            if success_of(trajectory) != 1.0:
+                ws.tell(events.Failure(where=f"expert of {trajectory.task.id}", error=why_failed(trajectory)))
+        if not by_task(played):
+            raise TrainingError(f"no expert succeeded on any of {len(tasks)} tasks; the first: {why_failed(played[0])}")
+
+    return await ws.stage("demos", key, body, settings=ws.recipe.settings("run.seed", "data"))
+
+
+async def play_experts(ws: Workspace, tasks: Sequence[Task]) -> list[Trajectory]:
+    """One expert episode per task, graded by the environment."""
+    episodes = [Episode(f"expert/{i}/{task.id}", task, ws.seed("demos", task.id)) for i, task in enumerate(tasks)]
+    played = await play_all(
+        episodes,
+        ws.source.environment,
+        lambda task: ExpertPlayer(ws.source.expert(task)),
+        rules=Rules(ws.recipe.data.max_best_steps + SLACK, source="expert", invalid_ends=True),
+        slots=ws.recipe.web.contexts,
+        finish=grading(ws.source),
+        on_done=ws.on_episode("demos", len(episodes)),
+    )
+    refuse_total_failure(played, "demonstrations")
+    return played
+
+
+def why_failed(trajectory: Trajectory) -> str:
+    """Why an episode did not succeed, in words."""
+    verdict = trajectory.info.get("verdict") or {}
+    last = trajectory.steps[-1].error if trajectory.steps else ""
+    return str(trajectory.info.get("failure") or last or verdict.get("why") or f"it ended by {trajectory.end}")
+
+
+def save_episodes(stage: Stage, episodes: Sequence[Trajectory]) -> None:
+    """Write episodes into a stage's folder."""
+    from dynaweb.data.store import TrajectoryStore
+    from dynaweb.loop.workspace import EPISODES
+
+    path = stage.folder / EPISODES
+    path.unlink(missing_ok=True)
+    TrajectoryStore(path).append(episodes)

@@ -1,0 +1,92 @@
+"""Which tasks a stage uses: drawn by seed, short enough, templates in rotation, and with a recorded start page."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from dynaweb.errors import ConfigError
+from dynaweb.seeding import derive
+from dynaweb.types import Observation, Task, Trajectory
+
+if TYPE_CHECKING:
+    from dynaweb.protocols import TaskSource
+
+_TRIES = 4
+"""How often more tasks are asked for when too many are too long; each time twice as many."""
+
+
+def draw(source: TaskSource, split: str, *, count: int, seed: int, max_best_steps: int) -> list[Task]:
+    """`count` tasks of a split whose shortest solution has at most `max_best_steps` steps, in the source's order.
+
+    Tasks without a known shortest solution are kept. Raises `ConfigError` when the split has not enough.
+    """
+    short: list[Task] = []
+    for attempt in range(_TRIES):
+        found = source.tasks(split, count=count * 2**attempt, seed=seed)
+        short = [task for task in found if task.best_steps is None or task.best_steps <= max_best_steps]
+        if len(short) >= count:
+            return short[:count]
+    raise ConfigError(
+        f"the split {split!r} gave only {len(short)} tasks of at most {max_best_steps} steps, {count} are needed; "
+        "raise data.max_best_steps or lower the number of tasks"
+    )
+
+
+def one_per_template(tasks: Iterable[Task], count: int) -> list[Task]:
+    """The first task of each template, then the second of each and so on, until there are `count` (0 = one of each)."""
+    queues: dict[str, list[Task]] = {}
+    for task in tasks:
+        queues.setdefault(task.template, []).append(task)
+    if count == 0:
+        return [queue[0] for queue in queues.values()]
+    rounds = max((len(queue) for queue in queues.values()), default=0)
+    turns = (queue[turn] for turn in range(rounds) for queue in queues.values() if turn < len(queue))
+    return list(islice(turns, count))
+
+
+def rotation(tasks: Sequence[Task], count: int, *, seed: int) -> list[Task]:
+    """`count` tasks: each round takes one of every template, templates and tasks in an order drawn from the seed.
+
+    A template starts over when all its tasks are used, so a longer rotation begins like a shorter one.
+    """
+    queues: dict[str, list[Task]] = {}
+    for task in tasks:
+        queues.setdefault(task.template, []).append(task)
+    for template, queue in queues.items():
+        random.Random(derive(seed, "order", template)).shuffle(queue)
+    chosen: list[Task] = []
+    turn = 0
+    while queues and len(chosen) < count:
+        order = sorted(queues)
+        random.Random(derive(seed, "round", turn)).shuffle(order)
+        chosen += [queues[template][turn % len(queues[template])] for template in order]
+        turn += 1
+    return chosen[:count]
+
+
+class StartPages:
+    """Recorded real start pages. Tasks that start at the same address of the same generated site share one."""
+
+    def __init__(self, episodes: Iterable[Trajectory] = ()) -> None:
+        self._pages: dict[str, Observation] = {}
+        for episode in episodes:
+            if episode.steps:
+                self._pages.setdefault(start_key(episode.task), episode.steps[0].observation)
+
+    def __call__(self, task: Task) -> Observation | None:
+        """The start page of a task, or None when none was recorded."""
+        return self._pages.get(start_key(task))
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+
+def start_key(task: Task) -> str:
+    """What decides a task's start page: address and site seed where the environment names one, else the task itself."""
+    site = task.meta.get("site_seed")
+    if site is None:
+        return task.id
+    return f"{task.start_url} {task.split} {site} {task.meta.get('locale', '')}"

@@ -1,0 +1,324 @@
+"""What the stages of one run share: recipe, plugins, cache, the task environment, models, engines and the meter of costs."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from dynaweb import events
+from dynaweb.errors import ConfigError
+from dynaweb.protocols import PluginContext
+from dynaweb.seeding import derive
+
+if TYPE_CHECKING:
+    from dynaweb.backends import LoadedModel
+    from dynaweb.config import Recipe
+    from dynaweb.engines.scheduler import Lockstep
+    from dynaweb.engines.transformers_engine import TransformersEngine
+    from dynaweb.plugins import Plugins
+    from dynaweb.policy.formats import PromptFormat
+    from dynaweb.protocols import Environment, Judge, TaskSource, WorldModel
+    from dynaweb.runs import RunFolder, Stage, StageCache
+    from dynaweb.types import Trajectory
+
+log = logging.getLogger("dynaweb")
+
+VERSION = 1
+"""Part of every stage key: raise it when a stage computes something else from the same settings."""
+
+Body = Callable[["Stage"], Awaitable[None]]
+EPISODES = "trajectories.jsonl.gz"
+MODEL = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A finished stage: its cache key, and the folder with its results."""
+
+    key: str
+    folder: Path
+
+    @property
+    def model(self) -> Path:
+        """The folder of the weights that the stage trained."""
+        return self.folder / MODEL
+
+    def episodes(self) -> list[Trajectory]:
+        """The episodes that the stage played, in order."""
+        from dynaweb.data.store import TrajectoryStore
+
+        return list(TrajectoryStore(self.folder / EPISODES))
+
+    def data(self, name: str) -> Any:
+        """A JSON file of the stage."""
+        return json.loads((self.folder / name).read_text(encoding="utf-8"))
+
+
+@dataclass(slots=True)
+class Meter:
+    """Counts what a stage costs. `tokens_trained` and `browser_steps` are added to by the stages themselves."""
+
+    tokens_generated: int = 0
+    tokens_trained: int = 0
+    browser_steps: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def cost(self) -> dict[str, float]:
+        """The counts as a stage's cost; memory is the peak of the process so far."""
+        return {
+            "seconds": time.monotonic() - self.started,
+            "tokens_generated": float(self.tokens_generated),
+            "tokens_trained": float(self.tokens_trained),
+            "browser_steps": float(self.browser_steps),
+            "peak_memory_mib": peak_memory_mib(),
+        }
+
+
+def peak_memory_mib() -> float:
+    """Largest resident size of this process so far."""
+    unit = 1024 * 1024 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+class Workspace:
+    """Everything that stages need besides each other's folders. Close it when the run is over.
+
+    `folder` may be None for stages that run alone in a program.
+    """
+
+    def __init__(self, recipe: Recipe, plugins: Plugins, cache: StageCache, folder: RunFolder | None = None) -> None:
+        self.recipe, self.plugins, self.cache, self.folder = recipe, plugins, cache, folder
+        self.meter = Meter()
+        self.deadline: float | None = None
+        self._engines: list[TransformersEngine] = []
+
+    # Seeds and keys
+
+    def seed(self, *labels: str | int) -> int:
+        """The sub-seed of one purpose."""
+        return derive(self.recipe.run.seed, *labels)
+
+    def key(self, *parts: str, **upstream: Any) -> str:
+        """The cache key of a stage: these sections, the seed, the code's version, and what it is made from."""
+        return self.recipe.key("run.seed", *parts, version=VERSION, **upstream)
+
+    # Environments and plugins
+
+    @property
+    def dreams(self) -> bool:
+        """Whether reinforcement learning happens in dreams; else it happens in the environment itself."""
+        return "dreams" in self.plugins.find("env", self.recipe.env.name).spec.capabilities
+
+    @cached_property
+    def task_settings(self) -> tuple[str, Mapping[str, Any]]:
+        """Name and settings of the environment plugin that provides tasks, experts, start pages and evaluation."""
+        if not self.dreams:
+            return self.recipe.env.name, self.recipe.env.config.model_dump()
+        settings = self.recipe.env.config.model_dump()
+        return str(settings.get("tasks", "sites")), dict(settings.get("task_settings", {}))
+
+    @property
+    def task_key(self) -> dict[str, Any]:
+        """What the tasks and pages of a run depend on, for cache keys."""
+        name, settings = self.task_settings
+        origin = self.plugins.find("env", name).origin
+        return {"name": name, "settings": dict(settings), "package": f"{origin.package} {origin.version}"}
+
+    @cached_property
+    def source(self) -> TaskSource:
+        """The task environment."""
+        name, settings = self.task_settings
+        return cast("TaskSource", self.plugins.create("env", name, settings, self._web_context("source")))
+
+    @cached_property
+    def eval_source(self) -> TaskSource:
+        """The environment of the evaluation: `eval.env`, or the task environment."""
+        name = self.recipe.eval.env
+        if not name or name == self.task_settings[0]:
+            return self.source
+        return cast("TaskSource", self.plugins.create("env", name, {}, self._web_context("eval")))
+
+    def _web_context(self, purpose: str) -> PluginContext:
+        services = {"web": self.recipe.web, "max_best_steps": self.recipe.data.max_best_steps}
+        return PluginContext(seed=self.seed("environment", purpose), services=services)
+
+    def world_model(self, model: LoadedModel, *, temperature: float) -> WorldModel:
+        """The chosen world model on these weights."""
+        context = PluginContext(
+            engine=self.engine(model),
+            format=self.format,
+            seed=self.seed("world-model"),
+            services={"temperature": temperature, "model": model.model, "tokenizer": model.tokenizer},
+        )
+        return cast("WorldModel", self.plugins.create("wm", self.recipe.wm.name, self.recipe.wm.config, context))
+
+    def judge(self, policy: TransformersEngine) -> Judge:
+        """The chosen judge, on the frozen base model or on `policy`, as its setting `model` says."""
+        choice = self.recipe.reward
+        wants = getattr(choice.config, "model", None)
+        engine = policy if wants == "policy" else self.base_engine if wants == "base" else None
+        context = PluginContext(engine=engine, format=self.format, seed=self.seed("judge"))
+        return cast("Judge", self.plugins.create("reward", choice.name, choice.config, context))
+
+    def dream_environment(self, world_model: WorldModel, start_page: Any) -> Callable[[], Environment]:
+        """What makes dreams of the chosen environment plugin."""
+        choice = self.recipe.env
+        services = {"world_model": world_model, "start_page": start_page, "tasks": self.source, "web": self.recipe.web}
+        context = PluginContext(seed=self.seed("dream"), services=services)
+        source = cast("TaskSource", self.plugins.create("env", choice.name, choice.config, context))
+        return source.environment
+
+    # Models
+
+    @cached_property
+    def lockstep(self) -> Lockstep:
+        """What gathers the model calls of all episodes."""
+        from dynaweb.engines.scheduler import Lockstep
+
+        return Lockstep()
+
+    def load(self, path: Path | None = None) -> LoadedModel:
+        """A model of its own: the base weights, or those that a stage wrote."""
+        from dynaweb.backends import load_model
+
+        return load_model(self.recipe.model, path)
+
+    @cached_property
+    def base(self) -> LoadedModel:
+        """The base model, frozen: judge, and world model when that is not fitted."""
+        return self.load()
+
+    @cached_property
+    def base_engine(self) -> TransformersEngine:
+        """The engine of the frozen base model."""
+        return self.engine(self.base)
+
+    @cached_property
+    def base_key(self) -> str:
+        """What identifies the base weights: a hash of the files in a folder, or the model's name."""
+        from dynaweb.backends import model_folder
+
+        folder = model_folder(self.recipe.model.path)
+        return files_hash(folder) if folder is not None else self.recipe.model.path
+
+    @property
+    def format(self) -> PromptFormat:
+        """The prompt layer of the model."""
+        return self.base.format
+
+    def engine(self, model: LoadedModel) -> TransformersEngine:
+        """An engine on a model; its tokens count in the costs."""
+        from dynaweb.engines.transformers_engine import TransformersEngine
+
+        engine = TransformersEngine(model.model, self.lockstep, pad_id=model.format.pad_id)
+        self._engines.append(engine)
+        return engine
+
+    # Stages
+
+    async def stage(
+        self, name: str, key: str, body: Body, *, settings: Mapping[str, Any] | None = None, resumable: bool = False
+    ) -> Made:
+        """Run a stage, or find it in the cache."""
+        with self.cache.stage(name, key, settings=settings, resumable=resumable) as stage:
+            if not stage.cached:
+                await self._make(stage, body)
+            return Made(key, stage.folder)
+
+    async def _make(self, stage: Stage, body: Body) -> None:
+        self.meter = Meter()
+        written = sum(engine.stats.new_tokens for engine in self._engines)
+        await body(stage)
+        self.meter.tokens_generated += sum(engine.stats.new_tokens for engine in self._engines) - written
+        stage.commit(cost=self.meter.cost())
+
+    def keep(self, made: Made, name: str) -> None:
+        """Put a stage's episodes and weights into the run folder too, as links where the disk allows."""
+        if self.folder is None:
+            return
+        if (made.folder / EPISODES).exists():
+            link(made.folder / EPISODES, self.folder.trajectories / f"{name}.jsonl.gz")
+        if made.model.is_dir():
+            for file in made.model.iterdir():
+                link(file, self.folder.checkpoints / name / file.name)
+
+    # Telling and stopping
+
+    def tell(self, event: object) -> None:
+        """Notify the observers."""
+        self.plugins.notify(event)
+
+    def progress(self, job: str, total: int, unit: str = "it") -> Callable[[], None]:
+        """A counter that tells the observers of each finished unit."""
+        done = 0
+
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            self.tell(events.Progress(job, done, total, unit))
+
+        return advance
+
+    def on_episode(self, phase: str, total: int, update: int = -1) -> Callable[[Trajectory], None]:
+        """For `play_all(on_done=...)`: tells of progress and counts real steps."""
+        advance = self.progress(phase, total, "episodes")
+
+        def done(trajectory: Trajectory) -> None:
+            if trajectory.source != "dream":
+                self.meter.browser_steps += len(trajectory.steps)
+            advance()
+
+        return done
+
+    async def breathe(self) -> None:
+        """Let a cancellation (Ctrl-C) through between two pieces of blocking work."""
+        await asyncio.sleep(0)
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the time budget of the run is used up."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    async def close(self) -> None:
+        """Close what the task environments hold open (servers, browsers)."""
+        for name in ("source", "eval_source"):
+            close = getattr(self.__dict__.get(name), "close", None)
+            if close is not None:
+                result = close()
+                if asyncio.iscoroutine(result):
+                    await result
+
+
+def link(source: Path, target: Path) -> None:
+    """Make `target` a hard link to `source`, or a copy where links are not possible."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    with suppress(OSError):
+        target.hardlink_to(source)
+        return
+    shutil.copy2(source, target)
+
+
+def files_hash(folder: Path) -> str:
+    """A hash of the names and contents of all files of a folder. Raises `ConfigError` when it has none."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    if not files:
+        raise ConfigError(f"the model folder {folder} holds no files")
+    total = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            total.update(f"{path.relative_to(folder).as_posix()}\0".encode())
+            total.update(hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()[:20]

@@ -1,0 +1,160 @@
+"""What a report shows, as plain values. `gather` fills it from a run folder; anything else can fill it by hand.
+
+    data = ReportData(
+        title="dynaweb-0-1",
+        arms=(Arm("sft", "SFT", "sft", ((1.0, 0.0, ...),)), Arm("dynaweb", "DynaWeb", "main", ((1.0, 1.0, ...),))),
+        curves=(Curve("rl", "reward", ((0, 0.41), (1, 0.44))),),
+    )
+    path.write_text(render(data), encoding="utf-8")
+
+Only `title` is needed: a section without data is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dynaweb.report.stats import Estimate, PairedDifference, paired_difference, success_rate
+from dynaweb.types import Trajectory
+
+Role = Literal["sft", "control", "main"]
+"""`sft`: supervised on the demonstrations only. `control`: any other comparison. `main`: what the run is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One trained policy on the held-out episodes.
+
+    `outcomes` holds, for each seed, one success in [0, 1] per episode (None = could not be graded), the same episodes
+    in the same order in every arm. `note` is shown under the label.
+    """
+
+    name: str
+    label: str
+    role: Role
+    outcomes: tuple[tuple[float | None, ...], ...]
+    note: str = ""
+
+    @property
+    def success(self) -> Estimate:
+        """Success rate over all episodes and seeds."""
+        return success_rate(self.outcomes)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of the run: `status` is `done`, `cached`, `failed` or `running`; `cost` as in `events.Stage`.
+
+    Known keys of `cost`: `seconds`, `tokens_generated`, `tokens_trained`, `browser_steps`, `peak_memory_mib`. Of a
+    cached stage it is what was paid when it was made.
+    """
+
+    name: str
+    status: str
+    key: str = ""
+    detail: str = ""
+    cost: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One metric of one stage over its updates: points (update, value), value None where it is not finite."""
+
+    stage: str
+    metric: str
+    points: tuple[tuple[float, float | None], ...]
+    label: str = ""
+    """Name in the legend; empty = the stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One measure of a world model on held-out transitions, in words that a newcomer understands."""
+
+    label: str
+    estimate: Estimate
+    meaning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeAudit:
+    """The judge against the environment's own verdict on real episodes of one arm.
+
+    `false_positive` is the share of truly failed episodes that the judge calls successes (n = failed episodes),
+    `false_negative` the share of true successes that it rejects (n = successes).
+    """
+
+    label: str
+    false_positive: Estimate
+    false_negative: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A trajectory to look at: the arm or phase that played it, and the update of a dream (-1 = none)."""
+
+    arm: str
+    trajectory: Trajectory
+    update: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One resolved setting of the recipe and where its value comes from."""
+
+    path: str
+    value: Any
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportData:
+    """Everything that a report shows.
+
+    `failures` counts, for each arm or phase, unsuccessful episodes by kind; `episodes` how many there were. `total`
+    is the number of trajectories of the run, of which `samples` are a part. `bought` says, a sentence each, what the
+    result rests on besides the method. `plugins` rows have kind, name, package, version.
+    """
+
+    title: str
+    subtitle: str = ""
+    status: str = "done"
+    seconds: float | None = None
+    arms: tuple[Arm, ...] = ()
+    episodes_are: str = "held-out episodes in the real browser"
+    bought: tuple[str, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    fidelity: tuple[Measure, ...] = ()
+    audits: tuple[JudgeAudit, ...] = ()
+    failures: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    episodes: Mapping[str, int] = field(default_factory=dict)
+    samples: tuple[Sample, ...] = ()
+    total: int = 0
+    settings: tuple[Setting, ...] = ()
+    plugins: tuple[Mapping[str, str], ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def reference(self) -> Arm | None:
+        """The best arm of role `sft`, the first of equals: what every other arm is compared with."""
+        graded = [arm for arm in self.arms if arm.role == "sft" and arm.success.value is not None]
+        return max(graded, key=lambda arm: arm.success.value or 0.0, default=None)
+
+    @property
+    def main(self) -> Arm | None:
+        """The arm that the run is about."""
+        return next((arm for arm in self.arms if arm.role == "main"), None)
+
+    def against_reference(self, arm: Arm) -> PairedDifference | None:
+        """The paired difference of an arm to `reference`; None for the reference itself and where nothing pairs."""
+        reference = self.reference
+        if reference is None or arm.name == reference.name:
+            return None
+        try:
+            return paired_difference(reference.outcomes, arm.outcomes, seed=self.seed)
+        except ValueError:  # an interrupted run: the arms have not played the same episodes yet
+            return None

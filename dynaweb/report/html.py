@@ -1,0 +1,126 @@
+"""The report as one HTML file that needs nothing else: no network, no fonts, no libraries.
+
+Page text is untrusted. It reaches the file in two ways only: escaped as HTML, or as JSON without a `<`, which the
+viewer shows as text. Beyond that the file forbids itself, by a content security policy, every request and every script
+but its own, known by its hash.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from importlib import resources
+
+from dynaweb.report import sections, viewer
+from dynaweb.report.data import ReportData, Sample
+from dynaweb.report.markup import Html, el, embed, join
+
+
+def render(data: ReportData) -> str:
+    """The report as HTML source, to be written as UTF-8."""
+    script, style = _static("report.js"), _static("report.css") + _static("viewer.css")
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=_policy(script, style)),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="referrer", content="no-referrer"),
+        el("title", f"{data.title} - dynaweb"),
+        el("style", Html(style)),
+    )
+    body = el("body", sections.header(data), el("main", *_sections(data)), _footer(data), _data(data.samples))
+    page = join(head, body, el("script", Html(script)))
+    return f'<!doctype html>\n<html lang="en">{page}</html>\n'
+
+
+def _sections(data: ReportData) -> list[Html | None]:
+    left = el("div", sections.fidelity(data), sections.audits(data), class_="pair")
+    return [
+        sections.arms(data),
+        sections.bought(data),
+        sections.curves(data),
+        sections.stages(data),
+        left if data.fidelity or data.audits else None,
+        sections.failures(data),
+        _viewer(data),
+        sections.recipe(data),
+    ]
+
+
+def _static(name: str) -> str:
+    return resources.files("dynaweb.report").joinpath("static", name).read_text(encoding="utf-8")
+
+
+def _policy(script: str, style: str) -> str:
+    own = f"script-src {_hash(script)}; style-src {_hash(style)}"
+    return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
+
+
+def _hash(source: str) -> str:
+    digest = hashlib.sha256(source.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _viewer(data: ReportData) -> Html | None:
+    if not data.samples:
+        return None
+    total = max(data.total, len(data.samples))
+    part = "All" if total == len(data.samples) else f"{len(data.samples):,} of"
+    lead = f"{part} {total:,} trajectories, step by step: the page, the action marked in it, and what followed."
+    keys = ("j", "next"), ("k", "previous trajectory"), ("←", ""), ("→", "step"), ("/", "search")
+    hints = [join(el("kbd", key), f" {word}  ") for key, word in keys]
+    return el(
+        "section",
+        el("h2", "Trajectories"),
+        el("p", lead, class_="lead"),
+        _filters(data.samples),
+        el("div", _list_pane(), el("div", class_="detail", aria_live="polite"), **_viewer_attributes()),
+        el("p", *hints, class_="keys"),
+    )
+
+
+def _viewer_attributes() -> dict[str, str | int]:
+    return {"id": "viewer", "class_": "card viewer", "data_block": viewer.BLOCK}
+
+
+def _list_pane() -> Html:
+    pager = el(
+        "div",
+        el("button", "\N{LEFTWARDS ARROW}", class_="back", type="button", aria_label="previous page of the list"),
+        el("span", class_="range"),
+        el("button", "\N{RIGHTWARDS ARROW}", class_="on", type="button", aria_label="next page of the list"),
+        class_="pager",
+    )
+    return el("aside", el("ol"), pager)
+
+
+def _filters(samples: Sequence[Sample]) -> Html:
+    rows = viewer.index(samples)
+    arms = list(dict.fromkeys(row[1] for row in rows))
+    sources = list(dict.fromkeys(row[2] for row in rows))
+    return el(
+        "div",
+        el("input", id="search", type="search", placeholder="Search tasks", aria_label="search tasks"),
+        _select("arm", "all arms", arms),
+        _select("source", "all sources", sources),
+        _select("outcome", "all outcomes", ["success", "failure", "ungraded"]),
+        class_="filters",
+    )
+
+
+def _select(name: str, everything: str, values: Sequence[str]) -> Html:
+    options = [el("option", everything, value=""), *[el("option", value, value=value) for value in values]]
+    return el("select", *options, id=f"filter-{name}", aria_label=name)
+
+
+def _data(samples: Sequence[Sample]) -> Html:
+    if not samples:
+        return Html("")
+    written = [embed(block, id=f"trajectories-{at}") for at, block in enumerate(viewer.blocks(samples))]
+    return join(embed(viewer.index(samples), id="trajectory-index"), *written)
+
+
+def _footer(data: ReportData) -> Html:
+    version = data.versions.get("dynaweb")
+    return el("footer", f"Made by dynaweb{' ' + version if version else ''}.")

@@ -1,0 +1,75 @@
+"""What became of an episode, in the few words that filters, tables and failure counts share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from dynaweb.report.data import JudgeAudit
+from dynaweb.report.stats import wilson
+from dynaweb.types import Trajectory
+
+Outcome = Literal["success", "failure", "ungraded"]
+
+SUCCESS_AT = 0.5
+"""A score from here on counts as success."""
+
+
+def verdict(trajectory: Trajectory) -> float | None:
+    """The environment's own score of a real episode (`info["verdict"]`), or None."""
+    found = trajectory.info.get("verdict")
+    score = found.get("score") if isinstance(found, dict) else None
+    return float(score) if isinstance(score, int | float) else None
+
+
+def outcome(trajectory: Trajectory) -> Outcome:
+    """By the environment's verdict where there is one, else by the reward; infrastructure failures are ungraded."""
+    score = verdict(trajectory)
+    if trajectory.end == "infrastructure":
+        return "ungraded"
+    if score is None:
+        score = trajectory.reward
+    if score is None:
+        return "ungraded"
+    return "success" if score >= SUCCESS_AT else "failure"
+
+
+def failure_kind(trajectory: Trajectory) -> str | None:
+    """Why an episode did not succeed, None if it did."""
+    if trajectory.end == "infrastructure":
+        return "infrastructure failed (not counted)"
+    if trajectory.steps and trajectory.steps[-1].info.get("world_model_error"):
+        return "world model wrote no page"
+    if outcome(trajectory) != "failure":
+        return None if outcome(trajectory) == "success" else "could not be graded"
+    if trajectory.end == "invalid":
+        last = trajectory.steps[-1] if trajectory.steps else None
+        return "reply without an action" if last is not None and last.action is None else "invalid action"
+    if trajectory.end == "max-steps":
+        return "did not stop in time"
+    return _wrong_end(trajectory)
+
+
+def _wrong_end(trajectory: Trajectory) -> str:
+    evaluated = trajectory.task.evaluation.get("eval_types", ())
+    if trajectory.answer and "string_match" in evaluated:
+        return "wrong answer"
+    return "stopped without an answer" if "string_match" in evaluated else "stopped in the wrong state"
+
+
+def failure_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
+    """Unsuccessful episodes by kind, most frequent first."""
+    kinds = Counter(kind for trajectory in trajectories if (kind := failure_kind(trajectory)) is not None)
+    return dict(sorted(kinds.items(), key=lambda item: (-item[1], item[0])))
+
+
+def audit(label: str, trajectories: Sequence[Trajectory]) -> JudgeAudit | None:
+    """The judge's calls beside the environment's verdicts; None when no episode carries both."""
+    calls = [(verdict(item), item.judgement.score) for item in trajectories if item.judgement is not None]
+    both = [(real >= SUCCESS_AT, said >= SUCCESS_AT) for real, said in calls if real is not None and said is not None]
+    if not both:
+        return None
+    failed = [said for real, said in both if not real]
+    solved = [said for real, said in both if real]
+    return JudgeAudit(label, wilson(sum(failed), len(failed)), wilson(len(solved) - sum(solved), len(solved)))

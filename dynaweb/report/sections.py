@@ -1,0 +1,341 @@
+"""The sections of the report, each a function from the data to HTML, or None when there is nothing to show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from dynaweb.report.data import Curve, JudgeAudit, Measure, ReportData, Stage
+from dynaweb.report.headline import (
+    ClosingRow,
+    closing_rows,
+    difference_text,
+    duration,
+    headline,
+    interval_text,
+    p_text,
+)
+from dynaweb.report.markup import Child, Html, el, join
+from dynaweb.report.stats import Estimate
+from dynaweb.report.svg import Interval, Series, interval_bar, line_chart
+
+STATUS = {"done": "good", "failed": "bad", "interrupted": "warn", "running": "warn"}
+RATES = ("reward", "success", "share", "rate", "fraction", "accuracy", "false", "exact", "f1", "valid")
+"""Metrics with one of these words in their name are drawn on a scale from 0 to 1."""
+FIRST_METRICS = ("reward", "success", "loss")
+"""Metrics with one of these words are shown at once; the others under a fold."""
+
+
+def header(data: ReportData) -> Html:
+    """Title, how the run ended, and its result in words."""
+    chips = [el("span", data.status, class_=f"chip {STATUS.get(data.status, '')}")]
+    if data.seconds is not None:
+        chips.append(el("span", duration(data.seconds), class_="chip"))
+    chips.append(el("span", f"seed {data.seed}", class_="chip"))
+    words = headline(data)
+    return el(
+        "header",
+        el("h1", data.title),
+        el("p", data.subtitle, class_="muted") if data.subtitle else None,
+        el("button", "◐", id="theme", type="button", title="light or dark", aria_label="switch between light and dark"),
+        el("div", *chips, class_="chips"),
+        el("p", words, class_="verdict") if words else None,
+    )
+
+
+def arms(data: ReportData) -> Html | None:
+    """The headline table."""
+    rows = closing_rows(data)
+    if not rows:
+        return None
+    reference = data.reference
+    against = f"against {reference.label}" if reference is not None else "difference"
+    head = [("Arm", ""), ("Success", "n"), ("", ""), ("95 % interval", ""), ("n", "n"), (against, "n"), ("p", "n")]
+    low = min([row.success.low for row in rows if row.success.low is not None], default=0.0)
+    scale = (max(0.0, low - 0.05), 1.0)
+    head[2] = (_scale_text(scale), "")
+    table = _table(head, [_arm_row(row, scale, against) for row in rows])
+    lead = (
+        f"Share of {data.episodes_are} that end in success, by the environment's own check. Every arm plays the same "
+        "episodes; differences are paired, in percentage points."
+    )
+    note = (
+        "Intervals: Wilson for shares (widened by Student's t over seeds when there are several), bootstrap over seeds "
+        "and episodes for differences. p: exact McNemar test. Episodes that could not be graded are left out."
+    )
+    return _section("Result", lead, el("div", table, class_="card"), el("p", note, class_="note"))
+
+
+def _scale_text(scale: tuple[float, float]) -> str:
+    return f"{100 * scale[0]:.0f} to {100 * scale[1]:.0f} %"
+
+
+def _arm_row(row: ClosingRow, scale: tuple[float, float], against: str) -> Html:
+    success, arm = row.success, row.arm
+    bar = None
+    if success.value is not None and success.low is not None and success.high is not None:
+        bar = interval_bar(Interval(success.value, success.low, success.high, arm.role == "main"), *scale)
+    missing = el("small", f"{success.missing} not graded") if success.missing else None
+    seeds = el("small", f"{len(arm.outcomes)} seeds") if len(arm.outcomes) > 1 else None
+    value = "-" if success.value is None else f"{100 * success.value:.1f} %"
+    return el(
+        "tr",
+        el("td", el("b", arm.label), el("small", arm.note) if arm.note else None),
+        el("td", el("span", value, class_="big"), class_="n", data_label="Success"),
+        el("td", bar, data_label=_scale_text(scale)) if bar is not None else el("td"),
+        el("td", el("span", interval_text(success), class_="range"), data_label="95 % interval"),
+        el("td", el("span", str(success.n), missing, seeds), class_="n", data_label="n"),
+        *_difference_cells(row, against),
+        class_="main" if arm.role == "main" else None,
+    )
+
+
+def _difference_cells(row: ClosingRow, against: str) -> tuple[Html, Html]:
+    if row.against is None:
+        if not row.is_reference:
+            return el("td"), el("td")
+        return el("td", el("span", "reference", class_="muted"), class_="n", data_label=against), el("td")
+    difference = row.against.difference
+    counts = el("small", f"n = {difference.n}: {row.against.gained} gained, {row.against.lost} lost")
+    text = difference_text(difference).replace("-", "\N{MINUS SIGN}")
+    shown = el("b", text) if row.against.is_shown else text
+    return (
+        el("td", el("span", shown, counts), class_="n", data_label=against),
+        el("td", el("span", p_text(row.against.p)), class_="n", data_label="p"),
+    )
+
+
+def bought(data: ReportData) -> Html | None:
+    """What the gain rests on."""
+    if not data.bought:
+        return None
+    items = el("ul", *[el("li", sentence) for sentence in data.bought], class_="plain")
+    return _section("What this is bought with", "", items)
+
+
+def curves(data: ReportData) -> Html | None:
+    """Small charts, one a metric; several stages with one metric share a chart."""
+    metrics: dict[str, list[Curve]] = {}
+    for curve in data.curves:
+        if any(value is not None for _, value in curve.points):
+            metrics.setdefault(curve.metric, []).append(curve)
+    if not metrics:
+        return None
+    first = [name for name in metrics if any(word in name for word in FIRST_METRICS)][:6] or list(metrics)[:6]
+    rest = sorted(name for name in metrics if name not in first)
+    more = None
+    if rest:
+        more = el("details", el("summary", f"{len(rest)} more curves"), _charts(metrics, rest))
+    lead = "Faint lines are single updates, strong lines the mean of five."
+    return _section("Learning curves", lead, _charts(metrics, first), more)
+
+
+def _charts(metrics: Mapping[str, Sequence[Curve]], names: Iterable[str]) -> Html:
+    return el("div", *[_chart(name, metrics[name]) for name in names], class_="charts")
+
+
+def _chart(name: str, lines: Sequence[Curve]) -> Html:
+    series = [Series(curve.label or _words(curve.stage), curve.points) for curve in lines]
+    only = f" ({lines[0].label or _words(lines[0].stage)})" if len(lines) == 1 else ""
+    return line_chart(f"{_words(name)}{only}", series, rate=any(word in name for word in RATES))
+
+
+def stages(data: ReportData) -> Html | None:
+    """What each stage cost."""
+    if not data.stages:
+        return None
+    head = [("Stage", ""), ("State", "")] + [(label, "n") for _, label in COSTS]
+    total = _total(data.stages)
+    rows = [_stage_row(stage) for stage in [*data.stages, total]]
+    note = "A cached stage shows what it cost when it was made; the sum is over all stages, cached or not."
+    return _section("Stages and cost", "", el("div", _table(head, rows), class_="card"), el("p", note, class_="note"))
+
+
+COSTS = (
+    ("seconds", "Time"),
+    ("tokens_generated", "Tokens generated"),
+    ("tokens_trained", "Tokens trained"),
+    ("browser_steps", "Browser steps"),
+    ("peak_memory_mib", "Peak memory"),
+)
+"""Keys of `Stage.cost` and their columns."""
+
+
+def _total(found: Sequence[Stage]) -> Stage:
+    """Sums, and the highest memory."""
+    cost: dict[str, float] = {}
+    for key, _ in COSTS:
+        values = [stage.cost[key] for stage in found if key in stage.cost]
+        if values:
+            cost[key] = max(values) if key == "peak_memory_mib" else sum(values)
+    return Stage("All", "", cost=cost)
+
+
+def _stage_row(stage: Stage) -> Html:
+    state = el("span", stage.status, class_=f"chip {STATUS.get(stage.status, '')}") if stage.status else None
+    key = el("code", stage.key[:8], title=stage.key) if stage.key else None
+    numbers = [
+        el("td", el("span", cost_text(name, stage.cost[name])), class_="n", data_label=label)
+        if name in stage.cost
+        else el("td", class_="n")
+        for name, label in COSTS
+    ]
+    detail = el("small", stage.detail) if stage.detail else None
+    label = el("b", _words(stage.name)) if stage.status else el("b", stage.name)
+    shown = el("td", el("span", state, " ", key), data_label="State") if state is not None else el("td")
+    return el("tr", el("td", label, detail), shown, *numbers)
+
+
+def cost_text(name: str, value: float) -> str:
+    """A cost with its unit."""
+    if name == "seconds":
+        return duration(value)
+    if name == "peak_memory_mib":
+        return f"{value / 1024:.2f} GiB" if value >= 1024 else f"{value:.0f} MiB"
+    return f"{value / 1e6:.2f} M" if value >= 1e6 else f"{value:,.0f}"
+
+
+def fidelity(data: ReportData) -> Html | None:
+    """How good the world model's pages are."""
+    if not data.fidelity:
+        return None
+    head = [("Measure", ""), ("Value", "n"), ("95 % interval", "n"), ("n", "n")]
+    table = _table(head, [_measure_row(measure) for measure in data.fidelity])
+    lead = "On held-out real transitions that need a prediction."
+    return _section("World model", lead, el("div", table, class_="card"))
+
+
+def _measure_row(measure: Measure) -> Html:
+    meaning = el("small", measure.meaning) if measure.meaning else None
+    return el("tr", el("td", measure.label, meaning), *_estimate_cells(measure.estimate))
+
+
+def _estimate_cells(estimate: Estimate) -> tuple[Html, Html, Html]:
+    value = "-" if estimate.value is None else f"{estimate.value:.3f}"
+    interval = "" if estimate.low is None or estimate.high is None else f"[{estimate.low:.3f}, {estimate.high:.3f}]"
+    return (
+        el("td", el("b", value), class_="n", data_label="Value"),
+        el("td", el("span", interval, class_="range"), class_="n", data_label="95 % interval"),
+        el("td", el("span", str(estimate.n)), class_="n", data_label="n"),
+    )
+
+
+def audits(data: ReportData) -> Html | None:
+    """The judge against the environment."""
+    if not data.audits:
+        return None
+    head = [("Real episodes of", ""), ("False positives", "n"), ("False negatives", "n")]
+    table = _table(head, [_audit_row(audit) for audit in data.audits])
+    lead = (
+        "The judge's calls on real episodes beside the environment's own check. False positives are failures that it "
+        "takes for successes: when they grow, reward in dreams stops meaning anything."
+    )
+    return _section("Judge", lead, el("div", table, class_="card"))
+
+
+def _audit_row(audit: JudgeAudit) -> Html:
+    return el(
+        "tr",
+        el("td", audit.label),
+        _audit_cell("False positives", audit.false_positive, "failures"),
+        _audit_cell("False negatives", audit.false_negative, "successes"),
+    )
+
+
+def _audit_cell(label: str, estimate: Estimate, of: str) -> Html:
+    value = "-" if estimate.value is None else f"{100 * estimate.value:.1f} %"
+    small = el("small", f"{interval_text(estimate)} of {estimate.n} {of}")
+    return el("td", el("span", el("b", value), small), class_="n", data_label=label)
+
+
+def failures(data: ReportData) -> Html | None:
+    """Unsuccessful episodes by kind."""
+    kinds = sorted({kind for counts in data.failures.values() for kind in counts})
+    if not kinds:
+        return None
+    names = list(data.failures)
+    sums = {kind: sum(counts.get(kind, 0) for counts in data.failures.values()) for kind in kinds}
+    kinds.sort(key=lambda kind: -sums[kind])
+    head = [("Kind", "")] + [(_episodes_label(data, name), "n") for name in names]
+    rows = [_failure_row(data, kind, names) for kind in kinds]
+    return _section("Failures by kind", "Episodes that did not succeed.", el("div", _table(head, rows), class_="card"))
+
+
+def _episodes_label(data: ReportData, name: str) -> str:
+    label = next((arm.label for arm in data.arms if arm.name == name), _words(name))
+    return f"{label} (n = {data.episodes[name]})" if name in data.episodes else label
+
+
+def _failure_row(data: ReportData, kind: str, names: Sequence[str]) -> Html:
+    cells = [
+        el("td", el("span", str(data.failures[name].get(kind, 0))), class_="n", data_label=_episodes_label(data, name))
+        for name in names
+    ]
+    return el("tr", el("td", kind), *cells)
+
+
+def recipe(data: ReportData) -> Html | None:
+    """The resolved recipe, the plugins and the versions, folded."""
+    parts: list[Html] = []
+    if data.settings:
+        rows = [_code_row(item.path, _value(item.value), item.origin) for item in data.settings]
+        parts.append(_fold(_count(len(rows), "setting"), [("Setting", ""), ("Value", ""), ("From", "")], rows))
+    if data.plugins:
+        keys = ("kind", "name", "package", "version")
+        rows = [_code_row(*(item.get(key, "") for key in keys)) for item in data.plugins]
+        head = [("Kind", ""), ("Name", ""), ("Package", ""), ("Version", "")]
+        parts.append(_fold(_count(len(rows), "plugin"), head, rows))
+    if data.versions:
+        rows = [_code_row(name, version) for name, version in data.versions.items()]
+        parts.append(_fold("Versions", [("Package", ""), ("Version", "")], rows))
+    return _section("Recipe", "Everything that this run was made with.", *parts) if parts else None
+
+
+def _fold(summary: str, head: Sequence[tuple[str, str]], rows: Sequence[Html]) -> Html:
+    table = el("div", el("div", _table(head, rows, stack=False), class_="scroll"), class_="card")
+    return el("details", el("summary", summary), table)
+
+
+def _code_row(*cells: str) -> Html:
+    return el("tr", *[el("td", el("code", cell)) for cell in cells])
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _section(title: str, lead: str, *children: Child) -> Html:
+    return el("section", el("h2", title), el("p", lead, class_="lead") if lead else None, *children)
+
+
+def _table(head: Sequence[tuple[str, str]], rows: Sequence[Html], *, stack: bool = True) -> Html:
+    """A table; `stack` turns rows into cards in a narrow window (cells then show their `data-label`)."""
+    cells = [el("th", label, class_=kind or None, scope="col") for label, kind in head]
+    return el(
+        "table", el("thead", el("tr", *cells)), el("tbody", join(*rows)), class_="stack" if stack else None
+    )
+
+
+NAMES = {
+    "sft": "SFT",
+    "rl": "RL",
+    "bc": "BC",
+    "kl": "KL",
+    "lr": "Learning rate",
+    "wm": "World model",
+    "demos": "Demonstrations",
+    "explore": "Exploration",
+    "eval": "Evaluation",
+}
+"""Words of stage and metric names that people write otherwise."""
+
+
+def _words(name: str) -> str:
+    """A metric's or stage's name for people."""
+    parts = [NAMES.get(part, part) for part in name.replace("_", " ").replace("-", " ").replace("/", " / ").split()]
+    bare = " ".join(parts)
+    return bare[:1].upper() + bare[1:]
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"

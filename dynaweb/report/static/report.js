@@ -1,0 +1,275 @@
+"use strict";
+// Everything that comes from a page or a model is set as textContent, never as HTML.
+
+const PER_PAGE = 50;
+const MARKS = { success: "✓", failure: "✕", ungraded: "–" };
+const WORDS = { success: "success", failure: "failure", ungraded: "not graded" };
+const LINE = /^( *)([A-Za-z][\w-]*) ('(?:[^'\\]|\\.)*')( \[\d+\])?([^]*)$/;
+
+function node(tag, attributes, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (name === "class") made.className = value;
+    else if (name === "onclick") made.addEventListener("click", value);
+    else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value);
+  }
+  for (const child of children) if (child !== null && child !== undefined) made.append(child);
+  return made;
+}
+
+function setUpTheme() {
+  const button = document.getElementById("theme");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const current = () => document.documentElement.dataset.theme || (dark.matches ? "dark" : "light");
+  button.addEventListener("click", () => {
+    document.documentElement.dataset.theme = current() === "dark" ? "light" : "dark";
+  });
+}
+
+class Viewer {
+  constructor(root) {
+    this.root = root;
+    this.rows = JSON.parse(document.getElementById("trajectory-index").textContent);
+    this.blockSize = Number(root.dataset.block);
+    this.blocks = new Map();
+    this.list = root.querySelector("ol");
+    this.detail = root.querySelector(".detail");
+    this.search = document.getElementById("search");
+    this.filters = { arm: 1, source: 2, outcome: 3 };
+    this.texts = this.rows.map((row) => [row[0], row[6], row[1]].join("\n").toLowerCase());
+    this.listen();
+    const wanted = /^#trajectory-(\d+)(?:-(\d+))?$/.exec(location.hash);
+    this.selected = wanted && Number(wanted[1]) < this.rows.length ? Number(wanted[1]) : 0;
+    this.step = wanted && wanted[2] ? Number(wanted[2]) - 1 : 0;
+    this.filter();
+    if (wanted) root.scrollIntoView();
+  }
+
+  listen() {
+    this.search.addEventListener("input", () => this.filter());
+    for (const name of Object.keys(this.filters)) {
+      document.getElementById("filter-" + name).addEventListener("change", () => this.filter());
+    }
+    this.root.querySelector(".back").addEventListener("click", () => this.turn(-1));
+    this.root.querySelector(".on").addEventListener("click", () => this.turn(1));
+    document.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  filter() {
+    const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const wanted = Object.entries(this.filters)
+      .map(([name, at]) => [at, document.getElementById("filter-" + name).value])
+      .filter(([, value]) => value);
+    this.found = [];
+    this.rows.forEach((row, number) => {
+      const fits = wanted.every(([at, value]) => row[at] === value);
+      if (fits && words.every((word) => this.texts[number].includes(word))) this.found.push(number);
+    });
+    if (!this.found.includes(this.selected)) {
+      this.selected = this.found.length ? this.found[0] : -1;
+      this.step = 0;
+    }
+    this.page = Math.max(0, Math.floor(this.found.indexOf(this.selected) / PER_PAGE));
+    this.showList();
+    this.showDetail();
+  }
+
+  turn(by) {
+    this.page += by;
+    this.showList();
+    this.list.scrollTop = 0;
+  }
+
+  showList() {
+    const start = this.page * PER_PAGE;
+    const part = this.found.slice(start, start + PER_PAGE);
+    this.list.replaceChildren(...part.map((number) => this.item(number)));
+    if (!part.length) this.list.append(node("li", { class: "empty" }, "No trajectory fits these filters."));
+    const range = part.length ? `${start + 1}–${start + part.length} of ${this.found.length}` : "0";
+    this.root.querySelector(".range").textContent = range;
+    this.root.querySelector(".back").disabled = this.page === 0;
+    this.root.querySelector(".on").disabled = start + PER_PAGE >= this.found.length;
+  }
+
+  item(number) {
+    const [intent, arm, source, outcome, steps, update] = this.rows[number];
+    const about = [arm, arm === source ? null : source, steps === 1 ? "1 step" : `${steps} steps`];
+    if (update >= 0) about.push(`update ${update}`);
+    const mark = node("span", { class: `mark ${outcome}`, title: WORDS[outcome] }, MARKS[outcome]);
+    const choose = () => this.select(number, 0);
+    const current = number === this.selected ? "true" : null;
+    const small = node("small", {}, about.filter(Boolean).join(" · "));
+    return node("li", {}, node("button", { "aria-current": current, onclick: choose }, mark, node("span", {}, intent), small));
+  }
+
+  select(number, step) {
+    this.selected = number;
+    this.step = step;
+    const page = Math.floor(this.found.indexOf(number) / PER_PAGE);
+    if (page !== this.page) this.page = page;
+    this.showList();
+    this.showDetail();
+    const current = this.list.querySelector("[aria-current]");
+    if (current) current.scrollIntoView({ block: "nearest" });
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest("input, select, textarea")) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    const box = this.root.getBoundingClientRect();
+    if (box.top > innerHeight || box.bottom < 0 || !this.found.length) return;
+    const at = this.found.indexOf(this.selected);
+    const moves = {
+      j: () => this.select(this.found[Math.min(at + 1, this.found.length - 1)], 0),
+      k: () => this.select(this.found[Math.max(at - 1, 0)], 0),
+      ArrowRight: () => this.go(this.step + 1),
+      ArrowLeft: () => this.go(this.step - 1),
+      "/": () => this.search.focus(),
+    };
+    if (!Object.hasOwn(moves, event.key)) return;
+    event.preventDefault();
+    moves[event.key]();
+  }
+
+  go(step) {
+    const count = this.rows[this.selected][4];
+    this.step = Math.max(0, Math.min(step, count - 1));
+    this.showDetail();
+  }
+
+  block(number) {
+    const at = Math.floor(number / this.blockSize);
+    if (!this.blocks.has(at)) {
+      // A few blocks are kept: a long report must not fill the memory with everything that was ever looked at.
+      if (this.blocks.size > 3) this.blocks.delete(this.blocks.keys().next().value);
+      this.blocks.set(at, JSON.parse(document.getElementById("trajectories-" + at).textContent));
+    }
+    return this.blocks.get(at);
+  }
+
+  showDetail() {
+    this.detail.replaceChildren();
+    if (this.selected < 0) return;
+    const block = this.block(this.selected);
+    const item = block.items[this.selected % this.blockSize];
+    this.step = Math.max(0, Math.min(this.step, item.steps.length - 1));
+    this.detail.append(...heading(this.rows[this.selected], item), this.stepBar(item));
+    if (item.steps.length) this.detail.append(said(item.steps[this.step]), pages(block.pages, item.steps[this.step]));
+    else this.detail.append(node("p", { class: "empty" }, "This episode has no steps."));
+    try {
+      history.replaceState(null, "", `#trajectory-${this.selected}-${this.step + 1}`);
+    } catch {
+      // Some viewers show the file where addresses cannot be changed.
+    }
+  }
+
+  stepBar(item) {
+    const buttons = item.steps.map((step, at) => node("button", {
+      "aria-current": at === this.step ? "true" : null,
+      class: step.error || !step.action ? "failed" : "",
+      "aria-label": `step ${at + 1}`,
+      title: step.action || "no action",
+      onclick: () => this.go(at),
+    }, String(at + 1)));
+    return node("nav", { class: "steps", "aria-label": "steps" }, ...buttons);
+  }
+}
+
+function chip(text, kind) {
+  return node("span", { class: kind ? `chip ${kind}` : "chip" }, text);
+}
+
+function heading(row, item) {
+  const [intent, arm, source, outcome, , update, task] = row;
+  const kinds = { success: "good", failure: "bad", ungraded: "" };
+  const chips = [chip(WORDS[outcome], kinds[outcome]), chip(arm), chip(source), chip(`ended: ${item.end}`)];
+  if (update >= 0) chips.push(chip(`update ${update}`));
+  if (item.reward !== null) chips.push(chip(`reward ${item.reward}`));
+  const made = [node("h3", { title: task }, intent), node("div", { class: "chips" }, ...chips)];
+  if (item.judge) {
+    const score = item.judge.score === null ? "could not grade" : `score ${item.judge.score}`;
+    const p = item.judge.p === null ? "" : `, P = ${item.judge.p}`;
+    made.push(why("Judge", `${score}${p}${item.judge.why ? ": " + item.judge.why : ""}`));
+  }
+  if (item.verdict !== null || item.checked) {
+    const score = item.verdict === null ? "could not check" : `score ${item.verdict}`;
+    made.push(why("Environment", `${score}${item.checked ? ": " + item.checked : ""}`));
+  }
+  if (item.failure) made.push(why("Failure", item.failure));
+  return made;
+}
+
+function why(who, text) {
+  return node("p", { class: "why" }, node("b", {}, who + " "), text);
+}
+
+function said(step) {
+  const made = node("div", { class: "said" });
+  if (step.reasoning) made.append(node("p", { class: "reasoning" }, step.reasoning));
+  made.append(node("div", { class: "action" }, step.action || "no action could be read from the reply"));
+  if (step.error) made.append(node("p", { class: "error" }, step.error));
+  if (step.reply && step.reply.trim() !== step.action) {
+    made.append(node("details", {}, node("summary", {}, "reply as it was written"), node("pre", {}, step.reply)));
+  }
+  return made;
+}
+
+function pages(all, step) {
+  const before = all[step.page];
+  const lines = before.lines.map((text, at) => line(text, at === step.target ? "target" : "", at === step.target ? "▸" : ""));
+  const made = node("div", { class: "pages" }, panel("Page", before, lines));
+  if (step.next !== undefined) made.append(after(before, all[step.next], step));
+  return made;
+}
+
+function after(before, page, step) {
+  const title = step.dreamed ? "Next page, dreamed" : "Next page";
+  if (step.next === step.page) return panel(title, page, [node("div", { class: "meta" }, "nothing changed")], "same page", true);
+  const kept = new Set(step.from.filter((code) => code >= 0).map((code) => code >> 1));
+  const lines = [];
+  let seen = 0;
+  const removeUpTo = (end) => {
+    for (; seen < end; seen++) if (!kept.has(seen)) lines.push(line(before.lines[seen], "removed", "−"));
+  };
+  step.from.forEach((code, at) => {
+    if (code >= 0) removeUpTo(code >> 1);
+    if (code < 0) lines.push(line(page.lines[at], "added", "+"));
+    else if (code & 1) lines.push(line(page.lines[at], "changed", "~"));
+    else lines.push(line(page.lines[at], "kept", ""));
+  });
+  removeUpTo(before.lines.length);
+  const added = step.from.filter((code) => code < 0).length;
+  const counts = `+${added} −${before.lines.length - kept.size} =${kept.size}`;
+  return panel(title, page, lines, counts, before.url === page.url);
+}
+
+function panel(title, page, lines, note, sameUrl) {
+  const url = node("div", { class: sameUrl === false ? "url added" : "url", "data-mark": sameUrl === false ? "+" : "" }, page.url);
+  const body = node("div", { class: "lines" }, url);
+  if (page.title) body.append(node("div", { class: "meta" }, "title " + page.title));
+  for (const tab of page.tabs || []) body.append(node("div", { class: "meta" }, "tab " + tab));
+  body.append(...lines);
+  if (page.truncated) body.append(node("div", { class: "meta" }, "... (the page goes on)"));
+  if (page.notice) body.append(node("div", { class: "changed", "data-mark": "!" }, "notice " + page.notice));
+  const head = node("h4", {}, title, note ? node("span", {}, note) : null);
+  return node("div", { class: "page" }, head, body);
+}
+
+function line(text, kind, mark) {
+  const made = node("div", { class: kind, "data-mark": mark });
+  const parts = LINE.exec(text);
+  if (!parts) made.append(text);
+  else {
+    made.append(parts[1], node("span", { class: "role" }, parts[2]), " " + parts[3]);
+    if (parts[4]) made.append(node("span", { class: "id" }, parts[4]));
+    made.append(parts[5]);
+  }
+  return made;
+}
+
+setUpTheme();
+const viewer = document.getElementById("viewer");
+if (viewer) new Viewer(viewer);

@@ -1,0 +1,127 @@
+"""Trajectories as the data of the report's viewer: a light index, and blocks that the page parses only when opened.
+
+Pages are kept once a block. The change from one page to the next is matched by the delta algebra, so that the viewer
+colours what was kept, changed, added and removed without computing anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dynaweb.report.data import Sample
+from dynaweb.report.outcome import outcome, verdict
+from dynaweb.types import Observation, Step, Trajectory
+from dynaweb.web.actions import format_action
+from dynaweb.web.delta_diff import match
+from dynaweb.web.dialects import format_node, format_url
+
+BLOCK = 100
+"""Trajectories of one block."""
+
+Plain = dict[str, Any]
+
+
+def index(samples: Sequence[Sample]) -> list[list[Any]]:
+    """One row a trajectory: intent, arm, source, outcome, steps, update, task id; what lists and filters need."""
+    return [_row(sample) for sample in samples]
+
+
+def _row(sample: Sample) -> list[Any]:
+    episode = sample.trajectory
+    found = outcome(episode)
+    steps = len(episode.steps)
+    return [episode.task.intent, sample.arm, episode.source, found, steps, sample.update, episode.task.id]
+
+
+def blocks(samples: Sequence[Sample]) -> Iterator[Plain]:
+    """The trajectories themselves, `BLOCK` at a time, in the order of the index."""
+    for start in range(0, len(samples), BLOCK):
+        pages = _Pages()
+        items = [_trajectory(sample.trajectory, pages) for sample in samples[start : start + BLOCK]]
+        yield {"pages": pages.written, "items": items}
+
+
+class _Pages:
+    """Pages of a block by content."""
+
+    def __init__(self) -> None:
+        self.written: list[Plain] = []
+        self._places: dict[Observation, int] = {}
+
+    def place(self, page: Observation) -> int:
+        """Number of the page within the block."""
+        if page not in self._places:
+            self._places[page] = len(self.written)
+            self.written.append(_page(page))
+        return self._places[page]
+
+
+def _page(page: Observation) -> Plain:
+    data: Plain = {"url": format_url(page.url), "lines": [format_node(node) for node in page.nodes]}
+    if page.title:
+        data["title"] = page.title
+    if page.tabs:
+        data["tabs"] = [f"{'* ' if tab.current else ''}{tab.title or tab.url}" for tab in page.tabs]
+    if page.notice:
+        data["notice"] = page.notice
+    if page.truncated:
+        data["truncated"] = True
+    return data
+
+
+def _trajectory(episode: Trajectory, pages: _Pages) -> Plain:
+    shown = [step.observation for step in episode.steps]
+    after: list[Observation | None] = [*shown[1:], episode.final]
+    steps = [_step(step, page, pages) for step, page in zip(episode.steps, after, strict=True)] if shown else []
+    judged = episode.judgement
+    data: Plain = {
+        "id": episode.id,
+        "end": episode.end,
+        "reward": _finite(episode.reward),
+        "verdict": _finite(verdict(episode)),
+        "steps": steps,
+    }
+    if judged is not None:
+        data["judge"] = {"score": _finite(judged.score), "p": _finite(judged.probability), "why": judged.why}
+    why = episode.info.get("verdict")
+    if isinstance(why, dict) and why.get("why"):
+        data["checked"] = str(why["why"])
+    if episode.info.get("failure"):
+        data["failure"] = str(episode.info["failure"])
+    return data
+
+
+def _step(step: Step, after: Observation | None, pages: _Pages) -> Plain:
+    action = step.action
+    data: Plain = {"page": pages.place(step.observation)}
+    if action is not None:
+        data["action"] = format_action(action)
+        target = step.observation.node(action.target) if action.target is not None else None
+        data["target"] = step.observation.nodes.index(target) if target is not None else None
+    for name in ("reasoning", "reply", "error"):
+        if getattr(step, name):
+            data[name] = getattr(step, name)
+    if after is not None and (action is None or action.kind != "stop"):
+        data["next"] = pages.place(after)
+        data["from"] = _origin(step.observation, after)
+    data["dreamed"] = bool(step.info.get("dreamed"))
+    return data
+
+
+def _origin(before: Observation, after: Observation) -> list[int]:
+    """For each line of the new page: 2k if old line k was kept, 2k + 1 if it was changed, -1 if it is new."""
+    return [
+        -1 if old < 0 else 2 * old + int(_changed(before, old, after, new))
+        for new, old in enumerate(match(before.nodes, after.nodes))
+    ]
+
+
+def _changed(before: Observation, old: int, after: Observation, new: int) -> bool:
+    first, second = before.nodes[old], after.nodes[new]
+    return (first.value, first.props) != (second.value, second.props)
+
+
+def _finite(value: float | None) -> float | None:
+    return round(value, 4) if value is not None and math.isfinite(value) else None

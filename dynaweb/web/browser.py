@@ -1,0 +1,266 @@
+"""One Chromium, many browsing contexts: `BrowserPool` hands out `ChromiumSession`s.
+
+    async with BrowserPool(hosts=("*.localhost", "127.0.0.1")) as pool:
+        session = await pool.session()
+        await session.reset()
+        await session.goto("http://shop.localhost:8123/")
+        observation = await session.observe()
+
+Contexts are reset between episodes and used again, because a fresh one costs four times as much. A browser that died
+is started again at the next reset; one that has played `recycle` episodes is replaced, because Chromium keeps some
+memory for every context it ever had. Hosts off the allow-list are refused by Chromium's own resolver when the list is
+loopback only (asking Python about every request would be slow), else by a route handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import os
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from dynaweb.errors import BrowserError, MissingError
+from dynaweb.web.chromium import Chromium, find
+from dynaweb.web.session import UrlMap, View
+from dynaweb.web.view import MAX_NODES
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Playwright, Route
+
+    from dynaweb.web.chromium_session import ChromiumSession
+    from dynaweb.web.context import OpenContext
+
+LOOPBACK = ("*.localhost", "localhost", "127.0.0.1")
+VIEWPORT = {"width": 1280, "height": 720}
+_FLAGS = (
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+_LAUNCH_SECONDS = 60.0
+
+
+class Running:
+    """A started browser and how much it has been used."""
+
+    def __init__(self, playwright: Playwright, browser: Browser, loop: asyncio.AbstractEventLoop) -> None:
+        self.playwright = playwright
+        self.browser = browser
+        self.loop = loop
+        self.episodes = 0
+        self.users = 0
+        self.idle: list[OpenContext] = []
+
+    @property
+    def alive(self) -> bool:
+        """The browser answers, and belongs to the event loop that runs now."""
+        return self.loop is asyncio.get_running_loop() and self.browser.is_connected()
+
+    async def close(self) -> None:
+        """End browser and driver; never fails and never waits for a dead one."""
+        for ending in (self.browser.close, self.playwright.stop):
+            with suppress(Exception):
+                await asyncio.wait_for(ending(), 5.0)
+
+
+class BrowserPool:
+    """One browser, its contexts, and a limit on how many browser operations run at once.
+
+    `browser`: path of a Chromium (empty = look for one). `workers`: operations at once, 0 = number of cores.
+    `timeout`: seconds that an action or a page may take before it is read as it is. `hosts`: allowed host names, with
+    `*` as wildcard. `urls`: real <-> canonical addresses. `dialogs`: what happens to `confirm`, `prompt` and `alert`.
+    """
+
+    def __init__(
+        self,
+        *,
+        browser: str = "",
+        workers: int = 0,
+        timeout: float = 3.0,
+        hosts: tuple[str, ...] = LOOPBACK,
+        urls: UrlMap | None = None,
+        view: View = "compact",
+        max_nodes: int = MAX_NODES,
+        dialogs: Literal["accept", "dismiss"] = "accept",
+        recycle: int = 400,
+    ) -> None:
+        self.browser = browser
+        self.timeout = timeout
+        self.hosts = hosts
+        self.urls = urls or UrlMap()
+        self.view: View = view
+        self.max_nodes = max_nodes
+        self.dialogs: Literal["accept", "dismiss"] = dialogs
+        self.recycle = recycle
+        self.blocked: Counter[str] = Counter()
+        """Requests refused by the allow-list, by host, over the pool's life."""
+        self.launches = 0
+        """How often a browser was started."""
+        self._workers = workers or os.cpu_count() or 1
+        self._slots: asyncio.Semaphore | None = None
+        self._lock: asyncio.Lock | None = None
+        self._running: Running | None = None
+        self._retired: list[Running] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def session(self) -> ChromiumSession:
+        """A new session; the browser starts with its first `reset`."""
+        from dynaweb.web.chromium_session import ChromiumSession
+
+        return ChromiumSession(self)
+
+    async def __aenter__(self) -> BrowserPool:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End every browser; calling it twice is allowed, and a later reset starts a new one."""
+        ending, self._retired = self._retired, []
+        if self._running is not None:
+            ending.append(self._running)
+            self._running = None
+        for running in ending:
+            await running.close()
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Wait for a turn: at most `workers` operations run at once."""
+        slots, _ = self._locks()
+        async with slots:
+            yield
+
+    def allows(self, url: str) -> bool:
+        """Whether the allow-list admits the host of an address."""
+        host = urlsplit(url).hostname or ""
+        return any(fnmatch.fnmatchcase(host, pattern) for pattern in self.hosts)
+
+    def refuse(self, url: str) -> str:
+        """Count a request to a host that is not allowed, and name the host."""
+        host = urlsplit(url).hostname or url[:40]
+        self.blocked[host] += 1
+        return host
+
+    async def acquire(self, *, storage_state: Path | None = None) -> OpenContext:
+        """A clean context for one session: an idle one, or a fresh one (always fresh with a stored login)."""
+        running = await self._ensure()
+        running.users += 1
+        running.episodes += 1
+        if running.idle and storage_state is None:
+            return running.idle.pop()
+        try:
+            return await self._new_context(running, storage_state)
+        except BaseException:
+            running.users -= 1
+            raise
+
+    async def give_back(self, opened: OpenContext) -> None:
+        """A session is done with its context: a clean one waits for the next session, a dirty one is closed."""
+        running = opened.running
+        running.users -= 1
+        if not opened.dirty and running is self._running and running.alive:
+            running.idle.append(opened)
+        else:
+            await opened.close()
+        if running in self._retired and running.users == 0:
+            self._retired.remove(running)
+            await running.close()
+
+    def outdated(self, running: Running) -> bool:
+        """Whether a session should move to another browser at its next reset."""
+        return running is not self._running or not running.alive or running.episodes >= self.recycle
+
+    async def _ensure(self) -> Running:
+        _, lock = self._locks()
+        async with lock:
+            current = self._running
+            if current is not None and not self.outdated(current):
+                return current
+            if current is not None:
+                await self._retire(current)
+            self._running = await self._launch()
+            return self._running
+
+    async def _retire(self, running: Running) -> None:
+        self._running = None
+        if running.alive and running.users:
+            self._retired.append(running)
+        else:
+            await running.close()
+
+    async def _launch(self) -> Running:
+        found = find(self.browser)
+        try:
+            from playwright.async_api import async_playwright
+        except ImportError:
+            raise MissingError("Playwright is not installed: pip install 'dynaweb[web]'") from None
+        playwright = await async_playwright().start()
+        try:
+            browser = await asyncio.wait_for(
+                playwright.chromium.launch(executable_path=str(found.path), headless=True, args=self._arguments()),
+                _LAUNCH_SECONDS,
+            )
+        except Exception as error:
+            with suppress(Exception):
+                await playwright.stop()
+            raise _launch_error(found, error) from None
+        self.launches += 1
+        return Running(playwright, browser, asyncio.get_running_loop())
+
+    def _arguments(self) -> list[str]:
+        if not self._loopback_only:
+            return list(_FLAGS)
+        # A proxy would resolve names itself, past these rules.
+        excluded = ", ".join(f"EXCLUDE {host}" for host in self.hosts)
+        return [*_FLAGS, f"--host-resolver-rules=MAP * ~NOTFOUND, {excluded}", "--no-proxy-server"]
+
+    @property
+    def _loopback_only(self) -> bool:
+        return all(host in LOOPBACK or host.endswith(".localhost") for host in self.hosts)
+
+    async def _new_context(self, running: Running, storage_state: Path | None) -> OpenContext:
+        from dynaweb.web.context import OpenContext
+
+        options: dict[str, Any] = {"viewport": VIEWPORT, "service_workers": "block", "accept_downloads": False}
+        if storage_state is not None:
+            options["storage_state"] = str(storage_state)
+        try:
+            context = await asyncio.wait_for(running.browser.new_context(**options), _LAUNCH_SECONDS)
+            if not self._loopback_only:
+                await context.route("**/*", self._guard)
+        except Exception as error:
+            raise BrowserError(f"could not open a browsing context: {str(error).splitlines()[0]}") from None
+        return await OpenContext.open(self, running, context, fresh=storage_state is not None)
+
+    async def _guard(self, route: Route) -> None:
+        if self.allows(route.request.url):
+            await route.continue_()
+        else:
+            await route.abort("blockedbyclient")
+
+    def _locks(self) -> tuple[asyncio.Semaphore, asyncio.Lock]:
+        """Locks of the running event loop; a pool may serve several `asyncio.run` one after another."""
+        loop = asyncio.get_running_loop()
+        if self._slots is None or self._lock is None or self._loop is not loop:
+            self._loop = loop
+            self._slots, self._lock = asyncio.Semaphore(self._workers), asyncio.Lock()
+        return self._slots, self._lock
+
+
+def _launch_error(found: Chromium, error: Exception) -> BrowserError:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return BrowserError(
+        f"{found.path} (found by: {found.origin}) did not start: {lines[0] if lines else type(error).__name__}. "
+        "Try it by hand with --headless --version, or name another browser with --set web.browser=PATH."
+    )

@@ -1,0 +1,256 @@
+"""`ChromiumSession`: an episode's browsing context, read and acted on through the DevTools protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from dynaweb.errors import BrowserError, ConfigError
+from dynaweb.types import TARGETED, Action, Node, Observation
+from dynaweb.types import Tab as OpenTab
+from dynaweb.web import acting, scripts
+from dynaweb.web.context import BLANK
+from dynaweb.web.quoting import quote
+from dynaweb.web.tab import Tab, TabError
+from dynaweb.web.tree import read_page
+from dynaweb.web.view import compact_view, full_view
+
+if TYPE_CHECKING:
+    from dynaweb.web.browser import BrowserPool
+    from dynaweb.web.context import OpenContext
+
+_UNAVAILABLE = (Node(1, "heading", "This page is not available"),)
+
+
+class ChromiumSession:
+    """Implements `dynaweb.web.session.Session` on a context of a `BrowserPool`."""
+
+    def __init__(self, pool: BrowserPool) -> None:
+        self._pool = pool
+        self._open: OpenContext | None = None
+        self._last: Observation | None = None
+
+    async def reset(self, *, headers: Mapping[str, str] | None = None, storage_state: Path | None = None) -> None:
+        """See `Session.reset`."""
+        if storage_state is not None:
+            _check_login(storage_state)
+        async with self._pool.slot():
+            try:
+                await self._clean(storage_state, headers or {})
+            except (BrowserError, TabError):
+                # The context or its browser died since the last episode: once more, with a new one.
+                await self._discard()
+                await self._clean(storage_state, headers or {})
+        self._last = None
+
+    async def goto(self, url: str) -> None:
+        """See `Session.goto`."""
+        async with self._pool.slot():
+            opened = self._context()
+            refusal = await self._load(opened.current, self._pool.urls.real(url))
+            if refusal:
+                opened.notices.append(refusal)
+
+    async def observe(self) -> Observation:
+        """See `Session.observe`."""
+        async with self._pool.slot():
+            opened = self._context()
+            await opened.adopted()
+            try:
+                self._last = await self._read(opened, opened.current)
+            except TabError:
+                # The document was replaced while it was being read.
+                await opened.current.settle()
+                self._last = await self._read(opened, opened.current)
+        return self._last
+
+    async def act(self, action: Action) -> str:
+        """See `Session.act`. The reason is also a notice of the next observation."""
+        async with self._pool.slot():
+            opened = self._context()
+            try:
+                reason = await self._act(opened, action)
+            except TabError as error:
+                reason = f"{action.kind} failed: {error}"
+            await opened.after_action()
+        if reason:
+            opened.notices.append(reason)
+        return reason
+
+    async def html(self, url: str) -> str:
+        """See `Session.html`."""
+        return str(await self.evaluate(url, "document.documentElement ? document.documentElement.outerHTML : ''"))
+
+    async def evaluate(self, url: str, script: str) -> Any:
+        """See `Session.evaluate`. Raises `ConfigError` for a script that throws (it belongs to a task's evaluation)."""
+        async with self._pool.slot():
+            opened = self._context()
+            tab = opened.current if url == "last" else await self._second_page(opened, self._pool.urls.real(url))
+            try:
+                return await tab.evaluate(script, wait=True)
+            except TabError as error:
+                raise ConfigError(f"the expression {quote(script[:200])} failed on {url}: {error}") from None
+
+    async def close(self) -> None:
+        """See `Session.close`."""
+        opened, self._open, self._last = self._open, None, None
+        if opened is None:
+            return
+        with suppress(BrowserError, TabError):
+            if not opened.dirty and opened.running.alive:
+                await opened.wipe()
+                await self._pool.give_back(opened)
+                return
+        opened.dirty = True
+        await self._pool.give_back(opened)
+
+    # --- episodes ---
+
+    async def _clean(self, storage_state: Path | None, headers: Mapping[str, str]) -> None:
+        opened = self._open
+        if opened is not None and (opened.dirty or storage_state is not None or self._pool.outdated(opened.running)):
+            await self._discard()
+        if self._open is None:
+            self._open = await self._pool.acquire(storage_state=storage_state)
+        else:
+            await self._open.wipe()
+            self._open.running.episodes += 1
+        await self._open.set_headers(headers)
+
+    async def _discard(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.dirty = True
+            await self._pool.give_back(opened)
+
+    # --- reading ---
+
+    async def _read(self, opened: OpenContext, tab: Tab) -> Observation:
+        answer = await tab.send("Accessibility.getFullAXTree")
+        page = read_page(answer["nodes"])
+        full = self._pool.view == "full"
+        viewed = (full_view if full else compact_view)(page.nodes, max_nodes=self._pool.max_nodes)
+        url, title, nodes = page.url, page.title, viewed.nodes
+        if tab.failed_url or url.startswith("chrome-error:"):
+            url, title, nodes = tab.failed_url or url, "", _UNAVAILABLE
+        if tab.late:
+            opened.notices.append(f"the page had not loaded after {self._pool.timeout:g} s; this is what was there")
+            tab.late = False
+        notice = "; ".join(dict.fromkeys(opened.notices))
+        opened.notices.clear()
+        tabs = await self._open_tabs(opened) if full else ()
+        return Observation(self._pool.urls.canonical(url), nodes, title if full else "", tabs, notice, viewed.truncated)
+
+    async def _open_tabs(self, opened: OpenContext) -> tuple[OpenTab, ...]:
+        titles = await asyncio.gather(*(_title(tab) for tab in opened.tabs))
+        return tuple(
+            OpenTab(title, self._pool.urls.canonical(tab.page.url), tab is opened.current)
+            for title, tab in zip(titles, opened.tabs, strict=True)
+        )
+
+    # --- acting ---
+
+    async def _act(self, opened: OpenContext, action: Action) -> str:
+        tab = opened.current
+        if action.kind in TARGETED:
+            node = self._last.node(action.target) if self._last and action.target is not None else None
+            if node is None:
+                return f"there is no element [{action.target}] on this page"
+            return await acting.perform(tab, action, node)
+        others: dict[str, Callable[[], Awaitable[str]]] = {
+            "press": lambda: acting.press(tab, action.text),
+            "scroll": lambda: _scroll(tab, action.text),
+            "goto": lambda: self._load(tab, self._pool.urls.real(action.text)),
+            "go_back": lambda: _history(tab, -1),
+            "go_forward": lambda: _history(tab, +1),
+            "new_tab": lambda: _new_tab(opened),
+            "tab_focus": lambda: _focus(opened, action.index),
+            "close_tab": lambda: _close_tab(opened),
+            "wait": lambda: self._wait(tab),
+        }
+        return await others[action.kind]() if action.kind in others else ""
+
+    async def _load(self, tab: Tab, url: str) -> str:
+        if urlsplit(url).scheme not in ("http", "https") and url != BLANK:
+            return f"goto {quote(url[:120])}: only http and https addresses can be opened"
+        if url != BLANK and not self._pool.allows(url):
+            self._pool.refuse(url)
+            return f"goto {quote(url[:120])}: this host is not allowed; allowed are {', '.join(self._pool.hosts)}"
+        await tab.navigate(url)
+        await tab.settle()
+        return ""
+
+    async def _wait(self, tab: Tab) -> str:
+        """Nothing can change by itself on a page without scripts."""
+        if tab.scripted:
+            await asyncio.sleep(min(1.0, self._pool.timeout))
+        await tab.settle()
+        return ""
+
+    async def _second_page(self, opened: OpenContext, url: str) -> Tab:
+        tab = await opened.second_page()
+        refusal = await self._load(tab, url)
+        if refusal or tab.failed_url:
+            raise BrowserError(refusal or f"{url} could not be loaded")
+        return tab
+
+    def _context(self) -> OpenContext:
+        if self._open is None:
+            raise BrowserError("the session has no page: call reset() first")
+        return self._open
+
+
+async def _title(tab: Tab) -> str:
+    with suppress(TabError):
+        return str(await tab.evaluate("document.title"))
+    return ""
+
+
+async def _history(tab: Tab, by: int) -> str:
+    answer = await tab.send("Page.getNavigationHistory")
+    entries, index = answer["entries"], answer["currentIndex"] + by
+    if not 0 <= index < len(entries) or entries[index]["url"] == BLANK:
+        return f"there is no page to go {'back' if by < 0 else 'forward'} to"
+    await tab.send("Page.navigateToHistoryEntry", entryId=entries[index]["id"])
+    await tab.settle(likely=True)
+    return ""
+
+
+async def _scroll(tab: Tab, direction: str) -> str:
+    await tab.evaluate(scripts.SCROLL % (1 if direction == "down" else -1))
+    await tab.settle()
+    return ""
+
+
+async def _new_tab(opened: OpenContext) -> str:
+    await opened.new_tab()
+    return ""
+
+
+async def _focus(opened: OpenContext, index: int | None) -> str:
+    if index is None or not 0 <= index < len(opened.tabs):
+        return f"there is no tab {index}; tabs are 0 to {len(opened.tabs) - 1}"
+    await opened.focus(opened.tabs[index])
+    return ""
+
+
+async def _close_tab(opened: OpenContext) -> str:
+    if len(opened.tabs) == 1:
+        return "this is the only tab; it stays open"
+    await opened.close_tab(opened.current)
+    return ""
+
+
+def _check_login(path: Path) -> None:
+    """A stored login is JSON with `cookies`. Raises `ConfigError` that says what is wrong."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the stored login {path} cannot be read ({error}); log in and save it again") from None
+    if not isinstance(stored, dict) or not isinstance(stored.get("cookies"), list):
+        raise ConfigError(f"the stored login {path} has no `cookies` list; save it with Playwright's storage_state")

@@ -1,0 +1,208 @@
+"""One browsing context: its tabs, its events, and how it is made clean for the next episode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from playwright.async_api import BrowserContext, Dialog, Download, Page, Request
+
+from dynaweb.errors import BrowserError
+from dynaweb.web.tab import Tab, TabError, as_error
+
+if TYPE_CHECKING:
+    from dynaweb.web.browser import BrowserPool, Running
+
+BLANK = "about:blank"
+_POPUP_SECONDS = 1.0
+_CLOSE_SECONDS = 5.0
+_WEB = ("http", "https", "ws", "wss")
+_T = TypeVar("_T")
+
+
+class OpenContext:
+    """A Playwright context in use. `notices` collects what the browser did by itself (dialogs, downloads, new tabs)."""
+
+    def __init__(self, pool: BrowserPool, running: Running, context: BrowserContext, *, fresh: bool) -> None:
+        self.running = running
+        self.context = context
+        self.tabs: list[Tab] = []
+        self.notices: list[str] = []
+        self.dirty = fresh
+        """Never to be used again: it holds a login, or something in it hangs."""
+        self._pool = pool
+        self._current: Tab | None = None
+        self._helper: Tab | None = None
+        self._adopting: set[asyncio.Task[None]] = set()
+        self._own_page = False
+        self._headers: dict[str, str] = {}
+        for event, listener in self._listeners().items():
+            context.on(event, listener)  # type: ignore[call-overload]
+
+    @classmethod
+    async def open(cls, pool: BrowserPool, running: Running, context: BrowserContext, *, fresh: bool) -> OpenContext:
+        """Wrap a new context and open its first tab."""
+        opened = cls(pool, running, context, fresh=fresh)
+        await opened.new_tab()
+        return opened
+
+    @property
+    def current(self) -> Tab:
+        """The tab that is acted on."""
+        if self._current is None:
+            raise BrowserError("every tab of this context was closed")
+        return self._current
+
+    async def set_headers(self, headers: Mapping[str, str]) -> None:
+        """Headers that go with every request of every tab."""
+        if dict(headers) != self._headers:
+            self._headers = dict(headers)
+            await self.guarded(self.context.set_extra_http_headers(self._headers), "set headers")
+
+    async def wipe(self) -> None:
+        """One empty tab, no cookies, no storage, no history, no notices."""
+        await self.adopted()
+        first, *extra = [*self.tabs, *([self._helper] if self._helper else [])]
+        scripted = any(tab.scripted for tab in (first, *extra))
+        origins = set().union(*(tab.origins for tab in (first, *extra)))
+        self._helper, self.tabs, self._current = None, [first], first
+        for tab in extra:
+            await self.guarded(tab.page.close(), "close a tab")
+        await first.navigate(BLANK)
+        await first.settle(check=False)
+        await asyncio.gather(
+            self.guarded(self.context.clear_cookies(), "clear cookies"),
+            first.send("Network.clearBrowserCache"),
+            first.send("Page.resetNavigationHistory"),
+        )
+        if scripted:
+            await self._clear_storage(first, origins)
+        first.forget()
+        self.notices.clear()
+
+    async def new_tab(self) -> Tab:
+        """Open an empty tab and make it current."""
+        tab = await self._attach(await self._new_page())
+        self.tabs.append(tab)
+        self._current = tab
+        return tab
+
+    async def focus(self, tab: Tab) -> None:
+        """Make a tab current."""
+        self._current = tab
+        await tab.send("Page.bringToFront")
+
+    async def close_tab(self, tab: Tab) -> None:
+        """Close a tab; the one before it becomes current."""
+        self._drop(tab)
+        await self.guarded(tab.page.close(), "close a tab")
+
+    async def second_page(self) -> Tab:
+        """A page beside the tabs, for evaluators; the agent never sees it."""
+        if self._helper is None:
+            self._helper = await self._attach(await self._new_page())
+        return self._helper
+
+    async def after_action(self) -> None:
+        """New windows that an action opened become tabs, and the newest becomes current."""
+        tab = self._current
+        if tab is not None and tab.opening:
+            for _ in range(int(_POPUP_SECONDS / 0.01)):
+                if self._adopting:
+                    break
+                await asyncio.sleep(0.01)
+            tab.opening = 0
+        await self.adopted()
+
+    async def adopted(self) -> None:
+        """Wait for new windows that are being attached to."""
+        while self._adopting:
+            tasks = list(self._adopting)
+            await asyncio.gather(*tasks)
+            self._adopting.difference_update(tasks)
+
+    async def close(self) -> None:
+        """Close it for good; never fails and never waits for a dead browser."""
+        if self.running.alive:
+            with suppress(Exception):
+                await asyncio.wait_for(self.context.close(), _CLOSE_SECONDS)
+
+    async def guarded(self, call: Awaitable[_T], what: str) -> _T:
+        """A Playwright call with a deadline. Raises `BrowserError` or `TabError`."""
+        try:
+            return await asyncio.wait_for(call, max(self._pool.timeout * 5, 10.0))
+        except TimeoutError:
+            self.dirty = True
+            raise BrowserError(f"the browser did not {what} in time") from None
+        except (BrowserError, TabError):
+            raise
+        except Exception as error:
+            raise as_error(error, what) from None
+
+    async def _clear_storage(self, first: Tab, origins: set[str]) -> None:
+        """Local storage and databases go by origin; the session storage of a tab goes with its page."""
+        await asyncio.gather(
+            *(first.send("Storage.clearDataForOrigin", origin=origin, storageTypes="all") for origin in origins)
+        )
+        self.tabs = []
+        await self.new_tab()
+        await self.guarded(first.page.close(), "close a tab")
+
+    async def _attach(self, page: Page) -> Tab:
+        tab = await self.guarded(Tab.attach(self.context, page, patience=self._pool.timeout), "attach to a page")
+        page.on("close", lambda _: self._drop(tab))
+        page.on("crash", lambda _: self._crashed())
+        page.on("download", self._on_download)
+        return tab
+
+    async def _new_page(self) -> Page:
+        self._own_page = True
+        try:
+            return await self.guarded(self.context.new_page(), "open a page")
+        finally:
+            self._own_page = False
+
+    def _drop(self, tab: Tab) -> None:
+        if tab not in self.tabs:
+            return
+        at = self.tabs.index(tab)
+        self.tabs.remove(tab)
+        if tab is self._current:
+            self._current = self.tabs[max(at - 1, 0)] if self.tabs else None
+
+    def _crashed(self) -> None:
+        self.dirty = True
+
+    def _listeners(self) -> dict[str, Callable[[Any], Any]]:
+        return {"page": self._on_page, "dialog": self._on_dialog, "requestfailed": self._on_failed}
+
+    def _on_page(self, page: Page) -> None:
+        if not self._own_page:
+            self._adopting.add(asyncio.get_running_loop().create_task(self._adopt(page)))
+
+    async def _adopt(self, page: Page) -> None:
+        with suppress(BrowserError, TabError):
+            tab = await self._attach(page)
+            self.tabs.append(tab)
+            self._current = tab
+            self.notices.append(f"a new tab was opened; it is tab {len(self.tabs) - 1} and current")
+            await tab.settle(likely=page.url in ("", BLANK))
+
+    async def _on_dialog(self, dialog: Dialog) -> None:
+        accepted = self._pool.dialogs == "accept" or dialog.type == "beforeunload"
+        if dialog.type != "beforeunload":
+            verb = "accepted" if accepted else "dismissed"
+            self.notices.append(f"{dialog.type} {verb}: {dialog.message}")
+        with suppress(Exception):
+            await (dialog.accept() if accepted else dialog.dismiss())
+
+    def _on_download(self, download: Download) -> None:
+        self.notices.append(f"a download was offered: {download.suggested_filename}")
+
+    def _on_failed(self, request: Request) -> None:
+        if urlsplit(request.url).scheme in _WEB and not self._pool.allows(request.url):
+            host = self._pool.refuse(request.url)
+            self.notices.append(f"a request to {host} was refused: this host is not allowed")

@@ -1,0 +1,235 @@
+"""WebArena's evaluators: has the episode reached what its task asks for?
+
+`evaluate` takes the `eval` object of a task: `eval_types` names the parts, and the score is their product. A part
+that cannot be graded (no judge for `fuzzy_match`, a `func:` locator, an unknown type, a browser that died) makes the
+score None with a reason, unless another part is 0 already.
+
+Text is compared after `normalise`: Unicode NFKC, digits of every script, quotes, case, white space. ` |OR| `
+separates alternatives in every kind of answer. A reference that is a number or at most two characters long must stand
+by itself, so that `0` is not found in `$10.50` nor `a` in `banana`.
+
+Addresses: scheme, fragment, a trailing and double slashes, and the order of the query do not matter; every query key
+of the reference must have one of its values. `url_note` says how paths compare: `GOLD in PRED` (WebArena's default):
+the same path or one below it (the root only equals itself); `EXACT`: the same path and the same query.
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from dynaweb.errors import ConfigError, InfrastructureError
+from dynaweb.types import Judgement
+from dynaweb.web.session import Session, with_scheme
+
+Extra = Mapping[str, Callable[[Mapping[str, Any]], Any]]
+"""Further eval types: name -> function of the `eval` object, giving a score, a bool or a `Judgement`; may be async."""
+
+_OR = " |OR| "
+_QUOTES = str.maketrans("\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb`", '\'\'\'"""""\'')
+_NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*")
+_BUILT_IN = ("string_match", "url_match", "program_html")
+
+
+class _Ungraded(Exception):
+    """A part cannot be graded; the message says why."""
+
+
+async def evaluate(
+    evaluation: Mapping[str, Any],
+    *,
+    answer: str | None,
+    url: str,
+    session: Session | None,
+    extra: Extra | None = None,
+) -> Judgement:
+    """Grade an episode that has just ended.
+
+    `answer` is the text of its `stop` action (None = it did not stop), `url` the canonical address it ended on,
+    `session` the live session for `program_html`. Never raises for what a task says.
+    """
+    kinds = list(evaluation.get("eval_types", ()))
+    if not kinds:
+        return Judgement(None, why="the task has no eval_types, so it cannot be graded")
+    score, reasons, unknown = 1.0, [], False
+    for kind in kinds:
+        part = await _part(kind, evaluation, answer, url, session, extra or {})
+        reasons.append(f"{kind}: {part.why}")
+        if part.score is None:
+            unknown = True
+        else:
+            score *= part.score
+    why = "; ".join(reasons)
+    return Judgement(None, why=why) if unknown and score > 0 else Judgement(score, why=why)
+
+
+async def _part(
+    kind: str,
+    evaluation: Mapping[str, Any],
+    answer: str | None,
+    url: str,
+    session: Session | None,
+    extra: Extra,
+) -> Judgement:
+    try:
+        if kind in extra:
+            return await _extra(extra[kind], evaluation)
+        if kind == "string_match":
+            return string_match(evaluation.get("reference_answers") or {}, answer)
+        if kind == "url_match":
+            return url_match(str(evaluation.get("reference_url") or ""), url, str(evaluation.get("url_note") or ""))
+        if kind == "program_html":
+            return await _program_html(evaluation.get("program_html") or (), session)
+    except (_Ungraded, InfrastructureError) as error:
+        return Judgement(None, why=str(error))
+    valid = ", ".join((*_BUILT_IN, *extra))
+    return Judgement(None, why=f"unknown eval type; valid are {valid}")
+
+
+def normalise(text: str) -> str:
+    """The form in which texts are compared."""
+    text = unicodedata.normalize("NFKC", str(text)).translate(_QUOTES)
+    text = "".join(_digit(char) for char in text)
+    text = " ".join(text.split()).casefold()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1].strip()
+    return text
+
+
+def includes(reference: str, text: str) -> bool:
+    """Whether any alternative of the reference stands in the text."""
+    where = normalise(text)
+    return any(_includes(normalise(part), where) for part in str(reference).split(_OR))
+
+
+def equals(reference: str, text: str) -> bool:
+    """Whether the text is one of the alternatives of the reference."""
+    return normalise(text) in {normalise(part) for part in str(reference).split(_OR)}
+
+
+def string_match(references: Mapping[str, Any], answer: str | None) -> Judgement:
+    """Grade an answer against `reference_answers`; without an answer it is 0."""
+    if not references:
+        return Judgement(None, why="there are no reference_answers")
+    if answer is None:
+        return Judgement(0.0, why="the episode ended without an answer")
+    verdicts = [_answer_part(kind, reference, answer) for kind, reference in references.items()]
+    for verdict in verdicts:
+        if verdict.score == 0:
+            return verdict
+    return next((verdict for verdict in verdicts if verdict.score is None), verdicts[-1])
+
+
+def url_match(reference: str, url: str, note: str = "") -> Judgement:
+    """Grade the address an episode ended on against a reference with ` |OR| ` alternatives."""
+    if not reference:
+        return Judgement(None, why="there is no reference_url")
+    exact = note.strip().upper() == "EXACT"
+    if any(_same_address(part, url, exact) for part in reference.split(_OR)):
+        return Judgement(1.0, why=f"{url} is right")
+    return Judgement(0.0, why=f"ended on {url}, expected {reference}")
+
+
+def _answer_part(kind: str, reference: Any, answer: str) -> Judgement:
+    if kind == "exact_match":
+        good = equals(reference, answer)
+        return Judgement(float(good), why="right" if good else f"{answer!r} is not {reference!r}")
+    if kind == "must_include":
+        return _all_included(_listed(reference), answer)
+    if kind == "fuzzy_match":
+        if all(equals(item, answer) for item in _listed(reference)):
+            return Judgement(1.0, why="right, word for word")
+        return Judgement(None, why="fuzzy_match needs a judge, and none was given")
+    return Judgement(None, why=f"unknown kind of reference answer {kind!r}")
+
+
+def _all_included(references: Sequence[str], text: str) -> Judgement:
+    missing = [item for item in references if not includes(item, text)]
+    return Judgement(float(not missing), why=f"{missing[0]!r} is missing" if missing else "all is there")
+
+
+def _includes(reference: str, text: str) -> bool:
+    if _NUMBER.fullmatch(reference):
+        return re.search(rf"(?<![\d.,]){re.escape(reference)}(?!\d|[.,]\d)", text) is not None
+    if len(reference) <= 2 and reference.isalnum():
+        return re.search(rf"(?<!\w){re.escape(reference)}(?!\w)", text) is not None
+    return reference in text
+
+
+def _listed(reference: Any) -> list[str]:
+    return [str(item) for item in reference] if isinstance(reference, (list, tuple)) else [str(reference)]
+
+
+def _digit(char: str) -> str:
+    return str(unicodedata.decimal(char)) if not char.isascii() and char.isdecimal() else char
+
+
+def _same_address(reference: str, url: str, exact: bool) -> bool:
+    gold, pred = _address(reference), _address(url)
+    if gold[0] != pred[0]:
+        return False
+    below = not exact and gold[1] != "/" and pred[1].startswith(gold[1] + "/")
+    if gold[1] != pred[1] and not below:
+        return False
+    if exact:
+        return gold[2] == pred[2]
+    return all(set(values) & set(pred[2].get(key, ())) for key, values in gold[2].items())
+
+
+def _address(url: str) -> tuple[str, str, dict[str, list[str]]]:
+    """(host, path, query) in the form in which addresses are compared."""
+    parts = urlsplit(with_scheme(url.strip()))
+    path = re.sub(r"/{2,}", "/", unquote(parts.path)).rstrip("/") or "/"
+    query = {key: sorted(values) for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
+    return parts.netloc.lower(), path, query
+
+
+async def _extra(function: Callable[[Mapping[str, Any]], Any], evaluation: Mapping[str, Any]) -> Judgement:
+    verdict = function(evaluation)
+    if inspect.isawaitable(verdict):
+        verdict = await verdict
+    return verdict if isinstance(verdict, Judgement) else Judgement(float(verdict), why=f"scored {float(verdict):g}")
+
+
+async def _program_html(targets: Sequence[Mapping[str, Any]], session: Session | None) -> Judgement:
+    if not targets:
+        raise _Ungraded("there are no program_html targets")
+    if session is None:
+        raise _Ungraded("program_html needs a live session, and there is none")
+    for target in targets:
+        verdict = _contents(target.get("required_contents") or {}, await _located(target, session))
+        if verdict.score != 1.0:
+            return Judgement(verdict.score, why=f"{target.get('url')}: {verdict.why}")
+    return Judgement(1.0, why="all contents are there")
+
+
+async def _located(target: Mapping[str, Any], session: Session) -> str:
+    """The text that a target's locator selects; '' when it selects nothing."""
+    url, locator = str(target.get("url") or "last"), str(target.get("locator") or "").strip()
+    if url.startswith("func:") or locator.startswith(("func:", "lambda:")):
+        raise _Ungraded(f"the function {(url if url.startswith('func:') else locator)[:60]!r} is not available here")
+    if not locator:
+        return html.unescape(await session.html(url))
+    if not locator.startswith(("document", "[...document")):
+        raise _Ungraded(f"unknown locator {locator[:60]!r}; it starts with document or [...document, or is empty")
+    try:
+        for preparation in target.get("prep_actions") or ():
+            await session.evaluate(url, str(preparation))
+        found = await session.evaluate(url, locator)
+    except ConfigError:
+        return ""
+    return html.unescape("" if found is None else str(found))
+
+
+def _contents(required: Mapping[str, Any], text: str) -> Judgement:
+    if "exact_match" in required:
+        good = equals(required["exact_match"], text)
+        return Judgement(float(good), why="right" if good else f"{text[:80]!r} is not {required['exact_match']!r}")
+    if "must_include" in required:
+        return _all_included(_listed(required["must_include"]), text)
+    raise _Ungraded(f"unknown required_contents {sorted(required)}; valid are exact_match and must_include")

@@ -1,0 +1,190 @@
+"""JavaScript that runs in the page: finding out whether an element can be acted on, and acting.
+
+Each function is called with the element as `this` and returns plain data with `why` set when it refuses. On a page
+without scripts a click is done by `click()` at once, which means the same there and saves a round trip; on other
+pages it answers with a point, and the driver sends real mouse events.
+"""
+
+from __future__ import annotations
+
+_SCRIPTED = """(document.scripts.length > 0 || window.length > 0 || document.evaluate(
+  "boolean(//@*[starts-with(name(), 'on') or starts-with(normalize-space(.), 'javascript:')])",
+  document, null, XPathResult.BOOLEAN_TYPE, null).booleanValue)"""
+_HELPERS = """
+const el = this.nodeType === Node.ELEMENT_NODE ? this : this.parentElement;
+if (!el || !el.isConnected) return {why: 'stale'};
+const squeeze = text => (text || '').replace(/\\s+/g, ' ').trim();
+const scripted = () => SCRIPTED;
+const disabled = () => el.matches(':disabled') || !!el.closest('[aria-disabled=true]');
+const box = target => {
+  const wide = innerWidth, high = innerHeight;
+  for (const r of target.getClientRects()) {
+    const left = Math.max(r.left, 0), right = Math.min(r.right, wide);
+    const top = Math.max(r.top, 0), bottom = Math.min(r.bottom, high);
+    if (right - left >= 1 && bottom - top >= 1) return {x: (left + right) / 2, y: (top + bottom) / 2};
+  }
+  return null;
+};
+const place = target => {
+  const now = box(target);
+  if (now) return now;
+  target.scrollIntoView({block: 'center', inline: 'nearest', behavior: 'instant'});
+  return box(target);
+};
+const cover = (target, at) => {
+  const hit = target.getRootNode().elementFromPoint(at.x, at.y);
+  if (!hit || hit === target || target.contains(hit)) return null;
+  const label = hit.closest('label');
+  if (label && label.control === target) return null;
+  if (hit.contains(target) && !hit.matches('dialog')) return null;
+  return hit;
+};
+const describe = hit => {
+  const text = squeeze(hit.getAttribute('aria-label') || hit.innerText).slice(0, 40);
+  return hit.tagName.toLowerCase() + (text ? " '" + text + "'" : '');
+};
+const moves = () => document.getAnimations().some(
+  a => a.playState === 'running' && a.effect && a.effect.target && a.effect.target.contains(el));
+const frame = () => new Promise(done => requestAnimationFrame(done));
+const steady = async target => {
+  let before = box(target);
+  for (let i = 0; i < 24; i++) {
+    await frame();
+    const after = box(target);
+    if (before && after && Math.abs(before.x - after.x) < 0.5 && Math.abs(before.y - after.y) < 0.5) return true;
+    before = after;
+  }
+  return false;
+};
+const aim = async () => {
+  if (disabled()) return {why: 'disabled'};
+  let target = el;
+  if (!place(el) && el.labels && el.labels.length) target = el.labels[0];
+  let at = place(target);
+  if (!at) return {why: 'invisible'};
+  const live = scripted();
+  if (live || moves()) {
+    if (!await steady(target)) return {why: 'moving'};
+    at = box(target);
+  }
+  let over = cover(target, at);
+  if (over && target.getClientRects().length) {
+    target.scrollIntoView({block: 'center', behavior: 'instant'});
+    at = box(target) || at;
+    over = cover(target, at);
+  }
+  return over ? {why: 'covered', by: describe(over)} : {...at, live, target};
+};
+const leads = () => {
+  const link = el.closest('a[href]');
+  if (link) return !link.getAttribute('href').startsWith('#');
+  return !!el.form && el.matches('button:not([type=button]):not([type=reset]), [type=submit], [type=image]');
+};
+""".replace("SCRIPTED", _SCRIPTED)
+
+
+def _function(arguments: str, body: str) -> str:
+    return f"async function({arguments}) {{{_HELPERS}{body}}}"
+
+
+POINT = _function(
+    "",
+    """
+const found = await aim();
+if (found.why) return found;
+return {x: found.x, y: found.y};
+""",
+)
+"""Where the element is: {x, y} or {why}."""
+
+CLICK = _function(
+    "",
+    """
+const found = await aim();
+if (found.why) return found;
+const likely = leads();
+if (found.live) return {x: found.x, y: found.y, likely, live: true};
+if (el.focus) el.focus({preventScroll: true});
+if (found.target.click) found.target.click();
+else found.target.dispatchEvent(new MouseEvent('click', {bubbles: true, cancelable: true, view: window}));
+return {likely, done: true};
+""",
+)
+"""Clicks on a page without scripts ({done, likely}); elsewhere {x, y, likely, live} for real events; or {why}."""
+
+TYPE = _function(
+    "text",
+    """
+const found = await aim();
+if (found.why) return found;
+const live = found.live;
+if (el.readOnly) return {why: 'readonly'};
+const rich = el.isContentEditable;
+if (!rich && !(el instanceof HTMLInputElement || el instanceof HTMLTextAreaElement)) return {why: 'no-text'};
+const fixed = ['checkbox', 'radio', 'file', 'submit', 'button', 'image', 'reset', 'hidden'];
+if (fixed.includes(el.type)) return {why: 'no-text'};
+el.focus();
+const picked = ['date', 'time', 'datetime-local', 'month', 'week', 'color', 'range'];
+if (picked.includes(el.type)) {
+  Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(el, text);
+  el.dispatchEvent(new Event('input', {bubbles: true}));
+  el.dispatchEvent(new Event('change', {bubbles: true}));
+  return {value: el.value, live};
+}
+if (rich) getSelection().selectAllChildren(el);
+else el.select();
+if (text === '') document.execCommand('delete');
+else document.execCommand('insertText', false, text);
+return {value: rich ? el.innerText : el.value, live};
+""",
+)
+"""Replaces the content of a field and reads it back: {value, live} or {why}."""
+
+SELECT = _function(
+    "label",
+    """
+if (disabled()) return {why: 'disabled'};
+if (!(el instanceof HTMLSelectElement)) return {why: 'not-select'};
+const options = [...el.options];
+const wanted = squeeze(label);
+const text = option => squeeze(option.label || option.text);
+const option = options.find(o => text(o) === wanted) || options.find(o => o.value === label);
+if (!option) return {why: 'no-option', options: options.map(text)};
+if (option.disabled) return {why: 'disabled'};
+el.focus();
+const changed = !option.selected;
+option.selected = true;
+if (changed) {
+  el.dispatchEvent(new Event('input', {bubbles: true}));
+  el.dispatchEvent(new Event('change', {bubbles: true}));
+}
+return {value: text(option), live: scripted()};
+""",
+)
+"""Selects an option of a native select by its label: {value, live} or {why}."""
+
+SCROLL = "window.scrollBy({top: innerHeight * 0.9 * (%d), behavior: 'instant'})"
+
+QUIET = """
+(() => {
+  const loading = document.readyState === 'loading';
+  if (!SCRIPTED && !loading) return 'static';
+  const empty = () => !document.body || !document.body.innerText.trim();
+  return new Promise(done => {
+    const finish = () => { watch.disconnect(); done('quiet'); };
+    let timer = 0;
+    const rest = () => {
+      clearTimeout(timer);
+      if (!empty() && document.readyState !== 'loading') timer = setTimeout(finish, %(window)d);
+    };
+    const watch = new MutationObserver(rest);
+    watch.observe(document, {subtree: true, childList: true, attributes: true, characterData: true});
+    setTimeout(finish, %(cap)d);
+    rest();
+  });
+})()
+""".replace("SCRIPTED", _SCRIPTED)
+"""Resolves when nothing changed for `window` milliseconds, or after `cap`; at once on a page without scripts.
+
+An empty page is waited for: content that a script brings later is what the agent must see.
+"""

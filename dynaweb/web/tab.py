@@ -1,0 +1,234 @@
+"""One tab: a page, its DevTools session, and whether it is loading."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from playwright.async_api import BrowserContext, CDPSession, Page
+from playwright.async_api import Error as PlaywrightError
+
+from dynaweb.errors import BrowserError
+from dynaweb.web import scripts
+
+QUIET_WINDOW = 0.08
+"""Seconds without a change after which a page with scripts counts as settled."""
+QUIET_CAP = 2.0
+"""Seconds after which a page that keeps changing is read as it is."""
+_ROUNDS = 4
+_GONE = ("has been closed", "Connection closed", "Target crashed", "browser has disconnected", "was detached")
+
+
+class Tab:
+    """A Playwright page. Every call has a deadline; what Playwright raises becomes `BrowserError` or `TabError`."""
+
+    def __init__(self, page: Page, cdp: CDPSession, *, patience: float) -> None:
+        self.page = page
+        self.cdp = cdp
+        self.patience = patience
+        self.frame_id = ""
+        self.opening = 0
+        """Windows that this page asked for and that have not appeared yet."""
+        self.failed_url = ""
+        self.late = False
+        """The last page was read before it had loaded."""
+        self.scripted = False
+        """A page of this tab could run scripts since `forget`, so it may have stored something."""
+        self.origins: set[str] = set()
+        """Origins of all documents since `forget`, frames included."""
+        self._ready = asyncio.Event()
+        self._ready.set()
+        self._committed = True
+        self._requested = asyncio.Event()
+
+    @classmethod
+    async def attach(cls, context: BrowserContext, page: Page, *, patience: float) -> Tab:
+        """Open the DevTools session of a page; `patience` is how many seconds it may take to load."""
+        tab = cls(page, await context.new_cdp_session(page), patience=patience)
+        listeners = {
+            "Page.frameRequestedNavigation": tab._on_requested,
+            "Page.frameStartedNavigating": tab._on_started,
+            "Page.frameNavigated": tab._on_committed,
+            "Page.frameStoppedLoading": tab._on_stopped,
+            "Page.domContentEventFired": tab._on_dom_ready,
+            "Page.windowOpen": tab._on_window_open,
+        }
+        for event, listener in listeners.items():
+            tab.cdp.on(event, listener)
+        _, tree = await asyncio.gather(tab.send("Page.enable"), tab.send("Page.getFrameTree"))
+        tab.frame_id = tree["frameTree"]["frame"]["id"]
+        return tab
+
+    async def send(self, method: str, **parameters: Any) -> Any:
+        """One DevTools command. Raises `BrowserError` when the browser is gone or silent, `TabError` if it refuses."""
+        hard = max(self.patience * 5, 10.0)
+        try:
+            return await asyncio.wait_for(self.cdp.send(method, parameters), hard)
+        except TimeoutError:
+            raise BrowserError(f"the page did not answer {method} within {hard:.0f} s") from None
+        except Exception as error:
+            raise as_error(error, method) from None
+
+    async def evaluate(self, expression: str, *, wait: bool = False) -> Any:
+        """The value of a JavaScript expression. Raises `TabError` when it throws."""
+        answer = await self.send(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=wait, userGesture=True
+        )
+        return _value(answer)
+
+    async def call(self, backend: int, function: str, *arguments: str) -> Any:
+        """Call a function with a node of the page as `this`; `{"why": "stale"}` when the node is gone."""
+        try:
+            resolved = await self.send("DOM.resolveNode", backendNodeId=backend)
+        except TabError:
+            return {"why": "stale"}
+        answer = await self.send(
+            "Runtime.callFunctionOn",
+            objectId=resolved["object"]["objectId"],
+            functionDeclaration=function,
+            arguments=[{"value": argument} for argument in arguments],
+            returnByValue=True,
+            awaitPromise=True,
+            userGesture=True,
+        )
+        return _value(answer)
+
+    async def mouse(self, kind: str, x: float, y: float) -> None:
+        """One mouse event at a point of the viewport."""
+        buttons = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
+        await self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **buttons)
+
+    async def click_at(self, x: float, y: float) -> None:
+        """A real click: the three events go out at once and are handled in order."""
+        await asyncio.gather(*(self.mouse(kind, x, y) for kind in ("mouseMoved", "mousePressed", "mouseReleased")))
+
+    async def navigate(self, url: str) -> None:
+        """Start loading an address; failures leave Chromium's error page and set `failed_url`."""
+        self.expect()
+        answer = await self.send("Page.navigate", url=url)
+        self.failed_url = url if answer.get("errorText") else ""
+        if not answer.get("loaderId") or answer.get("isDownload") or answer.get("errorText"):
+            self._ready.set()
+
+    def expect(self) -> None:
+        """A navigation is about to begin."""
+        self._ready.clear()
+        self._committed = False
+        self.failed_url = ""
+
+    def release(self) -> None:
+        """The expected navigation does not come."""
+        self._ready.set()
+
+    def forget(self) -> None:
+        """The tab is clean: what it showed before does not count any more."""
+        self.scripted, self.failed_url, self.late, self.opening = False, "", False, 0
+        self.origins.clear()
+
+    @property
+    def loading(self) -> bool:
+        """A navigation has begun and its document is not ready."""
+        return not self._ready.is_set()
+
+    async def settle(self, *, likely: bool = False, check: bool = True) -> bool:
+        """Wait until the page can be read: document ready and a short quiet window, each with a cap.
+
+        `likely` waits a moment for a navigation to begin; without `check` a page that does not navigate is not looked
+        at (it has no scripts). Returns whether the tab navigated.
+        """
+        deadline = time.monotonic() + self.patience
+        self.late = False
+        if likely and not self.loading:
+            await self._begin()
+        navigated = self.loading
+        for _ in range(_ROUNDS):
+            if self.loading:
+                navigated = check = True
+                if not await self._wait_ready(deadline):
+                    self.scripted = True
+                    return navigated
+            if (not check or await self._quiet(deadline)) and not self.loading:
+                break
+        return navigated
+
+    async def _begin(self) -> None:
+        self._requested.clear()
+        if not self.loading and not self.opening:
+            try:
+                await asyncio.wait_for(self._requested.wait(), 0.1)
+            except TimeoutError:
+                return
+
+    async def _wait_ready(self, deadline: float) -> bool:
+        """False when the page did not become ready in time: it is stopped and read as it is."""
+        try:
+            await asyncio.wait_for(self._ready.wait(), max(deadline - time.monotonic(), 0.05))
+        except TimeoutError:
+            await self.send("Page.stopLoading")
+            self.late = True
+            self._ready.set()
+            return False
+        return True
+
+    async def _quiet(self, deadline: float) -> bool:
+        cap = max(min(QUIET_CAP, deadline - time.monotonic()), 0.05)
+        script = scripts.QUIET % {"window": int(QUIET_WINDOW * 1000), "cap": int(cap * 1000)}
+        try:
+            self.scripted |= await self.evaluate(script, wait=True) != "static"
+        except TabError:
+            self.scripted = True
+            # The document was replaced while it was being watched.
+            await asyncio.sleep(0)
+            return False
+        return True
+
+    def _on_requested(self, event: Mapping[str, Any]) -> None:
+        if event.get("disposition") == "currentTab" and event.get("frameId") == self.frame_id:
+            self.expect()
+        self._requested.set()
+
+    def _on_started(self, event: Mapping[str, Any]) -> None:
+        if event.get("frameId") == self.frame_id and not event.get("navigationType", "").endswith("ameDocument"):
+            self.expect()
+            self._requested.set()
+
+    def _on_committed(self, event: Mapping[str, Any]) -> None:
+        frame = event["frame"]
+        self.origins.add(frame.get("securityOrigin", ""))
+        if frame["id"] == self.frame_id:
+            self._committed = True
+            self.failed_url = frame.get("unreachableUrl", "")
+
+    def _on_dom_ready(self, _: Mapping[str, Any]) -> None:
+        if self._committed:
+            self._ready.set()
+
+    def _on_stopped(self, event: Mapping[str, Any]) -> None:
+        if event.get("frameId") == self.frame_id:
+            self._ready.set()
+
+    def _on_window_open(self, _: Mapping[str, Any]) -> None:
+        self.opening += 1
+        self._requested.set()
+
+
+class TabError(Exception):
+    """The browser refused one command; the tab is alive."""
+
+
+def as_error(error: Exception, what: str) -> Exception:
+    """`TabError` for a refused command; `BrowserError` when the page, the browser or Playwright's driver is gone."""
+    text = str(error).split("\n")[0]
+    if not isinstance(error, PlaywrightError) or any(sign in text for sign in _GONE):
+        return BrowserError(f"the browser is gone ({what}: {text})")
+    return TabError(text)
+
+
+def _value(answer: Mapping[str, Any]) -> Any:
+    details = answer.get("exceptionDetails")
+    if details:
+        thrown = details.get("exception", {}).get("description") or details.get("text", "")
+        raise TabError(thrown.split("\n")[0])
+    return answer.get("result", {}).get("value")

@@ -1,0 +1,54 @@
+"""Fixtures for all tests: a clean environment, real temporary plugin packages, and the command line in a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from core_kit import Cli, PackageMaker
+
+from dynaweb import plugins
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No setting of the developer's shell reaches a test, and no test reaches the user's cache."""
+    for name in [name for name in os.environ if name.startswith("DYNAWEB_") and name != "DYNAWEB_CHROMIUM"]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path_factory.mktemp("cache")))
+    yield
+    plugins._current = None
+
+
+@pytest.fixture
+def package(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageMaker]:
+    """Makes plugin packages that this process can import, and forgets them afterwards."""
+    folder = tmp_path_factory.mktemp("site")
+    monkeypatch.syspath_prepend(str(folder))
+    before = set(sys.modules)
+    yield PackageMaker(folder)
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "") or "").startswith(str(folder)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """Runs `dynaweb ...` in a process of its own, in a temporary folder; `path` is put before PYTHONPATH."""
+
+    def run(
+        *arguments: str, path: Path | None = None, timeout: float = 60, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, **environment}
+        if path is not None:
+            env["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = [sys.executable, "-m", "dynaweb", *arguments]
+        return subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    return run

@@ -1,0 +1,268 @@
+"""Plugins: isolation of broken ones, refusal of duplicates, blocking, building, and observers."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from core_kit import TOY, TOY_CLASS, PackageMaker, toy_source
+
+from dynaweb import events, plugins
+from dynaweb.errors import ConfigError, MissingError, PluginError
+from dynaweb.hookspecs import hookimpl
+from dynaweb.protocols import PluginContext
+
+
+def status_of(loaded: plugins.Plugins, name: str) -> plugins.PluginStatus:
+    return next(status for status in loaded.statuses() if status.name == name)
+
+
+def test_first_party_plugins_come_through_entry_points() -> None:
+    loaded = plugins.load()
+    assert "delta" in loaded.names("wm")
+    assert {"self-assess", "checker"} <= set(loaded.names("reward"))
+    assert {"dream", "sites"} <= set(loaded.names("env"))
+    assert loaded.find("wm", "delta").origin.package == "dynaweb"
+
+
+def test_a_third_party_plugin_is_found_and_built(package: PackageMaker) -> None:
+    package("toy-package", toy_source(), modules={"toys": TOY_CLASS})
+    loaded = plugins.load()
+    built = loaded.create("wm", "toy", {"size": 7}, PluginContext(seed=5))
+    assert (built.config.size, built.config.mode, built.seed) == (7, "fast", 5)
+    assert status_of(loaded, "toy").package == "toy-package"
+    assert status_of(loaded, "toy").version == "1.2"
+
+
+def test_the_target_is_imported_only_when_used(package: PackageMaker) -> None:
+    package("toy-package", toy_source(), modules={"toys": "raise RuntimeError('imported')"})
+    loaded = plugins.load()
+    assert status_of(loaded, "toy").status == "ok"
+    with pytest.raises(PluginError, match=r"'toy' \(package toy-package 1.2\).*toys.*RuntimeError: imported"):
+        loaded.create("wm", "toy", {}, PluginContext())
+
+
+BROKEN = {
+    "import error": ("import no_such_module_anywhere", "no_such_module_anywhere"),
+    "syntax error": ("def broken(:", "SyntaxError"),
+    "raises at import": ("raise ValueError('bad day')", "ValueError: bad day"),
+    "exits at import": ("import sys; sys.exit(4)", "SystemExit: 4"),
+    "no hook": ("x = 1", "implements no hook"),
+    "newer hook": (
+        "from dynaweb.hookspecs import hookimpl\n@hookimpl\ndef dynaweb_reward_models(): return []",
+        "'dynaweb_reward_models' is not one of dynaweb",
+    ),
+    "newer argument": (
+        "from dynaweb.hookspecs import hookimpl\n@hookimpl\ndef dynaweb_stage(event, extra): pass",
+        "extra",
+    ),
+    "hook raises": (
+        "from dynaweb.hookspecs import hookimpl\n@hookimpl\ndef dynaweb_rewards(): return 1 / 0",
+        "ZeroDivisionError",
+    ),
+    "not a list": (
+        "from dynaweb.hookspecs import hookimpl\n@hookimpl\ndef dynaweb_rewards(): return 'toy'",
+        "dynaweb_rewards returned str",
+    ),
+    "not a spec": (
+        "from dynaweb.hookspecs import hookimpl\n@hookimpl\ndef dynaweb_rewards(): return ['toy']",
+        "must return PluginSpec objects",
+    ),
+    "newer spec": (
+        "from dynaweb.hookspecs import hookimpl, PluginSpec\n@hookimpl\n"
+        "def dynaweb_rewards(): return [PluginSpec(name='a', colour='red')]",
+        "colour",
+    ),
+    "wrapper": (
+        "from dynaweb.hookspecs import hookimpl\n@hookimpl(wrapper=True)\ndef dynaweb_rewards(): return (yield)",
+        "wrapper",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_plugin_is_a_warning_until_it_is_asked_for(
+    case: str, package: PackageMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    code, cause = BROKEN[case]
+    package("bad-package", code, entry_points={"bad": "bad_package"})
+    with caplog.at_level(logging.WARNING, "dynaweb"):
+        loaded = plugins.load()
+    assert "delta" in loaded.names("wm")
+    status = status_of(loaded, "bad")
+    assert (status.status, status.package, status.version) == ("broken", "bad-package", "1.2")
+    assert cause in status.cause
+    assert "package bad-package 1.2 cannot be used" in caplog.text
+    with pytest.raises(PluginError, match=r"reward judge 'bad' \(package bad-package 1.2\) cannot be used") as caught:
+        loaded.find("reward", "bad")
+    assert caught.value.exit_code == 3
+    with pytest.raises(PluginError, match="bad-package"):
+        plugins.load(strict=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (("{name}", "Bad Name"), "name 'Bad Name' is not valid"),
+        (("{target}", "no_class_named"), "'package.module:Class'"),
+        (("config=Config", "config=dict"), "must be a pydantic model class"),
+        (("size: int = 3", "name: str = ''"), "has a field 'name'"),
+    ],
+)
+def test_malformed_specs_name_the_field(change: tuple[str, str], cause: str, package: PackageMaker) -> None:
+    code = TOY.replace(*change).format(name="toy", hook="dynaweb_world_models", target="toys:Toy", extra="")
+    package("bad-package", code, entry_points={"bad": "bad_package"})
+    assert cause in status_of(plugins.load(warn=False), "bad").cause
+
+
+def test_duplicates_are_refused_and_both_packages_named(package: PackageMaker) -> None:
+    package("rival-package", toy_source("delta"), modules={"toys": TOY_CLASS})
+    loaded = plugins.load(warn=False)
+    with pytest.raises(PluginError, match=r"dynaweb 0.* and rival-package 1.2|rival-package 1.2 and dynaweb 0"):
+        loaded.find("wm", "delta")
+    assert [one.package for one in loaded.statuses() if one.name == "delta"] == ["dynaweb", "rival-package"]
+    assert "self-assess" in loaded.names("reward")
+    assert plugins.load(block=["rival-package"]).find("wm", "delta").origin.package == "dynaweb"
+    # The same name under another kind is no duplicate.
+    package("friend-package", toy_source("delta", hook="dynaweb_environments"))
+    assert plugins.load(block=["rival-package"]).find("env", "delta").origin.package == "friend-package"
+
+
+def test_blocking_by_option_and_by_allow_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = plugins.load(block=plugins.parse_blocks(["no:delta"]))
+    with pytest.raises(MissingError, match="blocked by -p no:delta"):
+        loaded.find("wm", "delta")
+    monkeypatch.setenv("DYNAWEB_PLUGINS", "delta, checker")
+    loaded = plugins.load()
+    assert (loaded.names("wm"), loaded.names("reward"), loaded.names("env")) == (["delta"], ["checker"], [])
+    assert status_of(loaded, "dream").cause == "not listed in DYNAWEB_PLUGINS"
+    with pytest.raises(ConfigError, match="only `-p no:NAME` is known"):
+        plugins.parse_blocks(["delta"])
+
+
+def test_unknown_names_get_the_nearest_valid_one() -> None:
+    with pytest.raises(MissingError, match=r"no world model is called 'detla'; did you mean 'delta'\? valid: .*delta"):
+        plugins.load().find("wm", "detla")
+
+
+def test_a_missing_extra_says_what_to_install(package: PackageMaker) -> None:
+    requires = ['no-such-distribution>=1; extra == "big"', 'pluggy; extra == "big"', 'also-missing; extra == "other"']
+    package("toy-package", toy_source(extra="big"), requires=requires, modules={"toys": TOY_CLASS})
+    loaded = plugins.load()
+    status = status_of(loaded, "toy")
+    assert status.status == "missing"
+    with pytest.raises(MissingError, match=r"needs no-such-distribution.*pip install 'toy-package\[big\]'") as caught:
+        loaded.create("wm", "toy", {}, PluginContext())
+    assert "also-missing" not in str(caught.value)
+    assert caught.value.exit_code == 3
+
+
+def test_nested_extras_and_platform_markers(package: PackageMaker) -> None:
+    requires = [
+        'toy-package[inner]; extra == "outer"',
+        'lost-one; extra == "inner"',
+        'lost-two; sys_platform == "nowhere" and extra == "inner"',
+    ]
+    package("toy-package", toy_source(extra="outer"), requires=requires)
+    assert plugins.missing_requirements("toy-package", "outer") == ["lost-one"]
+
+
+@pytest.mark.parametrize(
+    ("module", "cause"),
+    [
+        ("import no_such_module_anywhere", "no_such_module_anywhere"),
+        ("x = 1", "toys has no class 'Toy'"),
+        ("def Toy(config, context): pass", "toys has no class 'Toy'"),
+        ("class Toy:\n    def __init__(self): pass", "could not be built: TypeError"),
+        ("class Toy:\n    def __init__(self, c, x): raise KeyError('lost')", "could not be built: KeyError: 'lost'"),
+    ],
+)
+def test_a_plugin_that_cannot_be_built_is_named(module: str, cause: str, package: PackageMaker) -> None:
+    package("toy-package", toy_source(), modules={"toys": module})
+    with pytest.raises(PluginError, match=r"'toy' \(package toy-package 1.2\)") as caught:
+        plugins.load().create("wm", "toy", {}, PluginContext())
+    assert cause in str(caught.value)
+
+
+def test_bad_settings_are_a_configuration_error(package: PackageMaker) -> None:
+    package("toy-package", toy_source(), modules={"toys": TOY_CLASS})
+    with pytest.raises(ConfigError, match="size"):
+        plugins.load().create("wm", "toy", {"size": "big"}, PluginContext())
+
+
+class Recorder:
+    """Observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    @hookimpl
+    def dynaweb_update(self, event: events.Update) -> None:
+        self.seen.append(event)
+
+    @hookimpl
+    def dynaweb_error(self, event: events.Failure) -> None:
+        self.seen.append(event)
+
+
+class Failing:
+    """Observer that always raises."""
+
+    @hookimpl
+    def dynaweb_update(self, event: events.Update) -> None:
+        raise RuntimeError("disk full")
+
+
+def test_a_failing_observer_is_said_once_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    loaded = plugins.load()
+    recorder = Recorder()
+    with caplog.at_level(logging.WARNING, "dynaweb"), loaded.observing(recorder, Failing()):
+        for index in range(3):
+            loaded.notify(events.Update("rl", index, {}))
+    updates = [event for event in recorder.seen if isinstance(event, events.Update)]
+    failures = [event for event in recorder.seen if isinstance(event, events.Failure)]
+    assert [update.index for update in updates] == [0, 1, 2]
+    assert len(failures) == 1
+    assert "Failing" in failures[0].where
+    assert caplog.text.count("disk full") == 1
+    loaded.notify(events.Update("rl", 3, {}))
+    assert len(updates) == 3
+
+
+def test_a_failing_observer_ends_a_strict_run() -> None:
+    loaded = plugins.load()
+    loaded.strict = True
+    with loaded.observing(Failing()), pytest.raises(PluginError, match="Failing.*disk full"):
+        loaded.notify(events.Update("rl", 0, {}))
+
+
+def test_an_observer_with_a_misspelt_hook_is_refused() -> None:
+    class Wrong:
+        @hookimpl
+        def dynaweb_updates(self, event: events.Update) -> None: ...
+
+    with pytest.raises(PluginError, match="did you mean 'dynaweb_update'"), plugins.load().observing(Wrong()):
+        pass
+
+
+def test_a_package_that_only_observes(package: PackageMaker, tmp_path: Path) -> None:
+    out = tmp_path / "seen"
+    code = (
+        "from pathlib import Path\nfrom dynaweb.hookspecs import hookimpl\n@hookimpl\n"
+        f"def dynaweb_stage(event): Path({str(out)!r}).write_text(event.name)"
+    )
+    package("watcher", code)
+    loaded = plugins.load()
+    assert status_of(loaded, "watcher").summary == "observer"
+    loaded.notify(events.Stage("sft", "start"))
+    assert out.read_text() == "sft"
+
+
+def test_the_manifest_marks_what_is_used() -> None:
+    loaded = plugins.load()
+    choice = type("Choice", (), {"kind": "wm", "name": "delta"})()
+    rows = {(row["kind"], row["name"]): row for row in loaded.manifest([choice])}
+    assert rows["wm", "delta"]["used"] == "yes"
+    assert rows["env", "dream"]["used"] == "no"
+    assert rows["env", "dream"]["package"] == "dynaweb"
