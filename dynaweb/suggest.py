@@ -10,7 +10,9 @@ def nearest(word: str, valid: Iterable[str], *, count: int = 3) -> list[str]:
     from difflib import get_close_matches  # only needed once something is wrong
 
     by_fold = {name.casefold(): name for name in valid}
-    return [by_fold[match] for match in get_close_matches(word.casefold(), by_fold, n=count, cutoff=0.6)]
+    # Of two letters, one wrong is half.
+    cutoff = 0.5 if len(word) <= 3 else 0.6
+    return [by_fold[match] for match in get_close_matches(word.casefold(), by_fold, n=count, cutoff=cutoff)]
 
 
 def hint(word: str, valid: Iterable[str]) -> str:

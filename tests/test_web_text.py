@@ -26,7 +26,9 @@ SHOP = Observation(
     notice="message",
 )
 
-TEXT = st.text(max_size=30) | st.sampled_from(["link 'x' [9]", "a\nlink 'x' [9]", "it's \"q\" [1]", "\\", "\\'", "...", "羊毛 🧣"])
+TEXT = st.text(max_size=30) | st.sampled_from(
+    ["link 'x' [9]", "a\nlink 'x' [9]", 'it\'s "q" [1]', "\\", "\\'", "...", "羊毛 🧣"]
+)
 ROLE = st.sampled_from(["link", "textbox", "combobox", "text", "heading", "notice", "title", "tab", "of", "none"])
 KEY = st.sampled_from(["checked", "disabled", "options", "of", "level", "x-y"])
 NODES = st.builds(
@@ -67,7 +69,7 @@ def test_compact_looks_as_documented() -> None:
 
 def test_webarena_looks_as_documented() -> None:
     page = Observation("http://a/", (Node(7, "link", "It's", None, (("focused", "true"),), depth=1),), "T")
-    assert render(page, "webarena") == "Tab 0 (current): T\n\n\t[7] link \"It's\" focused: true"
+    assert render(page, "webarena") == 'Tab 0 (current): T\n\n\t[7] link "It\'s" focused: true'
 
 
 @settings(max_examples=300, deadline=None)
@@ -103,7 +105,9 @@ def test_a_node_line_without_number_comes_back(node: Node) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("line", ["link Home [1]", "link 'Home'", "link 'Home' [1] = abc", "'Home' [1]", "link 'a' [1] 'b'", ""])
+@pytest.mark.parametrize(
+    "line", ["link Home [1]", "link 'Home'", "link 'Home' [1] = abc", "'Home' [1]", "link 'a' [1] 'b'", ""]
+)
 def test_a_broken_line_is_named(line: str) -> None:
     with pytest.raises(ValueError, match="line 2 of a compact page"):
         parse_compact(f"shop.localhost/\n{line}")

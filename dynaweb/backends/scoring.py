@@ -9,6 +9,8 @@ Shapes: see `dynaweb.backends.batch.MicroBatch`; D width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, cast
 
 import torch
@@ -27,6 +29,10 @@ class Scorer(Protocol):
     """Computes micro-batches with one kind of model; `shares_prompts` tells how rows should be grouped."""
 
     shares_prompts: bool
+
+    def step(self) -> AbstractContextManager[None]:
+        """Around all micro-batches of one optimizer step; gradients are complete when it is left."""
+        ...
 
     def logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Natural-log probability and entropy [N] of the response tokens, float32; only the first has a gradient."""
@@ -69,10 +75,21 @@ class LlamaScorer:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._proxies: llama.Proxies | None = None
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Fuse the weights once for all micro-batches, and send their gradients on at the end."""
+        self._proxies = llama.Proxies(self._model)
+        try:
+            yield
+            self._proxies.push()
+        finally:
+            self._proxies = None
 
     def logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies [N] of response tokens."""
-        weights = llama.fuse(self._model)
+        weights = llama.fuse(self._model) if self._proxies is None else self._proxies.weights
         hidden_ND = shared_hidden(weights, batch).flatten(0, 1).index_select(0, batch.flat_N)
         vocabulary = len(weights.head_VD)
         return head_scores(lambda x: llama.logits(weights, x), hidden_ND, batch.target_N, vocabulary)
@@ -115,6 +132,10 @@ class GenericScorer:
         self._model: Any = model
         self._head: nn.Module | None = None
         self._checked = False
+
+    def step(self) -> AbstractContextManager[None]:
+        """Nothing to prepare."""
+        return nullcontext()
 
     def logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies [N] of response tokens."""

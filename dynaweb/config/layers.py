@@ -38,12 +38,20 @@ class Layers:
                 self._drop(kind)
         for path, value in values.items():
             self._drop(path)
+            self._drop_above(path)
             self.values[path] = value
             self.origins[path] = origins[path]
 
     def _drop(self, path: str) -> None:
         for known in [key for key in self.values if key == path or key.startswith(f"{path}.")]:
             del self.values[known], self.origins[known]
+
+    def _drop_above(self, path: str) -> None:
+        parts = path.split(".")
+        for length in range(1, len(parts)):
+            above = ".".join(parts[:length])
+            if above in self.values:
+                del self.values[above], self.origins[above]
 
     def tree(self) -> dict[str, Any]:
         """The values as nested tables."""

@@ -15,7 +15,7 @@ S selected positions, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -101,6 +101,32 @@ def fuse(model: nn.Module, dtype: torch.dtype | None = None) -> Weights:
         inv_freq=inner.rotary_emb.inv_freq.float(),
         rope_scale=float(inner.rotary_emb.attention_scaling),
     )
+
+
+class Proxies:
+    """Fused weights as leaves, so that the fusing is differentiated once however many micro-batches are computed.
+
+    Use `weights` for any number of backward passes, then `push` once to carry the gradients on to the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._fused = fuse(model)
+        layers = tuple(
+            replace(layer, qkv=layer.qkv.detach().requires_grad_(), up=layer.up.detach().requires_grad_())
+            for layer in self._fused.layers
+        )
+        self.weights = replace(self._fused, layers=layers)
+
+    def push(self) -> None:
+        """Add the gradients collected by the fused matrices to the parameters they were made of."""
+        pairs = [
+            (fused, leaf.grad)
+            for whole, proxy in zip(self._fused.layers, self.weights.layers, strict=True)
+            for fused, leaf in ((whole.qkv, proxy.qkv), (whole.up, proxy.up))
+            if leaf.grad is not None and fused.requires_grad
+        ]
+        if pairs:
+            torch.autograd.backward([fused for fused, _ in pairs], [grad for _, grad in pairs])
 
 
 def _fuse_layer(

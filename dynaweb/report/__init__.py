@@ -1,3 +1,18 @@
-"""What a run found, for people: statistics with counts and intervals, the closing table, and the HTML report."""
+"""What a run found, for people: statistics with counts and intervals, the closing table, and the HTML report.
+
+    build_report(folder)         report.html of a run folder
+    data = gather(folder)        the same as plain values (`data.ReportData`), which can also be filled by hand
+    render(data)                 the HTML source (`html`)
+    closing_text(data)           the closing table for a terminal (`table`); closing_json(data) for programs
+
+Charts are small SVG (`svg`) and the viewer is plain JavaScript: a report is about 100 KiB and needs nothing else.
+"""
 
 from __future__ import annotations
+
+from dynaweb.report.data import ReportData
+from dynaweb.report.gather import build_report, gather
+from dynaweb.report.html import render
+from dynaweb.report.table import closing_json, closing_text
+
+__all__ = ["ReportData", "build_report", "closing_json", "closing_text", "gather", "render"]

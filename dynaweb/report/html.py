@@ -11,9 +11,10 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from importlib import resources
+from typing import Any
 
 from dynaweb.report import sections, viewer
-from dynaweb.report.data import ReportData, Sample
+from dynaweb.report.data import ReportData
 from dynaweb.report.markup import Html, el, embed, join
 
 
@@ -29,7 +30,7 @@ def render(data: ReportData) -> str:
         el("title", f"{data.title} - dynaweb"),
         el("style", Html(style)),
     )
-    body = el("body", sections.header(data), el("main", *_sections(data)), _footer(data), _data(data.samples))
+    body = el("body", sections.header(data), el("main", *_sections(data)), _footer(data), _data(data))
     page = join(head, body, el("script", Html(script)))
     return f'<!doctype html>\n<html lang="en">{page}</html>\n'
 
@@ -74,7 +75,7 @@ def _viewer(data: ReportData) -> Html | None:
         "section",
         el("h2", "Trajectories"),
         el("p", lead, class_="lead"),
-        _filters(data.samples),
+        _filters(viewer.index(data.samples, _labels(data))),
         el("div", _list_pane(), el("div", class_="detail", aria_live="polite"), **_viewer_attributes()),
         el("p", *hints, class_="keys"),
     )
@@ -95,8 +96,11 @@ def _list_pane() -> Html:
     return el("aside", el("ol"), pager)
 
 
-def _filters(samples: Sequence[Sample]) -> Html:
-    rows = viewer.index(samples)
+def _labels(data: ReportData) -> dict[str, str]:
+    return {arm.name: arm.label for arm in data.arms}
+
+
+def _filters(rows: Sequence[Sequence[Any]]) -> Html:
     arms = list(dict.fromkeys(row[1] for row in rows))
     sources = list(dict.fromkeys(row[2] for row in rows))
     return el(
@@ -114,11 +118,11 @@ def _select(name: str, everything: str, values: Sequence[str]) -> Html:
     return el("select", *options, id=f"filter-{name}", aria_label=name)
 
 
-def _data(samples: Sequence[Sample]) -> Html:
-    if not samples:
+def _data(data: ReportData) -> Html:
+    if not data.samples:
         return Html("")
-    written = [embed(block, id=f"trajectories-{at}") for at, block in enumerate(viewer.blocks(samples))]
-    return join(embed(viewer.index(samples), id="trajectory-index"), *written)
+    written = [embed(block, id=f"trajectories-{at}") for at, block in enumerate(viewer.blocks(data.samples))]
+    return join(embed(viewer.index(data.samples, _labels(data)), id="trajectory-index"), *written)
 
 
 def _footer(data: ReportData) -> Html:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 from dynaweb.report.data import JudgeAudit
@@ -64,12 +65,39 @@ def failure_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
     return dict(sorted(kinds.items(), key=lambda item: (-item[1], item[0])))
 
 
-def audit(label: str, trajectories: Sequence[Trajectory]) -> JudgeAudit | None:
-    """The judge's calls beside the environment's verdicts; None when no episode carries both."""
-    calls = [(verdict(item), item.judgement.score) for item in trajectories if item.judgement is not None]
-    both = [(real >= SUCCESS_AT, said >= SUCCESS_AT) for real, said in calls if real is not None and said is not None]
-    if not both:
-        return None
-    failed = [said for real, said in both if not real]
-    solved = [said for real, said in both if real]
-    return JudgeAudit(label, wilson(sum(failed), len(failed)), wilson(len(solved) - sum(solved), len(solved)))
+@dataclass(slots=True)
+class AuditCounts:
+    """The judge's calls beside the environment's verdicts, counted one episode at a time."""
+
+    failed: int = 0
+    wrongly_accepted: int = 0
+    solved: int = 0
+    wrongly_rejected: int = 0
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count an episode that carries both; others are skipped."""
+        real = verdict(trajectory) if trajectory.end != "infrastructure" else None
+        said = trajectory.judgement.score if trajectory.judgement is not None else None
+        if real is None or said is None:
+            return
+        if real >= SUCCESS_AT:
+            self.solved += 1
+            self.wrongly_rejected += said < SUCCESS_AT
+        else:
+            self.failed += 1
+            self.wrongly_accepted += said >= SUCCESS_AT
+
+    def result(self, label: str) -> JudgeAudit | None:
+        """The shares with their counts, None when no episode was counted."""
+        if not self.failed + self.solved:
+            return None
+        accepted, rejected = wilson(self.wrongly_accepted, self.failed), wilson(self.wrongly_rejected, self.solved)
+        return JudgeAudit(label, accepted, rejected)
+
+
+def audit(label: str, trajectories: Iterable[Trajectory]) -> JudgeAudit | None:
+    """The judge against the environment on these episodes; None when none carries both."""
+    counts = AuditCounts()
+    for trajectory in trajectories:
+        counts.add(trajectory)
+    return counts.result(label)

@@ -7,7 +7,7 @@ colours what was kept, changed, added and removed without computing anything.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dynaweb.report.data import Sample
@@ -23,16 +23,19 @@ BLOCK = 100
 Plain = dict[str, Any]
 
 
-def index(samples: Sequence[Sample]) -> list[list[Any]]:
-    """One row a trajectory: intent, arm, source, outcome, steps, update, task id; what lists and filters need."""
-    return [_row(sample) for sample in samples]
+def index(samples: Sequence[Sample], labels: Mapping[str, str] | None = None) -> list[list[Any]]:
+    """One row a trajectory: intent, arm, source, outcome, steps, update, task id; what lists and filters need.
+
+    `labels` says how arms are called.
+    """
+    return [_row(sample, (labels or {}).get(sample.arm, sample.arm)) for sample in samples]
 
 
-def _row(sample: Sample) -> list[Any]:
+def _row(sample: Sample, arm: str) -> list[Any]:
     episode = sample.trajectory
     found = outcome(episode)
     steps = len(episode.steps)
-    return [episode.task.intent, sample.arm, episode.source, found, steps, sample.update, episode.task.id]
+    return [episode.task.intent, arm, episode.source, found, steps, sample.update, episode.task.id]
 
 
 def blocks(samples: Sequence[Sample]) -> Iterator[Plain]:
@@ -48,14 +51,28 @@ class _Pages:
 
     def __init__(self) -> None:
         self.written: list[Plain] = []
+        self._pages: list[Observation] = []
         self._places: dict[Observation, int] = {}
+        self._by_identity: dict[int, int] = {}
+        self._origins: dict[tuple[int, int], list[int]] = {}
 
     def place(self, page: Observation) -> int:
         """Number of the page within the block."""
-        if page not in self._places:
-            self._places[page] = len(self.written)
-            self.written.append(_page(page))
-        return self._places[page]
+        # Hashing a page takes as long as writing it; the caller keeps the objects alive, so their ids stay true.
+        found = self._by_identity.get(id(page))
+        if found is None:
+            found = self._by_identity[id(page)] = self._places.setdefault(page, len(self.written))
+            if found == len(self.written):
+                self.written.append(_page(page))
+                self._pages.append(page)
+        return found
+
+    def origin(self, before: int, after: int) -> list[int]:
+        """See `_origin`; dreams of one task walk the same pages again and again."""
+        pair = before, after
+        if pair not in self._origins:
+            self._origins[pair] = _origin(self._pages[before], self._pages[after])
+        return self._origins[pair]
 
 
 def _page(page: Observation) -> Plain:
@@ -105,7 +122,7 @@ def _step(step: Step, after: Observation | None, pages: _Pages) -> Plain:
             data[name] = getattr(step, name)
     if after is not None and (action is None or action.kind != "stop"):
         data["next"] = pages.place(after)
-        data["from"] = _origin(step.observation, after)
+        data["from"] = pages.origin(data["page"], data["next"])
     data["dreamed"] = bool(step.info.get("dreamed"))
     return data
 

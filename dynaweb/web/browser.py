@@ -75,7 +75,8 @@ class BrowserPool:
     """One browser, its contexts, and a limit on how many browser operations run at once.
 
     `browser`: path of a Chromium (empty = look for one). `workers`: operations at once, 0 = number of cores.
-    `timeout`: seconds that an action or a page may take before it is read as it is. `hosts`: allowed host names, with
+    `timeout`: seconds that a page may take to load before it is read as it is; `deadline`: seconds after which a browser that
+    does not answer is given up (`BrowserError`). `hosts`: allowed host names, with
     `*` as wildcard. `urls`: real <-> canonical addresses. `dialogs`: what happens to `confirm`, `prompt` and `alert`.
     """
 
@@ -85,6 +86,7 @@ class BrowserPool:
         browser: str = "",
         workers: int = 0,
         timeout: float = 3.0,
+        deadline: float = 15.0,
         hosts: tuple[str, ...] = LOOPBACK,
         urls: UrlMap | None = None,
         view: View = "compact",
@@ -94,6 +96,7 @@ class BrowserPool:
     ) -> None:
         self.browser = browser
         self.timeout = timeout
+        self.deadline = deadline
         self.hosts = hosts
         self.urls = urls or UrlMap()
         self.view: View = view

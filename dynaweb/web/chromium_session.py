@@ -106,7 +106,7 @@ class ChromiumSession:
                 await opened.wipe()
                 await self._pool.give_back(opened)
                 return
-        opened.dirty = True
+        opened.spoil()
         await self._pool.give_back(opened)
 
     # --- episodes ---
@@ -125,7 +125,7 @@ class ChromiumSession:
     async def _discard(self) -> None:
         opened, self._open = self._open, None
         if opened is not None:
-            opened.dirty = True
+            opened.spoil()
             await self._pool.give_back(opened)
 
     # --- reading ---

@@ -31,8 +31,7 @@ class OpenContext:
         self.context = context
         self.tabs: list[Tab] = []
         self.notices: list[str] = []
-        self.dirty = fresh
-        """Never to be used again: it holds a login, or something in it hangs."""
+        self._spoiled = fresh
         self._pool = pool
         self._current: Tab | None = None
         self._helper: Tab | None = None
@@ -48,6 +47,15 @@ class OpenContext:
         opened = cls(pool, running, context, fresh=fresh)
         await opened.new_tab()
         return opened
+
+    @property
+    def dirty(self) -> bool:
+        """Not to be used again: it holds a login, or something in it crashed or hangs."""
+        return self._spoiled or any(tab.broken for tab in (*self.tabs, *([self._helper] if self._helper else [])))
+
+    def spoil(self) -> None:
+        """Mark it as not to be used again."""
+        self._spoiled = True
 
     @property
     def current(self) -> Tab:
@@ -114,7 +122,7 @@ class OpenContext:
                 if self._adopting:
                     break
                 await asyncio.sleep(0.01)
-            tab.opening = 0
+            tab.opening.clear()
         await self.adopted()
 
     async def adopted(self) -> None:
@@ -133,9 +141,9 @@ class OpenContext:
     async def guarded(self, call: Awaitable[_T], what: str) -> _T:
         """A Playwright call with a deadline. Raises `BrowserError` or `TabError`."""
         try:
-            return await asyncio.wait_for(call, max(self._pool.timeout * 5, 10.0))
+            return await asyncio.wait_for(call, self._pool.deadline)
         except TimeoutError:
-            self.dirty = True
+            self._spoiled = True
             raise BrowserError(f"the browser did not {what} in time") from None
         except (BrowserError, TabError):
             raise
@@ -152,9 +160,9 @@ class OpenContext:
         await self.guarded(first.page.close(), "close a tab")
 
     async def _attach(self, page: Page) -> Tab:
-        tab = await self.guarded(Tab.attach(self.context, page, patience=self._pool.timeout), "attach to a page")
+        attaching = Tab.attach(self.context, page, patience=self._pool.timeout, deadline=self._pool.deadline)
+        tab = await self.guarded(attaching, "attach to a page")
         page.on("close", lambda _: self._drop(tab))
-        page.on("crash", lambda _: self._crashed())
         page.on("download", self._on_download)
         return tab
 
@@ -173,9 +181,6 @@ class OpenContext:
         if tab is self._current:
             self._current = self.tabs[max(at - 1, 0)] if self.tabs else None
 
-    def _crashed(self) -> None:
-        self.dirty = True
-
     def _listeners(self) -> dict[str, Callable[[Any], Any]]:
         return {"page": self._on_page, "dialog": self._on_dialog, "requestfailed": self._on_failed}
 
@@ -184,12 +189,15 @@ class OpenContext:
             self._adopting.add(asyncio.get_running_loop().create_task(self._adopt(page)))
 
     async def _adopt(self, page: Page) -> None:
+        opening = next((tab.opening[0] for tab in self.tabs if tab.opening), "")
         with suppress(BrowserError, TabError):
             tab = await self._attach(page)
             self.tabs.append(tab)
             self._current = tab
             self.notices.append(f"a new tab was opened; it is tab {len(self.tabs) - 1} and current")
-            await tab.settle(likely=page.url in ("", BLANK))
+            if opening not in ("", BLANK):
+                await tab.arrive()
+            await tab.settle()
 
     async def _on_dialog(self, dialog: Dialog) -> None:
         accepted = self._pool.dialogs == "accept" or dialog.type == "beforeunload"

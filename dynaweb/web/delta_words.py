@@ -36,7 +36,7 @@ def describe(before: Observation, action: Action | None, after: Observation) -> 
     message = _message(after, added)
     added = [node for node in added if node.role not in MESSAGES or _short(node.name) != message]
     sentence = _opened(before, action, after) or _content(changed, added, removed) or _moved(pairs)
-    return f"{sentence[:-1]} and says {message}." if message and sentence != NOTHING else _said(message, sentence)
+    return f"{sentence[:-1]}; the page says {message}." if message and sentence != NOTHING else _said(message, sentence)
 
 
 def fidelity(predicted: Observation | None, actual: Observation, before: Observation) -> dict[str, float]:
@@ -44,8 +44,8 @@ def fidelity(predicted: Observation | None, actual: Observation, before: Observa
 
     Elements are compared as multisets of (role, name, value, properties): `precision`, `recall`, `f1` over the page,
     `changed_*` over what differs from `before` (elements that came and elements that went; 1 when there is nothing to
-    change and nothing was changed). `exact`: url, title and all elements in order. `url`, `heading` (the first one):
-    1 when equal.
+    change and nothing was changed). `exact`: url, title and all elements in order. `url`, `heading` (the first that
+    `before` did not have, else the first): 1 when equal.
     """
     if predicted is None:
         return dict.fromkeys(FIDELITY, 0.0)
@@ -54,19 +54,18 @@ def fidelity(predicted: Observation | None, actual: Observation, before: Observa
     scores |= _scores(_signed(old, guess), _signed(old, truth), "changed_")
     scores["exact"] = float(_plain(predicted) == _plain(actual))
     scores["url"] = float(predicted.url == actual.url)
-    scores["heading"] = float(_heading(predicted) == _heading(actual))
+    scores["heading"] = float(_heading(predicted, before) == _heading(actual, before))
     return scores
 
 
 def _opened(before: Observation, action: Action | None, after: Observation) -> str:
     """The sentence for another page, '' when the page is still the same."""
-    heading = _heading(after)
-    name = heading or after.title or after.url
+    name = _short(_heading(after, before) or after.title or after.url)
     if action is not None and action.kind in ("go_back", "go_forward") and before.url != after.url:
-        return f"Goes {action.kind[3:]} to {_short(name)}."
-    if heading != _heading(before) or _path(before.url) != _path(after.url):
-        return f"Opens {_short(name)}."
-    return f"Shows another part of {_short(name)}." if before.url != after.url else ""
+        return f"Goes {action.kind[3:]} to {name}."
+    if _path(before.url) != _path(after.url) or _headings(before)[:1] != _headings(after)[:1]:
+        return f"Opens {name}."
+    return f"Shows another part of {name}." if before.url != after.url else ""
 
 
 def _content(changed: list[tuple[Node, Node]], added: list[Node], removed: list[Node]) -> str:
@@ -124,8 +123,15 @@ def _short(name: str) -> str:
     return quote(text if len(text) <= NAME_LIMIT else f"{text[: NAME_LIMIT - 1]}…")
 
 
-def _heading(page: Observation) -> str:
-    return next((node.name for node in page.nodes if node.role == "heading"), "")
+def _headings(page: Observation) -> list[str]:
+    return [node.name for node in page.nodes if node.role == "heading"]
+
+
+def _heading(page: Observation, before: Observation) -> str:
+    """What the page is about: its first heading that the page before did not have, else its first one."""
+    known = set(_headings(before))
+    headings = _headings(page)
+    return next((name for name in headings if name not in known), next(iter(headings), ""))
 
 
 def _path(url: str) -> str:

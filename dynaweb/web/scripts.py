@@ -146,8 +146,9 @@ SELECT = _function(
 if (disabled()) return {why: 'disabled'};
 if (!(el instanceof HTMLSelectElement)) return {why: 'not-select'};
 const options = [...el.options];
-const wanted = squeeze(label);
-const text = option => squeeze(option.label || option.text);
+const shown = text => squeeze(text).slice(0, 120).trim().replaceAll('|', '/');
+const wanted = shown(label);
+const text = option => shown(option.label || option.text);
 const option = options.find(o => text(o) === wanted) || options.find(o => o.value === label);
 if (!option) return {why: 'no-option', options: options.map(text)};
 if (option.disabled) return {why: 'disabled'};
@@ -169,7 +170,7 @@ QUIET = """
 (() => {
   const loading = document.readyState === 'loading';
   if (!SCRIPTED && !loading) return 'static';
-  const empty = () => !document.body || !document.body.innerText.trim();
+  const empty = () => !document.body || (!document.body.innerText.trim() && document.body.offsetHeight < 1);
   return new Promise(done => {
     const finish = () => { watch.disconnect(); done('quiet'); };
     let timer = 0;

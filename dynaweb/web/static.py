@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import urldefrag, urlsplit
+from urllib.parse import urlsplit
 
 from werkzeug.datastructures import Headers
 from werkzeug.test import Client
@@ -119,8 +119,16 @@ class StaticSession:
         return reason
 
     async def html(self, url: str) -> str:
-        """The HTML as the application sent it; `last` is the current page."""
-        return self._page.source if url == "last" else self._fetch(Request(resolve_url(with_scheme(url), "")))[1].source
+        """The HTML of an address, parsed and written again as a browser does; `last` is the current page.
+
+        Raises `BrowserError` for an address that does not exist.
+        """
+        if url == "last":
+            return self._page.html()
+        address = resolve_url(BLANK, with_scheme(url))
+        if not self._exists(address):
+            raise BrowserError(f"{url} could not be loaded")
+        return self._fetch(Request(address))[1].html()
 
     async def evaluate(self, url: str, script: str) -> NoReturn:
         """Not available: scripts need a browser."""
@@ -155,8 +163,8 @@ class StaticSession:
         An address that differs in its fragment only loads nothing.
         """
         tab, here = self._tab, self._tab.entry
-        bare, fragment = urldefrag(request.url)
-        if fragment and request.body is None and bare == urldefrag(here.page.url)[0]:
+        bare, mark, _ = request.url.partition("#")
+        if mark and request.body is None and bare == here.page.url.partition("#")[0]:
             here.page.url = request.url
             entry = _Entry(request, here.page)
         else:
@@ -171,6 +179,7 @@ class StaticSession:
         """Follow all redirects: the last request and its page."""
         for _ in range(MAX_REDIRECTS):
             if not self._exists(request.url):
+                self._refuse(urlsplit(request.url).hostname or "")
                 break
             status, headers, body = self._ask(request)
             if status not in (301, 302, 303, 307, 308) or "Location" not in headers:
@@ -204,11 +213,15 @@ class StaticSession:
         parts = urlsplit(url)
         return parts.scheme == "http" and parts.netloc == parts.hostname and self._serves(parts.hostname)
 
+    def _refuse(self, host: str) -> None:
+        if host and not _is_allowed(host):
+            self._notices.append(f"a request to {host} was refused: this host is not allowed")
+
     def _serves(self, host: str) -> bool:
         return host in self._hosts if self._hosts else _is_allowed(host)
 
     def _open(self, address: str) -> str:
-        url = resolve_url(with_scheme(address), "")
+        url = resolve_url(BLANK, with_scheme(address))
         if urlsplit(url).scheme not in _SCHEMES and url != BLANK:
             return f"goto {quote(url[:120])}: only http and https addresses can be opened"
         if url != BLANK and not _is_allowed(urlsplit(url).hostname or ""):
@@ -354,7 +367,7 @@ class StaticSession:
 
 def _stored(request: Request) -> Request:
     """The key of a stored copy: fragments do not reach the server."""
-    return Request(urldefrag(request.url)[0], request.body)
+    return Request(request.url.partition("#")[0], request.body)
 
 
 def _is_allowed(host: str) -> bool:

@@ -53,7 +53,7 @@ _INLINE = frozenset(
 _INLINE_ROLES = frozenset(
     {"strong", "emphasis", "time", "code", "mark", "subscript", "superscript", "insertion", "deletion", "Abbr", "image"}
 )
-_SKIPPED = frozenset({"script", "style", "template", "noscript", "datalist", "head", "title", "meta", "link", "svg"})
+_SKIPPED = frozenset({"script", "style", "template", "noscript", "datalist", "title", "meta", "link", "svg"})
 _LEAVES = frozenset({"input", "select", "textarea"})
 _FROM_CONTENT = frozenset({"link", "button", "heading", "option", "checkbox", "radio", "DisclosureTriangle", "tab"})
 _NUMBER = re.compile(r"-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -65,8 +65,7 @@ class StaticPage:
     """One loaded document. Typed, ticked and selected state lives here, beside the unchanged HTML."""
 
     url: str
-    source: str
-    body: Element
+    root: Element
     elements: list[Element] = field(default_factory=list)
     """Elements of the last `tree()`; `ref` of a node is an index into it."""
     values: dict[Element, str] = field(default_factory=dict)
@@ -82,7 +81,7 @@ class StaticPage:
         nodes: list[Node] = []
         opened: list[bool] = []
         depth = 0
-        walk = etree.iterwalk(self.body, events=("start", "end", "comment"))
+        walk = etree.iterwalk(self.root, events=("start", "end", "comment"))
         for event, element in walk:
             if event == "start":
                 role = None if _is_hidden(element) else role_of(element)
@@ -98,9 +97,13 @@ class StaticPage:
                 continue
             if event == "end":
                 depth -= opened.pop()
-            if element.tail and not element.tail.isspace() and element is not self.body:
+            if element.tail and not element.tail.isspace() and element is not self.root:
                 nodes.append(Node(0, "StaticText", element.tail, depth=depth))
         return nodes
+
+    def html(self) -> str:
+        """The document as HTML text."""
+        return str(etree.tostring(self.root, method="html", encoding="unicode"))
 
     def value(self, control: Element) -> str:
         """The content of a text control, or the label of the selected option."""
@@ -224,11 +227,9 @@ class StaticPage:
 
 def load(url: str, source: bytes) -> StaticPage:
     """Parse the UTF-8 bytes of an HTML document."""
-    root = _parse(source)
-    body = root.find("body")
-    page = StaticPage(url, source.decode("utf-8", "replace"), root if body is None else body)
+    page = StaticPage(url, _parse(source))
     found_labels: list[Element] = []
-    for element in page.body.iter(etree.Element):
+    for element in page.root.iter(etree.Element):
         if element.get("id"):
             page.ids.setdefault(element.get("id"), element)
         if element.tag in CONTROLS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from urllib.parse import quote_from_bytes, quote_plus, urljoin, urlsplit, urlunsplit
+from urllib.parse import quote_from_bytes, quote_plus, urljoin, urlsplit
 
 from dynaweb.web.static_dom import (
     TEXTBOXES,
@@ -22,10 +22,11 @@ from dynaweb.web.static_dom import (
     role_of,
 )
 
+INVALID = "about:invalid"
 FormState = dict[tuple[str, str, str], list[str | None]]
 """What controls held, by (action of their form, name, type), in page order; None for what the page itself says."""
 
-_PATH_UNSAFE = re.compile(r"[^!$-;=@-Z\[-\]_a-z|~]")
+_PATH_UNSAFE = re.compile(r"[^!$-;=@-Z\[-\]_a-z~]")
 _QUERY_UNSAFE = re.compile(r"[^!$-&(-;=?-~]")
 _FRAGMENT_UNSAFE = re.compile(r"[^!#-;=?-_a-~]")
 _BUTTONS = frozenset({"submit", "image"})
@@ -44,14 +45,29 @@ class Request:
 
 
 def resolve_url(base: str, reference: str) -> str:
-    """The absolute address of a link as a browser writes it: unsafe and non-ASCII characters percent-encoded."""
-    parts = urlsplit(urljoin(base, reference.strip().translate({9: None, 10: None, 13: None})))
+    """The absolute address of a link as a browser writes it: unsafe and non-ASCII characters percent-encoded.
+
+    References that are no address, such as `http://[`, give `about:invalid`.
+    """
+    try:
+        return _resolve(base.partition("#")[0], reference.strip().translate({9: None, 10: None, 13: None}))
+    except ValueError:
+        return INVALID
+
+
+def _resolve(base: str, reference: str) -> str:
+    address, hash_mark, fragment = reference.partition("#")
+    path, query_mark, query = address.partition("?")
+    if path or query_mark:
+        # Joined without the query, because `urljoin` takes an empty one for none.
+        base = urljoin(base.partition("?")[0], path.replace("\\", "/")) + (f"?{query}" if query_mark else "")
+    parts = urlsplit(base)
     if parts.scheme not in ("http", "https"):
-        return urlunsplit(parts)
-    path = _encode(_PATH_UNSAFE, parts.path) or "/"
-    fragment = _encode(_FRAGMENT_UNSAFE, parts.fragment)
+        return f"{base}{hash_mark}{fragment}"
     host = parts.netloc.lower().removesuffix(":80" if parts.scheme == "http" else ":443")
-    return urlunsplit((parts.scheme, host, path, _encode(_QUERY_UNSAFE, parts.query), fragment))
+    query = f"?{_encode(_QUERY_UNSAFE, parts.query)}" if "?" in base else ""
+    tail = f"#{_encode(_FRAGMENT_UNSAFE, fragment)}" if hash_mark else ""
+    return f"{parts.scheme}://{host}{_encode(_PATH_UNSAFE, parts.path) or '/'}{query}{tail}"
 
 
 def encode(entries: Iterable[tuple[str, str]]) -> str:
@@ -71,7 +87,8 @@ def submit(page: StaticPage, form: Element, button: Element | None) -> Request |
     body = encode(_entries(page, form, button))
     if method == "post":
         return Request(target, body)
-    return Request(urlunsplit(urlsplit(target)._replace(query=body)) if body else _with_empty_query(target))
+    address, mark, fragment = target.partition("#")
+    return Request(f"{address.partition('?')[0]}?{body}{mark}{fragment}")
 
 
 def owned(page: StaticPage, form: Element) -> list[Element]:
@@ -252,11 +269,6 @@ def _is_off(value: float, control: Element) -> bool:
 
 def _number(text: str) -> float | None:
     return float(text) if is_number(text) else None
-
-
-def _with_empty_query(url: str) -> str:
-    address, mark, fragment = url.partition("#")
-    return f"{address.partition('?')[0]}?{mark}{fragment}"
 
 
 def _plus(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from playwright.async_api import BrowserContext, CDPSession, Page
@@ -24,13 +25,18 @@ _GONE = ("has been closed", "Connection closed", "Target crashed", "browser has 
 class Tab:
     """A Playwright page. Every call has a deadline; what Playwright raises becomes `BrowserError` or `TabError`."""
 
-    def __init__(self, page: Page, cdp: CDPSession, *, patience: float) -> None:
+    def __init__(self, page: Page, cdp: CDPSession, *, patience: float, deadline: float) -> None:
         self.page = page
         self.cdp = cdp
         self.patience = patience
+        """Seconds that a page may take to load before it is read as it is."""
+        self.deadline = deadline
+        """Seconds after which a browser that does not answer is given up."""
+        self.broken = False
+        """The page crashed or hangs; its context must not be used again."""
         self.frame_id = ""
-        self.opening = 0
-        """Windows that this page asked for and that have not appeared yet."""
+        self.opening: list[str] = []
+        """Addresses of windows that this page asked for and that have not appeared yet."""
         self.failed_url = ""
         self.late = False
         """The last page was read before it had loaded."""
@@ -38,15 +44,17 @@ class Tab:
         """A page of this tab could run scripts since `forget`, so it may have stored something."""
         self.origins: set[str] = set()
         """Origins of all documents since `forget`, frames included."""
+        self._calls: set[asyncio.Future[Any]] = set()
         self._ready = asyncio.Event()
         self._ready.set()
         self._committed = True
         self._requested = asyncio.Event()
 
     @classmethod
-    async def attach(cls, context: BrowserContext, page: Page, *, patience: float) -> Tab:
-        """Open the DevTools session of a page; `patience` is how many seconds it may take to load."""
-        tab = cls(page, await context.new_cdp_session(page), patience=patience)
+    async def attach(cls, context: BrowserContext, page: Page, *, patience: float, deadline: float) -> Tab:
+        """Open the DevTools session of a page."""
+        tab = cls(page, await context.new_cdp_session(page), patience=patience, deadline=deadline)
+        page.on("crash", lambda _: tab.crash())
         listeners = {
             "Page.frameRequestedNavigation": tab._on_requested,
             "Page.frameStartedNavigating": tab._on_started,
@@ -63,13 +71,28 @@ class Tab:
 
     async def send(self, method: str, **parameters: Any) -> Any:
         """One DevTools command. Raises `BrowserError` when the browser is gone or silent, `TabError` if it refuses."""
-        hard = max(self.patience * 5, 10.0)
+        call = asyncio.ensure_future(self.cdp.send(method, parameters))
+        self._calls.add(call)
         try:
-            return await asyncio.wait_for(self.cdp.send(method, parameters), hard)
+            return await asyncio.wait_for(call, self.deadline)
         except TimeoutError:
-            raise BrowserError(f"the page did not answer {method} within {hard:.0f} s") from None
+            self.broken = True
+            raise BrowserError(f"the page did not answer {method} within {self.deadline:g} s") from None
+        except asyncio.CancelledError:
+            if not self.broken:
+                raise
+            raise BrowserError(f"the page crashed ({method})") from None
         except Exception as error:
             raise as_error(error, method) from None
+        finally:
+            self._calls.discard(call)
+
+    def crash(self) -> None:
+        """The page crashed: nothing it was asked will be answered."""
+        self.broken = True
+        for call in self._calls:
+            call.cancel()
+        self._ready.set()
 
     async def evaluate(self, expression: str, *, wait: bool = False) -> Any:
         """The value of a JavaScript expression. Raises `TabError` when it throws."""
@@ -108,8 +131,10 @@ class Tab:
         """Start loading an address; failures leave Chromium's error page and set `failed_url`."""
         self.expect()
         answer = await self.send("Page.navigate", url=url)
-        self.failed_url = url if answer.get("errorText") else ""
-        if not answer.get("loaderId") or answer.get("isDownload") or answer.get("errorText"):
+        failure = answer.get("errorText", "")
+        # A download and an answer without content abort the navigation and keep the page.
+        self.failed_url = url if failure and failure != "net::ERR_ABORTED" else ""
+        if failure or not answer.get("loaderId"):
             self._ready.set()
 
     def expect(self) -> None:
@@ -124,7 +149,8 @@ class Tab:
 
     def forget(self) -> None:
         """The tab is clean: what it showed before does not count any more."""
-        self.scripted, self.failed_url, self.late, self.opening = False, "", False, 0
+        self.scripted, self.failed_url, self.late = False, "", False
+        self.opening.clear()
         self.origins.clear()
 
     @property
@@ -152,6 +178,15 @@ class Tab:
             if (not check or await self._quiet(deadline)) and not self.loading:
                 break
         return navigated
+
+    async def arrive(self) -> None:
+        """Wait for the first document of a new window: it shows `about:blank` before its own address."""
+        deadline = time.monotonic() + self.patience
+        while time.monotonic() < deadline and not self.loading:
+            with suppress(TabError):
+                if await self.evaluate("location.href") != "about:blank":
+                    break
+            await asyncio.sleep(0.01)
 
     async def _begin(self) -> None:
         self._requested.clear()
@@ -209,8 +244,8 @@ class Tab:
         if event.get("frameId") == self.frame_id:
             self._ready.set()
 
-    def _on_window_open(self, _: Mapping[str, Any]) -> None:
-        self.opening += 1
+    def _on_window_open(self, event: Mapping[str, Any]) -> None:
+        self.opening.append(str(event.get("url", "")))
         self._requested.set()
 
 

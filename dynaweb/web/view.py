@@ -219,9 +219,9 @@ class _Compact:
 def _value(node: Node, native_select: bool) -> str | None:
     if node.role in TEXTBOXES or (node.role == "combobox" and not native_select):
         return node.value[:VALUE_LIMIT] if node.value else None
-    if node.role in ("combobox", "slider"):
-        return clip(node.value) if node.value else None
-    return None
+    if node.role == "combobox":
+        return join_options([node.value]) if node.value else None
+    return node.value if node.role == "slider" else None
 
 
 def _options(raw: Sequence[Node], index: int, end: int) -> str:
@@ -254,5 +254,5 @@ def _in_full(node: Node, parent_name: str) -> bool:
 def _full_node(node: Node, number: int, depth: int, options: str) -> Node:
     props = node.props + ((("options", options),) if options else ())
     limit = VALUE_LIMIT if node.role == TEXT else NAME_LIMIT
-    value = node.value[:VALUE_LIMIT] if node.value else None
+    value = _value(node, bool(options)) if node.role == "combobox" else node.value and node.value[:VALUE_LIMIT]
     return Node(number, node.role, clip(node.name, limit), value, props, depth, node.ref)

@@ -32,18 +32,20 @@ class _DreamTab:
     back: list[Observation] = field(default_factory=list)
     ahead: list[Observation] = field(default_factory=list)
 
-    def visit(self, page: Observation) -> None:
-        """Show a predicted page; a new address is a new entry of the history."""
-        if page.url != self.page.url:
+    def visit(self, page: Observation, *, submitted: bool) -> None:
+        """Show a predicted page; a new address or a submitted form is a new entry of the history, as in a browser."""
+        if submitted or page.url != self.page.url:
             self.back.append(self.page)
             self.ahead.clear()
         self.page = page
 
-    def travel(self, origin: list[Observation], goal: list[Observation]) -> None:
-        """Take one entry from `origin`, leaving the current page on `goal`; nothing happens without an entry."""
+    def travel(self, origin: list[Observation], goal: list[Observation]) -> bool:
+        """Take one entry from `origin`, leaving the current page on `goal`; False without an entry."""
         if origin:
             goal.append(self.page)
             self.page = replace(origin.pop(), notice="")
+            return True
+        return False
 
 
 class DreamEnvironment:
@@ -76,7 +78,7 @@ class DreamEnvironment:
             return StepResult(page, done=True)
         why = refusal(page, action)
         if why:
-            return StepResult(page, error=why)
+            return self._here(error=why)
         try:
             return await self._do(page, action)
         finally:
@@ -92,12 +94,11 @@ class DreamEnvironment:
     async def _do(self, page: Observation, action: Action) -> StepResult:
         if action.kind in {"new_tab", "tab_focus", "close_tab"}:
             return self._change_tab(action)
+        tab = self._tab
         if action.kind == "go_back":
-            self._tab.travel(self._tab.back, self._tab.ahead)
-            return self._here()
+            return self._here(error="" if tab.travel(tab.back, tab.ahead) else "there is no page to go back to")
         if action.kind == "go_forward":
-            self._tab.travel(self._tab.ahead, self._tab.back)
-            return self._here()
+            return self._here(error="" if tab.travel(tab.ahead, tab.back) else "there is no page to go forward to")
         decided = self._without_focus(page, action) or in_page(page, action)
         if decided is not None:
             self._tab.page = decided
@@ -119,10 +120,14 @@ class DreamEnvironment:
         if prediction.next_observation is None:
             why = prediction.error or "the world model gave no page"
             return StepResult(page, done=True, error=why, info={**info, "world_model_error": why})
-        self._tab.visit(prediction.next_observation)
+        clicked = page.node(action.target) if action.kind == "click" and action.target is not None else None
+        self._tab.visit(prediction.next_observation, submitted=action.enter or (clicked and clicked.role) == "button")
         return self._here(done=prediction.done, info=info)
 
     def _here(self, *, done: bool = False, error: str = "", info: Mapping[str, Any] | None = None) -> StepResult:
+        """The current page; a refusal is also its notice, as a real session shows it."""
+        if error:
+            self._tab.page = replace(self._tab.page, notice=error)
         return StepResult(self._tab.page, done=done, error=error, info=info or {})
 
     def _change_tab(self, action: Action) -> StepResult:

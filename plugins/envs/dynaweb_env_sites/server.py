@@ -7,6 +7,8 @@ site is a blueprint below `/<site>`; that prefix is put before the path on the w
 from __future__ import annotations
 
 import errno
+import logging
+import socket
 import threading
 from collections.abc import Iterable, Mapping
 from importlib import import_module
@@ -128,9 +130,13 @@ class SitesServer:
         if self._server is None or self._thread is None:
             return
         server, self._server = self._server, None
-        server.trigger.pull_trigger(self._close_sockets)
+        connections: list[Any] = []
+        server.trigger.pull_trigger(lambda: connections.extend(self._empty_map()))
         self._thread.join(timeout=5)
+        # Threads that still answer need the trigger, so sockets are closed last.
         server.task_dispatcher.shutdown()
+        for connection in connections:
+            connection.close()
 
     def __enter__(self) -> SitesServer:
         return self.start()
@@ -140,15 +146,25 @@ class SitesServer:
 
     def _listen(self) -> Any:
         options: Mapping[str, Any] = {"threads": self._threads, "connection_limit": 1000, "asyncore_use_poll": True}
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            return create_server(self.app, map=self._sockets, host="127.0.0.1", port=self._wanted, **options)
+            # waitress would start its threads first, and leave them behind when the port is taken.
+            listener.bind(("127.0.0.1", self._wanted))
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                why = f"port {self._wanted} is taken. Use another one, or 0 for any free port (env.port)"
-            else:
-                why = f"cannot listen on 127.0.0.1:{self._wanted}: {error.strerror}"
-            raise InfrastructureError(f"The embedded sites could not be started: {why}.") from error
+            listener.close()
+            raise InfrastructureError(f"The embedded sites could not be started: {self._why(error)}.") from error
+        # A request that waits for a thread is no news when many browser contexts load pages at once.
+        logging.getLogger("waitress.queue").setLevel(logging.ERROR)
+        return create_server(self.app, map=self._sockets, sockets=[listener], **options)
 
-    def _close_sockets(self) -> None:
-        for connection in list(self._sockets.values()):
-            connection.close()
+    def _empty_map(self) -> list[Any]:
+        """Runs in the server's thread, whose loop ends when the map is empty."""
+        connections = list(self._sockets.values())
+        self._sockets.clear()
+        return connections
+
+    def _why(self, error: OSError) -> str:
+        if error.errno == errno.EADDRINUSE:
+            return f"port {self._wanted} is taken. Use another one, or 0 for any free port (env.port)"
+        return f"cannot listen on 127.0.0.1:{self._wanted}: {error.strerror}"

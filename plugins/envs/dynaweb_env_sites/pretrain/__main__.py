@@ -23,7 +23,7 @@ from dynaweb_env_sites.pretrain.train import Batches, TrainConfig, Trainer, new_
 
 MIXTURES: dict[str, dict[str, float]] = {
     "point": {"click": 0.35, "act": 0.2, "point": 0.35, "change": 0.1},
-    "full": {"click": 0.2, "act": 0.2, "point": 0.1, "change": 0.23, "next": 0.05, "judge": 0.22},
+    "full": {"click": 0.14, "act": 0.2, "point": 0.08, "change": 0.2, "next": 0.05, "judge": 0.33},
 }
 """Share of sequences of each job in each stage."""
 
@@ -43,8 +43,8 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
-    parser.add_argument("--sites", type=int, default=BuildConfig.sites, help="pre-training site seeds")
-    parser.add_argument("--probe-sites", type=int, default=BuildConfig.probe_sites, help="held-out site seeds")
+    parser.add_argument("--sites", type=int, default=BuildConfig().sites, help="pre-training site seeds")
+    parser.add_argument("--probe-sites", type=int, default=BuildConfig().probe_sites, help="held-out site seeds")
     parser.add_argument("--point", type=int, default=6000, help="most steps of stage 1")
     parser.add_argument("--full", type=int, default=8000, help="steps of stage 2")
     parser.add_argument("--tokens", type=int, default=65_536, help="tokens of one step")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from dynaweb_env_sites.pretrain.judging import Verdict
     from dynaweb_env_sites.pretrain.walks import Walk
 
+VERDICT_WEIGHT = 16
+"""A verdict is one token: without a weight it would drown among the scripts and pages."""
 DRILL = 8
 """Names listed by one pointing drill."""
 
@@ -45,7 +47,8 @@ class Maker:
     def of_verdict(self, verdict: Verdict) -> Sample:
         """One judged episode."""
         prompt = self.prompts.judge_prompt(verdict.trajectory)
-        return Sample.of("judge", prompt, (self.prompts.yes_id if verdict.success else self.prompts.no_id,))
+        verdict_id = self.prompts.yes_id if verdict.success else self.prompts.no_id
+        return Sample("judge", (*prompt, verdict_id), (*([0] * len(prompt)), VERDICT_WEIGHT))
 
     def _of_page(self, page: Observation, past: list[Action]) -> Iterator[Sample]:
         for _ in range(2):

@@ -1,0 +1,245 @@
+"""From a run folder to its report.
+
+Read are `recipe.json`, `plugins.json`, `versions.json`, `seeds.json`, `status.json`, `metrics.jsonl` (rows `stage`,
+`update`, `eval`, `run_end`) and `trajectories/*.jsonl.gz`; whatever is missing, in a run that was stopped, leaves out
+its section. Files named `eval-<arm>` are judged evaluation episodes of an arm. What those files cannot tell stands in
+`summary.json`, where every key may be missing:
+
+    arms        [{"name", "label", "role", "note", "outcomes": [[1.0, 0.0, null...] a seed]}]; without it, arms are made
+                from the `eval` rows of the recipe's split
+    bought      ["what the result rests on, a sentence each"]
+    probes      [{measure: value or null} a held-out transition], as `dynaweb.loop.fidelity.measure` returns them
+    episodes_are  "held-out episodes in the real browser"
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dynaweb.data.store import SUFFIX, TrajectoryStore
+from dynaweb.errors import CheckpointError
+from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Role, Sample, Setting, Stage
+from dynaweb.report.html import render
+from dynaweb.report.outcome import AuditCounts, failure_kind, outcome
+from dynaweb.report.stats import mean, wilson
+from dynaweb.types import Trajectory
+
+EACH = 8
+"""Trajectories of each file that the default report shows."""
+Row = Mapping[str, Any]
+
+
+def build_report(folder: Path, *, each: int | None = EACH) -> Path:
+    """Write `report.html` into a run folder and return its path; `each` None shows every trajectory.
+
+    Raises `CheckpointError` when this is no run folder, or when one of its files is damaged.
+    """
+    from dynaweb.runs.atomic import write_text
+
+    path = folder / "report.html"
+    write_text(path, render(gather(folder, each=each)))
+    return path
+
+
+def gather(folder: Path, *, each: int | None = EACH) -> ReportData:
+    """What a run folder holds, for `render`, `closing_text` and `closing_json`."""
+    recipe, status = _json(folder, "recipe.json", {}), _json(folder, "status.json", None)
+    if status is None:
+        raise CheckpointError(f"{folder} is not a run folder: it has no status.json; give the folder that a run made")
+    summary = _json(folder, "summary.json", {})
+    rows = _rows(folder / "metrics.jsonl")
+    arms = _summary_arms(summary) or _eval_arms(rows, recipe)
+    files = [_File.read(path, each) for path in sorted((folder / "trajectories").glob(f"*{SUFFIX}"))]
+    shown = [file for file in files if file.is_evaluation or file.name == "dreams"]
+    return ReportData(
+        title=folder.resolve().name,
+        subtitle=str(recipe.get("description", "")),
+        status=str(status.get("status", "")),
+        seconds=next((row.get("time.seconds") for row in reversed(rows) if row.get("event") == "run_end"), None),
+        arms=arms,
+        bought=tuple(summary.get("bought", ())),
+        curves=_curves(rows),
+        stages=_stages(rows),
+        fidelity=measures(summary.get("probes", ())),
+        audits=_audits(files, arms),
+        failures={file.name: file.sorted_failures() for file in shown},
+        episodes={file.name: file.count for file in files},
+        samples=tuple(sample for file in files for sample in file.samples),
+        total=sum(file.count for file in files),
+        settings=tuple(_settings(recipe)),
+        plugins=tuple(_json(folder, "plugins.json", ())),
+        versions=_json(folder, "versions.json", {}),
+        seed=int(_json(folder, "seeds.json", {}).get("run", 0)),
+        **({"episodes_are": str(summary["episodes_are"])} if "episodes_are" in summary else {}),
+    )
+
+
+def measures(probes: Sequence[Mapping[str, float | None]]) -> tuple[Measure, ...]:
+    """World-model measures from one dict per probe: shares with Wilson's interval, other values as means."""
+    from dynaweb.loop.fidelity import MEANINGS
+
+    names = list(dict.fromkeys(name for probe in probes for name in probe))
+    return tuple(_measure(name, [probe.get(name) for probe in probes], MEANINGS.get(name, "")) for name in names)
+
+
+def _measure(name: str, values: Sequence[float | None], meaning: str) -> Measure:
+    known = [value for value in values if value is not None]
+    label = name.replace("_", " ").capitalize().replace(" f1", " F1").replace("Url", "Address")
+    if known and all(value in (0, 1) for value in known):
+        return Measure(label, wilson(sum(known), len(known)), meaning)
+    return Measure(label, mean(known), meaning)
+
+
+def _json(folder: Path, name: str, default: Any) -> Any:
+    path = folder / name
+    if not path.exists():
+        return default
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged ({error}); restore it from a copy") from error
+
+
+def _rows(path: Path) -> list[Row]:
+    from dynaweb.runs.jsonl import read_jsonl
+
+    try:
+        return list(read_jsonl(path))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged ({error}); restore it from a copy") from error
+
+
+def _summary_arms(summary: Row) -> tuple[Arm, ...]:
+    return tuple(
+        Arm(
+            str(item["name"]),
+            str(item.get("label", item["name"])),
+            item.get("role", "control"),
+            tuple(tuple(outcomes) for outcomes in item["outcomes"]),
+            str(item.get("note", "")),
+        )
+        for item in summary.get("arms", ())
+    )
+
+
+def _eval_arms(rows: Iterable[Row], recipe: Row) -> tuple[Arm, ...]:
+    """The last evaluation of each arm on the recipe's split, audits of the judge left out."""
+    split = recipe.get("settings", {}).get("eval", {}).get("split", "test")
+    wanted = (row for row in rows if row.get("event") == "eval" and row.get("split") == split)
+    found = {row["arm"]: tuple(row["successes"]) for row in wanted if not row["arm"].startswith("judge of ")}
+    return tuple(Arm(name, arm_label(name), arm_role(name), (outcomes,)) for name, outcomes in found.items())
+
+
+def arm_role(name: str) -> Role:
+    """The role that an arm's name implies."""
+    if name.startswith("sft"):
+        return "sft"
+    return "main" if name in ("dynaweb", "main", "rl") else "control"
+
+
+def arm_label(name: str) -> str:
+    """An arm's name for people."""
+    known = {"dynaweb": "DynaWeb", "main": "DynaWeb", "rl": "DynaWeb", "filtered-bc": "Filtered BC in dreams"}
+    if name in known:
+        return known[name]
+    label = name.replace("-", " ").replace("_", " ")
+    return f"SFT{label[3:]}" if label.startswith("sft") else label
+
+
+def _curves(rows: Iterable[Row]) -> tuple[Curve, ...]:
+    points: dict[tuple[str, str], list[tuple[float, float | None]]] = {}
+    for row in rows:
+        if row.get("event") == "update":
+            for metric, value in row.get("metrics", {}).items():
+                points.setdefault((row["stage"], metric), []).append((row["index"], value))
+    return tuple(Curve(stage, metric, tuple(found)) for (stage, metric), found in points.items())
+
+
+def _stages(rows: Iterable[Row]) -> tuple[Stage, ...]:
+    """Stages in their order; parts with one name (evaluations of several arms) become one row."""
+    unique = {(row["name"], row["key"]): row for row in rows if row.get("event") == "stage"}
+    groups: dict[str, list[Row]] = {}
+    for row in unique.values():
+        groups.setdefault(row["name"], []).append(row)
+    return tuple(_stage(name, group) for name, group in groups.items())
+
+
+def _stage(name: str, rows: Sequence[Row]) -> Stage:
+    cost: dict[str, float] = {}
+    for row in rows:
+        times = {key.removeprefix("time."): value for key, value in row.items() if key.startswith("time.")}
+        for key, value in (row.get("metrics", {}) | times).items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                cost[key] = max(cost.get(key, 0), value) if key.endswith("_mib") else cost.get(key, 0) + value
+    states = [str(row.get("time.status", "done")) for row in rows]
+    status = states[0] if len(set(states)) == 1 else "failed" if "failed" in states else "done"
+    cached = states.count("cached")
+    detail = f"{len(rows)} parts" + (f", {cached} cached" if cached and status != "cached" else "")
+    return Stage(name, status, rows[0]["key"] if len(rows) == 1 else "", detail if len(rows) > 1 else "", cost)
+
+
+def _settings(recipe: Row) -> Iterable[Setting]:
+    origins = recipe.get("origins", {})
+    for path, value in sorted(_flat(recipe.get("settings", {}), "")):
+        yield Setting(path, value, str(origins.get(path, "")))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _audits(files: Iterable[_File], arms: Sequence[Arm]) -> tuple[JudgeAudit, ...]:
+    labels = {arm.name: arm.label for arm in arms}
+    evaluated = (file for file in files if file.is_evaluation)
+    found = (file.audit.result(labels.get(file.name, arm_label(file.name))) for file in evaluated)
+    return tuple(audit for audit in found if audit is not None)
+
+
+@dataclass(slots=True)
+class _File:
+    """One file of trajectories, read once from end to end in constant memory."""
+
+    name: str
+    is_evaluation: bool
+    count: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    audit: AuditCounts = field(default_factory=AuditCounts)
+    samples: list[Sample] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path, each: int | None) -> _File:
+        stem = path.name.removesuffix(SUFFIX)
+        file = cls(stem.removeprefix("eval-"), stem.startswith("eval-"))
+        seen = {"success": 0, "failure": 0, "ungraded": 0}
+        for trajectory in TrajectoryStore(path):
+            file._count(trajectory)
+            kind = outcome(trajectory)
+            seen[kind] += 1
+            # Successes and failures in equal shares: a report that shows only one of them would mislead.
+            if each is None or seen[kind] <= max(1, each // 2):
+                file.samples.append(Sample(file.name, trajectory, _update(trajectory)))
+        return file
+
+    def _count(self, trajectory: Trajectory) -> None:
+        self.count += 1
+        self.audit.add(trajectory)
+        kind = failure_kind(trajectory)
+        if kind is not None:
+            self.failures[kind] = self.failures.get(kind, 0) + 1
+
+    def sorted_failures(self) -> dict[str, int]:
+        """Most frequent first."""
+        return dict(sorted(self.failures.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _update(trajectory: Trajectory) -> int:
+    update = trajectory.info.get("update", -1)
+    return update if isinstance(update, int) else -1

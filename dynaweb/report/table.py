@@ -1,0 +1,151 @@
+"""The closing table of a run, as plain text for terminals and logs, and as plain data for `--json`."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dynaweb.report.data import JudgeAudit, Measure, ReportData
+from dynaweb.report.headline import ClosingRow, closing_rows, difference_text, duration, headline, interval_text, p_text
+from dynaweb.report.stats import Estimate
+
+WIDTH = 88
+GAP = "  "
+
+
+def closing_text(data: ReportData, *, report: Path | None = None, width: int = WIDTH) -> str:
+    """The closing table and what belongs to it, lines of at most `width` characters (80 at least), no final newline."""
+    parts = [_arms(data, width), _measures(data.fidelity, width), _audits(data.audits, width), _costs(data, width)]
+    if report is not None:
+        parts.append(f"report: {report}")
+    return "\n\n".join(part for part in parts if part)
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = WIDTH) -> str:
+    """Monospaced columns: the first to the left, the others to the right; the first is cut when it does not fit."""
+    cells = [list(head), *map(list, rows)]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(head))]
+    spare = width - sum(widths[1:]) - len(GAP) * (len(head) - 1)
+    widths[0] = max(8, min(widths[0], spare))
+    lines = [GAP.join(_cell(text, widths[at], at) for at, text in enumerate(row)).rstrip() for row in cells]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def _cell(text: str, width: int, at: int) -> str:
+    if at:
+        return text.rjust(width)
+    return (text if len(text) <= width else text[: width - 3] + "...").ljust(width)
+
+
+def closing_json(data: ReportData) -> dict[str, Any]:
+    """The same as plain data: rates and differences as fractions, each with its interval and n."""
+    reference = data.reference
+    return {
+        "headline": headline(data),
+        "reference": reference.name if reference is not None else None,
+        "arms": [_arm_json(row) for row in closing_rows(data)],
+        "world_model": {measure.label: estimate_json(measure.estimate) for measure in data.fidelity},
+        "judge": {audit.label: _audit_json(audit) for audit in data.audits},
+        "failures": {name: dict(counts) for name, counts in data.failures.items()},
+        "cost": cost_totals(data),
+        "bought": list(data.bought),
+    }
+
+
+def estimate_json(estimate: Estimate) -> dict[str, Any]:
+    """An estimate as plain data."""
+    low, high = estimate.low, estimate.high
+    found = {"value": estimate.value, "low": low, "high": high, "n": estimate.n}
+    return found | ({"missing": estimate.missing} if estimate.missing else {})
+
+
+def cost_totals(data: ReportData) -> dict[str, float]:
+    """What all stages cost together, cached or not; memory is the highest."""
+    totals: dict[str, float] = {}
+    for stage in data.stages:
+        for key, value in stage.cost.items():
+            totals[key] = max(totals.get(key, 0), value) if key == "peak_memory_mib" else totals.get(key, 0) + value
+    return totals
+
+
+def _arms(data: ReportData, width: int) -> str:
+    reference = data.reference
+    if not data.arms:
+        return ""
+    against = "difference" if reference is None else "against reference"
+    rows = [_arm_cells(row) for row in closing_rows(data)]
+    table = text_table(["arm", "success %  [95 %]", "n", against, "p"], rows, width=width)
+    note = "differences in points, same episodes; * interval without 0; p: exact McNemar"
+    return f"{table}\n\nsuccess: {data.episodes_are}\n{note}"
+
+
+def _arm_cells(row: ClosingRow) -> list[str]:
+    success = row.success
+    share = "-" if success.value is None else f"{100 * success.value:.1f} {interval_text(success)}"
+    if row.against is None:
+        return [row.arm.label, share, str(success.n), "reference" if row.is_reference else "-", ""]
+    mark = " *" if row.against.is_shown else "  "
+    return [row.arm.label, share, str(success.n), difference_text(row.against.difference) + mark, p_text(row.against.p)]
+
+
+def _measures(measures: Sequence[Measure], width: int) -> str:
+    if not measures:
+        return ""
+    rows = [[measure.label, *_estimate_cells(measure.estimate)] for measure in measures]
+    return text_table(["world model", "value  [95 %]", "n"], rows, width=width)
+
+
+def _estimate_cells(estimate: Estimate) -> list[str]:
+    if estimate.value is None:
+        return ["-", str(estimate.n)]
+    if estimate.low is None or estimate.high is None:
+        return [f"{estimate.value:.3f}", str(estimate.n)]
+    return [f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]", str(estimate.n)]
+
+
+def _audits(audits: Sequence[JudgeAudit], width: int) -> str:
+    if not audits:
+        return ""
+    rows = [[audit.label, *_share(audit.false_positive), *_share(audit.false_negative)] for audit in audits]
+    head = ["judge on real episodes", "false positives %", "of", "false negatives %", "of"]
+    return text_table(head, rows, width=width)
+
+
+def _share(estimate: Estimate) -> list[str]:
+    share = "-" if estimate.value is None else f"{100 * estimate.value:.1f} {interval_text(estimate)}"
+    return [share, str(estimate.n)]
+
+
+def _costs(data: ReportData, width: int) -> str:
+    totals = cost_totals(data)
+    words = [
+        f"real browser steps {totals['browser_steps']:,.0f}" if "browser_steps" in totals else "",
+        f"tokens generated {totals['tokens_generated']:,.0f}" if "tokens_generated" in totals else "",
+        f"peak memory {totals['peak_memory_mib']:,.0f} MiB" if "peak_memory_mib" in totals else "",
+        f"stages {duration(totals['seconds'])}" if "seconds" in totals else "",
+    ]
+    dreams = data.episodes.get("dreams")
+    found = [f"dreams {dreams:,}"] if dreams else []
+    return textwrap.fill(", ".join(found + [word for word in words if word]), width)
+
+
+def _arm_json(row: ClosingRow) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "name": row.arm.name,
+        "label": row.arm.label,
+        "role": row.arm.role,
+        "seeds": len(row.arm.outcomes),
+        "success": estimate_json(row.success),
+    }
+    if row.against is not None:
+        difference = estimate_json(row.against.difference)
+        counts = {"gained": row.against.gained, "lost": row.against.lost, "p": row.against.p}
+        data["against_reference"] = difference | counts | {"shown": row.against.is_shown}
+    return data
+
+
+def _audit_json(audit: JudgeAudit) -> dict[str, Any]:
+    false_positive, false_negative = estimate_json(audit.false_positive), estimate_json(audit.false_negative)
+    return {"false_positive": false_positive, "false_negative": false_negative}

@@ -1,0 +1,20 @@
+"""What a run leaves on disk: its folder, the cache of stages that runs share, and writes that survive a kill."""
+
+from __future__ import annotations
+
+from dynaweb.runs.atomic import write_json, write_text, write_with
+from dynaweb.runs.cache import Stage, StageCache
+from dynaweb.runs.folder import RunFolder, open_run
+from dynaweb.runs.jsonl import JsonlWriter, read_jsonl
+
+__all__ = [
+    "JsonlWriter",
+    "RunFolder",
+    "Stage",
+    "StageCache",
+    "open_run",
+    "read_jsonl",
+    "write_json",
+    "write_text",
+    "write_with",
+]

@@ -1,0 +1,75 @@
+"""Atomic writes: after a kill at any point, a file is the old one or the new one, never half of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text. Folders above are made."""
+    write_with(path, lambda temporary: _write(temporary, text))
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write plain data as indented JSON with a final newline."""
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_with(path: Path, save: Callable[[Path], object]) -> None:
+    """Let `save` write to a temporary path beside `path`, then put the result in place.
+
+    For libraries that write files themselves: `write_with(path, lambda tmp: torch.save(state, tmp))`. When `save`
+    raises, the old file stays and nothing is left behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        save(temporary)
+        # mkstemp makes private files; a result is as readable as any other file of the user.
+        temporary.chmod(0o666 & ~_umask())
+        sync(temporary)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def rename_folder(source: Path, target: Path) -> None:
+    """Put a finished folder in place: all its files reach the disk first. `target` must not exist."""
+    for path in sorted(source.rglob("*")):
+        if not path.is_symlink():
+            sync(path)
+    sync(source)
+    source.rename(target)
+    sync(target.parent)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:  # some network file systems refuse to sync folders
+        if not path.is_dir():
+            raise
+    finally:
+        os.close(handle)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _umask() -> int:
+    # The only portable way to read it is to set it.
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

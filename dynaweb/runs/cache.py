@@ -1,0 +1,173 @@
+"""The stage cache: folders named by the hash of the settings that made them, shared by all runs of a user.
+
+    cache = StageCache(notify=plugins.notify)
+    with cache.stage("sft", recipe.key("sft", "model", "data"), settings=..., resumable=True) as stage:
+        if not stage.cached:
+            train(into=stage.folder, resume_from=stage.scratch)
+            stage.commit(cost={"tokens": 1000})
+    use(stage.folder)
+
+On disk, `<root>/<name>/<key>/` is finished (it was put there by one rename), `<key>.partial/` is in the making, and
+`<key>.lock` keeps a second process waiting. `DYNAWEB_CACHE` moves the root.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dynaweb import __version__, events
+from dynaweb.errors import ConfigError, TrainingError
+from dynaweb.runs.atomic import rename_folder, write_json
+from dynaweb.runs.lock import locked
+
+log = logging.getLogger("dynaweb")
+
+ENV_CACHE = "DYNAWEB_CACHE"
+MANIFEST = "manifest.json"
+SCRATCH = "scratch"
+
+Notify = Callable[[object], None]
+
+
+@dataclass(slots=True)
+class Stage:
+    """One stage of one run.
+
+    `folder` holds the results: finished ones when `cached`, else the place to write them (`commit` moves it).
+    `scratch` is for what only a resumed stage needs; `commit` deletes it. `cost` is what making it took.
+    """
+
+    name: str
+    key: str
+    folder: Path
+    cached: bool
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    cost: dict[str, float] = field(default_factory=dict)
+    committed: bool = False
+    _started: float = field(default_factory=time.monotonic)
+
+    @property
+    def scratch(self) -> Path:
+        """A folder beside the results that a killed stage finds again and a finished one loses."""
+        path = self.folder / SCRATCH
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def commit(self, *, cost: Mapping[str, float] | None = None) -> Path:
+        """Finish: write the manifest and put the folder in place by one rename. Returns the final folder.
+
+        `cost` counts what the stage took; `seconds` (of this process) is added when it is not given.
+        """
+        shutil.rmtree(self.folder / SCRATCH, ignore_errors=True)
+        self.cost = {"seconds": time.monotonic() - self._started, **(cost or {})}
+        manifest = {
+            "stage": self.name,
+            "key": self.key,
+            "dynaweb": __version__,
+            "settings": self.settings,
+            "cost": self.cost,
+            "files": _sizes(self.folder),
+        }
+        write_json(self.folder / MANIFEST, manifest)
+        final = self.folder.with_name(self.key)
+        rename_folder(self.folder, final)
+        self.folder, self.committed = final, True
+        return final
+
+
+class StageCache:
+    """Finds and makes stages. `notify` is told about each stage's start and end."""
+
+    def __init__(self, root: Path | None = None, *, notify: Notify | None = None) -> None:
+        self.root = root if root is not None else default_root()
+        self._notify = notify or (lambda event: None)
+
+    @contextmanager
+    def stage(
+        self, name: str, key: str, *, settings: Mapping[str, Any] | None = None, resumable: bool = False
+    ) -> Iterator[Stage]:
+        """The finished stage of that key, or a new one to fill and `commit`.
+
+        With `resumable`, a folder that a killed process left is handed on as it is; else it is emptied. Another process
+        that makes the same stage is waited for. Leaving the block without `commit` is an error of the caller.
+        """
+        home = self.root / name
+        self._make(home)
+        with locked(home / f"{key}.lock", what=f"stage {name} {key}", wait=True):
+            stage = self._open(name, key, settings or {}, resumable)
+            self._tell(stage, "cached" if stage.cached else "start")
+            try:
+                yield stage
+            except BaseException as error:
+                if not stage.cached:
+                    self._tell(stage, "failed", f"{type(error).__name__}: {error}")
+                raise
+            if not (stage.cached or stage.committed):
+                raise TrainingError(f"stage {name} ended without commit(); its folder {stage.folder} is kept")
+            if not stage.cached:
+                self._tell(stage, "done")
+
+    def find(self, name: str, key: str) -> Path | None:
+        """The finished folder of a stage, or None. A damaged one does not count."""
+        folder = self.root / name / key
+        return folder if _manifest(folder) is not None else None
+
+    def _open(self, name: str, key: str, settings: Mapping[str, Any], resumable: bool) -> Stage:
+        folder = self.root / name / key
+        manifest = _manifest(folder)
+        if manifest is not None:
+            return Stage(name, key, folder, True, manifest["settings"], dict(manifest["cost"]))
+        if folder.exists():
+            log.warning("stage %s: the cached folder %s is damaged; it is made anew", name, folder)
+            shutil.rmtree(folder)
+        partial = folder.with_name(f"{key}.partial")
+        if not resumable:
+            shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(exist_ok=True)
+        return Stage(name, key, partial, False, settings)
+
+    def _make(self, home: Path) -> None:
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"the stage cache {self.root} cannot be written: {error.strerror}; set {ENV_CACHE} to another folder"
+            ) from error
+
+    def _tell(self, stage: Stage, status: Any, detail: str = "") -> None:
+        log.info("stage %s %s: %s (%s)", stage.name, stage.key, status, detail or stage.folder)
+        event = events.Stage(stage.name, status, stage.key, detail, dict(stage.cost), stage.folder)
+        self._notify(event)
+
+
+def default_root() -> Path:
+    """`$DYNAWEB_CACHE`, or the user's cache folder."""
+    if path := os.environ.get(ENV_CACHE):
+        return Path(path).expanduser()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("dynaweb", appauthor=False) / "stages"
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files if path.name != MANIFEST}
+
+
+def _manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a folder whose files all have the size they were committed with, else None."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files: dict[str, int] = manifest["files"]
+        return manifest if all((folder / name).stat().st_size == size for name, size in files.items()) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,218 @@
+"""The run folder: everything that a run used and made, in one place.
+
+recipe.toml  recipe.json     the resolved recipe with the origin of each value (for people, for programs)
+plugins.json versions.json   every plugin with package and version; Python, platform and packages
+seeds.json                   the seed of the run
+status.json                  running, done, failed or interrupted
+metrics.jsonl                one line an event
+trajectories/ checkpoints/   episodes, weights
+report.html                  the report
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from dynaweb.config import Recipe, restore
+from dynaweb.config.recipe import differences
+from dynaweb.errors import CheckpointError, ConfigError
+from dynaweb.runs.atomic import write_json, write_text
+from dynaweb.runs.lock import holder, locked
+
+log = logging.getLogger("dynaweb")
+
+FREE = ("run.time_budget", "web.browser", "web.workers")
+"""Settings that may change on resume: they change no result of what is done already."""
+
+PACKAGES = ("dynaweb", "torch", "transformers", "tokenizers", "safetensors", "numpy", "playwright", "lxml", "pydantic")
+
+Status = Literal["running", "done", "failed", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths and records of one run. Made by `open_run`."""
+
+    path: Path
+    resumed: bool = False
+
+    @property
+    def metrics(self) -> Path:
+        """`metrics.jsonl`."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def trajectories(self) -> Path:
+        """The folder of episodes."""
+        return self._folder("trajectories")
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of weights."""
+        return self._folder("checkpoints")
+
+    @property
+    def report(self) -> Path:
+        """`report.html`."""
+        return self.path / "report.html"
+
+    def _folder(self, name: str) -> Path:
+        path = self.path / name
+        path.mkdir(exist_ok=True)
+        return path
+
+    @property
+    def status(self) -> Status:
+        """How the run stands, as last written."""
+        data = _read(self.path / "status.json")
+        status: Status = data["status"]
+        return status
+
+    def set_status(self, status: Status, **details: Any) -> None:
+        """Record how the run stands, with any plain data beside it (`stage`, `error`...)."""
+        write_json(self.path / "status.json", {"status": status, **details})
+
+    def recipe(self) -> Recipe:
+        """The recipe that the folder was made with. Raises `CheckpointError` when it cannot be read."""
+        return restore(_read(self.path / "recipe.json"))
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes out. Raises `ConfigError` when one is at work here."""
+        with locked(self.path / ".lock", what=f"run folder {self.path}", wait=False) as taken:
+            if not taken:
+                other = holder(self.path / ".lock") or "?"
+                raise ConfigError(f"process {other} is at work in {self.path}; wait for it, or choose another --out")
+            yield
+
+
+def open_run(
+    recipe: Recipe,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    plugins: Iterable[Mapping[str, str]] = (),
+    base: Path = Path("runs"),
+) -> RunFolder:
+    """Make the folder of a run, or find it again to go on.
+
+    `out` defaults to `<base>/<recipe>-<seed>-<n>`: the next free n, or with `resume` the last one there is.
+
+    Raises `ConfigError` when a new folder is not empty or cannot be written, or when a resumed run has another recipe
+    (the difference is shown); `CheckpointError` when there is nothing to resume.
+    """
+    path = out if out is not None else _default(recipe, base, resume)
+    if resume:
+        _check_same(path, recipe)
+        _fill(path, recipe, list(plugins))
+        return RunFolder(path, resumed=True)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(
+            f"{path} exists and is not empty; nothing is overwritten. Go on with that run by --resume --out {path}, "
+            "choose another folder with --out, or remove it"
+        )
+    _create(path, recipe, list(plugins))
+    return RunFolder(path)
+
+
+def _create(path: Path, recipe: Recipe, plugins: list[Mapping[str, str]]) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        # First: from here on, the folder can be resumed after a kill.
+        write_json(path / "recipe.json", saved(recipe))
+        _fill(path, recipe, plugins)
+    except OSError as error:
+        reason = error.strerror
+        raise ConfigError(f"run folder {path} cannot be written: {reason}; choose another with --out") from error
+
+
+def _fill(path: Path, recipe: Recipe, plugins: list[Mapping[str, str]]) -> None:
+    """Write the records that are not there yet."""
+    text = f"# Recipe {recipe.name}, resolved. Each line ends with where its value comes from.\n\n"
+    now = versions()
+    seeds = {"run": recipe.run.seed}
+    records = {"plugins": plugins, "versions": now, "seeds": seeds, "status": {"status": "running"}}
+    for name, data in records.items():
+        if not (path / f"{name}.json").exists():
+            write_json(path / f"{name}.json", data)
+    if not (path / "recipe.toml").exists():
+        write_text(path / "recipe.toml", text + recipe.to_toml(origins=True))
+    then = _read(path / "versions.json")
+    if then != now:
+        changed = "; ".join(differences(then, now))
+        log.warning("%s was begun with other versions, so results may differ: %s", path, changed)
+
+
+def saved(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as plain data that `dynaweb.config.restore` reads."""
+    return {
+        "name": recipe.name,
+        "description": recipe.description,
+        "settings": recipe.tree(),
+        "origins": dict(recipe.origins),
+    }
+
+
+def _check_same(path: Path, recipe: Recipe) -> None:
+    data = _read(path / "recipe.json")
+    old = {key: value for key, value in recipe_flat(data).items() if key not in FREE}
+    new = {key: value for key, value in recipe_flat(saved(recipe)).items() if key not in FREE}
+    changes = differences(old, new)
+    if changes:
+        lines = "\n".join(f"  {line}" for line in changes)
+        raise ConfigError(
+            f"{path} was made with another recipe, and a run cannot change its settings half-way "
+            f"(folder -> now):\n{lines}\n"
+            f"Resume it as it is with `dynaweb run --resume --out {path}`, or start a new run with another --out"
+        )
+
+
+def recipe_flat(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted paths and values of a recipe as `saved` wrote it."""
+    from dynaweb.config.layers import flatten
+
+    return dict(flatten(data["settings"]))
+
+
+def _default(recipe: Recipe, base: Path, resume: bool) -> Path:
+    stem = f"{recipe.name}-{recipe.run.seed}-"
+    pattern = re.compile(re.escape(stem) + r"(\d+)")
+    numbers = [int(m[1]) for path in base.glob("*") if (m := pattern.fullmatch(path.name))] if base.is_dir() else []
+    if resume and not numbers:
+        raise CheckpointError(f"there is no run {base / stem}<n> to resume; name its folder with --out")
+    last = max(numbers, default=0)
+    return base / f"{stem}{last if resume else last + 1}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = f"{path.name} cannot be read ({error.strerror})"
+        raise CheckpointError(f"{path.parent} is not a run folder: {reason}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged ({error}); start a new run with another --out") from error
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path} is damaged (not a table); start a new run with another --out")
+    return data
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, the platform and the packages that results depend on; those not installed are left out."""
+    found = {"python": sys.version.split()[0], "platform": platform.platform()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

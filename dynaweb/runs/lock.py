@@ -1,0 +1,51 @@
+"""One process at a time. The lock belongs to the operating system, so that a killed process leaves no stale one."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+log = logging.getLogger("dynaweb")
+
+
+@contextmanager
+def locked(path: Path, *, what: str, wait: bool) -> Iterator[bool]:
+    """Hold an exclusive lock on `path` inside a `with` block.
+
+    With `wait`, waits for the other process and yields True. Without, yields False at once when it is taken.
+    `what` names the locked thing in the log.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Without close-on-exec a browser that outlives a killed run would keep its lock; Python sets it.
+    with path.open("a+", encoding="utf-8") as file:
+        taken = _try(file.fileno())
+        if not taken and wait:
+            log.info("%s is being made by process %s; waiting for it", what, holder(path) or "?")
+            while not (taken := _try(file.fileno())):
+                time.sleep(0.2)
+        if taken:
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+        yield taken
+
+
+def holder(path: Path) -> str:
+    """The process id that a lock file names, or ''."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _try(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

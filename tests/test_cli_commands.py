@@ -1,0 +1,235 @@
+"""The command line: data on stdout, exit codes, and one clear message for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+
+import pytest
+from core_kit import TOY_CLASS, Cli, PackageMaker, toy_source
+
+from dynaweb import plugins
+from dynaweb.config import resolve
+from dynaweb.runs import open_run
+
+
+def test_help_and_version(cli: Cli) -> None:
+    done = cli("--help")
+    assert done.returncode == 0
+    for command in ("run", "sft", "wm", "collect", "eval", "plugins", "config", "setup", "doctor", "tasks"):
+        assert f"\n  {command} " in done.stdout
+    assert cli("--version").stdout == f"dynaweb {__import__('dynaweb').__version__}\n"
+    assert cli().returncode == 2
+
+
+@pytest.mark.parametrize(
+    "command", ["run", "sft", "wm fit", "collect", "eval", "plugins list", "config show", "config schema", "tasks list"]
+)
+def test_every_command_explains_itself(command: str, cli: Cli) -> None:
+    done = cli(*command.split(), "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"Usage: dynaweb {command} ")
+    assert done.stderr == ""
+
+
+def test_plugins_list(cli: Cli) -> None:
+    done = cli("plugins", "list", "--json")
+    rows = {(row["kind"], row["name"]): row for row in json.loads(done.stdout)}
+    expected = {
+        ("wm", "delta"),
+        ("opt", "gspo"),
+        ("reward", "self-assess"),
+        ("reward", "checker"),
+        ("env", "dream"),
+        ("env", "sites"),
+    }
+    assert expected <= set(rows)
+    for key in expected:
+        assert (rows[key]["status"], rows[key]["package"]) == ("ok", "dynaweb")
+        assert rows[key]["summary"]
+    text = cli("plugins", "list", "-p", "no:delta").stdout
+    assert "blocked by -p no:delta" in text
+    assert text.splitlines()[0].split() == ["kind", "name", "package", "status", "summary"]
+
+
+def test_a_broken_plugin_is_listed_and_warned_of(cli: Cli, package: PackageMaker) -> None:
+    package("bad-package", "import no_such_module_anywhere", entry_points={"bad": "bad_package"})
+    done = cli("plugins", "list", path=package.folder)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "broken  ModuleNotFoundError: No module named 'no_such_module_anywhere'" in done.stdout
+    done = cli("config", "show", path=package.folder)
+    assert done.returncode == 0
+    assert done.stderr.startswith("warning: plugin 'bad' of package bad-package 1.2 cannot be used: ModuleNotFound")
+    assert cli("config", "show", "-p", "no:bad-package", path=package.folder).stderr == ""
+    done = cli("config", "show", "--wm", "bad", path=package.folder)
+    assert done.returncode == 3
+    assert "error: --wm: world model 'bad' (package bad-package 1.2) cannot be used" in done.stderr
+    assert cli("config", "show", path=package.folder, DYNAWEB_STRICT="1").returncode == 3
+
+
+def test_config_show_is_a_recipe_with_origins(cli: Cli, tmp_path: Path) -> None:
+    done = cli("config", "show", "dynaweb-paper", "--set", "rl.updates=5", "--seed", "2", "--thorough")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    data = tomllib.loads(done.stdout)
+    assert (data["rl"]["updates"], data["run"]["seed"], data["eval"]["episodes"]) == (5, 2, 360)
+    assert "updates = 5  # --set\n" in done.stdout
+    assert "expert_share = 0.5  # dynaweb-paper.toml:rl.expert_share\n" in done.stdout
+    (tmp_path / "mine.toml").write_text(done.stdout)
+    again = cli("config", "show", "mine.toml")
+    assert tomllib.loads(again.stdout) == data
+    shown = json.loads(cli("config", "show", "--json").stdout)
+    assert shown["origins"]["rl.lr"] == "default"
+    schema = json.loads(cli("config", "schema").stdout)
+    assert "updates" in schema["properties"]["rl"]["properties"]
+    assert set(json.loads(cli("config", "recipes", "--json").stdout)) >= {"dynaweb", "dynaweb-paper", "smoke"}
+
+
+def test_dry_run_prints_the_plan(cli: Cli, tmp_path: Path) -> None:
+    done = cli("run", "--wm", "delta", "--opt", "gspo", "--dry-run")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Recipe dynaweb: wm=delta opt=gspo reward=self-assess env=dream")
+    plan = json.loads(cli("run", "--dry-run", "--json", "--time-budget", "3").stdout)
+    assert plan["settings"]["run"]["time_budget"] == 3
+    assert plan["origins"]["run.time_budget"] == "--time-budget"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_extra_stops_a_run_but_not_its_plan(cli: Cli, package: PackageMaker) -> None:
+    requires = ['no-such-distribution; extra == "big"']
+    package("toy-package", toy_source(extra="big"), requires=requires, modules={"toys": TOY_CLASS})
+    done = cli("run", "--wm", "toy", "--dry-run", path=package.folder)
+    assert done.returncode == 0
+    assert "needs no-such-distribution, which is not installed; run: pip install 'toy-package[big]'" in done.stderr
+    done = cli("run", "--wm", "toy", path=package.folder)
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'toy-package[big]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["run", "--wm", "detla"], 3, "error: --wm: no world model is called 'detla'; did you mean 'delta'?"),
+        (["run", "--set", "rl.updats=3"], 2, "error: --set: no setting is called 'rl.updats'; did you mean 'updates'?"),
+        (["run", "--set", "rl.n=two"], 2, "error: --set: rl.n = 'two': input should be a valid integer"),
+        (["run", "--set", "rl.n=1", "--set", "sft.lr=0"], 2, "error: 2 problems:\n  - --set: sft.lr = 0"),
+        (["run", "nothing.toml"], 2, "error: recipe file nothing.toml does not exist"),
+        (["run", "dynawep"], 2, "error: no recipe is called 'dynawep'; did you mean 'dynaweb'"),
+        (["run", "-p", "delta"], 2, "error: -p delta: only `-p no:NAME` is known"),
+        (["run", "-p", "no:delta"], 3, "blocked by -p no:delta"),
+        (["run", "--resume", "--out", "nowhere"], 1, "error: nowhere is not a run folder"),
+        (["run", "--seed", "x"], 2, "Invalid value for '--seed'"),
+        (["run", "--nonsense"], 2, "No such option: --nonsense"),
+        (["nonsense"], 2, "No such command 'nonsense'"),
+        (["tasks", "list", "--split", "tset"], 2, "error: no split is called 'tset'; did you mean 'test'?"),
+    ],
+)
+def test_mistakes_get_one_clear_message(arguments: list[str], code: int, message: str, cli: Cli) -> None:
+    done = cli(*arguments)
+    assert message in done.stderr
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback(cli: Cli) -> None:
+    for arguments in (["--debug", "run", "--wm", "x"], ["run", "--wm", "x", "--debug"]):
+        done = cli(*arguments)
+        assert done.returncode == 3
+        assert "Traceback" in done.stderr
+        assert done.stderr.rstrip().splitlines()[-1].startswith("error: --wm: no world model is called 'x'")
+
+
+def test_a_changed_recipe_is_not_resumed_and_the_same_needs_no_flags(cli: Cli, tmp_path: Path) -> None:
+    open_run(resolve("smoke", seed=4, plugins=plugins.load(warn=False)), out=tmp_path / "run")
+    # Without a word about the recipe, the folder's own is meant.
+    done = cli("run", "--resume", "--out", "run", "--dry-run", "--json")
+    assert json.loads(done.stdout)["settings"]["run"]["seed"] == 4
+
+
+HANDLER = """
+    import os, signal, sys, threading, time, asyncio
+    import typer
+    from dynaweb.cli import app as module
+    from dynaweb.errors import Interrupted
+
+    @module.app.command("wait")
+    def wait(how: str) -> None:
+        async def sleep() -> None:
+            print("ready", flush=True)
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                print("saved", flush=True)
+                raise
+        if how == "async":
+            asyncio.run(sleep())
+        elif how == "raise":
+            raise Interrupted("stopped; --resume goes on")
+        else:
+            print("ready", flush=True)
+            time.sleep(30)
+
+    from dynaweb.cli import main
+    main(["wait", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", ["async", "sync"])
+@pytest.mark.parametrize("background", [False, True])
+def test_signals_end_with_130(number: signal.Signals, how: str, background: bool) -> None:
+    if background and number == signal.SIGINT:
+        return  # a shell's background jobs ignore it on purpose
+    command = [sys.executable, "-c", textwrap.dedent(HANDLER), how]
+
+    def ignore() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN if background else signal.default_int_handler)
+
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=ignore)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert err == "interrupted\n"
+    assert out == ("saved\n" if how == "async" else "")
+
+
+def test_interrupted_with_state_saved_is_130() -> None:
+    command = [sys.executable, "-c", textwrap.dedent(HANDLER), "raise"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "error: stopped; --resume goes on\n")
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    command = f"{sys.executable} -m dynaweb config schema | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=dict(os.environ), check=False)
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+
+
+def test_setup_and_doctor(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "chrome").write_text("#!/bin/sh\n")
+    (tmp_path / "chrome").chmod(0o755)
+    done = cli("setup", DYNAWEB_CHROMIUM=str(tmp_path / "chrome"))
+    assert done.returncode == 0
+    assert str(tmp_path / "chrome") in done.stdout
+    checks = {one["name"]: one for one in json.loads(cli("doctor", "--json").stdout)}
+    assert checks["stage cache"] == {"name": "stage cache", "status": "ok", "detail": os.environ["DYNAWEB_CACHE"]}
+    assert checks["plugin wm delta"]["status"] == "ok"
+    done = cli("doctor", DYNAWEB_CHROMIUM="/nowhere/chromium", DYNAWEB_CACHE="/dev/null/x")
+    assert done.returncode == 3
+    assert "/nowhere/chromium" in done.stdout
+    assert "not ready: " in done.stderr
+    assert "browser, " in done.stderr
+    assert "stage cache" in done.stderr

@@ -1,0 +1,68 @@
+"""Listings answer at once and load nothing heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("torch", "transformers", "playwright", "lxml", "flask", "numpy", "waitress", "tokenizers", "rich", "plotly")
+
+LOADED = """
+import sys
+try:
+    from dynaweb.cli import main
+    main(sys.argv[1:])
+finally:
+    print(*sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+"""
+
+COMMANDS = [
+    ["--help"],
+    ["--version"],
+    ["run", "--help"],
+    ["plugins", "list"],
+    ["plugins", "list", "--json"],
+    ["config", "show"],
+    ["config", "schema"],
+    ["run", "--dry-run"],
+    ["run", "--wm", "nonsense"],
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_nothing_heavy_is_imported(arguments: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LOADED, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    modules = set(done.stderr.splitlines()[-1].split())
+    assert "dynaweb" in modules
+    assert modules.isdisjoint(HEAVY)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "module", ["dynaweb", "dynaweb.plugins", "dynaweb.config", "dynaweb.types", "dynaweb.web.delta"]
+)
+def test_entry_modules_import_nothing_heavy(module: str) -> None:
+    code = f"import {module}, sys; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()).isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plugins", "list"], ["config", "show"]], ids=" ".join)
+def test_start_up_time(arguments: list[str], tmp_path: Path) -> None:
+    # The promise is 0.3 s on a quiet machine. A busy one slows Python itself down too, so that is the measure.
+    def best(command: list[str]) -> float:
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            subprocess.run(command, capture_output=True, cwd=tmp_path, check=True)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    reference = best([sys.executable, "-c", "import asyncio, email.message, json, logging, typing"])
+    took = best([sys.executable, "-m", "dynaweb", *arguments])
+    assert took < max(0.3, 6 * reference)

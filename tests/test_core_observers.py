@@ -1,0 +1,189 @@
+"""The metrics file and the progress display, through the same hooks as everybody else's observers."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from dynaweb import events, plugins
+from dynaweb.observers import MetricsFile, ProgressDisplay, read_metrics
+from dynaweb.observers.metrics import before, is_time
+from dynaweb.observers.progress import Meter, clock, line
+from dynaweb.runs import StageCache
+from dynaweb.types import Observation, Task, Trajectory
+
+Loaded = plugins.Plugins
+
+
+@pytest.fixture
+def loaded() -> Loaded:
+    return plugins.load(warn=False)
+
+
+def trajectory(index: int) -> Trajectory:
+    task = Task(id=f"shop/buy:train:1:{index}", intent="Buy", start_url="http://shop.localhost/")
+    page = Observation("http://shop.localhost/", ())
+    info = {"verdict": {"score": 1.0, "probability": None, "why": ""}}
+    return Trajectory(f"t{index}", task, (), page, "real", "stop", reward=1.0, info=info)
+
+
+def play(loaded: Loaded, path: Path, cache: StageCache, *, seconds: float, updates: range, fail: bool = False) -> None:
+    """A run with one stage of some updates, in a metrics file."""
+    metrics = MetricsFile(path)
+    with loaded.observing(metrics):
+        loaded.notify(events.RunStart(path.parent, {}))
+        with cache.stage("rl", "key", resumable=True) as stage:
+            if not stage.cached:
+                for index in updates:
+                    loaded.notify(events.Rollout("dream", trajectory(index), update=index))
+                    values = {
+                        "reward": index / 4,
+                        "bad": float("nan"),
+                        "tokens_per_second": seconds,
+                        "seconds": seconds,
+                    }
+                    loaded.notify(events.Update("rl", index, values))
+                if fail:
+                    metrics.close()
+                    raise KeyboardInterrupt
+                stage.commit(cost={"seconds": seconds, "tokens_trained": 9.0, "peak_memory_mib": seconds})
+        loaded.notify(events.Evaluation("main", "test", (1.0, None, 0.0), {"seconds": seconds, "steps": 2.5}))
+        loaded.notify(events.Failure("episode 3", "timed out"))
+        loaded.notify(events.RunEnd(path.parent, "done", seconds))
+
+
+def test_equal_runs_have_equal_files_but_for_times(loaded: Loaded, tmp_path: Path) -> None:
+    for name, seconds in (("a", 1.0), ("b", 2.0)):
+        play(
+            loaded,
+            tmp_path / f"{name}.jsonl",
+            StageCache(tmp_path / name, notify=loaded.notify),
+            seconds=seconds,
+            updates=range(2),
+        )
+    first, second = (read_metrics(tmp_path / f"{name}.jsonl", times=False) for name in "ab")
+    assert first == second
+    assert read_metrics(tmp_path / "a.jsonl") != read_metrics(tmp_path / "b.jsonl")
+    kinds = [row["event"] for row in first]
+    assert kinds == ["run_start", "rollout", "update", "rollout", "update", "stage", "eval", "error", "run_end"]
+    assert first[2] == {"event": "update", "stage": "rl", "index": 0, "metrics": {"reward": 0.0, "bad": None}}
+    assert first[5] == {"event": "stage", "name": "rl", "key": "key", "metrics": {"tokens_trained": 9.0}}
+    assert first[6]["successes"] == [1.0, None, 0.0]
+    assert first[1]["success"] == 1.0
+    for text in (tmp_path / "a.jsonl").read_text().splitlines():
+        json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_a_cached_stage_brings_its_rows_along(loaded: Loaded, tmp_path: Path) -> None:
+    cache = StageCache(tmp_path / "cache", notify=loaded.notify)
+    for name in "ab":
+        play(loaded, tmp_path / f"{name}.jsonl", cache, seconds=1.0, updates=range(3))
+    made, cached = (read_metrics(tmp_path / f"{name}.jsonl") for name in "ab")
+    assert [row.get("time.status") for row in made if row["event"] == "stage"] == ["done"]
+    assert [row.get("time.status") for row in cached if row["event"] == "stage"] == ["cached"]
+    assert read_metrics(tmp_path / "a.jsonl", times=False) == read_metrics(tmp_path / "b.jsonl", times=False)
+
+
+def test_a_resumed_stage_has_the_rows_of_one_that_was_never_killed(loaded: Loaded, tmp_path: Path) -> None:
+    cache = StageCache(tmp_path / "cache", notify=loaded.notify)
+    with pytest.raises(KeyboardInterrupt):
+        play(loaded, tmp_path / "metrics.jsonl", cache, seconds=1.0, updates=range(4), fail=True)
+    # The checkpoint was of update 2: updates 2 and 3 are done again.
+    play(loaded, tmp_path / "metrics.jsonl", cache, seconds=1.0, updates=range(2, 6))
+    play(
+        loaded,
+        tmp_path / "whole.jsonl",
+        StageCache(tmp_path / "other", notify=loaded.notify),
+        seconds=1.0,
+        updates=range(6),
+    )
+    resumed = read_metrics(tmp_path / "metrics.jsonl", times=False)
+    assert resumed == read_metrics(tmp_path / "whole.jsonl", times=False)
+
+
+def test_rows_before_an_update() -> None:
+    rows = [{"index": -1}, {"index": 0}, {"event": "eval"}, {"index": 1}, {"index": 2}, {"event": "eval"}]
+    assert before(rows, 1) == rows[:3]
+    assert before(rows, 0) == rows[:1]
+    assert before(rows, 9) == before(rows, None) == before(rows, -1) == rows
+
+
+def test_what_counts_as_time() -> None:
+    assert all(
+        map(is_time, ["seconds", "time.at", "rollout_seconds", "tokens_per_second", "peak_memory_mib", "a/seconds"])
+    )
+    assert not any(map(is_time, ["loss", "steps", "tokens", "success", "browser_steps"]))
+
+
+def show(display: ProgressDisplay, loaded: Loaded, *seen: object) -> None:
+    with loaded.observing(display):
+        for event in seen:
+            loaded.notify(event)
+    display.close()
+
+
+STORY = (
+    events.RunStart(Path("runs/x"), {}),
+    events.Stage("sft", "cached", "abcdef0123", cost={"seconds": 1.5, "tokens": 1200.0}),
+    events.Stage("rl", "start", "0123456789"),
+    *(events.Progress("rl", done, 3, "updates", {"reward": 0.5}) for done in range(4)),
+    events.Stage("rl", "done", "0123456789"),
+    events.Evaluation("main", "test", (1.0, 0.0, None)),
+    events.Failure("episode 3", "timed out [bold]"),
+    events.RunEnd(Path("runs/x"), "done", 61.0),
+)
+
+
+def test_plain_lines_off_a_terminal(loaded: Loaded) -> None:
+    stream = io.StringIO()
+    show(ProgressDisplay(stream), loaded, *STORY)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "run folder runs/x"
+    assert lines[1] == "stage sft cached [abcdef01] (seconds 1.5, tokens 1,200)"
+    assert "rl 3/3 updates, " in stream.getvalue()
+    assert "evaluation main (test): success 0.500, n = 2" in lines
+    assert "problem in episode 3: timed out [bold]" in lines
+    assert lines[-1] == "run done after 1:01"
+    # Four reports come faster than lines do: the first and the last are shown.
+    assert sum(text.startswith("rl ") for text in lines) == 2
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_bars_on_a_terminal(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    stream = Terminal()
+    show(ProgressDisplay(stream), loaded, *STORY)
+    text = stream.getvalue()
+    assert "3/3" in text
+    assert "reward=0.5" in text
+    assert "timed out [bold]" in text
+    assert "\x1b[" in text
+
+
+def test_rate_and_time_left() -> None:
+    meter = Meter(start_done=10, start_time=100.0)
+    assert meter.rate(20, 105.0) == 2.0
+    assert meter.left(20, 50, 105.0) == 15.0
+    assert meter.rate(10, 100.0) == 0.0
+    assert meter.left(10, 50, 100.0) is None
+    assert line(events.Progress("dreams", 20, 50), meter, 105.0) == "dreams 20/50 it, 2.0 it/s, 0:15 left"
+    assert line(events.Progress("dreams", 20, 0), meter, 105.0) == "dreams 20 it, 2.0 it/s"
+    assert [clock(59.6), clock(3723)] == ["1:00", "1:02:03"]
+
+
+def test_an_observer_never_ends_a_run(loaded: Loaded, caplog: pytest.LogCaptureFixture) -> None:
+    stream = io.StringIO()
+    display = ProgressDisplay(stream)
+    stream.close()
+    with caplog.at_level(logging.WARNING, "dynaweb"):
+        show(display, loaded, *STORY)
+    assert caplog.text.count("observer ProgressDisplay") == 1

@@ -1,0 +1,84 @@
+"""A tiny web server for tests of the driver: pages are given as HTML, requests are recorded."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves `pages` by path; some paths misbehave on purpose (see `_Handler`)."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.pages: dict[str, str] = {}
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        """(method, path with query, headers in lower case)."""
+        self.forms: list[dict[str, list[str]]] = []
+        """Bodies of POST requests."""
+
+    def url(self, path: str = "/", host: str = "site.localhost") -> str:
+        """The address of a path."""
+        return f"http://{host}:{self.server_port}{path}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that hangs up is part of the tests."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: PageServer
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        self.server.forms.append(parse_qs(body, keep_blank_values=True))
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        headers = {key.lower(): value for key, value in self.headers.items()}
+        self.server.requests.append((self.command, self.path, headers))
+        path = urlsplit(self.path).path
+        if path == "/loop":
+            self._send(302, "", Location="/loop")
+        elif path == "/hang":
+            time.sleep(8)
+        elif path == "/download":
+            self._send(200, "data", **{"Content-Disposition": "attachment; filename*=UTF-8''b%C3%BCcher.csv"})
+        elif path == "/login":
+            self._send(200, "<p>in</p>", **{"Set-Cookie": "user=ann; Path=/"})
+        elif path == "/private":
+            self._send(401, "<p>no entry</p>", **{"WWW-Authenticate": "Basic"})
+        elif path in self.server.pages:
+            self._send(200, self.server.pages[path])
+        else:
+            self._send(404, f"<title>{path}</title><h1>Not found {path}</h1>")
+
+    def _send(self, status: int, text: str, **headers: str) -> None:
+        body = f"<!doctype html><html><head><meta charset=utf-8><link rel=icon href='data:,'></head>{text}".encode()
+        self.send_response(status)
+        for key, value in {
+            "Content-Type": "text/html; charset=utf-8",
+            "Content-Length": str(len(body)),
+            **headers,
+        }.items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def serving() -> Iterator[PageServer]:
+    """A running server."""
+    with PageServer() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
