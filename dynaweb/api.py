@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.resolving import DEFAULT, Overrides, resolve
-from dynaweb.plugins import Plugins, current
+from dynaweb.plugins import Plugins, current, use
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
+    from dynaweb.loop.closing import RunResult, StageResult
 
 
 def run(
@@ -27,13 +28,14 @@ def run(
     resume: bool = False,
     progress: bool = False,
     **flags: Any,
-) -> Any:
+) -> RunResult:
     """Run the main job: demonstrations, SFT, world model, reinforcement learning in dreams, evaluation, report.
 
     `out` is the run folder (default: `runs/<recipe>-<seed>-<n>`); with `resume` the run that is there goes on. Returns
     the result with the closing table; its text is that table.
     """
-    return _call("run", recipe, overrides, flags, progress, out=out, resume=resume)
+    result: RunResult = _call("run", recipe, overrides, flags, progress, out=out, resume=resume)
+    return result
 
 
 def sft(
@@ -43,9 +45,10 @@ def sft(
     out: str | Path | None = None,
     progress: bool = False,
     **flags: Any,
-) -> Any:
+) -> StageResult:
     """Make demonstrations and fine-tune the policy on them."""
-    return _call("sft", recipe, overrides, flags, progress, out=out)
+    result: StageResult = _call("sft", recipe, overrides, flags, progress, out=out)
+    return result
 
 
 def fit_world_model(
@@ -55,9 +58,10 @@ def fit_world_model(
     out: str | Path | None = None,
     progress: bool = False,
     **flags: Any,
-) -> Any:
+) -> StageResult:
     """Fit the world model on real transitions and measure its fidelity."""
-    return _call("fit_world_model", recipe, overrides, flags, progress, out=out)
+    result: StageResult = _call("fit_world_model", recipe, overrides, flags, progress, out=out)
+    return result
 
 
 def collect(
@@ -67,9 +71,10 @@ def collect(
     out: str | Path | None = None,
     progress: bool = False,
     **flags: Any,
-) -> Any:
+) -> StageResult:
     """Collect real transitions with the SFT policy in the browser."""
-    return _call("collect", recipe, overrides, flags, progress, out=out)
+    result: StageResult = _call("collect", recipe, overrides, flags, progress, out=out)
+    return result
 
 
 def evaluate(
@@ -80,12 +85,13 @@ def evaluate(
     out: str | Path | None = None,
     progress: bool = False,
     **flags: Any,
-) -> Any:
+) -> StageResult:
     """Evaluate a policy on held-out tasks in the real browser.
 
     `policy` is a folder of weights; the SFT policy by default.
     """
-    return _call("evaluate", recipe, overrides, flags, progress, out=out, policy=_path(policy))
+    result: StageResult = _call("evaluate", recipe, overrides, flags, progress, out=out, policy=_path(policy))
+    return result
 
 
 def _call(
@@ -98,8 +104,10 @@ def _call(
     out: str | Path | None,
     **options: Any,
 ) -> Any:
+    if flags.get("plugins") is not None:
+        use(flags["plugins"])
+    plugins = current()
     resolved = resolve(recipe, overrides=overrides, **flags)
-    plugins = flags.get("plugins") or current()
     for choice in resolved.choices():
         plugins.check(choice.kind, choice.name)
     # Only now: torch and the browser's driver take seconds to import.

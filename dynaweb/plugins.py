@@ -51,8 +51,15 @@ EVENT_HOOKS = {
 class Chosen(Protocol):
     """A plugin choice of a recipe: `recipe.wm` and its like."""
 
-    kind: Kind
-    name: str
+    @property
+    def kind(self) -> Kind:
+        """Which of the four kinds."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The name that selects it."""
+        ...
 
 
 @dataclass(slots=True)
@@ -216,12 +223,17 @@ def load(
     if warn:
         for status in broken:
             log.warning(_sentence(status))
-    global _current
-    _current = plugins
+    use(plugins)
     return plugins
 
 
 _current: Plugins | None = None
+
+
+def use(plugins: Plugins) -> None:
+    """Make these the plugins that `current()` returns."""
+    global _current
+    _current = plugins
 
 
 def current() -> Plugins:

@@ -72,14 +72,14 @@ text 'Made by' [34]
 link 'us' [35]
 text ', 2024' [36]"""
 
-FULL_PART = """\t[11] heading 'Results'
-\t[12] status ''
-\t\t[13] StaticText 'Found'
-\t\t[14] StaticText '2'
-\t\t[15] StaticText 'items'
-\t[16] status ''
-\t[17] heading 'Red scarf'
-\t\t[18] link 'Red scarf'
+FULL_PART = """\t[12] heading 'Results'
+\t[13] status ''
+\t\t[14] StaticText 'Found'
+\t\t[15] StaticText '2'
+\t\t[16] StaticText 'items'
+\t[17] status ''
+\t[18] heading 'Red scarf'
+\t\t[19] link 'Red scarf'
 """
 
 

@@ -1,21 +1,21 @@
-"""The loop: tasks -> rollouts (policy x environment) -> judge -> experts mixed in -> token rows -> update -> new weights.
+"""The loop: tasks -> rollouts (policy x environment) -> judge -> experts mixed in -> token rows -> update -> weights.
 
 One job each:
 
 - `rules` what code can decide about an action; `players` who decides; `rollout` episodes, one or many at once;
 - `verdicts` what an episode is worth; `experts` demonstrations, as rollouts and as token rows; `tasks` which tasks;
-- `demos`, `sft`, `explore`, `worldmodel`, `rl` (with `groups`), `evaluate` one stage each, cached by what matters to it;
+- `demos`, `sft`, `explore`, `worldmodel`, `rl` (with `groups`), `evaluate` one stage each, cached by what matters;
 - `workspace` what stages share; `training` supervised steps that survive a kill; `stages` the order of a whole run;
 - `closing` the numbers that a run ends with, and `api` the calls behind `dynaweb.run` and its like.
 
 What a run leaves in its folder, beside what `dynaweb.runs.folder` lists:
 
-    metrics.jsonl             rows of `update` (stages sft, sft-<steps>, world-model, rl, filtered-bc), `eval`, `rollout`
-    trajectories/             demos, explore, dreams (one group of each update), eval-<arm> with verdict and judgement
+    metrics.jsonl             rows `update` (of sft, sft-<n>, world-model, fidelity, rl, filtered-bc), `eval`, `rollout`
+    trajectories/             demos, explore, dreams (without prompts), eval-<arm> with verdict and judgement
     checkpoints/              sft, sft-long, world-model, dynaweb, filtered-bc: one folder of weights each
     summary.json              arms with one success per episode, world-model measures per probe, counts, costs
     report.html               the report
 
-Episodes of all stages are coroutines whose model calls meet in batches (`dynaweb.engines.scheduler`). Every random choice
-derives from the run's seed and a label, never from a shared generator, so that a stage can be resumed at any update.
+Episodes of all stages are coroutines whose model calls meet in batches (`dynaweb.engines.scheduler`). Every random
+choice derives from the run's seed and a label, never from a shared generator, so a stage can be resumed at any update.
 """

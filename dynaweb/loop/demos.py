@@ -14,7 +14,7 @@ from dynaweb.errors import TrainingError
 from dynaweb.loop.experts import by_task
 from dynaweb.loop.players import ExpertPlayer
 from dynaweb.loop.rollout import Episode, Rules, play_all, refuse_total_failure
-from dynaweb.loop.tasks import draw, one_per_template, rotation
+from dynaweb.loop.tasks import draw, one_per_template
 from dynaweb.loop.verdicts import grading, success_of
 from dynaweb.types import Task, Trajectory
 
@@ -36,12 +36,6 @@ def training_tasks(ws: Workspace) -> list[Task]:
     return draw(ws.source, "train", count=count, seed=seed, max_best_steps=recipe.data.max_best_steps)
 
 
-def rl_tasks(ws: Workspace) -> list[Task]:
-    """One task for each place of each update, in order; see `rotation`."""
-    rl = ws.recipe.rl
-    return rotation(training_tasks(ws), rl.updates * rl.tasks, seed=ws.seed("tasks", "rl"))
-
-
 async def demos(ws: Workspace) -> Made:
     """Stage `demos`: the demonstrations that SFT sees."""
     tasks = one_per_template(training_tasks(ws), ws.recipe.data.demos)
@@ -51,13 +45,11 @@ async def demos(ws: Workspace) -> Made:
 
 
 async def all_experts(ws: Workspace, few: Made) -> Made:
-    """The expert data of RL and of the SFT controls: the demonstrations, or an expert for each RL task with `all`."""
+    """The expert data of RL and of the SFT controls: the demonstrations, or with `all` an expert for each RL task."""
     if ws.recipe.data.experts == "few":
         return few
-    distinct = {task.id: task for task in [*(t.task for t in few.episodes()), *rl_tasks(ws)]}
-    rl = ws.recipe.rl
-    key = ws.key("data", tasks=ws.task_key, part="all", rl=[rl.updates, rl.tasks], explore=ws.recipe.explore.episodes)
-    made = await _played(ws, list(distinct.values()), key)
+    key = ws.key("data", tasks=ws.task_key, part="all", explore=ws.recipe.explore.episodes)
+    made = await _played(ws, training_tasks(ws), key)
     ws.keep(made, "experts")
     return made
 

@@ -1,4 +1,4 @@
-"""Evaluation: every arm plays the same held-out tasks, greedily, in the real environment, and the judge is audited on them.
+"""Evaluation: every arm plays the same held-out tasks, greedily, in the real environment; the judge is audited on them.
 
 An episode that the infrastructure broke is ungraded (None), never a failure. Arms are paired by episode.
 """

@@ -1,12 +1,12 @@
 """Exploration: the SFT policy, loosened, walks the training sites in the real environment.
 
-It leaves unrewarded transitions for the world model and the real start pages of dreams. No expert takes part, and nobody
-looks at whether tasks succeed.
+It leaves unrewarded transitions for the world model and the real start pages of dreams. No expert takes part, and
+nobody looks at whether tasks succeed.
 """
 
 from __future__ import annotations
 
-from itertools import islice, cycle
+from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from dynaweb import events

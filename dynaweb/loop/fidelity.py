@@ -1,7 +1,7 @@
 """How true a world model's pages are, on real transitions that it was not fitted on.
 
-Facts of pages never seen (names, prices) cannot be predicted, so structure is measured apart from them: the kind of page,
-its heading, its elements by role, and whether the expert's next action would still be possible.
+Facts of pages never seen (names, prices) cannot be predicted, so structure is measured apart from them: the kind of
+page, its heading, its elements by role, and whether the expert's next action would still be possible.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MEANINGS = {
 
 
 async def measure(world_model: WorldModel, probes: Sequence[Probe], *, seed: int) -> list[dict[str, float | None]]:
-    """Predict each probe once and grade it; one dict of `MEANINGS` keys per probe, None where a measure does not apply."""
+    """Predict each probe once and grade it: one dict of `MEANINGS` keys each, None where a measure does not apply."""
     predictions = await asyncio.gather(
         *(
             world_model.predict(probe.transition.observation, probe.transition.action, seed=derive(seed, "probe", i))

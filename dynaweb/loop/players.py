@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dynaweb.errors import DynawebError, InfrastructureError
@@ -136,13 +136,13 @@ class RandomPolicy:
         return not refusal(observation, Action("click", target=node.id))
 
     def _on(self, node: Node, task: Task, observation: Observation, rng: random.Random) -> Action:
-        target = {"target": node.id, "target_role": node.role, "target_name": node.name}
+        click = Action("click", node.id, target_role=node.role, target_name=node.name)
         if options(node):
-            return Action("select", text=rng.choice(options(node)), **target)
+            return replace(click, kind="select", text=rng.choice(options(node)))
         if node.role in EDITABLE:
-            words = words_to_type(task, observation)
-            return Action("type", text=rng.choice(words), enter=rng.random() < self.enter, **target)
-        return Action("click", **target)
+            text = rng.choice(words_to_type(task, observation))
+            return replace(click, kind="type", text=text, enter=rng.random() < self.enter)
+        return click
 
 
 class MixedPolicy:

@@ -1,4 +1,4 @@
-"""What the stages of one run share: recipe, plugins, cache, the task environment, models, engines and the meter of costs."""
+"""What the stages of one run share: recipe, plugins, cache, task environment, models, engines, meter of costs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ from typing import TYPE_CHECKING, Any, cast
 from dynaweb import events
 from dynaweb.errors import ConfigError
 from dynaweb.protocols import PluginContext
+from dynaweb.runs import write_json
+from dynaweb.runs.cache import SCRATCH
 from dynaweb.seeding import derive
 
 if TYPE_CHECKING:
-    from dynaweb.backends import LoadedModel
+    from torch import nn
+
     from dynaweb.config import Recipe
     from dynaweb.engines.scheduler import Lockstep
     from dynaweb.engines.transformers_engine import TransformersEngine
@@ -41,6 +44,7 @@ VERSION = 1
 Body = Callable[["Stage"], Awaitable[None]]
 EPISODES = "trajectories.jsonl.gz"
 MODEL = "model"
+COST = "cost.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +70,42 @@ class Made:
         return json.loads((self.folder / name).read_text(encoding="utf-8"))
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Weights with the tokenizer and the prompt layer that belong to them."""
+
+    model: nn.Module
+    tokenizer: Any
+    format: PromptFormat
+
+    def save(self, folder: Path) -> None:
+        """Write the weights into a stage's folder, as a Hugging Face model with its tokenizer."""
+        from dynaweb.backends.models import save_model
+
+        save_model(self.model, folder / MODEL, self.tokenizer)
+
+
 @dataclass(slots=True)
 class Meter:
     """Counts what a stage costs. `tokens_trained` and `browser_steps` are added to by the stages themselves."""
 
-    tokens_generated: int = 0
     tokens_trained: int = 0
     browser_steps: int = 0
+    engines: list[TransformersEngine] = field(default_factory=list)
+    earlier: Mapping[str, float] = field(default_factory=dict)
+    """What a killed attempt had spent up to its last checkpoint."""
     started: float = field(default_factory=time.monotonic)
 
     def cost(self) -> dict[str, float]:
         """The counts as a stage's cost; memory is the peak of the process so far."""
-        return {
+        spent = {
             "seconds": time.monotonic() - self.started,
-            "tokens_generated": float(self.tokens_generated),
+            "tokens_generated": float(sum(engine.stats.new_tokens for engine in self.engines)),
             "tokens_trained": float(self.tokens_trained),
             "browser_steps": float(self.browser_steps),
-            "peak_memory_mib": peak_memory_mib(),
         }
+        total = {name: value + self.earlier.get(name, 0.0) for name, value in spent.items()}
+        return {**total, "peak_memory_mib": max(peak_memory_mib(), self.earlier.get("peak_memory_mib", 0.0))}
 
 
 def peak_memory_mib() -> float:
@@ -102,7 +124,6 @@ class Workspace:
         self.recipe, self.plugins, self.cache, self.folder = recipe, plugins, cache, folder
         self.meter = Meter()
         self.deadline: float | None = None
-        self._engines: list[TransformersEngine] = []
 
     # Seeds and keys
 
@@ -190,10 +211,32 @@ class Workspace:
         return Lockstep()
 
     def load(self, path: Path | None = None) -> LoadedModel:
-        """A model of its own: the base weights, or those that a stage wrote."""
-        from dynaweb.backends import load_model
+        """A model of its own: the base weights, or those in a folder that a stage wrote."""
+        import torch
 
-        return load_model(self.recipe.model, path)
+        from dynaweb.backends.models import load_model
+
+        settings = self.recipe.model
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        model = load_model(path or settings.path, settings.dtype, settings.device)
+        return LoadedModel(model, self.tokenizer, self.format)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the base model, shared by all weights of the run."""
+        from transformers import AutoTokenizer
+
+        from dynaweb.backends.models import resolve
+
+        return AutoTokenizer.from_pretrained(resolve(self.recipe.model.path))
+
+    @cached_property
+    def format(self) -> PromptFormat:
+        """The prompt layer of the model."""
+        from dynaweb.policy.formats import format_for
+
+        return format_for(self.tokenizer, self.recipe.model.format)
 
     @cached_property
     def base(self) -> LoadedModel:
@@ -208,22 +251,17 @@ class Workspace:
     @cached_property
     def base_key(self) -> str:
         """What identifies the base weights: a hash of the files in a folder, or the model's name."""
-        from dynaweb.backends import model_folder
+        from dynaweb.backends.models import resolve
 
-        folder = model_folder(self.recipe.model.path)
-        return files_hash(folder) if folder is not None else self.recipe.model.path
-
-    @property
-    def format(self) -> PromptFormat:
-        """The prompt layer of the model."""
-        return self.base.format
+        source = resolve(self.recipe.model.path)
+        return files_hash(Path(source)) if Path(source).is_dir() else source
 
     def engine(self, model: LoadedModel) -> TransformersEngine:
         """An engine on a model; its tokens count in the costs."""
         from dynaweb.engines.transformers_engine import TransformersEngine
 
         engine = TransformersEngine(model.model, self.lockstep, pad_id=model.format.pad_id)
-        self._engines.append(engine)
+        self.meter.engines.append(engine)
         return engine
 
     # Stages
@@ -238,18 +276,24 @@ class Workspace:
             return Made(key, stage.folder)
 
     async def _make(self, stage: Stage, body: Body) -> None:
-        self.meter = Meter()
-        written = sum(engine.stats.new_tokens for engine in self._engines)
+        earlier = stage.folder / SCRATCH / COST
+        self.meter = Meter(earlier=json.loads(earlier.read_text()) if earlier.exists() else {})
+        # Engines hold on to models: each stage has its own, so that those of a finished stage are freed.
+        for name in ("lockstep", "base_engine"):
+            self.__dict__.pop(name, None)
         await body(stage)
-        self.meter.tokens_generated += sum(engine.stats.new_tokens for engine in self._engines) - written
         stage.commit(cost=self.meter.cost())
 
-    def keep(self, made: Made, name: str) -> None:
+    def remember_cost(self, stage: Stage) -> None:
+        """Write what the stage has cost so far beside its checkpoint."""
+        write_json(stage.scratch / COST, self.meter.cost())
+
+    def keep(self, made: Made, name: str, *, episodes_as: str = "") -> None:
         """Put a stage's episodes and weights into the run folder too, as links where the disk allows."""
         if self.folder is None:
             return
         if (made.folder / EPISODES).exists():
-            link(made.folder / EPISODES, self.folder.trajectories / f"{name}.jsonl.gz")
+            link(made.folder / EPISODES, self.folder.trajectories / f"{episodes_as or name}.jsonl.gz")
         if made.model.is_dir():
             for file in made.model.iterdir():
                 link(file, self.folder.checkpoints / name / file.name)
@@ -260,9 +304,8 @@ class Workspace:
         """Notify the observers."""
         self.plugins.notify(event)
 
-    def progress(self, job: str, total: int, unit: str = "it") -> Callable[[], None]:
-        """A counter that tells the observers of each finished unit."""
-        done = 0
+    def progress(self, job: str, total: int, unit: str = "it", *, done: int = 0) -> Callable[[], None]:
+        """A counter that tells the observers of each finished unit; it starts at `done`."""
 
         def advance() -> None:
             nonlocal done

@@ -17,7 +17,7 @@ from dataclasses import replace
 from dynaweb.types import Node, Observation, Tab
 from dynaweb.web.delta_types import Add, Change, Delta, DeltaError, Keep, Op, inherit_options, is_replaced
 
-CANDIDATES = 16
+CANDIDATES = 8
 """How many equal old nodes are tried as the start of a run; bounds the work on pages full of equal nodes."""
 
 

@@ -1,9 +1,10 @@
 """Pre-training of the tiny base model on the pre-training sites only: `python -m dynaweb_env_sites.pretrain --help`.
 
-One small model learns five jobs, so that it can play policy, world model and judge as a large language model would:
+One small model learns these jobs, so that it can play policy, world model and judge as a large language model would:
 
 - `click`, `act`: one instruction, one action ("Click 'Sailing'.", "What is the Price?"); those of several actions
-  name each of them. No task of the sites is among them, so that the base model cannot do any by itself;
+  name each of them;
+- `goal`: go to a place and do one thing there, named in hindsight from random walks; worded unlike the sites' tasks;
 - `point`: a drill that lists names with their element numbers and keys with their values;
 - `change`: the change that an action makes, as a sentence and a script;
 - `next`: the whole next page;

@@ -23,7 +23,7 @@ from dynaweb_env_sites.pretrain.train import Batches, TrainConfig, Trainer, new_
 
 MIXTURES: dict[str, dict[str, float]] = {
     "point": {"click": 0.35, "act": 0.2, "point": 0.35, "change": 0.1},
-    "full": {"click": 0.14, "act": 0.2, "point": 0.08, "change": 0.2, "next": 0.05, "judge": 0.33},
+    "full": {"click": 0.08, "act": 0.14, "goal": 0.2, "point": 0.06, "change": 0.18, "next": 0.04, "judge": 0.3},
 }
 """Share of sequences of each job in each stage."""
 

@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
@@ -23,8 +24,12 @@ from dynaweb_env_sites.env import SitesSource
 from dynaweb_env_sites.pretrain.corpus import Corpus, Sample
 from dynaweb_env_sites.pretrain.judging import Episodes
 from dynaweb_env_sites.pretrain.samples import Maker
+from dynaweb_env_sites.pretrain.seeking import Atlas, Decision, Seeker
 from dynaweb_env_sites.pretrain.walks import Walk, Wanderer
 from dynaweb_env_sites.tasks import sites_tasks
+
+if TYPE_CHECKING:
+    from dynaweb.web.session import Session
 
 HOLDOUT = 1_000
 """Site seeds of the pre-training split from here on are kept for the probes."""
@@ -32,12 +37,17 @@ HOLDOUT = 1_000
 
 @dataclass(frozen=True, slots=True)
 class BuildConfig:
-    """How much is made of each site seed: `walks` of `steps` actions on each site, `rounds` of all task templates."""
+    """How much is made of each site seed.
+
+    On each of its sites: `walks` of `steps` random actions and `goals` on what they found; and `rounds` judged episodes
+    of each task template.
+    """
 
     sites: int = 320
     probe_sites: int = 24
     walks: int = 6
     steps: int = 12
+    goals: int = 24
     rounds: int = 2
     seed: int = 0
     vocabulary: int = 2048
@@ -62,24 +72,46 @@ class SiteSeed:
         count = per_template(self.config.rounds * 2)
         return sites_tasks("pretrain", count, derive(self.seed, "tasks"), site_seeds=[self.seed])
 
-    async def walks(self) -> list[Walk]:
-        """Random walks from the home page of each site."""
-        words = [self.word().capitalize() for _ in range(6)]
+    async def explored(self) -> list[tuple[list[Walk], list[Decision]]]:
+        """For each site: random walks from its home page, and goals on the pages that they found."""
         found = []
         for start in {task.start_url.split("/")[2]: task for task in self.tasks()}.values():
             environment = self.source.environment()
             await environment.reset(start, self.seed)
-            wanderer = Wanderer(environment.session, derive(self.config.seed, self.seed, start.id))
-            page = await environment.session.observe()
-            for index in range(self.config.walks):
-                found.append(await wanderer.walk(home(start.start_url), words + names(page), self.config.steps, index))
+            walks = await self._walks(environment.session, home(start.start_url))
+            await environment.reset(start, self.seed)
+            found.append((walks, await self._goals(environment.session, walks)))
             await environment.close()
+        return found
+
+    async def _walks(self, session: Session, start: str) -> list[Walk]:
+        await session.goto(start)
+        words = [self.word().capitalize() for _ in range(6)] + names(await session.observe())
+        wanderer = Wanderer(session, derive(self.config.seed, self.seed, start))
+        return [await wanderer.walk(start, words, self.config.steps, index) for index in range(self.config.walks)]
+
+    async def _goals(self, session: Session, walks: list[Walk]) -> list[Decision]:
+        atlas = Atlas()
+        for walk in walks:
+            atlas.learn(walk)
+        seeker = Seeker(session, atlas, self.rng, self.word)
+        first = walks[0].pages[0].url
+        found = []
+        for index in range(self.config.goals):
+            start = first if self.rng.random() < 0.7 else self.rng.choice(sorted(atlas.edges or {first: {}}))
+            if index % 8 == 7 or not atlas.places:
+                found += await seeker.missing(start)
+            else:
+                found += await seeker.goal(start, self.rng.choice(sorted(atlas.places)))
         return found
 
     async def samples(self, prompts: CompactFormat) -> list[Sample]:
         """All training sequences of this world."""
         maker = Maker(prompts, self.word, self.rng)
-        found = [sample for walk in await self.walks() for sample in maker.of_walk(walk)]
+        found = []
+        for walks, goals in await self.explored():
+            found += [sample for walk in walks for sample in maker.of_walk(walk)]
+            found += [maker.of_decision(decision) for decision in goals]
         environment = self.source.environment()
         episodes = Episodes(self.source, environment, self.word)
         for task, sibling in siblings(self.tasks()):
@@ -122,8 +154,8 @@ def tokenizer_texts(config: BuildConfig, sites: int = 60) -> Iterator[str]:
         world = SiteSeed(source, seed, config)
         for task in world.tasks():
             yield task.intent
-        for walk in asyncio.run(world.walks()):
-            for page in walk.pages:
+        for walks, _ in asyncio.run(world.explored()):
+            for page in (page for walk in walks for page in walk.pages):
                 yield page.url
                 yield from (node.name for node in page.nodes)
                 yield from (node.value for node in page.nodes if node.value)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-KINDS: tuple[str, ...] = ("click", "act", "point", "change", "next", "judge")
+KINDS: tuple[str, ...] = ("click", "act", "goal", "point", "change", "next", "judge")
 
 
 @dataclass(frozen=True, slots=True)

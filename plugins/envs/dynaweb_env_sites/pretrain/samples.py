@@ -18,6 +18,7 @@ from dynaweb_env_sites.pretrain.instructions import Instruction, pairs, sequence
 if TYPE_CHECKING:
     from dynaweb.policy.formats import CompactFormat
     from dynaweb_env_sites.pretrain.judging import Verdict
+    from dynaweb_env_sites.pretrain.seeking import Decision
     from dynaweb_env_sites.pretrain.walks import Walk
 
 VERDICT_WEIGHT = 16
@@ -43,6 +44,11 @@ class Maker:
                 yield from self._of_step(page, walk.actions[i], walk.pages[i + 1])
                 past.append(walk.actions[i])
         yield from self._sequences(walk)
+
+    def of_decision(self, decision: Decision) -> Sample:
+        """One step of a goal that was found by exploring."""
+        prompt = self.prompts.policy_prompt(Task("", decision.intent, ""), decision.page, decision.history)
+        return Sample.of("goal", prompt, self.prompts.policy_reply(decision.page, decision.action))
 
     def of_verdict(self, verdict: Verdict) -> Sample:
         """One judged episode."""

@@ -1,0 +1,145 @@
+"""Load and save language models: the shipped tiny one, a folder, or a name of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dynaweb.errors import CheckpointError, ConfigError, EngineError, MissingError
+from dynaweb.runs.atomic import rename_folder
+
+TINY = "tiny"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+def resolve(path: str | Path) -> str:
+    """The folder or hub name that `path` stands for; `"tiny"` is the model shipped with the package.
+
+    Raises `MissingError` when a path (anything that is absolute, starts with a dot or exists) holds no model.
+    """
+    if str(path) == TINY:
+        folder = Path(str(resources.files("dynaweb") / "assets" / TINY))
+        if not (folder / "config.json").is_file():
+            raise MissingError(f"the tiny model is not in this installation ({folder}); reinstall dynaweb")
+        return str(folder)
+    place = Path(path).expanduser()
+    looks_like_path = place.is_absolute() or str(path).startswith((".", "~"))
+    if place.is_dir():
+        if not (place / "config.json").is_file():
+            raise MissingError(f"{place} is a folder without config.json; a model folder has one beside its weights")
+        return str(place)
+    if looks_like_path or place.exists():
+        raise MissingError(f"there is no model folder at {place}; give {TINY!r}, a folder, or a Hugging Face name")
+    return str(path)
+
+
+def pick_device(device: str = "auto") -> torch.device:
+    """`auto` is the first GPU where there is one, else the CPU."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda' was asked for but torch sees no GPU; use 'cpu' or 'auto'")
+    return torch.device(device)
+
+
+def pick_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """A torch dtype from its name."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}; valid are {', '.join(sorted(DTYPES))}")
+    return DTYPES[dtype]
+
+
+def load_model(path: str | Path, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu") -> Any:
+    """A causal language model in evaluation mode, all parameters on `device` in `dtype`.
+
+    Raises `MissingError` (not there), `CheckpointError` (weights truncated, broken or not of this model) and
+    `EngineError` (anything else that keeps transformers from loading it).
+    """
+    from transformers import AutoModelForCausalLM
+
+    source = resolve(path)
+    local = Path(source).is_dir()
+    if local:
+        check_weights(Path(source))
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source, dtype=pick_dtype(dtype), local_files_only=local, output_loading_info=True
+        )
+    except OSError as error:
+        raise _not_found(source, local, error) from error
+    except Exception as error:
+        raise EngineError(f"transformers cannot load {source}: {type(error).__name__}: {error}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise CheckpointError(f"{source} lacks {len(missing)} weights of its own model, such as {missing[0]!r}")
+    target = device if isinstance(device, torch.device) else pick_device(device)
+    return model.to(target).eval()
+
+
+def _not_found(source: str, local: bool, error: OSError) -> Exception:
+    if local:
+        return CheckpointError(f"the model in {source} cannot be read: {error}")
+    return MissingError(
+        f"no model {source!r}: it is no folder here and the Hugging Face hub did not give it"
+        f" ({str(error).splitlines()[0]}). Give {TINY!r}, a folder, or an existing name"
+    )
+
+
+def check_weights(folder: Path) -> None:
+    """Raise `CheckpointError` when a weight file of a model folder is missing, empty, truncated or broken."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files and not list(folder.glob("pytorch_model*.bin")):
+        raise CheckpointError(f"{folder} has config.json but no weights (*.safetensors)")
+    try:
+        json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{folder / 'config.json'} is not valid JSON: {error}") from error
+    for file in files:
+        check_safetensors(file)
+
+
+def check_safetensors(file: Path) -> None:
+    """Raise `CheckpointError` unless the file's header can be read and its length is what the header says."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt"):
+            return
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} is not a complete safetensors file ({error}); it may be truncated") from error
+
+
+def save_model(model: nn.Module, folder: Path, tokenizer: Any = None) -> None:
+    """Write weights, config and tokenizer as a Hugging Face folder. A folder that is there is replaced in one rename.
+
+    A kill leaves the old folder or the new one; between the two renames the old one is `<folder>.old`.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    old = folder.with_name(folder.name + ".old")
+    try:
+        model.save_pretrained(temporary)  # type: ignore[operator]
+        if tokenizer is not None:
+            tokenizer.save_pretrained(temporary)
+        temporary.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            folder.rename(old)
+        rename_folder(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that are trained, by name, tied ones once."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -1,0 +1,147 @@
+"""One policy update as numbers: which rows are live, what the optimizer's loss sees of a micro-batch, what is reported.
+
+Shapes: N trajectories of the whole batch, R rows and T response tokens of one micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dynaweb.backends.batch import MicroBatch
+from dynaweb.errors import TrainingError
+from dynaweb.protocols import LossInput, TokenRow
+
+Logps = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyBatch:
+    """The rows of one update with their advantages and reference log-probabilities (one float per response token).
+
+    `old` None means that the present model made the rows: every ratio is exactly 1.
+    """
+
+    rows: Sequence[TokenRow]
+    advantages: Sequence[float]
+    old: Logps | None = None
+    ref: Logps | None = None
+
+    def check(self) -> None:
+        """Raise `TrainingError` for indices, lengths or advantages that cannot be."""
+        wrong = [i for i, row in enumerate(self.rows) if not 0 <= row.trajectory < len(self.advantages)]
+        if wrong:
+            raise TrainingError(
+                f"row {wrong[0]} belongs to trajectory {self.rows[wrong[0]].trajectory}, but there are"
+                f" {len(self.advantages)} advantages"
+            )
+        odd = [i for i, advantage in enumerate(self.advantages) if not math.isfinite(advantage)]
+        if odd:
+            raise TrainingError(f"the advantage of trajectory {odd[0]} is {self.advantages[odd[0]]}; it must be finite")
+        for name, given in (("old_logps", self.old), ("ref_logps", self.ref)):
+            if given is not None:
+                self._check_lengths(name, given)
+
+    def _check_lengths(self, name: str, given: Logps) -> None:
+        lengths = [len(row.response_ids) for row in self.rows]
+        if [len(values) for values in given] != lengths:
+            raise TrainingError(f"{name} must hold one number for each response token of each row")
+
+    @property
+    def tokens(self) -> list[int]:
+        """Agent tokens of each trajectory over all its rows."""
+        counts = Counter[int]()
+        for row in self.rows:
+            counts[row.trajectory] += len(row.response_ids)
+        return [counts[i] for i in range(len(self.advantages))]
+
+    def live(self) -> list[int]:
+        """Rows that can move the policy. Without a reference term those of zero-advantage trajectories cannot."""
+        return [
+            i
+            for i, row in enumerate(self.rows)
+            if row.response_ids and (self.ref is not None or self.advantages[row.trajectory] != 0.0)
+        ]
+
+    def loss_input(
+        self, batch: MicroBatch, logp_N: torch.Tensor, log_ratio_sum: torch.Tensor | None
+    ) -> tuple[LossInput, torch.Tensor]:
+        """What the loss sees of a micro-batch, and the old log-probabilities of its tokens in the order of `logp_N`."""
+        device = logp_N.device
+        old_N = logp_N.detach() if self.old is None else _pick(self.old, batch, device)
+        if self.old is None:
+            log_ratio_sum = torch.zeros(len(self.advantages), device=device)
+        given = LossInput(
+            logp_RT=batch.spread(logp_N),
+            old_logp_RT=batch.spread(old_N),
+            mask_RT=batch.mask(),
+            trajectory_R=torch.tensor([self.rows[i].trajectory for i in batch.rows], device=device),
+            advantage_N=torch.tensor(self.advantages, dtype=torch.float32, device=device),
+            tokens_N=torch.tensor(self.tokens, device=device),
+            log_ratio_sum_N=log_ratio_sum,
+            ref_logp_RT=None if self.ref is None else batch.spread(_pick(self.ref, batch, device)),
+        )
+        return given, old_N
+
+    def splits_trajectories(self, batches: Sequence[MicroBatch]) -> bool:
+        """Whether any trajectory has rows in more than one micro-batch."""
+        homes: dict[int, int] = {}
+        return any(
+            homes.setdefault(self.rows[row].trajectory, place) != place
+            for place, batch in enumerate(batches)
+            for row in batch.rows
+        )
+
+
+def _pick(logps: Logps, batch: MicroBatch, device: torch.device) -> torch.Tensor:
+    return torch.tensor([value for row in batch.rows for value in logps[row]], dtype=torch.float32, device=device)
+
+
+@dataclass(slots=True)
+class PolicyTally:
+    """Collects what is reported of one update, in float64 on the CPU."""
+
+    trajectories: int
+    log_ratio: list[float] = field(init=False)
+    tokens: list[int] = field(init=False)
+    kl: float = 0.0
+    ref_kl: float = 0.0
+    entropy: float = 0.0
+    sums: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.log_ratio = [0.0] * self.trajectories
+        self.tokens = [0] * self.trajectories
+
+    def add(self, given: LossInput, entropy_N: torch.Tensor, metrics: Mapping[str, float]) -> None:
+        """Take in one micro-batch. KL estimates are k3, r - 1 - log r, which is never negative."""
+        log_ratio_RT = torch.where(given.mask_RT, given.logp_RT.detach() - given.old_logp_RT, 0.0).double()
+        self.kl += float((torch.expm1(log_ratio_RT) - log_ratio_RT).sum())
+        if given.ref_logp_RT is not None:
+            away_RT = torch.where(given.mask_RT, given.ref_logp_RT - given.logp_RT.detach(), 0.0).double()
+            self.ref_kl += float((torch.expm1(away_RT) - away_RT).sum())
+        self.entropy += float(entropy_N.double().sum())
+        sums, counts = log_ratio_RT.sum(1).tolist(), given.mask_RT.sum(1).tolist()
+        for trajectory, total, count in zip(given.trajectory_R.tolist(), sums, counts, strict=True):
+            self.log_ratio[trajectory] += total
+            self.tokens[trajectory] += count
+        self.sums.update(metrics)
+
+    def metrics(self) -> dict[str, float]:
+        """Ratio quantiles over trajectories (exp of the mean log-ratio), KL and entropy per token, the loss's own sums."""
+        out = {name.removesuffix("_sum"): value for name, value in self.sums.items()}
+        tokens = sum(self.tokens)
+        if not tokens:
+            return out
+        pairs = zip(self.log_ratio, self.tokens, strict=True)
+        ratio = torch.tensor([total / count for total, count in pairs if count], dtype=torch.float64).exp()
+        for name, share in (("min", 0.0), ("p10", 0.1), ("p50", 0.5), ("p90", 0.9), ("max", 1.0)):
+            out[f"ratio_{name}"] = float(ratio.quantile(share))
+        out["approx_kl"] = self.kl / tokens
+        out["entropy"] = self.entropy / tokens
+        out["ref_kl"] = self.ref_kl / tokens
+        return out

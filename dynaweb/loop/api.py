@@ -1,0 +1,198 @@
+"""The calls behind `dynaweb.run` and its like: each takes a resolved recipe and leaves a run folder.
+
+They may be called from a program or from a notebook with a running event loop. Ctrl-C (or a cancellation) lets the
+running stage save its state and raises `Interrupted`; `resume=True` goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dynaweb import events
+from dynaweb.errors import Interrupted
+from dynaweb.loop import stages
+from dynaweb.loop.closing import RunResult, StageResult, write_summary
+from dynaweb.loop.demos import demos
+from dynaweb.loop.evaluate import audit_judge, evaluate_arm, judge_errors, summary
+from dynaweb.loop.explore import explore
+from dynaweb.loop.sft import sft as sft_stage
+from dynaweb.loop.workspace import MODEL, Workspace, files_hash
+from dynaweb.loop.worldmodel import FIDELITY, means
+from dynaweb.observers import MetricsFile
+from dynaweb.plugins import current
+from dynaweb.runs import StageCache, open_run
+
+if TYPE_CHECKING:
+    from dynaweb.config import Recipe
+    from dynaweb.plugins import Plugins
+    from dynaweb.runs import RunFolder
+
+T = TypeVar("T")
+Job = Callable[[Workspace], Awaitable[T]]
+
+
+def run(recipe: Recipe, *, out: Path | None = None, resume: bool = False) -> RunResult:
+    """The main job: every stage, the evaluation of every arm, and the report."""
+    from dynaweb.report import build_report, closing_json, gather
+
+    async def job(ws: Workspace) -> Path:
+        outcome = await stages.whole_run(ws)
+        folder = _folder(ws)
+        write_summary(ws, outcome, folder)
+        return folder
+
+    folder = _in_folder(recipe, job, out=out, resume=resume, closing=lambda path: closing_json(gather(path)))
+    return RunResult(folder, build_report(folder), closing_json(gather(folder)))
+
+
+def sft(recipe: Recipe, *, out: Path | None = None) -> StageResult:
+    """Demonstrations and SFT."""
+
+    async def job(ws: Workspace) -> StageResult:
+        shown = await demos(ws)
+        await sft_stage(ws, shown)
+        metrics = {"demonstrations": len(shown.episodes()), "updates": ws.recipe.sft.steps}
+        return StageResult("sft", _folder(ws), _folder(ws) / "checkpoints" / "sft", metrics)
+
+    return _in_folder(recipe, job, out=out)
+
+
+def collect(recipe: Recipe, *, out: Path | None = None) -> StageResult:
+    """Real, unrewarded transitions of the SFT policy."""
+
+    async def job(ws: Workspace) -> StageResult:
+        explored = await explore(ws, await sft_stage(ws, await demos(ws)))
+        episodes = explored.episodes()
+        metrics = {"episodes": len(episodes), "steps": sum(len(episode.steps) for episode in episodes)}
+        return StageResult("collect", _folder(ws), metrics=metrics)
+
+    return _in_folder(recipe, job, out=out)
+
+
+def fit_world_model(recipe: Recipe, *, out: Path | None = None) -> StageResult:
+    """A world model with its fidelity; everything that it needs is made first."""
+
+    async def job(ws: Workspace) -> StageResult:
+        from dynaweb.loop.worldmodel import fit_world_model as fit_stage
+
+        shown = await demos(ws)
+        made = await fit_stage(ws, await explore(ws, await sft_stage(ws, shown)), shown)
+        weights = _folder(ws) / "checkpoints" / "world-model" if made.model.is_dir() else None
+        return StageResult("world-model", _folder(ws), weights, means(**made.data(FIDELITY)))
+
+    return _in_folder(recipe, job, out=out)
+
+
+def evaluate(recipe: Recipe, *, out: Path | None = None, policy: Path | None = None) -> StageResult:
+    """A policy on the held-out tasks: the weights in `policy`, or the SFT policy of the recipe."""
+
+    async def job(ws: Workspace) -> StageResult:
+        arm, weights, key = await _policy(ws, policy)
+        judged = await audit_judge(ws, arm, await evaluate_arm(ws, arm, weights, key), weights)
+        episodes = judged.episodes()
+        return StageResult("eval", _folder(ws), weights, summary(episodes) | judge_errors(episodes))
+
+    return _in_folder(recipe, job, out=out)
+
+
+async def _policy(ws: Workspace, policy: Path | None) -> tuple[str, Path, str]:
+    if policy is not None:
+        weights = policy / MODEL if (policy / MODEL).is_dir() else policy
+        return "policy", weights, files_hash(weights)
+    made = await sft_stage(ws, await demos(ws))
+    return "sft", made.model, made.key
+
+
+def _folder(ws: Workspace) -> Path:
+    assert ws.folder is not None  # every call here opens one
+    return ws.folder.path
+
+
+def _in_folder(
+    recipe: Recipe,
+    job: Job[T],
+    *,
+    out: Path | None,
+    resume: bool = False,
+    closing: Callable[[Path], dict[str, Any]] = lambda path: {},
+) -> T:
+    """Do a job in a run folder of its own, with its metrics file, its status, and word to the observers."""
+    plugins = current()
+    folder = open_run(recipe, out=out, resume=resume, plugins=plugins.manifest(recipe.choices()))
+    with folder.lock():
+        metrics = MetricsFile(folder.metrics)
+        try:
+            with plugins.observing(metrics):
+                return _told(recipe, job, folder, plugins, closing)
+        finally:
+            metrics.close()
+
+
+def _told(
+    recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugins, closing: Callable[[Path], dict[str, Any]]
+) -> T:
+    started = time.monotonic()
+
+    def end(status: Any, error: BaseException | None = None) -> None:
+        if error is not None and not isinstance(error, Interrupted):
+            plugins.notify(events.Failure(where="run", error=f"{type(error).__name__}: {error}", fatal=True))
+        folder.set_status(status, **({"error": str(error)} if error is not None else {}))
+        done = closing(folder.path) if status == "done" else {}
+        plugins.notify(events.RunEnd(folder.path, status, time.monotonic() - started, done))
+
+    folder.set_status("running")
+    chosen = tuple(plugins.manifest(recipe.choices()))
+    plugins.notify(events.RunStart(folder.path, recipe.tree(), chosen, folder.resumed))
+    try:
+        result = run_async(_worked(recipe, job, folder, plugins))
+    except (asyncio.CancelledError, KeyboardInterrupt) as error:
+        stopped = Interrupted(f"interrupted; the state is saved, go on with: dynaweb run --resume --out {folder.path}")
+        end("interrupted", stopped)
+        raise stopped from error
+    except BaseException as error:
+        end("failed", error)
+        raise
+    end("done")
+    return result
+
+
+async def _worked(recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugins) -> T:
+    ws = Workspace(recipe, plugins, StageCache(notify=plugins.notify), folder)
+    if recipe.run.time_budget:
+        ws.deadline = time.monotonic() + 60 * recipe.run.time_budget
+    try:
+        return await job(ws)
+    finally:
+        await ws.close()
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, also where an event loop is running already (a notebook): then in a thread.
+
+    Ctrl-C cancels the coroutine, so that it can save its state, and is raised as `KeyboardInterrupt` afterwards.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    return _in_thread(work)
+
+
+def _in_thread(work: Coroutine[Any, Any, T]) -> T:
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(work)
+    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])), name="dynaweb-run")
+    thread.start()
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+    finally:
+        loop.close()
+    return task.result()

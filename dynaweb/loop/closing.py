@@ -1,0 +1,101 @@
+"""What a run ends with: `summary.json`, the report, and the results that the Python API returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynaweb.loop.evaluate import successes
+from dynaweb.loop.stages import bought
+from dynaweb.loop.worldmodel import FIDELITY
+from dynaweb.runs import write_json
+
+if TYPE_CHECKING:
+    from dynaweb.loop.stages import Outcome
+    from dynaweb.loop.workspace import Workspace
+
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run. Its text is the closing table; `results` holds the same numbers as plain data.
+
+    `results["arms"]` has one entry per arm with its success, interval, n and paired difference to the best SFT arm;
+    `world_model` the fidelity, `judge` the judge's errors on real episodes, `costs` what the run took.
+    """
+
+    folder: Path
+    report: Path
+    results: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The closing table as text."""
+        from dynaweb.report import closing_text, gather
+
+        return closing_text(gather(self.folder), report=self.report)
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """One stage that was run alone: the run folder, the weights that it made (if any), and its closing metrics."""
+
+    stage: str
+    folder: Path
+    weights: Path | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"{self.stage}: {self.folder}", *([f"weights: {self.weights}"] if self.weights else [])]
+        width = max((len(name) for name in self.metrics), default=0)
+        return "\n".join([*lines, *(f"{name.ljust(width)}  {_short(value)}" for name, value in self.metrics.items())])
+
+    __repr__ = __str__
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def write_summary(ws: Workspace, outcome: Outcome, folder: Path) -> None:
+    """Write what the report cannot read from metrics and episodes."""
+    arms = [
+        {
+            "name": arm.spec.name,
+            "label": arm.spec.label,
+            "role": arm.spec.role,
+            "note": arm.spec.note,
+            "outcomes": [list(successes(arm.evaluated.episodes()))],
+        }
+        for arm in outcome.arms
+    ]
+    model = outcome.given.world_model
+    fidelity = model.data(FIDELITY) if model is not None else {"probes": []}
+    write_json(
+        folder / SUMMARY,
+        {
+            "arms": arms,
+            "bought": bought(ws, outcome.arms),
+            "probes": fidelity["probes"],
+            "rules": fidelity.get("rules", []),
+            "episodes_are": episodes_are(ws),
+        },
+    )
+
+
+def episodes_are(ws: Workspace) -> str:
+    """What the evaluation episodes are, in words."""
+    settings = ws.recipe.eval
+    name = settings.env or ws.task_settings[0]
+    driver = ws.task_settings[1].get("driver", "chromium")
+    where = "in the real browser" if driver == "chromium" else f"in env {name} without a browser (driver {driver})"
+    best = ws.recipe.data.max_best_steps
+    return f"held-out tasks of at most {best} best-case steps on unseen {settings.split} sites, {where}"

@@ -1,0 +1,130 @@
+"""The order of a whole run, and the arms that it compares.
+
+Every arm plays the same held-out episodes. Expert data are equal by default: the demonstrations that SFT saw are all
+that reinforcement learning and the controls get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dynaweb.loop.demos import all_experts, demos
+from dynaweb.loop.evaluate import audit_judge, evaluate_arm
+from dynaweb.loop.explore import explore
+from dynaweb.loop.rl import Ingredients, check_seam, reinforce
+from dynaweb.loop.sft import Control, longer_sft, sft
+from dynaweb.loop.worldmodel import fit_world_model
+from dynaweb.report.data import Role
+
+if TYPE_CHECKING:
+    from dynaweb.loop.workspace import Made, Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSpec:
+    """One policy to evaluate: its name in files, its label for people, its role in the table, and its weights."""
+
+    name: str
+    label: str
+    role: Role
+    weights: Path
+    key: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult:
+    """An arm with its judged evaluation episodes."""
+
+    spec: ArmSpec
+    evaluated: Made
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All that a run made: its ingredients, and its arms in the order of the closing table."""
+
+    given: Ingredients
+    arms: tuple[ArmResult, ...]
+    control: Control | None
+
+
+async def ingredients(ws: Workspace) -> Ingredients:
+    """Demonstrations, SFT, and what dreams are made of: everything before reinforcement learning."""
+    shown = await demos(ws)
+    experts = await all_experts(ws, shown)
+    policy = await sft(ws, shown)
+    if not ws.dreams:
+        return Ingredients(policy, shown, experts)
+    explored = await explore(ws, policy)
+    model = await fit_world_model(ws, explored, shown)
+    return Ingredients(policy, shown, experts, explored, model)
+
+
+async def whole_run(ws: Workspace) -> Outcome:
+    """All stages of a run up to the evaluations; the report is made from what they leave in the run folder."""
+    check_seam(ws)
+    given = await ingredients(ws)
+    main = await _main(ws, given)
+    control = await longer_sft(ws, given.experts)
+    filtered = await _filtered(ws, given)
+    specs = [_sft_arm(ws, given), *_control_arm(ws, control), *filtered, *main]
+    return Outcome(given, tuple([await _evaluated(ws, spec) for spec in specs]), control)
+
+
+def _sft_arm(ws: Workspace, given: Ingredients) -> ArmSpec:
+    steps = ws.recipe.sft.steps
+    return ArmSpec("sft", f"SFT, {steps} updates", "sft", given.sft.model, given.sft.key, "where the others start from")
+
+
+def _control_arm(ws: Workspace, control: Control | None) -> list[ArmSpec]:
+    if control is None:
+        return []
+    scores = ", ".join(f"{steps}: {score:.3f}" for steps, score in control.validation.items())
+    which = "the same demonstrations" if ws.recipe.data.experts == "few" else "all expert data of the run"
+    note = f"trained longer on {which}" + (f"; success on validation sites by updates: {scores}" if scores else "")
+    return [ArmSpec("sft-long", f"SFT, {control.steps} updates", "sft", control.made.model, control.made.key, note)]
+
+
+async def _main(ws: Workspace, given: Ingredients) -> list[ArmSpec]:
+    rl = ws.recipe.rl
+    if rl.updates == 0:
+        return []
+    made = await reinforce(ws, given, mode=rl.mode)
+    where = "dreams" if ws.dreams else "real pages"
+    how = ws.recipe.opt.name if rl.mode == "policy" else "filtered behaviour cloning"
+    note = f"{rl.updates} updates of {rl.tasks} x {rl.n} rollouts in {where}, {how}"
+    label = "DynaWeb" if ws.dreams and rl.mode == "policy" else f"{how} in {where}"
+    return [ArmSpec("dynaweb", label, "main", made.model, made.key, note)]
+
+
+async def _filtered(ws: Workspace, given: Ingredients) -> list[ArmSpec]:
+    rl = ws.recipe.rl
+    if not ws.recipe.controls.filtered_bc or rl.mode == "filtered-bc" or rl.updates == 0:
+        return []
+    made = await reinforce(ws, given, mode="filtered-bc")
+    note = "cross-entropy on successful rollouts only, as many of them"
+    return [ArmSpec("filtered-bc", "filtered behaviour cloning", "control", made.model, made.key, note)]
+
+
+async def _evaluated(ws: Workspace, spec: ArmSpec) -> ArmResult:
+    played = await evaluate_arm(ws, spec.name, spec.weights, spec.key)
+    return ArmResult(spec, await audit_judge(ws, spec.name, played, spec.weights))
+
+
+def bought(ws: Workspace, arms: Sequence[ArmResult]) -> list[str]:
+    """What the result rests on besides the method, a sentence each."""
+    recipe = ws.recipe
+    sentences = []
+    if ws.dreams:
+        sentences.append(f"{recipe.explore.episodes} unrewarded real episodes of the SFT policy, for the world model.")
+    if getattr(recipe.reward.config, "model", "") and arms:
+        sentences.append("A judge that is the language model itself; the shipped one was trained to judge other sites.")
+    if recipe.data.experts == "all":
+        sentences.append("An expert for every training task, for reinforcement learning and the longer SFT alike.")
+    if recipe.rl.mode == "policy" and recipe.rl.bc_weight > 0:
+        sentences.append("A behaviour-cloning term on the demonstrations that SFT saw.")
+    return sentences

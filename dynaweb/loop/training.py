@@ -1,0 +1,88 @@
+"""Supervised stages: a fixed number of updates on token rows, with checkpoints from which a killed stage goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dynaweb import events
+from dynaweb.errors import TrainingError
+from dynaweb.protocols import TokenRow
+
+if TYPE_CHECKING:
+    from dynaweb.backends.torch_backend import TorchTrainer
+    from dynaweb.loop.workspace import LoadedModel, Workspace
+    from dynaweb.runs import Stage
+
+WARMUP = 3
+"""Warm-up updates of supervised stages."""
+CHECKPOINT_EVERY = 50
+"""Updates between two checkpoints of a supervised stage."""
+
+
+async def fit(
+    ws: Workspace,
+    stage: Stage,
+    model: LoadedModel,
+    rows: Sequence[TokenRow],
+    *,
+    name: str,
+    steps: int,
+    batch: int,
+    lr: float,
+) -> None:
+    """Train `model` in place for `steps` updates of `batch` rows, every row once before any comes again.
+
+    Goes on from the checkpoint in `stage.scratch` if there is one; the result is the same. Writes the weights to
+    `stage.folder`. Raises `TrainingError` without rows.
+    """
+    if not rows:
+        raise TrainingError(f"stage {name} has nothing to learn from: its data holds no usable step")
+    trainer = new_trainer(ws, model, name=name, lr=lr, total_steps=steps, warmup=min(WARMUP, steps // 2))
+    resume(trainer, stage.scratch)
+    advance = ws.progress(name, steps, "updates", done=trainer.steps)
+    while trainer.steps < steps:
+        index = trainer.steps
+        metrics = trainer.supervised_step([rows[i] for i in trainer.draw(len(rows), batch)])
+        ws.meter.tokens_trained += int(metrics["tokens"])
+        ws.tell(events.Update(name, index, metrics))
+        advance()
+        if trainer.steps % CHECKPOINT_EVERY == 0 and trainer.steps < steps:
+            trainer.save(stage.scratch)
+            ws.remember_cost(stage)
+        await ws.breathe()
+    model.save(stage.folder)
+
+
+def new_trainer(
+    ws: Workspace,
+    model: LoadedModel,
+    *,
+    name: str,
+    lr: float,
+    total_steps: int,
+    warmup: int,
+    max_grad_norm: float = 1.0,
+) -> TorchTrainer:
+    """A trainer whose data order derives from the run's seed and the stage's name."""
+    from dynaweb.backends.torch_backend import TorchTrainer
+
+    return TorchTrainer(
+        model.model,
+        lr=lr,
+        total_steps=total_steps,
+        warmup=warmup,
+        max_grad_norm=max_grad_norm,
+        seed=ws.seed("order", name),
+    )
+
+
+def resume(trainer: TorchTrainer, folder: Path) -> bool:
+    """Load the checkpoint in `folder`, if there is one; a damaged one is an error, not a fresh start."""
+    from dynaweb.backends.checkpoint import INDEX
+
+    if not (folder / INDEX).exists():
+        return False
+    trainer.load(folder)
+    return True
