@@ -156,6 +156,22 @@ def test_a_changed_recipe_is_not_resumed_and_the_same_needs_no_flags(cli: Cli, t
     assert json.loads(done.stdout)["settings"]["run"]["seed"] == 4
 
 
+def test_folders_that_cannot_take_a_run(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes").write_text("mine")
+    done = cli("run", "smoke", "--out", "full")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: full exists and is not empty; nothing is overwritten.")
+    done = cli("run", "smoke", "--out", "full/notes/run")
+    assert done.returncode == 2
+    assert "run folder full/notes/run cannot be written: Not a directory; choose another with --out" in done.stderr
+    open_run(resolve("smoke", seed=4, plugins=plugins.load(warn=False)), out=tmp_path / "run")
+    done = cli("run", "smoke", "--seed", "5", "--resume", "--out", "run")
+    assert done.returncode == 2
+    assert "\n  run.seed: 4 -> 5\n" in done.stderr
+    assert done.stdout == ""
+
+
 HANDLER = """
     import os, signal, sys, threading, time, asyncio
     import typer

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from dynaweb_env_dream import DreamConfig
-from dynaweb_env_dream.dream import DreamEnvironment, DreamSource
 
 from dynaweb.errors import MissingError
 from dynaweb.loop.rules import needs_prediction
 from dynaweb.protocols import Environment, PluginContext, TaskSource
 from dynaweb.types import Action, Node, Observation, Prediction, StepResult, Task
+from dynaweb_env_dream import DreamConfig
+from dynaweb_env_dream.dream import DreamEnvironment, DreamSource
 
 HOME = Observation(
     url="http://shop.localhost/",

@@ -127,7 +127,8 @@ async def test_real_events_on_a_scripted_page(session: ChromiumSession, show: Sh
     page = await show(
         """<button id=b>Push</button><input id=i aria-label=Field><p id=out></p><script>
         const log = [];
-        for (const kind of ['mousedown', 'mouseup', 'click']) b.addEventListener(kind, e => log.push(kind + e.isTrusted));
+        const note = e => log.push(e.type + e.isTrusted);
+        for (const kind of ['mousedown', 'mouseup', 'click']) b.addEventListener(kind, note);
         i.addEventListener('input', e => log.push('input:' + i.value));
         b.addEventListener('click', () => setTimeout(() => out.textContent = log.join(' '), 50));
         </script>"""
@@ -173,7 +174,8 @@ async def test_refusals_are_quick_and_say_why(
 async def test_a_stale_element_is_never_mistaken(session: ChromiumSession, show: Show) -> None:
     page = await show(
         """<div id=box><button>Old</button></div><p id=out></p>
-        <script>setTimeout(() => { box.innerHTML = '<button onclick="out.textContent=\\'hit\\'">New</button>' }, 700)</script>"""
+        <script>const again = () => { box.innerHTML = '<button onclick="out.textContent=1">New</button>' };
+        setTimeout(again, 700)</script>"""
     )
     assert lines(page) == ["button 'Old' [1]"]
     time.sleep(0.8)
@@ -184,7 +186,7 @@ async def test_a_stale_element_is_never_mistaken(session: ChromiumSession, show:
 
 async def test_dialogs_are_accepted_and_reported(session: ChromiumSession, show: Show) -> None:
     page = await show(
-        "<script>alert('on load')</script><button onclick=\"t.textContent=confirm('Sure?')\">Delete</button><p id=t></p>"
+        """<script>alert('on load')</script><button onclick="t.textContent=confirm('Sure?')">Delete</button><p id=t>"""
     )
     assert page.notice == "alert accepted: on load"
     reason, page = await do(session, page, "click 'Delete' []")
@@ -193,8 +195,14 @@ async def test_dialogs_are_accepted_and_reported(session: ChromiumSession, show:
     assert "text 'true' [2]" in lines(page)
 
 
-@pytest.mark.parametrize("html", ["<a href=/next target=_blank>Out</a>", "<button onclick=\"window.open('/next','','noopener')\">Out</button>",
-                                  "<button onclick=\"window.open('/next')\">Out</button>"])  # fmt: skip
+@pytest.mark.parametrize(
+    "html",
+    [
+        "<a href=/next target=_blank>Out</a>",
+        "<button onclick=\"window.open('/next','','noopener')\">Out</button>",
+        "<button onclick=\"window.open('/next')\">Out</button>",
+    ],
+)
 async def test_a_new_tab_becomes_current(session: ChromiumSession, server: PageServer, show: Show, html: str) -> None:
     server.pages["/next"] = "<h1>Next page</h1>"
     reason, page = await do(session, await show(html), "click 'Out' []")

@@ -135,7 +135,8 @@ def html_task(**target: Any) -> dict[str, Any]:
 
 async def test_program_html_reads_pages_and_locators() -> None:
     pages = Pages(
-        {"last": "<p>Caf&eacute; &amp; more</p>", "http://a/": "<b>x</b>"}, {"document.title": " Shop ", "[...document.x]": 3}
+        {"last": "<p>Caf&eacute; &amp; more</p>", "http://a/": "<b>x</b>"},
+        {"document.title": " Shop ", "[...document.x]": 3},
     )
     for target, score in (
         ({"required_contents": {"must_include": ["café & more"]}}, 1),

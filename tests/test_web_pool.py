@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -105,7 +106,8 @@ async def test_sessions_run_side_by_side(pool: BrowserPool, server: PageServer) 
 
 async def test_hosts_off_the_list_are_refused_and_counted(pool: BrowserPool, server: PageServer) -> None:
     server.pages["/out"] = (
-        "<a href='http://example.com/'>out</a><img src='http://10.0.0.1/x.png'><link rel=stylesheet href='//cdn.test/a.css'>"
+        "<a href='http://example.com/'>out</a><img src='http://10.0.0.1/x.png'>"
+        "<link rel=stylesheet href='//cdn.test/a.css'>"
         "<p>still here</p>"
     )
     session = await pool.session()
@@ -285,6 +287,37 @@ async def test_one_pool_serves_several_event_loops(server: PageServer) -> None:
         assert await asyncio.to_thread(lambda: asyncio.run(play())) == "home next"
 
 
+FORGETFUL = """
+import asyncio, sys
+from dynaweb.web.browser import BrowserPool
+pool = BrowserPool()
+
+async def play():
+    session = await pool.session()
+    await session.reset()
+    await session.goto(sys.argv[1])
+    return pool._running.browser_pid
+
+pids = [asyncio.run(play()) for _ in range(2)]
+asyncio.run(pool.close())
+print(*pids)
+"""
+
+
+async def test_a_pool_that_was_not_closed_leaves_no_browser(server: PageServer) -> None:
+    command = [sys.executable, "-c", FORGETFUL, server.url()]
+    done = await asyncio.to_thread(
+        lambda: subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    )
+    pids = {int(word) for word in done.stdout.split()}
+    assert len(pids) == 2
+    for _ in range(100):
+        if not pids & set(dict(filter(None, map(_parent_of, Path("/proc").iterdir())))):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"browsers are still running: {pids}")
+
+
 def _executable(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("#!/bin/sh\nexit 1\n")
@@ -319,5 +352,6 @@ def _parent_of(folder: Path) -> tuple[int, tuple[int, str]] | None:
     with suppress(OSError, ValueError):
         stat = (folder / "stat").read_text()
         name, _, rest = stat.partition("(")[2].rpartition(")")
-        return int(folder.name), (int(rest.split()[1]), name)
+        if rest.split()[0] != "Z":
+            return int(folder.name), (int(rest.split()[1]), name)
     return None

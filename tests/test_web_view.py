@@ -114,9 +114,12 @@ async def test_views_of_a_realistic_page(session: ChromiumSession, server: PageS
 
 
 async def test_controls_beyond_plain_html(session: ChromiumSession, server: PageServer) -> None:
-    server.pages["/"] = """<details><summary>More</summary><p>secret</p></details><div contenteditable aria-label=Body>text</div>
+    server.pages[
+        "/"
+    ] = """<details><summary>More</summary><p>secret</p></details><div contenteditable aria-label=Body>text</div>
     <button aria-expanded=false>Menu</button><button aria-pressed=true>Bold</button><div tabindex=0>Box</div>
-    <ul role=listbox><li role=option aria-selected=true>One</ul><select multiple aria-label=Many><option>A<option>B</select>
+    <ul role=listbox><li role=option aria-selected=true>One</ul>
+    <select multiple aria-label=Many><option>A<option>B</select>
     <input type=password aria-label=Secret value=abc>"""
     await session.goto(server.url())
     page = await session.observe()
@@ -211,6 +214,8 @@ async def test_trees_of_frames_go_below_their_element() -> None:
         {"nodeId": "3", "role": {"value": "button"}, "name": {"value": "After"}, "backendDOMNodeId": 8},
     ]
     assert iframes(payload) == [7]
-    inner = read_tree([{"nodeId": "1", "role": {"value": "button"}, "name": {"value": "In"}, "backendDOMNodeId": 3}], frame="F")
+    inner = read_tree(
+        [{"nodeId": "1", "role": {"value": "button"}, "name": {"value": "In"}, "backendDOMNodeId": 3}], frame="F"
+    )
     tree = read_tree(payload, inner={7: inner})
     assert [(node.name, node.depth, node.ref) for node in tree[2:]] == [("In", 2, "F:3"), ("After", 1, ":8")]

@@ -4,3 +4,7 @@
 response tokens with gradients, `torch_backend` is the trainer of one process, `models` loads and saves language models.
 Import the modules themselves: this package file stays free of torch.
 """
+
+from __future__ import annotations
+
+import dynaweb.engines  # noqa: F401  (sets how threads wait, before torch is imported)

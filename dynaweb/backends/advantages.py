@@ -1,8 +1,8 @@
 """Group statistics: how much better a trajectory was than the others of its task.
 
 Pure Python with exact summation. Conventions: a reward of None (or nan: the judge could not grade) leaves the group's
-mean and deviation and gets advantage 0; a group with one graded member is a singleton; a group whose rewards differ by no
-more than a tolerance is *dead*: its advantages are exactly 0, whatever rounding would give.
+mean and deviation and gets advantage 0; a group with one graded member is a singleton; a group whose rewards differ by
+no more than a tolerance is *dead*: its advantages are exactly 0, whatever rounding would give.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def group_advantages(
     """Advantages of trajectories over their groups.
 
     `baseline` "mean": (reward - mean of the group), divided by (standard deviation + `eps`) of the group, of all graded
-    rewards of the batch, or not at all (`scale`); `ddof` 1 is the unbiased deviation. `baseline` "loo": reward - mean of
-    the other members (RLOO, arXiv 2402.14740), never divided. `singleton` "raw" gives a lone member its reward itself.
+    rewards of the batch, or not at all (`scale`); `ddof` 1 is the unbiased deviation. `baseline` "loo": reward - mean
+    of the other members (RLOO, arXiv 2402.14740), never divided. `singleton` "raw" gives a lone member its reward
+    itself.
     """
     if len(rewards) != len(groups):
         raise ValueError(f"{len(rewards)} rewards but {len(groups)} group names; there must be one for each trajectory")

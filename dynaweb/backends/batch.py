@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -129,30 +130,43 @@ def _fits(part: Sequence[Unit], micro_tokens: int) -> bool:
 
 def collate(rows: Sequence[TokenRow], part: Sequence[Unit], device: torch.device) -> MicroBatch:
     """The tensors of one micro-batch. Padding is token 0 behind each prefix and each tail."""
-    width = max(1, max(len(unit.prompt) - 1 for unit in part))
+    order = tuple(index for unit in part for index in unit.rows)
+    lengths = [len(rows[index].response_ids) for index in order]
+    width = max(1, *(len(unit.prompt) - 1 for unit in part))
     tail_width = max(unit.tail for unit in part)
-    prefix, tail, position, segment = [], [], [], []
-    flat, target, row_of, column, order = [], [], [], [], []
-    for place, unit in enumerate(part):
-        length = len(unit.prompt) - 1
-        prefix.append([*unit.prompt[:-1], *[0] * (width - length)])
-        ids, where, owner = [], [], []
-        for local, index in enumerate(unit.rows):
-            response = rows[index].response_ids
-            flat += range(place * tail_width + len(ids), place * tail_width + len(ids) + len(response))
-            target += response
-            row_of += [len(order)] * len(response)
-            column += range(len(response))
-            order.append(index)
-            ids += [unit.prompt[-1], *response[:-1]]
-            where += range(length, length + len(response))
-            owner += [local] * len(response)
-        gap = tail_width - len(ids)
-        tail.append(ids + [0] * gap)
-        position.append(where + [0] * gap)
-        segment.append(owner + [-1] * gap)
-    lists = (prefix, [len(unit.prompt) - 1 for unit in part], tail, position, segment, flat, target, row_of, column)
-    return MicroBatch(tuple(order), *(torch.tensor(values, dtype=torch.long, device=device) for values in lists))
+
+    def tensor(values: Sequence[Any]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.long, device=device)
+
+    return MicroBatch(
+        rows=order,
+        prefix_UP=tensor([_padded(unit.prompt[:-1], width, 0) for unit in part]),
+        prefix_U=tensor([len(unit.prompt) - 1 for unit in part]),
+        tail_UQ=tensor([_padded(_tail_ids(rows, unit), tail_width, 0) for unit in part]),
+        position_UQ=tensor([_padded(_tail_positions(rows, unit), tail_width, 0) for unit in part]),
+        segment_UQ=tensor([_padded(_tail_segments(rows, unit), tail_width, -1) for unit in part]),
+        flat_N=tensor([place * tail_width + i for place, unit in enumerate(part) for i in range(unit.tail)]),
+        target_N=tensor([token for index in order for token in rows[index].response_ids]),
+        row_N=tensor([place for place, length in enumerate(lengths) for _ in range(length)]),
+        column_N=tensor([column for length in lengths for column in range(length)]),
+    )
+
+
+def _padded(values: Sequence[int], width: int, filler: int) -> list[int]:
+    return [*values, *[filler] * (width - len(values))]
+
+
+def _tail_ids(rows: Sequence[TokenRow], unit: Unit) -> list[int]:
+    return [token for index in unit.rows for token in (unit.prompt[-1], *rows[index].response_ids[:-1])]
+
+
+def _tail_positions(rows: Sequence[TokenRow], unit: Unit) -> list[int]:
+    start = len(unit.prompt) - 1
+    return [start + column for index in unit.rows for column in range(len(rows[index].response_ids))]
+
+
+def _tail_segments(rows: Sequence[TokenRow], unit: Unit) -> list[int]:
+    return [local for local, index in enumerate(unit.rows) for _ in rows[index].response_ids]
 
 
 def draw(size: int, count: int, *, seed: int, step: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Checkpoints of a trainer: tensors as safetensors, everything else as JSON, both written atomically.
 
-A folder holds `state-<step>.safetensors` and `trainer.json`, which names the file, its size and its step. The JSON file is
-replaced last, so a kill at any point leaves the previous checkpoint or the new one, complete.
+A folder holds `state-<step>.safetensors` and `trainer.json`, which names the file, its size and its step. The JSON file
+is replaced last, so a kill at any point leaves the previous checkpoint or the new one, complete.
 """
 
 from __future__ import annotations

@@ -70,10 +70,9 @@ def load_model(path: str | Path, dtype: str | torch.dtype = "float32", device: s
     local = Path(source).is_dir()
     if local:
         check_weights(Path(source))
+    load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            source, dtype=pick_dtype(dtype), local_files_only=local, output_loading_info=True
-        )
+        model, report = load(source, dtype=pick_dtype(dtype), local_files_only=local, output_loading_info=True)
     except OSError as error:
         raise _not_found(source, local, error) from error
     except Exception as error:

@@ -111,7 +111,7 @@ class PolicyTally:
     kl: float = 0.0
     ref_kl: float = 0.0
     entropy: float = 0.0
-    sums: Counter[str] = field(default_factory=Counter)
+    sums: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.log_ratio = [0.0] * self.trajectories
@@ -129,10 +129,11 @@ class PolicyTally:
         for trajectory, total, count in zip(given.trajectory_R.tolist(), sums, counts, strict=True):
             self.log_ratio[trajectory] += total
             self.tokens[trajectory] += count
-        self.sums.update(metrics)
+        for name, value in metrics.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
 
     def metrics(self) -> dict[str, float]:
-        """Ratio quantiles over trajectories (exp of the mean log-ratio), KL and entropy per token, the loss's own sums."""
+        """Ratio quantiles over trajectories (of exp(mean log-ratio)), KL and entropy per token, the loss's own sums."""
         out = {name.removesuffix("_sum"): value for name, value in self.sums.items()}
         tokens = sum(self.tokens)
         if not tokens:

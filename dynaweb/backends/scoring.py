@@ -45,8 +45,8 @@ def scorer_for(model: nn.Module) -> Scorer:
 
 
 def token_scores(logits_NV: torch.Tensor, target_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability [N] of the targets and entropy [N] (nats, detached) of float32 logits."""
-    logp_NV = torch.log_softmax(logits_NV.float(), dim=-1)
+    """Log-probability [N] of the targets and entropy [N] (nats, detached) of logits."""
+    logp_NV = torch.log_softmax(llama.widen(logits_NV), dim=-1)
     with torch.no_grad():
         entropy_N = -(logp_NV.exp() * logp_NV).sum(-1)
     return logp_NV.gather(1, target_N[:, None])[:, 0], entropy_N
@@ -62,8 +62,8 @@ def head_scores(head: Any, hidden_ND: torch.Tensor, target_N: torch.Tensor, voca
         return token_scores(head(hidden), target)
 
     pairs = [
-        checkpoint(part, hidden, target, use_reentrant=False)
-        for hidden, target in zip(hidden_ND.split(rows), target_N.split(rows), strict=True)
+        checkpoint(part, hidden_ND[i : i + rows], target_N[i : i + rows], use_reentrant=False)
+        for i in range(0, len(hidden_ND), rows)
     ]
     return torch.cat([logp for logp, _ in pairs]), torch.cat([entropy for _, entropy in pairs])
 

@@ -1,8 +1,9 @@
 """The trainer of one process: supervised and policy updates of a causal language model, on CPU or GPU.
 
-What an update computes does not depend on the micro-batch split: losses are normalised by counts of the whole batch, and
-ratios of whole trajectories come from a first pass without gradients when a trajectory is split. Prompts are never
-targets. Dropout is off. An update whose loss or gradient is not finite is skipped and counted; three in a row are an error.
+What an update computes does not depend on the micro-batch split: losses are normalised by counts of the whole batch,
+and ratios of whole trajectories come from a first pass without gradients when a trajectory is split. Prompts are never
+targets. Dropout is off. An update whose loss or gradient is not finite is skipped and counted; three in a row are an
+error.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from dynaweb.backends import batch as batching
 from dynaweb.backends import checkpoint
 from dynaweb.backends.batch import MicroBatch
 from dynaweb.backends.models import trainable
-from dynaweb.backends.policy_loss import Logps, PolicyBatch, PolicyTally
+from dynaweb.backends.policy_loss import Logps, PolicyBatch
 from dynaweb.backends.schedule import Schedule
 from dynaweb.backends.scoring import scorer_for
+from dynaweb.backends.update import UpdatePass, frozen
 from dynaweb.errors import CheckpointError, TrainingError
 from dynaweb.protocols import PolicyOptimizer, TokenRow
 
@@ -38,8 +40,8 @@ _log = logging.getLogger(__name__)
 class TorchTrainer:
     """AdamW with a linear schedule and gradient clipping around the log-probabilities of response tokens.
 
-    `micro_tokens` bounds the padded tokens of one forward pass. `total_steps`, `warmup` and `final_fraction` are those of
-    `Schedule`; `steps` counts updates, skipped ones included. `seed` is that of `draw`.
+    `micro_tokens` bounds the padded tokens of one forward pass. `total_steps`, `warmup` and `final_fraction` are those
+    of `Schedule`; `steps` counts updates, skipped ones included. `seed` is that of `draw`.
     """
 
     def __init__(
@@ -80,11 +82,11 @@ class TorchTrainer:
         return next(self.model.parameters()).device
 
     def draw(self, size: int, count: int) -> list[int]:
-        """Indices of the next update's rows: every row once before any comes again; depends on seed and `steps` only."""
+        """Indices of the next update's rows, every row once before any comes again; a function of seed and `steps`."""
         return batching.draw(size, count, seed=self.seed, step=self.steps)
 
     def supervised_step(self, rows: Sequence[TokenRow]) -> dict[str, float]:
-        """One update on mean cross-entropy: sum over rows of weight x (-log p of its response) / response tokens of all.
+        """One update on the mean cross-entropy: sum of row weight x (-log p) over all response tokens / their number.
 
         Returns `loss`, `grad_norm`, `lr`, `entropy`, `tokens`, `padded_tokens`, `seconds`, `updated` (0 = skipped).
         """
@@ -110,7 +112,8 @@ class TorchTrainer:
 
         `advantages` holds one number per trajectory, `old_logps` and `ref_logps` one per response token of each row.
         `old_logps` None: the present model made the rows (first and only step), ratios are exactly 1. Rows of
-        trajectories with advantage 0 are not computed (unless there is a reference term); they count in all denominators.
+        trajectories with advantage 0 are not computed (unless there is a reference term); they count in all
+        denominators.
 
         Returns what `supervised_step` does and `policy_loss`, `supervised_loss`, `clip_frac_low/high` and other sums of
         the loss, `ratio_*` quantiles over trajectories, `approx_kl`, `entropy`, `dead_share` (trajectories with
@@ -140,7 +143,7 @@ class TorchTrainer:
     def logprobs(self, rows: Sequence[TokenRow]) -> list[np.ndarray]:
         """Natural-log probabilities of each row's response tokens, float32, without gradients."""
         out = [np.zeros(len(row.response_ids), dtype=np.float32) for row in rows]
-        with _frozen(self.model), torch.no_grad():
+        with frozen(self.model), torch.no_grad():
             for micro in self.micro_batches(rows, range(len(rows))):
                 values = self._scorer.logprobs(micro)[0].cpu().numpy()
                 sizes = np.cumsum([len(rows[row].response_ids) for row in micro.rows])[:-1]
@@ -192,10 +195,11 @@ class TorchTrainer:
         tensors, meta = checkpoint.load(folder)
         self.load_state_dict({"tensors": tensors, "meta": meta})
 
-    def _update(self) -> _Update:
-        return _Update(self)
+    def _update(self) -> UpdatePass:
+        parameters = self._parameters.values()
+        return UpdatePass(self.model, self._scorer, self.micro_batches, parameters, self.max_grad_norm)
 
-    def _report(self, update: _Update, start: float, metrics: dict[str, float]) -> dict[str, float]:
+    def _report(self, update: UpdatePass, start: float, metrics: dict[str, float]) -> dict[str, float]:
         """Step the optimizer if the update is sound, and add what every update reports."""
         lr = self.schedule.at(self.steps)
         norm = update.grad_norm
@@ -244,96 +248,6 @@ class TorchTrainer:
                 f"{MAX_SKIPPED} updates in a row had a loss or gradient that is not finite (last: loss {loss}, gradient"
                 f" norm {norm}); lower the learning rate, or go back to the last checkpoint"
             )
-
-
-class _frozen:
-    """Evaluation mode (no dropout) for a while."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model, self._training = model, model.training
-
-    def __enter__(self) -> None:
-        self._model.eval()
-
-    def __exit__(self, *error: Any) -> None:
-        self._model.train(self._training)
-
-
-class _Update:
-    """The forward and backward passes of one update; on leaving, gradients are complete and clipped."""
-
-    def __init__(self, trainer: TorchTrainer) -> None:
-        self._trainer = trainer
-        self._scorer = trainer._scorer
-        self._frozen = _frozen(trainer.model)
-        self._step = self._scorer.step()
-        self.tokens = 0
-        self.padded_tokens = 0
-        self.entropy = 0.0
-        self.grad_norm = 0.0
-        self.computed = False
-
-    def __enter__(self) -> _Update:
-        self._trainer._adam.zero_grad(set_to_none=True)
-        self._frozen.__enter__()
-        self._step.__enter__()
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._step.__exit__(kind, error, trace)
-        self._frozen.__exit__()
-        if kind is None and self.computed:
-            parameters = self._trainer._parameters.values()
-            self.grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._trainer.max_grad_norm))
-
-    def supervised(self, rows: Sequence[TokenRow], weight: float) -> float:
-        """Backward of `weight` x the mean cross-entropy; returns the cross-entropy itself."""
-        total = sum(len(row.response_ids) for row in rows)
-        loss = 0.0
-        for micro in self._trainer.micro_batches(rows, range(len(rows))):
-            logp_N, entropy_N = self._scorer.logprobs(micro)
-            weights = [rows[row].weight for row in micro.rows]
-            weight_N = torch.tensor(weights, dtype=torch.float32, device=logp_N.device)[micro.row_N]
-            share = -(weight_N * logp_N).sum() / total
-            self._backward(weight * share, micro, entropy_N)
-            loss += float(share.detach())
-        return loss
-
-    def policy(
-        self, batch: PolicyBatch, live: Sequence[int], optimizer: PolicyOptimizer
-    ) -> tuple[float, PolicyTally]:
-        """Backward of the optimizer's loss over the live rows; returns its value and what was seen."""
-        micros = self._trainer.micro_batches(batch.rows, live)
-        tally = PolicyTally(len(batch.advantages))
-        log_ratio_sum = None
-        if batch.old is not None and optimizer.needs_trajectory_ratio and batch.splits_trajectories(micros):
-            log_ratio_sum = self._log_ratio_sums(batch, micros)
-        loss = 0.0
-        for micro in micros:
-            logp_N, entropy_N = self._scorer.logprobs(micro)
-            given, _ = batch.loss_input(micro, logp_N, log_ratio_sum)
-            out = optimizer.loss(given)
-            self._backward(out.loss, micro, entropy_N)
-            tally.add(given, entropy_N, out.metrics)
-            loss += float(out.loss.detach())
-        return loss, tally
-
-    def _log_ratio_sums(self, batch: PolicyBatch, micros: Sequence[MicroBatch]) -> torch.Tensor:
-        """First pass: sum of (logp - old) over all agent tokens of each trajectory [N], float64, without gradients."""
-        sums = torch.zeros(len(batch.advantages), dtype=torch.float64, device=self._trainer.device)
-        with torch.no_grad():
-            for micro in micros:
-                logp_N = self._scorer.logprobs(micro)[0]
-                given, old_N = batch.loss_input(micro, logp_N, None)
-                sums.index_add_(0, given.trajectory_R[micro.row_N], (logp_N - old_N).double())
-        return sums
-
-    def _backward(self, loss: torch.Tensor, micro: MicroBatch, entropy_N: torch.Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.computed = True
-        self.tokens += len(micro.target_N)
-        self.padded_tokens += micro.padded_tokens
-        self.entropy += float(entropy_N.sum())
 
 
 def _felt(parameter: nn.Parameter) -> bool:

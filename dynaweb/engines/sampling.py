@@ -1,4 +1,4 @@
-"""Draw tokens: one uniform number per token from the request's own seed, then the inverse of the cumulative distribution.
+"""Draw tokens: one uniform number each from the request's own seed, then the inverse of the cumulative distribution.
 
 What is drawn depends on the request's seed and on the distribution, never on the order or the number of requests that
 share a batch. Shapes: B rows, V vocabulary entries, N tokens drawn at most.
@@ -81,7 +81,7 @@ def nucleus(logp_BV: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
 
 
 def invert(logp_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
-    """The first token [B] whose cumulative probability (float64) exceeds the uniform number; never one of probability 0."""
+    """The first token [B] whose cumulative probability exceeds the uniform number; never one of probability 0."""
     cumulative_BV = logp_BV.exp().double().cumsum(-1)
     total_B = cumulative_BV[:, -1]
     # Rounding may lift the mark to the total itself, which no entry exceeds.

@@ -1,11 +1,11 @@
 """Lockstep: gather the model calls of concurrent episodes into batches that are the same in every run.
 
-A batch is run when every live episode waits for an engine. An episode that still waits for a browser therefore keeps the
-batch waiting, whatever the browser's speed, so that which requests share a batch depends on the episodes alone and not on
-timing. Requests from outside any episode are run when the event loop has nothing else to do.
+A batch is run when every live episode waits for an engine. An episode that still waits for a browser therefore keeps
+the batch waiting, whatever the browser's speed, so that which requests share a batch depends on the episodes alone and
+not on timing. Requests from outside any episode are run when the event loop has nothing else to do.
 
-Rules for callers: take scarce things (a browser context, a semaphore) before entering `episode()`, never inside, since a
-live episode that waits for another one would keep the batch waiting. Should that happen, the batch is run after
+Rules for callers: take scarce things (a browser context, a semaphore) before entering `episode()`, never inside, since
+a live episode that waits for another one would keep the batch waiting. Should that happen, the batch is run after
 `stall_seconds` with a warning.
 """
 
@@ -22,7 +22,7 @@ Request = TypeVar("Request")
 Result = TypeVar("Result")
 
 SETTLE_TURNS = 16
-"""Turns of the event loop without news before a batch is run: time for a finished episode to hand its place to the next."""
+"""Turns of the event loop without news before a batch is run: a finished episode hands its place to the next."""
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Which prompts of a batch share their beginning, so that it is computed once.
 
-The rollouts of one task start on the same page, and a world model sees the same page with different actions: in both cases
-most tokens of the prompts are the same. Pure Python, no torch.
+The rollouts of one task start on the same page, and a world model sees the same page with different actions: in both
+cases most tokens of the prompts are the same. Pure Python, no torch.
 """
 
 from __future__ import annotations

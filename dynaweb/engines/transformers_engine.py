@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -68,10 +68,15 @@ class TransformersEngine:
         self._choices = lockstep.queue(self.choice_batch)
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one completion. Raises `EngineError` for a prompt that the model cannot take."""
+        """Sample one completion; it ends where the model's context ends, at the latest.
+
+        Raises `EngineError` for a prompt that the model cannot take.
+        """
         if request.max_new_tokens < 1:
             raise EngineError(f"max_new_tokens is {request.max_new_tokens}; it must be at least 1")
-        self._check(request.prompt_ids, request.max_new_tokens)
+        self._check(request.prompt_ids, 1)
+        if self._context is not None and len(request.prompt_ids) + request.max_new_tokens > self._context:
+            request = replace(request, max_new_tokens=self._context - len(request.prompt_ids))
         return await self._generations.ask(request)
 
     async def choice_logprobs(self, prompt_ids: tuple[int, ...], choices: tuple[int, ...]) -> tuple[float, ...]:
@@ -106,7 +111,7 @@ class TransformersEngine:
             return [tuple(table[prompt][list(choices)].tolist()) for prompt, choices in requests]
 
     def token_logprobs(self, rows: Sequence[TokenRow]) -> list[np.ndarray]:
-        """Float32 log-probabilities of each row's response tokens, by decoding them one at a time (slow; for checks)."""
+        """Float32 log-probabilities of each row's response tokens by decoding one at a time (slow; for checks)."""
         found = []
         with self._work(len(rows)):
             for row in rows:
@@ -124,8 +129,8 @@ class TransformersEngine:
             )
         if self._context is not None and len(prompt) + room > self._context:
             raise EngineError(
-                f"{len(prompt)} prompt tokens and up to {room} new ones exceed the model's context of"
-                f" {self._context} tokens; shorten the page or lower the number of new tokens"
+                f"a prompt of {len(prompt)} tokens does not fit into the model's context of {self._context} tokens"
+                f"{' with room for an answer' if room else ''}; shorten the page or the history"
             )
 
     def _parts(self, requests: Sequence[GenerateRequest]) -> Iterator[slice]:

@@ -14,7 +14,7 @@ from dynaweb.errors import TrainingError
 from dynaweb.loop.experts import by_task
 from dynaweb.loop.players import ExpertPlayer
 from dynaweb.loop.rollout import Episode, Rules, play_all, refuse_total_failure
-from dynaweb.loop.tasks import draw, one_per_template
+from dynaweb.loop.tasks import one_per_template
 from dynaweb.loop.verdicts import grading, success_of
 from dynaweb.types import Task, Trajectory
 
@@ -28,17 +28,22 @@ POOL = 256
 """Smallest number of training tasks that are drawn: enough to hold one of each template."""
 
 
-def training_tasks(ws: Workspace) -> list[Task]:
-    """The training tasks of a run, templates in rotation: demonstrations, exploration and RL take theirs from these."""
-    recipe = ws.recipe
-    count = max(POOL, recipe.explore.episodes, recipe.data.demos)
-    seed = ws.seed("tasks", "train")
-    return draw(ws.source, "train", count=count, seed=seed, max_best_steps=recipe.data.max_best_steps)
+def training_tasks(ws: Workspace, count: int) -> list[Task]:
+    """At least `count` training tasks, templates in rotation: demonstrations, exploration and RL draw from them.
+
+    Each stage asks for its own number, so that no stage depends on the settings of another.
+    """
+    return ws.tasks("train", max(POOL, count))
+
+
+def rl_tasks(ws: Workspace) -> list[Task]:
+    """The training tasks of reinforcement learning."""
+    return training_tasks(ws, ws.recipe.rl.updates * ws.recipe.rl.tasks)
 
 
 async def demos(ws: Workspace) -> Made:
     """Stage `demos`: the demonstrations that SFT sees."""
-    tasks = one_per_template(training_tasks(ws), ws.recipe.data.demos)
+    tasks = one_per_template(training_tasks(ws, ws.recipe.data.demos), ws.recipe.data.demos)
     made = await _played(ws, tasks, ws.key("data.demos", "data.max_best_steps", tasks=ws.task_key, part="few"))
     ws.keep(made, "demos")
     return made
@@ -48,8 +53,8 @@ async def all_experts(ws: Workspace, few: Made) -> Made:
     """The expert data of RL and of the SFT controls: the demonstrations, or with `all` an expert for each RL task."""
     if ws.recipe.data.experts == "few":
         return few
-    key = ws.key("data", tasks=ws.task_key, part="all", explore=ws.recipe.explore.episodes)
-    made = await _played(ws, training_tasks(ws), key)
+    key = ws.key("data", "rl.updates", "rl.tasks", tasks=ws.task_key, part="all")
+    made = await _played(ws, rl_tasks(ws), key)
     ws.keep(made, "experts")
     return made
 

@@ -13,7 +13,6 @@ from dynaweb import events
 from dynaweb.loop.demos import save_episodes
 from dynaweb.loop.players import ModelPolicy
 from dynaweb.loop.rollout import Episode, Rules, play_all, refuse_total_failure
-from dynaweb.loop.tasks import draw
 from dynaweb.loop.verdicts import grading, judge_all, success_of
 from dynaweb.types import Task, Trajectory
 
@@ -22,21 +21,14 @@ if TYPE_CHECKING:
 
     from dynaweb.engines.transformers_engine import TransformersEngine
     from dynaweb.loop.workspace import Made, Workspace
-    from dynaweb.protocols import TaskSource
     from dynaweb.runs import Stage
 
 SUCCESS = 0.5
 """A score from here on counts as success."""
 
 
-def held_out_tasks(ws: Workspace, source: TaskSource, split: str, count: int) -> list[Task]:
-    """The evaluation tasks of a split: the same for every arm of a run."""
-    seed = ws.seed("tasks", split)
-    return draw(source, split, count=count, seed=seed, max_best_steps=ws.recipe.data.max_best_steps)
-
-
 async def play_greedily(
-    ws: Workspace, engine: TransformersEngine, tasks: Sequence[Task], phase: str, update: int = -1
+    ws: Workspace, engine: TransformersEngine, tasks: Sequence[Task], phase: str
 ) -> list[Trajectory]:
     """One graded greedy episode per task in the evaluation environment."""
     recipe, source = ws.recipe, ws.eval_source
@@ -50,7 +42,7 @@ async def play_greedily(
         slots=recipe.web.contexts,
         lockstep=ws.lockstep,
         finish=grading(source),
-        on_done=ws.on_episode(phase, len(episodes), update),
+        on_done=ws.on_episode(phase, len(episodes)),
     )
     refuse_total_failure(played, f"evaluation {phase}")
     return played
@@ -64,7 +56,7 @@ async def evaluate_arm(
     count = count or ws.recipe.eval.episodes
 
     async def body(stage: Stage) -> None:
-        tasks = held_out_tasks(ws, ws.eval_source, split, count)
+        tasks = ws.tasks(split, count, ws.eval_source)
         engine = ws.engine(ws.load(weights))
         played = await play_greedily(ws, engine, tasks, f"eval {arm}")
         save_episodes(stage, played)

@@ -6,7 +6,6 @@ nobody looks at whether tasks succeed.
 
 from __future__ import annotations
 
-from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from dynaweb import events
@@ -31,7 +30,7 @@ async def explore(ws: Workspace, sft: Made) -> Made:
             temperature=recipe.explore.temperature,
             max_new_tokens=recipe.rl.max_new_tokens,
         )
-        tasks = islice(cycle(training_tasks(ws)), recipe.explore.episodes)
+        tasks = training_tasks(ws, recipe.explore.episodes)[: recipe.explore.episodes]
         episodes = [Episode(f"explore/{i}", task, ws.seed("explore", i)) for i, task in enumerate(tasks)]
         mixed = MixedPolicy(policy, recipe.explore.random)
         played = await play_all(

@@ -66,7 +66,7 @@ def grade(probe: Probe, prediction: Prediction) -> dict[str, float | None]:
         "url": float(dreamed.url == real.url),
         "page_kind": float(page_kind(dreamed.url) == page_kind(real.url)),
         "heading": None if heading is None else float(_heading(dreamed) == heading),
-        "next_action": None if probe.next_action is None else float(possible(dreamed, probe.next_action)),
+        "next_action": possible(dreamed, probe.next_action),
         "invalid": float(page is None),
         "tokens": float(prediction.tokens),
     }
@@ -85,11 +85,11 @@ def page_kind(url: str) -> str:
     return "/".join(address.split("/")[:2])
 
 
-def possible(page: Observation, action: Action) -> bool:
-    """Whether the element that an action means, by role and name, is on the page; actions without one always are."""
-    if action.target is None:
-        return True
-    return any((node.role, node.name) == (action.target_role, action.target_name) for node in page.nodes)
+def possible(page: Observation, action: Action | None) -> float | None:
+    """1.0 when the element that an action means, by role and name, is on the page; None for actions without one."""
+    if action is None or action.target is None:
+        return None
+    return float(any((node.role, node.name) == (action.target_role, action.target_name) for node in page.nodes))
 
 
 def transitions_of(episodes: Iterable[Trajectory]) -> list[Transition]:

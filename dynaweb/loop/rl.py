@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from dynaweb import events
 from dynaweb.errors import ConfigError
-from dynaweb.loop.demos import all_experts, save_episodes, training_tasks
-from dynaweb.loop.evaluate import SUCCESS, held_out_tasks, judge_errors, play_greedily, successes, summary
+from dynaweb.loop.demos import rl_tasks
+from dynaweb.loop.evaluate import SUCCESS, judge_errors, play_greedily, successes, summary
 from dynaweb.loop.experts import by_task, rows_of
 from dynaweb.loop.groups import Place, Rollouts, live, measures, scaled, tasks_of_rl
+from dynaweb.loop.history import History
 from dynaweb.loop.players import ModelPolicy
 from dynaweb.loop.rollout import Rules, refuse_total_failure
 from dynaweb.loop.tasks import StartPages
 from dynaweb.loop.training import new_trainer, resume
 from dynaweb.loop.verdicts import grading, judge_all
+from dynaweb.loop.workspace import EPISODES
 from dynaweb.protocols import PluginContext, TokenRow
 from dynaweb.types import Task, Trajectory
 
@@ -101,9 +103,7 @@ class _Learner:
         self.rollouts = Rollouts(
             self.rl,
             ws.recipe.run.seed,
-            ModelPolicy(
-                self.engine, ws.format, temperature=self.rl.temperature, max_new_tokens=self.rl.max_new_tokens
-            ),
+            ModelPolicy(self.engine, ws.format, temperature=self.rl.temperature, max_new_tokens=self.rl.max_new_tokens),
             self.judge,
             self.place,
             ws.lockstep,
@@ -120,47 +120,54 @@ class _Learner:
             warmup=self.rl.warmup * per_update,
             max_grad_norm=self.rl.max_grad_norm,
         )
-        self.validation: list[tuple[float, float]] = []
+        self.history = History()
 
     async def run(self) -> None:
         """All updates that are left, with checkpoints; then the weights and the rollouts into the stage's folder."""
-        resume(self.trainer, self.stage.scratch)
-        done = first = self.trainer.steps // (self.rl.epochs * self.rl.minibatches)
+        resumed = resume(self.trainer, self.stage.scratch)
+        first = done = self._steps_done()
+        if resumed:
+            self.history = History.load(self.stage.scratch, updates=first)
         advance = self.ws.progress(self.name, self.rl.updates, "updates", done=first)
         try:
             for update in range(first, self.rl.updates):
                 await self._update(update)
+                if self.rl.validate_every > 0 and (update + 1) % self.rl.validate_every == 0:
+                    await self._validate(update)
                 done = update + 1
-                advance()
+                advance(reward=self.history.rewards[-1])
                 if done % self.rl.checkpoint_every == 0 and done < self.rl.updates:
                     self._checkpoint()
-                if self._validates(done):
-                    await self._validate(update)
                 await self.ws.breathe()
                 if self.ws.out_of_time:
                     break
         except asyncio.CancelledError:
-            # Between two updates the trainer's state is whole: an update changes nothing before its rollouts are over.
-            if done > first:
+            # A half-done update (a validation still missing) is not saved: it is repeated.
+            if done > first and done == self._steps_done():
                 self._checkpoint()
             raise
         self.model.save(self.stage.folder)
-        save_episodes(self.stage, [t for update in range(done) for t in self._saved(update)])
+        self._collect(done)
 
     @property
     def name(self) -> str:
         """The stage as its updates are called."""
         return "rl" if self.mode == "policy" else self.mode
 
+    def _steps_done(self) -> int:
+        """Whole updates that the trainer's state holds."""
+        return self.trainer.steps // (self.rl.epochs * self.rl.minibatches)
+
     def _checkpoint(self) -> None:
+        # The trainer's file is the last to change: what stands beside it is at least as new, and cut back when read.
+        self.history.save(self.stage.scratch)
         self.trainer.save(self.stage.scratch)
         self.ws.remember_cost(self.stage)
 
     async def _update(self, update: int) -> None:
         started = time.monotonic()
         tasks = self.tasks[update * self.rl.tasks : (update + 1) * self.rl.tasks]
-        count_steps = self.ws.on_episode("", 0)
-        rollouts = await self.rollouts.of_update(update, tasks, None if self.ws.dreams else count_steps)
+        rollouts = await self.rollouts.of_update(update, tasks, self.ws.count_steps)
         refuse_total_failure([t for t in rollouts if t.source != "expert"], f"update {update}")
         played = time.monotonic()
         advantages = self.optimizer.advantages([t.reward for t in rollouts], [t.group for t in rollouts])
@@ -169,7 +176,9 @@ class _Learner:
         for trajectory in rollouts:
             self.ws.tell(events.Rollout(self.name, trajectory, update))
         times = {"time.rollout": played - started, "time.update": time.monotonic() - played}
-        self.ws.tell(events.Update(self.name, update, {**measures(rollouts, advantages), **metrics, **times}))
+        seen = measures(rollouts, advantages)
+        self.history.rewards.append(seen["reward"])
+        self.ws.tell(events.Update(self.name, update, {**seen, **metrics, **times}))
 
     def _learn(self, rollouts: Sequence[Trajectory], advantages: Sequence[float]) -> dict[str, float]:
         metrics = {}
@@ -216,26 +225,31 @@ class _Learner:
         path.unlink(missing_ok=True)
         TrajectoryStore(path).append(_light(t, update) for t in rollouts if t.source != "expert")
 
-    def _saved(self, update: int) -> list[Trajectory]:
+    def _collect(self, updates: int) -> None:
+        """The rollouts of all updates as the stage's episodes."""
         from dynaweb.data.store import TrajectoryStore
 
-        return list(TrajectoryStore(self._file(update)))
+        path = self.stage.folder / EPISODES
+        path.unlink(missing_ok=True)
+        whole = TrajectoryStore(path)
+        for update in range(updates):
+            whole.append(TrajectoryStore(self._file(update)))
 
     def _file(self, update: int) -> Path:
         folder = self.stage.scratch / DREAMS
         folder.mkdir(exist_ok=True)
         return folder / f"{update:06d}.jsonl.gz"
 
-    def _validates(self, done: int) -> bool:
-        return self.rl.validate_every > 0 and done % self.rl.validate_every == 0
-
     async def _validate(self, update: int) -> None:
         """Real success and the judge's errors on validation tasks; warn when dreams get better and reality worse."""
-        tasks = held_out_tasks(self.ws, self.ws.eval_source, "validation", self.ws.recipe.controls.sft_validation)
-        played = await play_greedily(self.ws, self.engine, tasks, "validation", update)
+        tasks = self.ws.tasks("validation", self.ws.recipe.controls.sft_validation, self.ws.eval_source)
+        played = await play_greedily(self.ws, self.engine, tasks, "validation")
         judged = await judge_all(self.judge, played)
         found = {**summary(judged), **judge_errors(judged), "update": float(update)}
         self.ws.tell(events.Evaluation(self.name, "validation", successes(judged), found))
+        warning = self.history.validated(found["success"])
+        if warning:
+            self.ws.tell(events.Failure(where=f"{self.name} update {update}", error=warning))
 
 
 def _weighted(rows: Sequence[TokenRow], anchor: Sequence[TokenRow], weight: float) -> list[TokenRow]:
@@ -289,7 +303,7 @@ def _place(ws: Workspace, given: Ingredients) -> Place:
 
 def _tasks(ws: Workspace, given: Ingredients, demonstrated: Sequence[Task]) -> list[Task]:
     """A task for each place of each update; for dreams, only tasks whose start page was recorded."""
-    tasks = training_tasks(ws)
+    tasks = rl_tasks(ws)
     if given.explored is not None:
         starts = StartPages([*given.explored.episodes(), *given.demos.episodes()])
         tasks = [task for task in tasks if starts(task) is not None]
@@ -297,6 +311,3 @@ def _tasks(ws: Workspace, given: Ingredients, demonstrated: Sequence[Task]) -> l
     if not tasks:
         raise ConfigError("no training task has a recorded start page; raise explore.episodes")
     return tasks_of_rl(tasks, demonstrated, ws.recipe.rl, seed=ws.seed("tasks", "rl"))
-
-
-__all__ = ["Ingredients", "Mode", "all_experts", "check_seam", "reinforce"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,16 +43,24 @@ async def fit(
     trainer = new_trainer(ws, model, name=name, lr=lr, total_steps=steps, warmup=min(WARMUP, steps // 2))
     resume(trainer, stage.scratch)
     advance = ws.progress(name, steps, "updates", done=trainer.steps)
-    while trainer.steps < steps:
-        index = trainer.steps
-        metrics = trainer.supervised_step([rows[i] for i in trainer.draw(len(rows), batch)])
-        ws.meter.tokens_trained += int(metrics["tokens"])
-        ws.tell(events.Update(name, index, metrics))
-        advance()
-        if trainer.steps % CHECKPOINT_EVERY == 0 and trainer.steps < steps:
-            trainer.save(stage.scratch)
-            ws.remember_cost(stage)
-        await ws.breathe()
+
+    def checkpoint() -> None:
+        trainer.save(stage.scratch)
+        ws.remember_cost(stage)
+
+    try:
+        while trainer.steps < steps:
+            index = trainer.steps
+            metrics = trainer.supervised_step([rows[i] for i in trainer.draw(len(rows), batch)])
+            ws.meter.tokens_trained += int(metrics["tokens"])
+            ws.tell(events.Update(name, index, metrics))
+            advance(loss=metrics["loss"])
+            if trainer.steps % CHECKPOINT_EVERY == 0:
+                checkpoint()
+            await ws.breathe()
+    except asyncio.CancelledError:
+        checkpoint()
+        raise
     model.save(stage.folder)
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dynaweb import events
 from dynaweb.errors import ConfigError
+from dynaweb.loop.tasks import draw
 from dynaweb.protocols import PluginContext
 from dynaweb.runs import write_json
 from dynaweb.runs.cache import SCRATCH
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from dynaweb.policy.formats import PromptFormat
     from dynaweb.protocols import Environment, Judge, TaskSource, WorldModel
     from dynaweb.runs import RunFolder, Stage, StageCache
-    from dynaweb.types import Trajectory
+    from dynaweb.types import Task, Trajectory
 
 log = logging.getLogger("dynaweb")
 
@@ -124,6 +125,7 @@ class Workspace:
         self.recipe, self.plugins, self.cache, self.folder = recipe, plugins, cache, folder
         self.meter = Meter()
         self.deadline: float | None = None
+        self._tasks: dict[tuple[int, str, int], list[Task]] = {}
 
     # Seeds and keys
 
@@ -170,6 +172,15 @@ class Workspace:
         if not name or name == self.task_settings[0]:
             return self.source
         return cast("TaskSource", self.plugins.create("env", name, {}, self._web_context("eval")))
+
+    def tasks(self, split: str, count: int, source: TaskSource | None = None) -> list[Task]:
+        """The run's `count` tasks of a split, short enough for `data.max_best_steps`; the same in all stages."""
+        place = source or self.source
+        key = (id(place), split, count)
+        if key not in self._tasks:
+            longest = self.recipe.data.max_best_steps
+            self._tasks[key] = draw(place, split, count=count, seed=self.seed("tasks", split), max_best_steps=longest)
+        return self._tasks[key]
 
     def _web_context(self, purpose: str) -> PluginContext:
         services = {"web": self.recipe.web, "max_best_steps": self.recipe.data.max_best_steps}
@@ -304,23 +315,27 @@ class Workspace:
         """Notify the observers."""
         self.plugins.notify(event)
 
-    def progress(self, job: str, total: int, unit: str = "it", *, done: int = 0) -> Callable[[], None]:
-        """A counter that tells the observers of each finished unit; it starts at `done`."""
+    def progress(self, job: str, total: int, unit: str = "it", *, done: int = 0) -> Callable[..., None]:
+        """A counter that tells the observers of each finished unit, with any metrics; it starts at `done`."""
 
-        def advance() -> None:
+        def advance(**metrics: float) -> None:
             nonlocal done
             done += 1
-            self.tell(events.Progress(job, done, total, unit))
+            self.tell(events.Progress(job, done, total, unit, metrics))
 
         return advance
 
-    def on_episode(self, phase: str, total: int, update: int = -1) -> Callable[[Trajectory], None]:
+    def count_steps(self, trajectory: Trajectory) -> None:
+        """Add a finished episode to the cost, unless it was dreamed."""
+        if trajectory.source != "dream":
+            self.meter.browser_steps += len(trajectory.steps)
+
+    def on_episode(self, phase: str, total: int) -> Callable[[Trajectory], None]:
         """For `play_all(on_done=...)`: tells of progress and counts real steps."""
         advance = self.progress(phase, total, "episodes")
 
         def done(trajectory: Trajectory) -> None:
-            if trajectory.source != "dream":
-                self.meter.browser_steps += len(trajectory.steps)
+            self.count_steps(trajectory)
             advance()
 
         return done

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +33,7 @@ _PLAYWRIGHT_BINARIES = (
 )
 _ADVICE = (
     "Install one with `dynaweb setup`, or by hand with `python -m playwright install chromium` "
-    "(Debian: `apt-get install -y chromium`), or name one: "
+    "(Debian: `apt-get install -y chromium-headless-shell`), or name one: "
     f"`--set web.browser=/path/to/chromium` or {ENVIRONMENT_VARIABLE}=/path/to/chromium."
 )
 
@@ -68,7 +70,7 @@ def install() -> Chromium:
     try:
         return find()
     except MissingError:
-        command = [sys.executable, "-m", "playwright", "install", "chromium"]
+        command = [sys.executable, "-m", "playwright", "install", "--only-shell", "chromium"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         tail = (done.stderr or done.stdout).strip().splitlines()[-1:]
@@ -77,6 +79,29 @@ def install() -> Chromium:
             f"Without access to Playwright's downloads use the system's browser. {_ADVICE}"
         )
     return find()
+
+
+def end_driver(browser_pid: int) -> None:
+    """End Playwright's driver, and with it the browser of that process id, without asking either.
+
+    For a browser whose event loop is gone; it ends when its pipe does. Does nothing unless its parent is a child of
+    this process.
+    """
+    driver = _parent(browser_pid) if browser_pid else 0
+    if driver and _parent(driver) == os.getpid():
+        with suppress(ProcessLookupError):
+            os.kill(driver, signal.SIGKILL)
+
+
+def _parent(pid: int) -> int:
+    """Process id of the parent; 0 when it cannot be told."""
+    with suppress(OSError, ValueError, IndexError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[1])
+    with suppress(OSError, ValueError):
+        done = subprocess.run(["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        return int(done.stdout)
+    return 0
 
 
 def _named(name: str, origin: str) -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from dynaweb.errors import MissingError
+from dynaweb.errors import EngineError, MissingError
 from dynaweb.loop.rules import in_page, refusal
 from dynaweb.seeding import derive
 from dynaweb.types import Action, Judgement, Observation, Prediction, StepResult, Tab, Task, Trajectory
@@ -113,9 +113,12 @@ class DreamEnvironment:
         return None
 
     async def _dream(self, page: Observation, action: Action) -> StepResult:
-        prediction = await self.world_model.predict(
-            page, action, seed=derive(self._seed, "predict", len(self._actions)), history=tuple(self._actions)
-        )
+        seed = derive(self._seed, "predict", len(self._actions))
+        try:
+            prediction = await self.world_model.predict(page, action, seed=seed, history=tuple(self._actions))
+        except EngineError as error:
+            # A page that grew beyond the model's context ends this dream, not the run.
+            prediction = Prediction(None, error=str(error))
         info = _info(prediction)
         if prediction.next_observation is None:
             why = prediction.error or "the world model gave no page"

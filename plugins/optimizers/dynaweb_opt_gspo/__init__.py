@@ -1,0 +1,52 @@
+"""Policy optimizer `gspo`: group sequence policy optimization with the whole trajectory as the sequence."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dynaweb.hookspecs import PluginSpec, hookimpl
+
+
+class GspoConfig(BaseModel):
+    """Settings of GSPO. Window, advantage and defaults: arXiv 2507.18071, sections 4 and 5.1."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    clip_low: float = Field(default=3e-4, ge=0)
+    """The ratio is clipped below 1 - clip_low. Ratios are geometric means over a trajectory, so they stay near 1."""
+    clip_high: float = Field(default=4e-4, ge=0)
+    """The ratio is clipped above 1 + clip_high."""
+    level: Literal["trajectory", "token"] = "trajectory"
+    """`trajectory`: one ratio and one clip decision for all agent tokens. `token`: GSPO-token, for token advantages."""
+    log_ratio_max: float | None = None
+    """Mean log-ratios are clamped to at most this before exp; None = no clamp (verl: 10)."""
+    beta: float = Field(default=0.0, ge=0)
+    """Weight of the KL term to the reference policy; 0 = no reference (the paper)."""
+    kl: Literal["k2", "k3"] = "k3"
+    """Estimator of that term: k2 = (l-f)^2/2, k3 = exp(f-l)-(f-l)-1, with l the policy's and f the reference's logp."""
+    scale: Literal["group", "batch", "none"] = "group"
+    """Advantages are divided by the standard deviation of the group, of the batch, or not at all."""
+    eps: float = Field(default=1e-4, ge=0)
+    """Added to that standard deviation."""
+    ddof: Literal[0, 1] = 1
+    """1 = unbiased standard deviation, 0 = of the population."""
+    singleton: Literal["zero", "raw"] = "zero"
+    """Advantage of a trajectory that is alone in its group: 0, or its reward."""
+    zero_var_tol: float = Field(default=1e-6, ge=0)
+    """A group whose rewards differ by no more than this is dead: its advantages are exactly 0."""
+
+
+@hookimpl
+def dynaweb_optimizers() -> list[PluginSpec]:
+    """Offer `--opt gspo`."""
+    return [
+        PluginSpec(
+            name="gspo",
+            target="dynaweb_opt_gspo.gspo:Gspo",
+            config=GspoConfig,
+            summary="group sequence policy optimization over whole trajectories (arXiv 2507.18071; DynaWeb Eq. 8)",
+            extra="train",
+        )
+    ]

@@ -24,6 +24,6 @@ def dynaweb_rewards() -> Sequence[PluginSpec]:
             target="dynaweb_rm_checker.checker:Checker",
             config=CheckerConfig,
             summary="the environment's own verdict (answer, url, page and server state); real episodes only",
-            capabilities=frozenset({"real-only"}),
+            capabilities=frozenset({"real"}),
         )
     ]

@@ -36,13 +36,16 @@ def main() -> None:
     config = BuildConfig(sites=options.sites, probe_sites=options.probe_sites, seed=options.seed)
     with tempfile.TemporaryDirectory() as scratch:
         corpus, probes, tokenizer = _corpus(config, Path(scratch), options)
-        found = _train(corpus, probes, tokenizer, options)
+        found = {} if options.corpus_only else _train(corpus, probes, tokenizer, options)
     (options.out / "training.json").write_text(json.dumps({"build": asdict(config), "probes": found}, indent=1))
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--corpus", type=Path, help="folder that keeps the corpus for further trainings")
+    parser.add_argument("--corpus-only", action="store_true", help="make the corpus and stop")
+    parser.add_argument("--init", type=Path, help="continue from the model in this folder; stage 1 ends with its first probe")
     parser.add_argument("--sites", type=int, default=BuildConfig().sites, help="pre-training site seeds")
     parser.add_argument("--probe-sites", type=int, default=BuildConfig().probe_sites, help="held-out site seeds")
     parser.add_argument("--point", type=int, default=6000, help="most steps of stage 1")
@@ -56,19 +59,27 @@ def _options() -> argparse.Namespace:
 
 
 def _corpus(config: BuildConfig, scratch: Path, options: argparse.Namespace) -> tuple[Corpus, Corpus, Path]:
+    """Corpus, probes and tokenizer: read from `--corpus` where they are there, else made (and kept there)."""
     started = time.time()
+    folder = options.corpus or scratch
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "probes.npz").exists():
+        if not (folder / "tokenizer.json").exists():
+            make_tokenizer(config, folder / "tokenizer.json")
+        held_out = range(HOLDOUT, HOLDOUT + config.probe_sites)
+        train = build(config, folder / "tokenizer.json", scratch, range(config.sites), options.processes)
+        train.save(folder / "train.npz")
+        build(config, folder / "tokenizer.json", scratch, held_out, options.processes).save(folder / "probes.npz")
     tokenizer = options.out / "tokenizer.json"
-    make_tokenizer(config, tokenizer)
-    corpus = build(config, tokenizer, scratch, range(config.sites), options.processes)
-    held_out = range(HOLDOUT, HOLDOUT + config.probe_sites)
-    probes = build(config, tokenizer, scratch, held_out, options.processes)
+    tokenizer.write_bytes((folder / "tokenizer.json").read_bytes())
+    corpus, probes = Corpus.load(folder / "train.npz"), Corpus.load(folder / "probes.npz")
     counts = {kind: len(corpus.by_kind(kind)) for kind in KINDS}
     _log(options, {"samples": counts, "tokens": len(corpus.ids), "seconds": round(time.time() - started, 1)})
     return corpus, probes, tokenizer
 
 
 def _train(corpus: Corpus, probes: Corpus, tokenizer: Path, options: argparse.Namespace) -> dict[str, float]:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     backend = Tokenizer.from_file(str(tokenizer))
@@ -77,15 +88,14 @@ def _train(corpus: Corpus, probes: Corpus, tokenizer: Path, options: argparse.Na
         tokens_per_step=options.tokens, lr=options.lr, seed=options.seed, probe_every=options.probe_every
     )
     model = new_model(config, backend.get_vocab_size(), eos, pad)
-    trainer = Trainer(config, model, device, Probe(probes, device), options.out / "log.jsonl", pad)
+    if options.init:
+        model = LlamaForCausalLM.from_pretrained(options.init, dtype=torch.float32)
+    trainer = Trainer(config, model, device, Probe(probes, device), options.out, pad)
     PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", clean_up_tokenization_spaces=False
     ).save_pretrained(options.out)
     trainer.point(Batches(corpus, MIXTURES["point"], config.tokens_per_step, options.seed), options.point)
-    model.save_pretrained(options.out)
-    found = trainer.full(Batches(corpus, MIXTURES["full"], config.tokens_per_step, options.seed), options.full)
-    model.save_pretrained(options.out)
-    return found
+    return trainer.full(Batches(corpus, MIXTURES["full"], config.tokens_per_step, options.seed), options.full)
 
 
 def _log(options: argparse.Namespace, row: dict[str, object]) -> None:

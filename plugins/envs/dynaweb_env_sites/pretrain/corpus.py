@@ -60,8 +60,8 @@ class Corpus:
             return cls(data["ids"], data["weights"], data["offsets"], data["kinds"])
 
     def save(self, path: Path) -> None:
-        """Write an uncompressed npz file."""
-        np.savez(path, ids=self.ids, weights=self.weights, offsets=self.offsets, kinds=self.kinds)
+        """Write a compressed npz file."""
+        np.savez_compressed(path, ids=self.ids, weights=self.weights, offsets=self.offsets, kinds=self.kinds)
 
     def __len__(self) -> int:
         return len(self.kinds)

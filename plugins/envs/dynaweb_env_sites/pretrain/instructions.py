@@ -20,7 +20,8 @@ CLICKABLE = frozenset({"link", "button", "checkbox", "radio"})
 _CLICK = ("Click '{}'.", "Open '{}'.", "Go to '{}'.", "Press '{}'.", "Follow '{}'.", "Use '{}'.")
 _BELOW = ("Click '{}' below '{}'.", "Press '{}' under '{}'.", "Use '{}' of '{}'.", "Click '{}' for '{}'.")
 _TYPE = ("Type '{1}' into '{0}'.", "Set '{0}' to '{1}'.", "Write '{1}' in '{0}'.", "Enter '{1}' as '{0}'.")
-_ENTER = ("Type '{1}' into '{0}' and press Enter.", "Look for '{1}' with '{0}'.", "Search '{1}'.", "Search for '{1}'.")
+_ENTER = ("Type '{1}' into '{0}' and press Enter.", "Enter '{1}' in '{0}' and submit it.")
+_SEARCH = ("Look for '{1}'.", "Search '{1}'.", "Search for '{1}'.", "Type '{1}' into '{0}' and press Enter.")
 _SELECT = ("Select '{1}' in '{0}'.", "Set '{0}' to '{1}'.", "Choose '{1}' as '{0}'.")
 _BESIDE = ("What stands below '{}'?", "Tell what follows '{}'.", "Answer with the text under '{}'.")
 _READ = ("What is the {0}?", "Tell the {0}.", "Answer with the {0}.", "Give the value of {0}.")
@@ -131,8 +132,9 @@ def _type(page: Observation, rng: random.Random, word: Callable[[], str]) -> Ins
     if node is None:
         return None
     text = _text(page, rng, word)
-    enter = "search" in node.name.lower() or rng.random() < 0.2
-    phrase = rng.choice(_ENTER if enter else _TYPE).format(node.name, text)
+    search = node.name == "Search"
+    enter = search or rng.random() < 0.2
+    phrase = rng.choice(_SEARCH if search else _ENTER if enter else _TYPE).format(node.name, text)
     return Instruction(phrase, on(node, "type", text, enter=enter))
 
 

@@ -41,8 +41,10 @@ class TrainConfig:
     prompt_weight: float = 0.05
     seed: int = 0
     probe_every: int = 500
-    gate: float = 0.98
+    gate: float = 0.95
     """Share of clicks on unseen sites that ends stage 1."""
+    final_gate: float = 0.98
+    """The same share after stage 2, below which the model is refused."""
 
 
 def new_model(config: TrainConfig, vocabulary: int, eos_id: int, pad_id: int) -> LlamaForCausalLM:
@@ -98,13 +100,13 @@ class Batches:
 
 @dataclass
 class Trainer:
-    """Runs the stages; `probe` maps a model to named accuracies in [0, 1]."""
+    """Runs the stages; `probe` maps a model to named accuracies in [0, 1]. Each probe saves the model to `out`."""
 
     config: TrainConfig
     model: LlamaForCausalLM
     device: str
     probe: Any
-    log: Path
+    out: Path
     pad_id: int = 0
 
     def __post_init__(self) -> None:
@@ -140,6 +142,8 @@ class Trainer:
             if step % self.config.probe_every == 0 or step == steps:
                 found = self._report("full", step, losses)
                 losses = []
+        if found.get("click", 0.0) < self.config.final_gate:
+            raise RuntimeError(f"clicks on unseen sites {found.get('click', 0.0):.3f} < {self.config.final_gate}")
         return found
 
     def _step(self, ids: np.ndarray, weights: np.ndarray, left: float) -> torch.Tensor:
@@ -173,6 +177,7 @@ class Trainer:
         row: dict[str, object] = {"stage": stage, "step": step, "seconds": round(time.time() - self.started, 1)}
         row["loss"] = round(torch.stack(losses).mean().item(), 4)
         row |= {name: round(value, 4) for name, value in found.items()}
-        with self.log.open("a") as file:
+        with (self.out / "log.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
+        self.model.save_pretrained(self.out)
         return found

@@ -1,0 +1,116 @@
+"""The forward and backward passes of one update: micro-batch after micro-batch, one gradient at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from dynaweb.backends.batch import MicroBatch
+from dynaweb.backends.policy_loss import PolicyBatch, PolicyTally
+from dynaweb.backends.scoring import Scorer
+from dynaweb.protocols import PolicyOptimizer, TokenRow
+
+MicroBatches = Callable[[Sequence[TokenRow], Sequence[int]], list[MicroBatch]]
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode (no dropout) for a while."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+class UpdatePass:
+    """A context in which losses are computed and differentiated; on leaving, gradients are complete and clipped.
+
+    `grad_norm` is the global norm before clipping, `computed` tells whether there was anything to differentiate,
+    `tokens` counts response tokens, `padded_tokens` everything that went through the model, `entropy` sums over tokens.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scorer: Scorer,
+        micro_batches: MicroBatches,
+        parameters: Iterable[nn.Parameter],
+        max_grad_norm: float,
+    ) -> None:
+        self._micro_batches = micro_batches
+        self._scorer = scorer
+        self._parameters = list(parameters)
+        self._max_grad_norm = max_grad_norm
+        self._frozen = frozen(model)
+        self._step = scorer.step()
+        self.tokens = 0
+        self.padded_tokens = 0
+        self.entropy = 0.0
+        self.grad_norm = 0.0
+        self.computed = False
+
+    def __enter__(self) -> UpdatePass:
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._frozen.__enter__()
+        self._step.__enter__()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._step.__exit__(kind, error, trace)
+        self._frozen.__exit__(kind, error, trace)
+        if kind is None and self.computed:
+            self.grad_norm = float(nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
+
+    def supervised(self, rows: Sequence[TokenRow], weight: float) -> float:
+        """Backward of `weight` x the mean cross-entropy; returns the cross-entropy itself."""
+        total = sum(len(row.response_ids) for row in rows)
+        loss = 0.0
+        for micro in self._micro_batches(rows, range(len(rows))):
+            logp_N, entropy_N = self._scorer.logprobs(micro)
+            weights = [rows[row].weight for row in micro.rows]
+            weight_N = torch.tensor(weights, dtype=torch.float32, device=logp_N.device)[micro.row_N]
+            share = -(weight_N * logp_N).sum() / total
+            self._backward(weight * share, micro, entropy_N)
+            loss += float(share.detach())
+        return loss
+
+    def policy(self, batch: PolicyBatch, live: Sequence[int], optimizer: PolicyOptimizer) -> tuple[float, PolicyTally]:
+        """Backward of the optimizer's loss over the live rows; returns its value and what was seen."""
+        micros = self._micro_batches(batch.rows, live)
+        tally = PolicyTally(len(batch.advantages))
+        log_ratio_sum = None
+        if batch.old is not None and optimizer.needs_trajectory_ratio and batch.splits_trajectories(micros):
+            log_ratio_sum = self._log_ratio_sums(batch, micros)
+        loss = 0.0
+        for micro in micros:
+            logp_N, entropy_N = self._scorer.logprobs(micro)
+            given, _ = batch.loss_input(micro, logp_N, log_ratio_sum)
+            out = optimizer.loss(given)
+            self._backward(out.loss, micro, entropy_N)
+            tally.add(given, entropy_N, out.metrics)
+            loss += float(out.loss.detach())
+        return loss, tally
+
+    def _log_ratio_sums(self, batch: PolicyBatch, micros: Sequence[MicroBatch]) -> torch.Tensor:
+        """First pass: sum of (logp - old) over all agent tokens of each trajectory [N], float64, without gradients."""
+        sums = torch.zeros(len(batch.advantages), dtype=torch.float64, device=micros[0].target_N.device)
+        with torch.no_grad():
+            for micro in micros:
+                logp_N = self._scorer.logprobs(micro)[0]
+                given, old_N = batch.loss_input(micro, logp_N, None)
+                sums.index_add_(0, given.trajectory_R[micro.row_N], (logp_N - old_N).double())
+        return sums
+
+    def _backward(self, loss: torch.Tensor, micro: MicroBatch, entropy_N: torch.Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.computed = True
+        self.tokens += len(micro.target_N)
+        self.padded_tokens += micro.padded_tokens
+        self.entropy += float(entropy_N.sum())

@@ -1,0 +1,307 @@
+"""Whole runs on the embedded sites without a browser: same seed same numbers, cached stages, resuming after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dynaweb
+from dynaweb.errors import ConfigError, Interrupted
+from dynaweb.loop.workspace import Workspace
+from dynaweb.observers import read_metrics
+from dynaweb.runs import read_jsonl
+
+SMALL = (
+    "env.task_settings.driver=static",
+    "data.demos=4",
+    "sft.steps=4",
+    "sft.batch=8",
+    "explore.episodes=8",
+    "explore.steps=3",
+    "wm_fit.steps=3",
+    "wm_fit.batch=4",
+    "dream.horizon=3",
+    "rl.updates=4",
+    "rl.tasks=2",
+    "rl.n=3",
+    "rl.bc_batch=4",
+    "rl.checkpoint_every=1",
+    "eval.episodes=6",
+    "eval.steps=4",
+    "controls.sft_steps=[5]",
+    "model.threads=1",
+    "wm.max_new_tokens=24",
+    "wm.retries=0",
+)
+
+
+def run(out: Path, *sets: str, seed: int = 0, **more: Any) -> Any:
+    return dynaweb.run("dynaweb", overrides=[*SMALL, *sets], out=out, seed=seed, **more)
+
+
+def rows(folder: Path, event: str = "") -> list[dict[str, Any]]:
+    found = read_metrics(folder / "metrics.jsonl", times=False)
+    return [row for row in found if not event or row["event"] == event]
+
+
+def statuses(folder: Path) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for row in read_jsonl(folder / "metrics.jsonl"):
+        if row["event"] == "stage":
+            found.setdefault(row["name"], set()).add(row["time.status"])
+    return found
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Any]:
+    """A finished run with a cache of its own: (cache, run folder, result)."""
+    cache, folder = tmp_path_factory.mktemp("first") / "cache", tmp_path_factory.mktemp("runs") / "first"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DYNAWEB_CACHE", str(cache))
+        result = run(folder)
+    return cache, folder, result
+
+
+def test_a_run_leaves_everything_and_its_text_is_the_closing_table(first: tuple[Path, Path, Any]) -> None:
+    _, folder, result = first
+    assert [arm["name"] for arm in result.results["arms"]] == ["sft", "sft-long", "dynaweb"]
+    assert all(arm["success"]["n"] == 6 for arm in result.results["arms"])
+    text = str(result)
+    assert "DynaWeb" in text and "SFT, 5 updates" in text and str(folder / "report.html") in text
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"sft", "sft-5", "world-model", "dynaweb"}
+    assert {path.name.split(".")[0] for path in (folder / "trajectories").iterdir()} == {
+        "demos",
+        "explore",
+        "dreams",
+        "eval-sft",
+        "eval-sft-long",
+        "eval-dynaweb",
+    }
+    assert (folder / "report.html").stat().st_size > 10_000
+
+
+def test_every_stage_accounts_for_its_cost(first: tuple[Path, Path, Any]) -> None:
+    _, folder, _ = first
+    costs: dict[str, dict[str, float]] = {}
+    for row in read_jsonl(folder / "metrics.jsonl"):
+        if row["event"] == "stage" and row["time.status"] == "done":
+            costs.setdefault(row["name"], {**row["metrics"], "seconds": row["time.seconds"]})
+    assert costs["demos"]["browser_steps"] >= 4
+    assert costs["explore"]["browser_steps"] > 0 and costs["explore"]["tokens_generated"] > 0
+    assert costs["sft"]["tokens_trained"] > 0 and costs["rl"]["tokens_trained"] > 0
+    assert costs["rl"]["browser_steps"] == 0 and costs["rl"]["tokens_generated"] > 0
+    assert all(cost["seconds"] > 0 for cost in costs.values())
+
+
+def test_updates_report_what_dreams_were_like(first: tuple[Path, Path, Any]) -> None:
+    updates = [row for row in rows(first[1], "update") if row["stage"] == "rl"]
+    assert [row["index"] for row in updates] == [0, 1, 2, 3]
+    for metrics in (row["metrics"] for row in updates):
+        assert 0 <= metrics["invalid_rate"] <= 1 and 0 <= metrics["stop_rate"] <= 1
+        assert metrics["expert_share"] == 0 and metrics["infrastructure"] == 0
+        assert metrics["dreamed_steps"] <= metrics["steps"]
+        assert metrics["supervised_loss"] > 0 and metrics["grad_norm"] > 0
+
+
+def test_the_same_seed_gives_the_same_metrics_from_a_cold_and_a_warm_cache(
+    first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, folder, result = first
+    cold, warm = tmp_path / "cold", tmp_path / "warm"
+    again = run(cold)
+    assert rows(cold) == rows(folder)
+    assert {status for found in statuses(cold).values() for status in found} == {"done"}
+    monkeypatch.setenv("DYNAWEB_CACHE", str(cache))
+    run(warm)
+    assert rows(warm) == rows(folder)
+    assert {status for found in statuses(warm).values() for status in found} == {"cached"}
+    assert again.results["arms"] == result.results["arms"]
+
+
+def test_another_seed_makes_everything_anew_and_another_optimizer_setting_only_what_depends_on_it(
+    first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, folder, _ = first
+    monkeypatch.setenv("DYNAWEB_CACHE", str(cache))
+    run(tmp_path / "seed", seed=1)
+    assert all(found == {"done"} for found in statuses(tmp_path / "seed").values())
+    assert rows(tmp_path / "seed", "update") != rows(folder, "update")
+    run(tmp_path / "opt", "opt.clip_low=0.2")
+    found = statuses(tmp_path / "opt")
+    assert all(found[name] == {"cached"} for name in ("demos", "sft", "explore", "world-model"))
+    assert found["rl"] == {"done"}
+    assert found["eval"] == {"cached", "done"}
+
+
+KILLED = """
+import os, signal, sys
+from dynaweb.hookspecs import hookimpl
+from dynaweb import plugins
+from tests_run import run
+
+
+class Killer:
+    @hookimpl
+    def dynaweb_update(self, event):
+        if event.stage == "rl" and event.index == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+plugins.current().add_observer(Killer())
+run(sys.argv[1])
+"""
+
+
+def process(tmp_path: Path, code: str, *arguments: str) -> subprocess.Popen[bytes]:
+    overrides = f"import dynaweb\ndef run(out): dynaweb.run('dynaweb', overrides={SMALL!r}, out=out, seed=0)\n"
+    (tmp_path / "tests_run.py").write_text(overrides, encoding="utf-8")
+    (tmp_path / "main.py").write_text(code, encoding="utf-8")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    return subprocess.Popen([sys.executable, str(tmp_path / "main.py"), *arguments], cwd=tmp_path, env=env)
+
+
+def test_a_killed_run_goes_on_to_the_same_result(first: tuple[Path, Path, Any], tmp_path: Path) -> None:
+    _, folder, result = first
+    out = tmp_path / "killed"
+    assert process(tmp_path, KILLED, str(out)).wait(120) == -signal.SIGKILL
+    resumed = run(out, resume=True)
+    assert rows(out) == rows(folder)
+    assert resumed.results["arms"] == result.results["arms"]
+    weights = [path / "checkpoints" / "dynaweb" / "model.safetensors" for path in (folder, out)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+INTERRUPTED = """
+import sys
+from dynaweb.errors import Interrupted
+from dynaweb.hookspecs import hookimpl
+from dynaweb import plugins
+from tests_run import run
+import os, signal
+
+
+class Stopper:
+    @hookimpl
+    def dynaweb_update(self, event):
+        if event.stage == "rl" and event.index == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+plugins.current().add_observer(Stopper())
+try:
+    run(sys.argv[1])
+except Interrupted as error:
+    sys.exit(error.exit_code)
+"""
+
+
+def test_supervised_stages_go_on_from_where_they_were_stopped(
+    first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaths = 0
+
+    async def stop_at_the_third(self: Workspace) -> None:
+        nonlocal breaths
+        breaths += 1
+        if breaths == 3:
+            raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Workspace, "breathe", stop_at_the_third)
+        with pytest.raises(Interrupted, match=str(tmp_path / "stopped")):
+            dynaweb.sft("dynaweb", overrides=SMALL, out=tmp_path / "stopped")
+    tuned = dynaweb.sft("dynaweb", overrides=SMALL, out=tmp_path / "again")
+    assert [row["index"] for row in rows(tmp_path / "again", "update")] == [0, 1, 2, 3]
+    expected = first[1] / "checkpoints" / "sft" / "model.safetensors"
+    assert (tuned.weights / "model.safetensors").read_bytes() == expected.read_bytes()
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(first: tuple[Path, Path, Any], tmp_path: Path) -> None:
+    _, folder, _ = first
+    out = tmp_path / "stopped"
+    assert process(tmp_path, INTERRUPTED, str(out)).wait(120) == 130
+    assert '"interrupted"' in (out / "status.json").read_text()
+    run(out, "rl.checkpoint_every=1", resume=True)
+    assert rows(out) == rows(folder)
+
+
+def test_real_pages_are_one_word_away(tmp_path: Path) -> None:
+    overrides = [one for one in SMALL if not one.startswith("env.")]
+    result = dynaweb.run(
+        "dynaweb",
+        overrides=[*overrides, "env.driver=static", "rl.updates=2", "controls.sft_steps=[]"],
+        env="sites",
+        reward="checker",
+        out=tmp_path / "real",
+    )
+    assert [arm["name"] for arm in result.results["arms"]] == ["sft", "dynaweb"]
+    found = statuses(tmp_path / "real")
+    assert "world-model" not in found and "explore" not in found
+    metrics = [row["metrics"] for row in rows(tmp_path / "real", "update") if row["stage"] == "rl"]
+    assert all(update["dreamed_steps"] == 0 and update["graded"] == 6 for update in metrics)
+
+
+def test_the_checker_refuses_dreams_before_anything_is_played(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'checker' cannot score dream episodes.*--env sites"):
+        run(tmp_path / "never", reward="checker")
+    assert statuses(tmp_path / "never") == {}
+
+
+def test_expert_mixing_and_filtered_behaviour_cloning(
+    first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAWEB_CACHE", str(first[0]))
+    run(tmp_path / "mixed", "rl.expert_share=0.6", "controls.filtered_bc=true", "rl.epochs=2", "rl.minibatches=2")
+    updates = rows(tmp_path / "mixed", "update")
+    shares = [row["metrics"]["expert_share"] for row in updates if row["stage"] == "rl"]
+    assert 0 < sum(shares) / len(shares) < 0.6
+    filtered = [row["metrics"] for row in updates if row["stage"] == "filtered-bc"]
+    assert len(filtered) == 4 and all(metrics["loss"] > 0 for metrics in filtered)
+    assert (tmp_path / "mixed" / "checkpoints" / "filtered-bc").is_dir()
+
+
+def test_a_time_budget_ends_reinforcement_learning_early(
+    first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAWEB_CACHE", str(first[0]))
+    run(tmp_path / "short", time_budget=0.001)
+    assert len([row for row in rows(tmp_path / "short", "update") if row["stage"] == "rl"]) == 1
+
+
+def test_stages_alone(first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAWEB_CACHE", str(first[0]))
+    collected = dynaweb.collect("dynaweb", overrides=SMALL, out=tmp_path / "collect")
+    assert collected.metrics["episodes"] == 8
+    fitted = dynaweb.fit_world_model("dynaweb", overrides=SMALL, out=tmp_path / "wm")
+    assert fitted.weights is not None and (fitted.weights / "config.json").is_file()
+    assert 0 <= fitted.metrics["element_f1"] <= 1 and "element_f1" in str(fitted)
+    tuned = dynaweb.sft("dynaweb", overrides=SMALL, out=tmp_path / "sft")
+    of_sft = dynaweb.evaluate("dynaweb", overrides=SMALL, out=tmp_path / "eval")
+    given = dynaweb.evaluate("dynaweb", overrides=SMALL, policy=tuned.weights, out=tmp_path / "given")
+    assert of_sft.metrics == given.metrics and of_sft.metrics["graded"] == 6
+
+
+async def test_a_run_inside_a_running_event_loop(
+    first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAWEB_CACHE", str(first[0]))
+    assert dynaweb.collect("dynaweb", overrides=SMALL, out=tmp_path / "notebook").metrics["episodes"] == 8
+
+
+def test_a_frozen_world_model_and_validation_on_the_way(
+    first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAWEB_CACHE", str(first[0]))
+    run(tmp_path / "frozen", "wm_fit.steps=0", "rl.validate_every=2", "controls.sft_validation=4", "rl.updates=2")
+    assert not (tmp_path / "frozen" / "checkpoints" / "world-model").exists()
+    assert [row["stage"] for row in rows(tmp_path / "frozen", "update")].count("world-model") == 0
+    (validation,) = [row for row in rows(tmp_path / "frozen", "eval") if row["split"] == "validation"]
+    assert validation["metrics"]["update"] == 1 and len(validation["successes"]) == 4
+    assert "judge_false_positive" in validation["metrics"]
