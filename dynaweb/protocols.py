@@ -59,9 +59,7 @@ class Engine(Protocol):
         """Sample one completion."""
         ...
 
-    async def choice_logprobs(
-        self, prompt_ids: tuple[int, ...], choices: tuple[int, ...]
-    ) -> tuple[float, ...]:
+    async def choice_logprobs(self, prompt_ids: tuple[int, ...], choices: tuple[int, ...]) -> tuple[float, ...]:
         """Natural-log probability of each token of `choices` as the next token after the prompt."""
         ...
 
@@ -75,7 +73,7 @@ class PluginContext:
     seed: int = 0
     folder: Path | None = None
     services: Mapping[str, Any] = field(default_factory=dict)
-    """Things that only some kinds need: `world_model` for the dream environment, `model` and `tokenizer` for fitting."""
+    """Things that only some kinds need, such as `world_model` for the dream environment."""
 
 
 @runtime_checkable

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-from dynaweb_rm_self_assess import SelfAssessConfig
-from dynaweb_rm_self_assess.judge import SelfAssessJudge
 
 from dynaweb.policy.formats import CompactFormat
 from dynaweb.policy.tokenizer import build_tokenizer
 from dynaweb.protocols import Completion, GenerateRequest, PluginContext
 from dynaweb.types import Action, EndReason, Node, Observation, Step, Task, Trajectory
+from dynaweb_rm_self_assess import SelfAssessConfig
+from dynaweb_rm_self_assess.judge import SelfAssessJudge
 
 PAGE = Observation("http://shop.localhost/", (Node(1, "link", "Home"),))
 PROMPTS = CompactFormat(build_tokenizer(["Home"], vocab_size=900))

@@ -7,6 +7,7 @@ from datetime import date
 from typing import Any
 
 import pytest
+
 from dynaweb_env_sites.content import LOCALES, SPLITS, Words, locale_of, split_of
 from dynaweb_env_sites.shop_state import NOUNS, fresh_state, shop_content
 from dynaweb_env_sites.tasks import FIRST_SITE

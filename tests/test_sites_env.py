@@ -11,14 +11,14 @@ from typing import cast
 from urllib.parse import urlsplit
 
 import pytest
-from dynaweb_env_sites import SitesConfig
-from dynaweb_env_sites.env import SitesSource, look_up, server_state
-from dynaweb_env_sites.tasks import registry
 
 from dynaweb.errors import ConfigError, InfrastructureError, MissingError
 from dynaweb.protocols import Environment, PluginContext, TaskSource
 from dynaweb.types import Action, Judgement, Observation, Step, Task, Trajectory
 from dynaweb.web.chromium import find
+from dynaweb_env_sites import SitesConfig
+from dynaweb_env_sites.env import SitesSource, look_up, server_state
+from dynaweb_env_sites.tasks import registry
 
 EPISODES = 10
 """Expert episodes of one template."""

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 
 import pytest
+
+from dynaweb.errors import InfrastructureError
 from dynaweb_env_sites.server import SITE_NAMES, SitesApp, SitesServer, create_app
 from dynaweb_env_sites.shop_state import ShopState
 from dynaweb_env_sites.world_store import HEADER
-
-from dynaweb.errors import InfrastructureError
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from html import unescape
 
 import pytest
+
 from dynaweb_env_sites.server import create_app
 from dynaweb_env_sites.shop_state import CART_LIMIT, ShopState
 

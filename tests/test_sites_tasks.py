@@ -6,11 +6,11 @@ import json
 from collections import Counter
 
 import pytest
-from dynaweb_env_sites.expert import SitesExpert
-from dynaweb_env_sites.tasks import from_webarena, make_task, plan_of, registry, site_seeds, sites_tasks, to_webarena
 
 from dynaweb.errors import ConfigError, DynawebError, MissingError
 from dynaweb.types import Action, Node, Observation, Task
+from dynaweb_env_sites.expert import SitesExpert
+from dynaweb_env_sites.tasks import from_webarena, make_task, plan_of, registry, site_seeds, sites_tasks, to_webarena
 
 KINDS = {"navigate", "search", "read", "compare", "form", "state", "impossible"}
 

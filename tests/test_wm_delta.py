@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from dynaweb_wm_delta import DeltaConfig
-from dynaweb_wm_delta.model import DeltaWorldModel, change_text
 
 from dynaweb.policy.formats import CompactFormat
 from dynaweb.policy.tokenizer import build_tokenizer
 from dynaweb.protocols import Completion, GenerateRequest, PluginContext
 from dynaweb.types import Action, Node, Observation, Transition
+from dynaweb_wm_delta import DeltaConfig
+from dynaweb_wm_delta.model import DeltaWorldModel, change_text
 
 BEFORE = Observation(
     "http://shop.localhost/",
@@ -32,7 +32,7 @@ PROMPTS = CompactFormat(build_tokenizer(["Velmor Scarf", "Home", "Cart", "Opens"
 
 
 class ScriptedEngine:
-    """Answers with prepared texts, one after the other; an answer without an end is a list that lacks the stop token."""
+    """Answers with prepared texts, one after the other."""
 
     def __init__(self, *answers: str, finished: bool = True) -> None:
         self.answers = list(answers)

@@ -268,5 +268,3 @@ def _of_tuple(members: tuple[Any, ...]) -> _Codec:
         lambda value, pages: [codec.encode(item, pages) for codec, item in zip(each, value, strict=True)],
         lambda data, pages: tuple([codec.decode(item, pages) for codec, item in zip(each, data, strict=True)]),
     )
-
-

@@ -91,7 +91,8 @@ class ChatFormat:
         actions = [step.action for step in trajectory.steps if step.action is not None]
         page = trajectory.final or trajectory.steps[-1].observation
         answer = trajectory.answer if trajectory.answer is not None else "(it did not stop)"
-        return self._chat(_JUDGE, f"OBJECTIVE: {trajectory.task.intent}\nACTIONS:\n{_lines(actions)}\nANSWER: {answer}", page)
+        head = f"OBJECTIVE: {trajectory.task.intent}\nACTIONS:\n{_lines(actions)}\nANSWER: {answer}"
+        return self._chat(_JUDGE, head, page)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled tokens, without the stop token."""

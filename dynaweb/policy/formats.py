@@ -1,8 +1,8 @@
 """The prompt layer: how tasks, pages, actions and verdicts become tokens, and how replies become actions.
 
-`CompactFormat` belongs to models that were trained with `dynaweb.policy.tokenizer` (the shipped tiny model): one mark per
-job, the page as `compact` text, a reply that is one action. `dynaweb.policy.chat.ChatFormat` serves any model with a chat
-template. Both are token-in, token-out: what `parse_reply` reads are the very tokens that were sampled.
+`CompactFormat` belongs to models that were trained with `dynaweb.policy.tokenizer` (the shipped tiny model): one mark
+per job, the page as `compact` text, a reply that is one action. `dynaweb.policy.chat.ChatFormat` serves any model with
+a chat template. Both are token-in, token-out: what `parse_reply` reads are the very tokens that were sampled.
 """
 
 from __future__ import annotations
@@ -86,13 +86,14 @@ class CompactFormat:
         self._encode = backend.encode
         self._decode = backend.decode
         self.max_prompt = max_prompt
-        ids = {name: backend.token_to_id(name) for name in marks.SPECIAL}
-        missing = [name for name, value in ids.items() if value is None]
+        found = {name: backend.token_to_id(name) for name in marks.SPECIAL}
+        missing = [name for name, value in found.items() if value is None]
         if missing:
             raise ValueError(f"the tokenizer lacks the marks {', '.join(missing)}: it is not one of the compact format")
-        self._ids = ids
+        self._ids: dict[str, int] = found
+        ids = self._ids
         self.pad_id = ids[marks.PAD]
-        self.stop_ids = (ids[marks.EOS],)
+        self.stop_ids: tuple[int, ...] = (ids[marks.EOS],)
         self.yes_id, self.no_id = ids[marks.YES], ids[marks.NO]
 
     def encode(self, text: str) -> list[int]:

@@ -1,7 +1,7 @@
 """The tokenizer of the tiny model: byte-level BPE in which the page's own marks are single tokens.
 
-A page line costs two tokens besides its name: the opener (`\\nlink '`) and the closer with the element number (`' [12]`).
-A name has the same tokens wherever it stands in quotes, so that pointing at an element is copying.
+A page line costs two tokens besides its name: the opener (`\\nlink '`) and the closer with the element number
+(`' [12]`). A name has the same tokens wherever it stands in quotes, so that pointing at an element is copying.
 """
 
 from __future__ import annotations

@@ -311,9 +311,7 @@ def _section(title: str, lead: str, *children: Child) -> Html:
 def _table(head: Sequence[tuple[str, str]], rows: Sequence[Html], *, stack: bool = True) -> Html:
     """A table; `stack` turns rows into cards in a narrow window (cells then show their `data-label`)."""
     cells = [el("th", label, class_=kind or None, scope="col") for label, kind in head]
-    return el(
-        "table", el("thead", el("tr", *cells)), el("tbody", join(*rows)), class_="stack" if stack else None
-    )
+    return el("table", el("thead", el("tr", *cells)), el("tbody", join(*rows)), class_="stack" if stack else None)
 
 
 NAMES = {

@@ -20,7 +20,7 @@ class SelfAssessJudge:
 
     def __init__(self, config: SelfAssessConfig, context: PluginContext) -> None:
         if context.engine is None or context.format is None:
-            raise ValueError("the self-assess judge needs an engine and a prompt format; create it through the framework")
+            raise ValueError("the self-assess judge needs an engine and a prompt format: create it through a recipe")
         self.config = config
         self.engine = context.engine
         self.format = context.format

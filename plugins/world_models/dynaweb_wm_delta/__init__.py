@@ -1,4 +1,4 @@
-"""World model `delta`: predicts what changes on a page as a short script that rebuilds the new page from the old one."""
+"""World model `delta`: predicts the change of a page as a short script that rebuilds the new page from the old one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class DeltaConfig(BaseModel):
 
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus of the sampling; the temperature is `dream.temperature`."""
-    max_new_tokens: int = Field(default=160, ge=8)
+    max_new_tokens: int = Field(default=224, ge=8)
     """Longest change in tokens; a longer one is invalid."""
     retries: int = Field(default=1, ge=0)
     """How often a change that cannot be read is sampled again before the dream ends as invalid."""

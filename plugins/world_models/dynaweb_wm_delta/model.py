@@ -46,7 +46,7 @@ class DeltaWorldModel:
         return prediction
 
     def examples(self, transitions: Sequence[Transition]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Supervised pairs (prompt ids, target ids): the page and action, and the true change in words and as a script."""
+        """Supervised pairs (prompt ids, target ids): page and action, and the true change in words and as a script."""
         return [self._example(transition) for transition in transitions]
 
     def _example(self, transition: Transition) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -45,7 +45,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
     parser.add_argument("--corpus", type=Path, help="folder that keeps the corpus for further trainings")
     parser.add_argument("--corpus-only", action="store_true", help="make the corpus and stop")
-    parser.add_argument("--init", type=Path, help="continue from the model in this folder; stage 1 ends with its first probe")
+    parser.add_argument("--init", type=Path, help="go on from the model in this folder")
     parser.add_argument("--sites", type=int, default=BuildConfig().sites, help="pre-training site seeds")
     parser.add_argument("--probe-sites", type=int, default=BuildConfig().probe_sites, help="held-out site seeds")
     parser.add_argument("--point", type=int, default=6000, help="most steps of stage 1")
