@@ -14,6 +14,10 @@ from core_kit import Cli, PackageMaker
 from dynaweb import plugins
 
 
+# Before torch is imported: threads that spin while they wait make everything crawl when a browser needs the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No setting of the developer's shell reaches a test, and no test reaches the user's cache."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from dynaweb.policy.formats import CompactFormat
@@ -88,12 +86,3 @@ async def test_an_endless_change_is_an_error() -> None:
     prediction = await model(engine, retries=0).predict(BEFORE, CLICK, seed=1)
     assert prediction.next_observation is None
     assert "did not end" in prediction.error
-
-
-async def test_history_is_shown_only_when_asked_for() -> None:
-    answer = change_text(BEFORE, CLICK, AFTER)
-    for shown in (0, 2):
-        engine = ScriptedEngine(answer)
-        history = [replace(CLICK, target_name="Earlier"), CLICK]
-        await model(engine, history=shown).predict(BEFORE, CLICK, seed=1, history=history)
-        assert ("Earlier" in PROMPTS.decode(engine.requests[0].prompt_ids)) == bool(shown)

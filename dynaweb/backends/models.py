@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -72,7 +74,8 @@ def load_model(path: str | Path, dtype: str | torch.dtype = "float32", device: s
         check_weights(Path(source))
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        model, report = load(source, dtype=pick_dtype(dtype), local_files_only=local, output_loading_info=True)
+        with _quiet():
+            model, report = load(source, dtype=pick_dtype(dtype), local_files_only=local, output_loading_info=True)
     except OSError as error:
         raise _not_found(source, local, error) from error
     except Exception as error:
@@ -82,6 +85,21 @@ def load_model(path: str | Path, dtype: str | torch.dtype = "float32", device: s
         raise CheckpointError(f"{source} lacks {len(missing)} weights of its own model, such as {missing[0]!r}")
     target = device if isinstance(device, torch.device) else pick_device(device)
     return model.to(target).eval()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress bar of transformers: it would tear the run's own display apart."""
+    from transformers.utils import logging as theirs
+
+    logging: Any = theirs
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _not_found(source: str, local: bool, error: OSError) -> Exception:

@@ -47,6 +47,8 @@ def prepare() -> None:
     """Set up logging, signals and imports of a command-line process."""
     # Else pydantic searches every installed package for plugins of its own, which takes a tenth of the start-up time.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # Before torch is imported: threads that spin while they wait slow down a browser on the same cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     handler = _Stderr()
     handler.setFormatter(_Format())
     logger = logging.getLogger("dynaweb")

@@ -36,6 +36,8 @@ Write the whole next page: its url on the first line, then one line `role 'name'
 _JUDGE = """You check the work of a web agent. You get its objective, its actions, its answer and the page it ended on.
 Answer YES if the objective is reached and the answer, if one was asked for, is right and complete; otherwise NO."""
 
+_SLOTS = ("DYNAWEB-SYSTEM-SLOT", "DYNAWEB-USER-SLOT")
+_SLOT = re.compile(f"({'|'.join(_SLOTS)})")
 _FENCE = re.compile(r"```(.*?)```", re.DOTALL)
 _SECTION = re.compile(r"^\s*ACTION\s*:\s*", re.IGNORECASE | re.MULTILINE)
 
@@ -116,14 +118,25 @@ class ChatFormat:
         return tuple(ids)
 
     def _encode_chat(self, system: str, user: str) -> list[int]:
+        """Only the template's own marks become control tokens; instructions, goals and pages are plain text."""
         if self.tokenizer.chat_template is None:
-            return list(self.tokenizer(f"{system}\n\n{user}\n\n").input_ids)
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+            return self._plain(f"{system}\n\n{user}\n\n")
+        messages = [{"role": "system", "content": _SLOTS[0]}, {"role": "user", "content": _SLOTS[1]}]
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        ids: list[int] = []
+        for piece in _SLOT.split(text):
+            content = {_SLOTS[0]: system, _SLOTS[1]: user}.get(piece)
+            ids += self._plain(content) if content is not None else self._marked(piece)
+        return ids
+
+    def _plain(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
+
+    def _marked(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def _target(self, text: str) -> tuple[int, ...]:
-        return (*self.tokenizer(text, add_special_tokens=False).input_ids, self.tokenizer.eos_token_id)
+        return (*self._plain(text), self.tokenizer.eos_token_id)
 
     def _first(self, word: str) -> int:
         first: int = self.tokenizer(word, add_special_tokens=False).input_ids[0]

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dynaweb.policy import tokenizer as marks
+from dynaweb.policy.encoding import Encoder, specials
 from dynaweb.web.actions import format_action, parse_action
-from dynaweb.web.dialects import render
+from dynaweb.web.dialects import TRUNCATED, render
 
 if TYPE_CHECKING:
     from dynaweb.types import Action, Observation, Task, Trajectory
@@ -78,28 +79,31 @@ class PromptFormat(Protocol):
 class CompactFormat:
     """Prompts of the tiny model. Layout: `<job> goal, history, <page> page <do>`; see the module docstring.
 
-    `max_prompt` bounds the prompt in tokens; a page that is too long loses lines from its end, which is marked.
+    `max_prompt` bounds the prompt in tokens: the oldest actions go first, then whole lines from the end of the page,
+    which is marked with `...`. Text never turns into control tokens (`dynaweb.policy.encoding`).
     """
 
-    def __init__(self, tokenizer: Any, max_prompt: int = 960) -> None:
+    def __init__(self, tokenizer: Any, max_prompt: int = 760) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-        self._encode = backend.encode
-        self._decode = backend.decode
-        self.max_prompt = max_prompt
-        found = {name: backend.token_to_id(name) for name in marks.SPECIAL}
+        found = specials(backend)
         missing = [name for name, value in found.items() if value is None]
         if missing:
             raise ValueError(f"the tokenizer lacks the marks {', '.join(missing)}: it is not one of the compact format")
-        self._ids: dict[str, int] = found
-        ids = self._ids
-        self.pad_id = ids[marks.PAD]
-        self.stop_ids: tuple[int, ...] = (ids[marks.EOS],)
-        self.yes_id, self.no_id = ids[marks.YES], ids[marks.NO]
+        self._decode = backend.decode
+        self._encoder = Encoder(backend)
+        self._ids: dict[str, int] = {name: value for name, value in found.items() if value is not None}
+        self.max_prompt = max_prompt
+        self.pad_id = self._ids[marks.PAD]
+        self.stop_ids: tuple[int, ...] = (self._ids[marks.EOS],)
+        self.yes_id, self.no_id = self._ids[marks.YES], self._ids[marks.NO]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text."""
-        encoded: list[int] = self._encode(text, add_special_tokens=False).ids
-        return encoded
+        """Token ids of `compact` text (pages, actions, scripts)."""
+        return self._encoder.lines(text)
+
+    def mark(self, name: str) -> int:
+        """The id of a special mark such as `<act>`."""
+        return self._ids[name]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled tokens, without the stop token."""
@@ -109,7 +113,7 @@ class CompactFormat:
 
     def policy_prompt(self, task: Task, observation: Observation, history: Sequence[Action]) -> tuple[int, ...]:
         """`<act> goal, one line per earlier action, <page> page <do>`."""
-        return self._prompt(marks.ACT, task.intent + history_text(history), observation)
+        return self._prompt(marks.ACT, task.intent, history, observation)
 
     def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
         """Reasoning lines, if any, then the action."""
@@ -117,9 +121,12 @@ class CompactFormat:
         return (*self.encode(f"{reasoning}\n{text}" if reasoning else text), *self.stop_ids)
 
     def parse_reply(self, token_ids: Sequence[int], observation: Observation) -> ParsedReply:
-        """The last line is the action, lines before it are reasoning."""
+        """The last line is the action, lines before it are reasoning. Control tokens in a reply are an error."""
         text = self.decode(token_ids)
         reasoning, _, last = text.rpartition("\n")
+        control = set(self._ids.values()) - set(self.stop_ids)
+        if control.intersection(token_ids):
+            return ParsedReply(text=text, reasoning=reasoning, error="the reply contains a control token")
         action = parse_action(last, observation, "compact")
         if isinstance(action, str):
             return ParsedReply(text=text, reasoning=reasoning, error=action)
@@ -145,30 +152,46 @@ class CompactFormat:
         """`<judge> goal, actions with the answer, <page> final page <do>`."""
         actions = [step.action for step in trajectory.steps if step.action is not None]
         page = trajectory.final or trajectory.steps[-1].observation
-        return self._prompt(marks.JUDGE, trajectory.task.intent + history_text(actions), page)
+        return self._prompt(marks.JUDGE, trajectory.task.intent, actions, page)
 
     def _change(
         self, mark: str, observation: Observation, action: Action, history: Sequence[Action]
     ) -> tuple[int, ...]:
         tail = self.encode(format_action(action, "compact"))
-        return (*self._prompt(mark, history_text(history), observation, room=len(tail)), *tail)
+        return (*self._prompt(mark, "", history, observation, room=len(tail)), *tail)
 
-    def _prompt(self, mark: str, head: str, page: Observation, room: int = 0) -> tuple[int, ...]:
-        head_ids = self.encode(head)
-        page_ids = self.encode(render(page, "compact"))
+    def _prompt(
+        self, mark: str, goal: str, history: Sequence[Action], page: Observation, room: int = 0
+    ) -> tuple[int, ...]:
         spare = self.max_prompt - room - 3
-        if len(head_ids) > spare // 2:
-            head_ids = head_ids[: spare // 2]
-        if len(page_ids) > spare - len(head_ids):
-            cut = self.encode("\n...")
-            page_ids = page_ids[: spare - len(head_ids) - len(cut)] + cut
-        ids = self._ids
-        return (ids[mark], *head_ids, ids[marks.PAGE], *page_ids, ids[marks.DO])
+        head = self._head(goal, history, spare // 2)
+        body = self._page(render(page, "compact"), spare - len(head))
+        return (self._ids[mark], *head, self._ids[marks.PAGE], *body, self._ids[marks.DO])
+
+    def _head(self, goal: str, history: Sequence[Action], room: int) -> list[int]:
+        words = self._encoder.words(goal)[:room]
+        lines = [self.encode(line) for line in history_lines(history)]
+        while lines and len(words) + sum(map(len, lines)) > room:
+            lines.pop(0)
+        return [*words, *(token for line in lines for token in line)]
+
+    def _page(self, text: str, room: int) -> list[int]:
+        ids = self.encode(text)
+        if len(ids) <= room:
+            return ids
+        cut = self.encode(f"\n{TRUNCATED}")
+        kept: list[int] = []
+        for i, line in enumerate(text.split("\n")):
+            piece = self.encode(f"\n{line}" if i else line)
+            if len(kept) + len(piece) + len(cut) > room:
+                break
+            kept += piece
+        return kept + cut
 
 
-def history_text(actions: Sequence[Action]) -> str:
+def history_lines(actions: Sequence[Action]) -> list[str]:
     """One line per earlier action, by name and without numbers, which mean nothing on a later page."""
-    return "".join(f"\n- {format_action(action, 'compact', with_id=False)}" for action in actions)
+    return [f"\n- {format_action(action, 'compact', with_id=False)}" for action in actions]
 
 
 def format_for(tokenizer: Any, name: str = "auto") -> PromptFormat:

@@ -45,13 +45,17 @@ const describe = hit => {
 };
 const moves = () => document.getAnimations().some(
   a => a.playState === 'running' && a.effect && a.effect.target && a.effect.target.contains(el));
-const frame = () => new Promise(done => requestAnimationFrame(done));
+const frame = () => new Promise(done => { requestAnimationFrame(done); setTimeout(done, 50); });
 const steady = async target => {
-  let before = box(target);
-  for (let i = 0; i < 24; i++) {
+  const start = performance.now();
+  const needed = moves() ? 3 : 1;
+  let before = box(target), still = 0;
+  while (performance.now() - start < 400) {
     await frame();
     const after = box(target);
-    if (before && after && Math.abs(before.x - after.x) < 0.5 && Math.abs(before.y - after.y) < 0.5) return true;
+    const rests = before && after && Math.abs(before.x - after.x) < 0.5 && Math.abs(before.y - after.y) < 0.5;
+    still = rests ? still + 1 : 0;
+    if (still >= needed) return true;
     before = after;
   }
   return false;

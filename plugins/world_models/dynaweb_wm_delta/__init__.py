@@ -18,8 +18,6 @@ class DeltaConfig(BaseModel):
     """Longest change in tokens; a longer one is invalid."""
     retries: int = Field(default=1, ge=0)
     """How often a change that cannot be read is sampled again before the dream ends as invalid."""
-    history: int = Field(default=0, ge=0)
-    """How many earlier actions the model is shown."""
 
 
 @hookimpl

@@ -33,8 +33,11 @@ class DeltaWorldModel:
     async def predict(
         self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = ()
     ) -> Prediction:
-        """Dream one step; output that cannot be read is sampled again `retries` times, then returned as an error."""
-        prompt = self.format.world_model_prompt(observation, action, self._shown(history))
+        """Dream one step; output that cannot be read is sampled again `retries` times, then returned as an error.
+
+        The page and the action say all that this model was fitted on: `history` is not shown to it.
+        """
+        prompt = self.format.world_model_prompt(observation, action)
         tokens = 0
         prediction = Prediction(next_observation=None, error="no attempt was made")
         for attempt in range(self.config.retries + 1):
@@ -54,9 +57,6 @@ class DeltaWorldModel:
         prompt = self.format.world_model_prompt(before, action)
         text = change_text(before, action, after)
         return prompt, self.format.world_model_target(text)
-
-    def _shown(self, history: Sequence[Action]) -> Sequence[Action]:
-        return history[-self.config.history :] if self.config.history else ()
 
     async def _sample(self, prompt: tuple[int, ...], seed: int) -> Completion:
         from dynaweb.protocols import GenerateRequest

@@ -107,7 +107,7 @@ class Maker:
         if not asked:
             return None
         ids: list[int] = list(self.prompts.policy_prompt(Task("", "", ""), page, ()))
-        ids[0] = self.prompts.encode(marks.POINT)[0]
+        ids[0] = self.prompts.mark(marks.POINT)
         weights = [0] * len(ids)
         for cue, answer in self.rng.sample(asked, min(DRILL, len(asked))):
             for text, weight in (("\n" + cue, 0), (answer, 1)):
