@@ -39,7 +39,7 @@ class Stage:
     """
 
     name: str
-    status: Literal["start", "cached", "done", "failed"]
+    status: Literal["start", "cached", "done", "failed", "interrupted"]
     key: str = ""
     detail: str = ""
     cost: Mapping[str, float] = field(default_factory=dict)

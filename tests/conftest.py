@@ -13,7 +13,6 @@ from core_kit import Cli, PackageMaker
 
 from dynaweb import plugins
 
-
 # Before torch is imported: threads that spin while they wait make everything crawl when a browser needs the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -156,6 +156,22 @@ def test_a_changed_recipe_is_not_resumed_and_the_same_needs_no_flags(cli: Cli, t
     assert json.loads(done.stdout)["settings"]["run"]["seed"] == 4
 
 
+def test_resume_without_a_folder_takes_the_last_run(cli: Cli, tmp_path: Path) -> None:
+    done = cli("run", "--resume", "--dry-run")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: there is no run in runs/ to resume; name its folder with --out\n",
+    )
+    loaded = plugins.load(warn=False)
+    open_run(resolve("smoke", seed=4, plugins=loaded), base=tmp_path / "runs")
+    open_run(resolve("smoke", seed=5, plugins=loaded), base=tmp_path / "runs", command="sft")
+    done = cli("run", "--resume", "--dry-run", "--json")
+    assert json.loads(done.stdout)["settings"]["run"]["seed"] == 4
+    done = cli("run", "--resume", "--out", "runs/smoke-5-1")
+    assert done.returncode == 2
+    assert "error: runs/smoke-5-1 was made by `dynaweb sft`" in done.stderr
+
+
 def test_folders_that_cannot_take_a_run(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").write_text("mine")
@@ -181,7 +197,8 @@ HANDLER = """
     @module.app.command("wait")
     def wait(how: str) -> None:
         async def sleep() -> None:
-            print("ready", flush=True)
+            # Once the task waits: a signal that comes earlier would hit the task itself.
+            asyncio.get_running_loop().call_soon(lambda: print("ready", flush=True))
             try:
                 await asyncio.sleep(30)
             except asyncio.CancelledError:
@@ -234,18 +251,39 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     assert "BrokenPipe" not in done.stderr
 
 
-def test_setup_and_doctor(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "chrome").write_text("#!/bin/sh\n")
-    (tmp_path / "chrome").chmod(0o755)
-    done = cli("setup", DYNAWEB_CHROMIUM=str(tmp_path / "chrome"))
-    assert done.returncode == 0
-    assert str(tmp_path / "chrome") in done.stdout
+def test_setup_and_doctor(cli: Cli) -> None:
+    done = cli("setup")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Chromium ")
     checks = {one["name"]: one for one in json.loads(cli("doctor", "--json").stdout)}
     assert checks["stage cache"] == {"name": "stage cache", "status": "ok", "detail": os.environ["DYNAWEB_CACHE"]}
     assert checks["plugin wm delta"]["status"] == "ok"
+    assert checks["browser"]["status"] == "ok"
     done = cli("doctor", DYNAWEB_CHROMIUM="/nowhere/chromium", DYNAWEB_CACHE="/dev/null/x")
     assert done.returncode == 3
     assert "/nowhere/chromium" in done.stdout
     assert "not ready: " in done.stderr
     assert "browser, " in done.stderr
     assert "stage cache" in done.stderr
+
+
+def test_a_browser_that_does_not_start(cli: Cli, tmp_path: Path) -> None:
+    broken = tmp_path / "chrome"
+    broken.write_text(
+        "#!/bin/sh\necho 'chrome: error while loading shared libraries: libnss3.so: not found' >&2\nexit 127\n"
+    )
+    broken.chmod(0o755)
+    done = cli("setup", DYNAWEB_CHROMIUM=str(broken))
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert f"the browser {broken} (from environment) does not start: " in done.stderr
+    assert "libnss3.so" in done.stderr
+    assert "-m playwright install-deps chromium`" in done.stderr
+    assert "apt-get install" in done.stderr
+    # The setting wins over the environment; other checks are made all the same.
+    done = cli("doctor", "--json", "--set", f"web.browser={broken}", DYNAWEB_CHROMIUM="/nowhere/chromium")
+    assert done.returncode == 3
+    checks = {one["name"]: one for one in json.loads(done.stdout)}
+    assert f"the browser {broken} (from setting web.browser) does not start" in checks["browser"]["detail"]
+    assert checks["plugin env sites"]["status"] == "ok"
+    assert cli("doctor", "--set", "web.browsr=x").returncode == 2

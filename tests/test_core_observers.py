@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -106,10 +107,52 @@ def test_a_resumed_stage_has_the_rows_of_one_that_was_never_killed(loaded: Loade
 
 
 def test_rows_before_an_update() -> None:
-    rows = [{"index": -1}, {"index": 0}, {"event": "eval"}, {"index": 1}, {"index": 2}, {"event": "eval"}]
-    assert before(rows, 1) == rows[:3]
-    assert before(rows, 0) == rows[:1]
-    assert before(rows, 9) == before(rows, None) == before(rows, -1) == rows
+    rows = [
+        *({"event": "update", "stage": "wm", "index": index} for index in range(3)),
+        {"event": "rollout", "phase": "rl", "index": 0},
+        {"event": "update", "stage": "rl", "index": 0},
+        {"event": "eval", "arm": "rl"},
+        {"event": "rollout", "phase": "rl", "index": 1},
+        {"event": "update", "stage": "rl", "index": 1},
+    ]
+    assert before(rows, {"event": "update", "stage": "wm", "index": 1}) == rows[:1]
+    assert before(rows, {"event": "rollout", "phase": "rl", "index": 1}) == rows[:6]
+    assert before(rows, {"event": "rollout", "phase": "rl", "index": 0}) == rows[:3]
+    # A count of something else, a later index, and rows without one cut nothing.
+    for first in ({"stage": "fidelity", "index": 0}, {"stage": "rl", "index": 2}, {"stage": "rl"}, {"index": None}):
+        assert before(rows, {"event": "update", **first}) == rows
+
+
+def test_a_stage_that_counts_two_things_keeps_the_first_when_it_resumes(loaded: Loaded, tmp_path: Path) -> None:
+    cache = StageCache(tmp_path / "cache", notify=loaded.notify)
+
+    def attempt(path: Path, updates: range, *, stop: bool) -> list[tuple[object, object]]:
+        metrics = MetricsFile(path)
+        with closing(metrics), loaded.observing(metrics), cache.stage("wm", "k", resumable=True) as stage:
+            for index in updates:
+                loaded.notify(events.Update("wm", index, {}))
+            if stop:
+                raise KeyboardInterrupt
+            loaded.notify(events.Update("fidelity", 0, {}))
+            stage.commit()
+        return [(row["stage"], row["index"]) for row in read_metrics(path) if row["event"] == "update"]
+
+    with pytest.raises(KeyboardInterrupt):
+        attempt(tmp_path / "a.jsonl", range(3), stop=True)
+    found = attempt(tmp_path / "a.jsonl", range(0), stop=False)
+    assert found == [("wm", 0), ("wm", 1), ("wm", 2), ("fidelity", 0)]
+
+
+def test_a_stage_with_nothing_new_keeps_its_rows_and_leaves_no_second_folder(loaded: Loaded, tmp_path: Path) -> None:
+    cache = StageCache(tmp_path / "cache", notify=loaded.notify)
+    path = tmp_path / "metrics.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        play(loaded, path, cache, seconds=1.0, updates=range(2), fail=True)
+    play(loaded, path, cache, seconds=1.0, updates=range(0))
+    assert [row["index"] for row in read_metrics(path) if row["event"] == "update"] == [0, 1]
+    assert not (cache.root / "rl" / "key.partial").exists()
+    play(loaded, tmp_path / "cached.jsonl", cache, seconds=1.0, updates=range(0))
+    assert read_metrics(tmp_path / "cached.jsonl", times=False) == read_metrics(path, times=False)
 
 
 def test_what_counts_as_time() -> None:

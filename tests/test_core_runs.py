@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from core_kit import TOY_CLASS, PackageMaker, toy_source
 from dynaweb import events, plugins
 from dynaweb.config import Recipe, resolve
 from dynaweb.errors import CheckpointError, ConfigError, TrainingError
-from dynaweb.runs import JsonlWriter, StageCache, open_run, read_jsonl, write_json, write_text, write_with
+from dynaweb.runs import JsonlWriter, StageCache, last_run, open_run, read_jsonl, write_json, write_text, write_with
 from dynaweb.runs.cache import default_root
 from dynaweb.runs.jsonl import mend
 
@@ -157,7 +158,9 @@ def test_a_damaged_stage_is_made_anew(damage: str, tmp_path: Path, caplog: pytes
     if damage == "remove":
         victim.unlink()
     else:
-        victim.write_text(victim.read_text()[:3])
+        text = victim.read_text()
+        victim.unlink()
+        victim.write_text(text[:3])
     with cache.stage("sft", "k") as again:
         assert again.cached is False
         assert not (again.folder / "weights").exists()
@@ -165,6 +168,38 @@ def test_a_damaged_stage_is_made_anew(damage: str, tmp_path: Path, caplog: pytes
         again.commit()
     assert "is damaged; it is made anew" in caplog.text
     assert cache.find("sft", "k") is not None
+
+
+def test_finished_files_are_read_only(tmp_path: Path) -> None:
+    with StageCache(tmp_path).stage("sft", "k") as stage:
+        (stage.folder / "model").mkdir()
+        (stage.folder / "model" / "weights").write_text("w")
+        stage.commit()
+    for name in ("manifest.json", "model/weights"):
+        assert (stage.folder / name).stat().st_mode & 0o777 == 0o444
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), asyncio.CancelledError()])
+def test_an_interrupted_stage_has_not_failed(error: BaseException, tmp_path: Path) -> None:
+    told: list[events.Stage] = []
+    cache = StageCache(tmp_path, notify=told.append)  # type: ignore[arg-type]
+    with pytest.raises(type(error)), cache.stage("rl", "k", resumable=True):
+        raise error
+    assert (told[-1].status, told[-1].detail) == ("interrupted", "what it has done is kept")
+
+
+def test_a_damaged_state_names_the_folder_to_delete(tmp_path: Path) -> None:
+    cache = StageCache(tmp_path)
+    with pytest.raises(CheckpointError, match=r"^too short$"), cache.stage("rl", "k", resumable=True) as stage:
+        (stage.scratch / "state").write_text("half")
+        raise CheckpointError("too short")
+    told = f"stage rl cannot go on .*: too short. .* delete {tmp_path}/rl/k.partial and give the same command again"
+    with pytest.raises(CheckpointError, match=told), cache.stage("rl", "k", resumable=True) as stage:
+        assert stage.resumed
+        raise CheckpointError("too short")
+    # Other errors are not blamed on it.
+    with pytest.raises(RuntimeError, match=r"^power$"), cache.stage("rl", "k", resumable=True):
+        raise RuntimeError("power")
 
 
 STAGE = """
@@ -208,6 +243,40 @@ def test_two_processes_make_one_stage(tmp_path: Path) -> None:
     assert second.communicate(timeout=20)[0] == "cached\n"
 
 
+WAIT = """
+    import asyncio, sys
+    from pathlib import Path
+    from dynaweb.runs import StageCache
+    async def wait():
+        await asyncio.sleep(0)
+        print("waiting", flush=True)
+        with StageCache(Path(sys.argv[1])).stage("sft", "k"):
+            print("never", flush=True)
+    try:
+        asyncio.run(wait())
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+def test_ctrl_c_ends_the_wait_for_another_process(tmp_path: Path) -> None:
+    first = start_stage(tmp_path, 60)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "working\n"
+    command = [sys.executable, "-c", textwrap.dedent(WAIT), str(tmp_path)]
+    second = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert second.stdout is not None
+    assert second.stdout.readline() == "waiting\n"
+    time.sleep(0.3)
+    second.send_signal(signal.SIGINT)
+    try:
+        assert second.communicate(timeout=5)[0] == "interrupted\n"
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.communicate()
+
+
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert default_root() == Path(os.environ["DYNAWEB_CACHE"])
     monkeypatch.delenv("DYNAWEB_CACHE")
@@ -249,10 +318,32 @@ def test_default_folders_are_numbered(recipe: Recipe, tmp_path: Path) -> None:
     assert (again.path.name, again.resumed) == ("smoke-3-11", True)
 
 
+def test_only_runs_are_resumed(recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no run in .* to resume; name its folder with --out"):
+        last_run(tmp_path)
+    run = open_run(recipe, base=tmp_path)
+    stage = open_run(recipe, base=tmp_path, command="wm fit")
+    assert [run.path.name, stage.path.name] == ["smoke-3-1", "smoke-3-2"]
+    assert (run.command, stage.command) == ("run", "wm fit")
+    assert open_run(recipe, base=tmp_path, resume=True).path == run.path == last_run(tmp_path)
+    with pytest.raises(ConfigError, match="was made by `dynaweb wm fit`, and --resume goes on with runs only; give"):
+        open_run(recipe, out=stage.path, resume=True)
+    assert run.how_to_go_on == f"go on with: dynaweb run --resume --out {run.path}"
+    assert "give `dynaweb wm fit` again" in stage.how_to_go_on
+    later = open_run(recipe, out=tmp_path / "other")
+    os.utime(run.path / "status.json", (1, 1))
+    assert last_run(tmp_path) == later.path
+
+
 def test_nothing_is_overwritten_silently(recipe: Recipe, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"not empty; nothing is overwritten.*--resume.*--out.*remove it"):
+    with pytest.raises(
+        ConfigError, match=r"not empty; nothing is overwritten\. Choose another folder.*--out.*remove it"
+    ):
         open_run(recipe, out=tmp_path)
+    run = open_run(recipe, out=tmp_path / "run").path
+    with pytest.raises(ConfigError, match=f"Go on with that run by --resume --out {run}, choose another"):
+        open_run(recipe, out=run)
     with pytest.raises(ConfigError, match="not empty"):
         open_run(recipe, out=tmp_path / "notes.txt")
     assert open_run(recipe, out=tmp_path / "new").path.is_dir()

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dynaweb.loop.evaluate import judge_errors, summary
+from dynaweb.loop.evaluate import estimates, judge_errors, summary
 from dynaweb.loop.fidelity import Probe, f1, grade, page_kind, probes_of, rules_hold, transitions_of
 from dynaweb.loop.history import History
+from dynaweb.loop.worldmodel import Questions, fidelity_estimates, modelled, pair, split
 from dynaweb.types import Action, Judgement, Node, Observation, Prediction, Step, Task, Trajectory, Transition
 
 TASK = Task(id="t", intent="", start_url="")
@@ -82,13 +83,16 @@ def test_the_judges_errors_and_ungraded_episodes_are_counted_apart() -> None:
         graded_episode(1.0, 0.0),
         graded_episode(None, 1.0),
         graded_episode(1.0, None, "infrastructure"),
+        *[graded_episode(0.0, 0.0, end) for end in ("max-steps", "invalid", "max-steps")],
     ]
     errors = judge_errors(judged)
-    assert (errors["judge_false_positive"], errors["judge_failed_n"]) == (0.5, 2)
-    assert (errors["judge_false_negative"], errors["judge_solved_n"]) == (1.0, 1)
+    # Code gave the last three their 0: they say nothing of the judge.
+    assert (errors["judge_false_positive"], errors["judge_failed_n"], errors["judge_failed_all"]) == (0.5, 2, 5)
+    assert (errors["judge_false_negative"], errors["judge_solved_n"], errors["judge_solved_all"]) == (1.0, 1, 1)
     found = summary(judged)
-    assert found["success"] == pytest.approx(1 / 3)
-    assert (found["graded"], found["infrastructure"]) == (3, 1)
+    assert found["success"] == pytest.approx(1 / 6)
+    assert (found["graded"], found["infrastructure"]) == (6, 1)
+    assert str(estimates(judged)["judge_false_positive"]).endswith("n=2")
     assert math.isnan(judge_errors([])["judge_false_positive"])
 
 
@@ -105,3 +109,47 @@ def test_a_warning_when_rewards_rise_while_real_success_falls(tmp_path: Path) ->
     early = History.load(tmp_path, updates=5)
     assert early.marks == [(3, 0.5), (5, 0.4)]
     assert early.rewards[3:] == [0.4, 0.5] and math.isnan(early.rewards[1])
+
+
+def on_site(seed: int, *steps: Step, template: str = "", final: Observation = CART) -> Trajectory:
+    task = Task(id=f"{template}:{seed}", intent="", start_url="", template=template, meta={"site_seed": seed})
+    return replace(episode(*steps, final=final, source="real"), task=task)
+
+
+def on_page(name: str) -> Observation:
+    return replace(HOME, url=f"http://shop.localhost/{name}")
+
+
+@pytest.mark.parametrize("sites", [2, 8])
+@pytest.mark.parametrize("templates", [3, 6, 10])
+def test_whole_sites_are_held_out_whatever_the_order_of_episodes(sites: int, templates: int) -> None:
+    played = [on_site(i % sites, Step(HOME, GO), template=f"t{i % templates}") for i in range(120)]
+    fitted, held_out = split(played, 0.1, seed=3)
+    here, away = ({t.task.meta["site_seed"] for t in part} for part in (fitted, held_out))
+    assert not here & away and len(away) == 1 and len(here) == sites - 1
+    assert len(fitted) + len(held_out) == 120
+    assert (fitted, held_out) == split(played, 0.1, seed=3)
+    assert split(played, 0.0, seed=3) == (played, [])
+    assert split([on_site(1, Step(HOME, GO))], 0.1, seed=3)[1] == []
+
+
+def test_no_question_of_fidelity_was_fitted_on_and_seen_sites_are_apart() -> None:
+    a, b = on_page("a"), on_page("b")
+    fitted = [on_site(1, Step(HOME, GO), Step(a, GO))]
+    # A page that all sites share, said with and without a notice, is known from the fitted site.
+    held_out = [on_site(2, Step(replace(HOME, notice="hello"), GO), Step(HOME, GO), Step(b, GO))]
+    stop = Step(CART, Action("stop"))
+    away = [Step(HOME, GO), Step(a, GO), Step(on_page("c"), GO)]
+    demos = [on_site(1, Step(a, GO), Step(b, GO), stop), on_site(2, *away, stop)]
+    known = modelled(fitted)
+    questions = Questions.of(known, fitted, held_out, demos)
+    assert [p.transition.observation.url[-1] for p in questions.unseen] == ["b", "c"]
+    assert [p.transition.observation.url[-1] for p in questions.seen] == ["b"]
+    assert not {pair(p.transition) for p in [*questions.unseen, *questions.seen]} & {pair(t) for t in known}
+    assert len(questions.transitions) == 3
+
+
+def test_fidelity_has_intervals_and_counts() -> None:
+    found = fidelity_estimates({"probes": [{"exact": 1.0}, {"exact": None}], "seen": [{"exact": 0.0}], "rules": []})
+    assert (found["exact"].n, found["seen_exact"].value, set(found)) == (1, 0.0, {"exact", "seen_exact"})
+    assert str(found["exact"]) == "1.000 [0.207, 1.000] n=1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -13,7 +13,7 @@ from dynaweb.engines.scheduler import Lockstep
 from dynaweb.errors import BrowserError, InfrastructureError
 from dynaweb.loop.players import Decision, ExpertPlayer, MixedPolicy, RandomPolicy
 from dynaweb.loop.rollout import Episode, Rules, play, play_all, refuse_total_failure
-from dynaweb.loop.verdicts import grading, judge_all, success_of
+from dynaweb.loop.verdicts import asked, grading, judge_all, success_of
 from dynaweb.types import Action, Judgement, Node, Observation, StepResult, Task, Trajectory
 
 TASK = Task(id="count:train:0:0", intent="Count to 3.", start_url="http://count.localhost/")
@@ -145,6 +145,19 @@ class Yes:
 def test_only_what_the_policy_stopped_reaches_the_judge() -> None:
     ends = [once(Script(MORE)), once(Script(None)), once(Script(STOP))]
     assert [t.reward for t in asyncio.run(judge_all(Yes(), ends))] == [0.0, 0.0, 1.0]
+
+
+def test_an_end_that_the_environment_made_reaches_the_judge() -> None:
+    class Ends(Counter):
+        async def step(self, action: Action) -> StepResult:
+            return replace(await super().step(action), done=True)
+
+    played = once(Script(MORE), Ends())
+    assert (played.end, played.answer) == ("terminal", None)
+    (judged,) = asyncio.run(judge_all(Yes(), [played]))
+    assert judged.reward == 1.0 and asked(judged)
+    (late,) = asyncio.run(judge_all(Yes(), [once(Script(MORE))]))
+    assert late.reward == 0.0 and not asked(late)
 
 
 class CountTo:

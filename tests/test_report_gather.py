@@ -95,8 +95,9 @@ def test_curves_failures_and_audits(folder: Path) -> None:
     assert data.episodes == {"dreams": 30, "dynaweb": 4, "sft": 4}
     audits = {audit.label: audit for audit in data.audits}
     assert set(audits) == {"SFT", "DynaWeb"}
-    assert audits["SFT"].false_positive.n == 3
-    assert audits["DynaWeb"].false_negative.n == 3
+    # Two of SFT's failures did not stop in time: the judge was not asked about them.
+    assert (audits["SFT"].false_positive.n, audits["SFT"].failed) == (1, 3)
+    assert (audits["DynaWeb"].false_negative.n, audits["DynaWeb"].solved) == (3, 3)
 
 
 def test_a_sample_holds_successes_and_failures_or_everything(folder: Path) -> None:

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from report_fakes import fake_report
 
-from dynaweb.report.data import Arm, ReportData
+from dynaweb.report.data import Arm, JudgeAudit, ReportData, Stage
 from dynaweb.report.headline import duration, headline
 from dynaweb.report.markup import el, embed
+from dynaweb.report.stats import wilson
 from dynaweb.report.svg import Series, line_chart, ticks
 from dynaweb.report.table import closing_text, text_table
 
@@ -57,6 +58,25 @@ def test_arms_that_do_not_pair_get_no_difference() -> None:
     half = ReportData("x", arms=(Arm("sft", "SFT", "sft", ((1.0, 0.0),)), Arm("m", "Main", "main", ((1.0,),))))
     assert half.against_reference(half.arms[1]) is None
     assert headline(half) == "Main succeeds on 100.0 % [20.7, 100.0] of 1 held-out episodes in the real browser."
+
+
+def test_browser_steps_of_training_and_evaluation_are_told_apart() -> None:
+    stages = (
+        Stage("explore", "done", cost={"browser_steps": 900.0}),
+        Stage("rl", "done", cost={"browser_steps": 250.0, "browser_steps_evaluation": 50.0}),
+        Stage("eval", "done", cost={"browser_steps": 400.0, "browser_steps_evaluation": 400.0}),
+        Stage("eval", "done", cost={"browser_steps": 30.0}),
+    )
+    text = closing_text(ReportData("x", stages=stages)).replace("\n", " ")
+    assert "real browser steps 1,100 for training and 480 for evaluation" in text
+    static = closing_text(ReportData("x", stages=(Stage("demos", "done", cost={"static_steps": 7.0}),)))
+    assert "steps without a browser 7" in static and "real browser" not in static
+
+
+def test_the_judges_shares_name_both_denominators() -> None:
+    audit = JudgeAudit("DynaWeb", wilson(3, 12), wilson(1, 50), failed=40, solved=50)
+    row = next(line for line in closing_text(ReportData("x", audits=(audit,))).split("\n") if "DynaWeb" in line)
+    assert "25.0" in row and "12/40" in row and "50/50" in row
 
 
 def test_markup_escapes_all_but_markup() -> None:

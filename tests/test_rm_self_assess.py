@@ -56,11 +56,18 @@ async def test_soft_reward_is_the_probability() -> None:
     assert found.score == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize("end", ["max-steps", "invalid", "terminal"])
-async def test_without_stop_the_score_is_zero_and_nothing_is_asked(end: EndReason) -> None:
+@pytest.mark.parametrize("end", ["max-steps", "invalid"])
+async def test_unfinished_episodes_score_zero_and_nothing_is_asked(end: EndReason) -> None:
     one, engine = judge(0.0, -9.0)
-    assert (await one.score(episode(end))).score == 0.0
+    found = await one.score(episode(end))
+    assert (found.score, found.probability) == (0.0, None)
     assert engine.prompts == []
+
+
+async def test_an_episode_that_its_environment_ended_is_judged() -> None:
+    one, engine = judge(math.log(0.9), math.log(0.1))
+    assert (await one.score(episode("terminal"))).score == 1.0
+    assert len(engine.prompts) == 1
 
 
 async def test_a_broken_episode_has_no_score() -> None:

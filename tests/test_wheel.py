@@ -60,6 +60,8 @@ def test_what_is_no_python_is_there_too(wheel: zipfile.ZipFile) -> None:
     suffixes = {Path(name).suffix for name in held}
     assert {".html", ".css", ".toml", ".safetensors"} <= suffixes
     assert "dynaweb/recipes/dynaweb.toml" in held
+    folders = ("dynaweb/report/static", "dynaweb/recipes", "dynaweb/assets/tiny", "dynaweb_env_sites/templates")
+    assert [folder for folder in folders if not any(name.startswith(f"{folder}/") for name in held)] == []
     assert {f"{folder.name}/py.typed" for folder in (ROOT / "dynaweb", *PLUGIN_FOLDERS)} <= set(held)
     assert any(name.endswith("licenses/LICENSE") for name in held)
     assert not any(_is_litter(Path(name)) for name in held)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import typer
@@ -23,22 +24,32 @@ class Check:
 
 
 def setup(as_json: o.Json = False, debug: o.Debug = False) -> None:
-    """Find a Chromium, or install one. Nothing else needs setting up."""
+    """Find a Chromium, or install one, and start it once. Nothing else needs setting up."""
     from dynaweb.cli.output import emit
-    from dynaweb.web.chromium import install
+    from dynaweb.web.chromium import install, try_out
 
     found = install()
+    version = try_out(found)
     if as_json:
-        emit(found, as_json=True)
+        emit({"path": found.path, "origin": found.origin, "version": version}, as_json=True)
     else:
-        typer.echo(f"Chromium: {found.path} (from {found.origin})")
+        typer.echo(f"Chromium {version}: {found.path} (from {found.origin})")
 
 
-def doctor(block: o.Block = None, as_json: o.Json = False, debug: o.Debug = False) -> None:
-    """Check the installation: packages, plugins, browser, model, cache. Exit code 3 when something is missing."""
+def doctor(
+    recipe: o.Recipe = "dynaweb",
+    sets: o.Set = None,
+    block: o.Block = None,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Check the installation: packages, plugins, browser, model, cache. Exit code 3 when something is missing.
+
+    The browser is started once. A recipe or `--set web.browser=...` says which one.
+    """
     from dynaweb.cli.output import plain, table
 
-    checks = [*_versions(), *_plugins(block), *_things()]
+    checks = [*_versions(), *_plugins(block), *_things(_browser_of(recipe, sets))]
     if as_json:
         typer.echo(json.dumps([plain(check) for check in checks], indent=2, ensure_ascii=False))
     else:
@@ -63,8 +74,20 @@ def _plugins(block: list[str] | None) -> Iterator[Check]:
             yield Check(name, "ok" if status.status == "ok" else "missing", status.cause or status.summary)
 
 
-def _things() -> Iterator[Check]:
-    for name, look in (("browser", _browser), ("tiny model", _model), ("stage cache", _cache)):
+def _browser_of(recipe: str, sets: list[str] | None) -> str:
+    """The setting `web.browser`; '' where the recipe's plugins are missing, of which their own lines tell."""
+    from dynaweb.config import resolve
+    from dynaweb.errors import PluginError
+
+    try:
+        return resolve(recipe, overrides=sets or ()).web.browser
+    except (MissingError, PluginError):
+        return ""
+
+
+def _things(browser: str) -> Iterator[Check]:
+    looks = (("browser", partial(_browser, browser)), ("tiny model", _model), ("stage cache", _cache))
+    for name, look in looks:
         yield _checked(name, look)
 
 
@@ -75,11 +98,11 @@ def _checked(name: str, look: Callable[[], str]) -> Check:
         return Check(name, "missing", str(error))
 
 
-def _browser() -> str:
-    from dynaweb.web.chromium import find
+def _browser(setting: str) -> str:
+    from dynaweb.web.chromium import find, try_out
 
-    found = find()
-    return f"{found.path} (from {found.origin})"
+    found = find(setting)
+    return f"Chromium {try_out(found)}: {found.path} (from {found.origin})"
 
 
 def _model() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -37,6 +38,8 @@ def run(
     from dynaweb.cli.output import emit
 
     arguments = locals()
+    if resume and out is None and not _said(arguments):
+        out = arguments["out"] = _last_run()
     resolved = _saved(arguments) if _as_it_was(arguments) else o.resolved(recipe, arguments)
     if dry_run:
         _plan(resolved, as_json)
@@ -46,11 +49,21 @@ def run(
     emit(api.run(resolved, out=out, resume=resume, progress=True), as_json=as_json)
 
 
+def _said(arguments: dict[str, Any]) -> bool:
+    """Whether the command line says anything about the recipe."""
+    flags = any(arguments[name] is not None for name in o.FLAGS)
+    return flags or any(arguments[name] for name in ("sets", "thorough")) or arguments["recipe"] != "dynaweb"
+
+
 def _as_it_was(arguments: dict[str, Any]) -> bool:
     """Whether a run is to be resumed with nothing said about its recipe: then its own is used."""
-    said = any(arguments[name] for name in ("sets", "thorough")) or arguments["recipe"] != "dynaweb"
-    flags = any(arguments[name] is not None for name in o.FLAGS)
-    return bool(arguments["resume"] and arguments["out"] and not said and not flags)
+    return bool(arguments["resume"] and arguments["out"] and not _said(arguments))
+
+
+def _last_run() -> Path:
+    from dynaweb.runs import last_run
+
+    return last_run()
 
 
 def _saved(arguments: dict[str, Any]) -> Any:

@@ -23,7 +23,8 @@ class Run(Section):
     seed: int = 0
     """Every random choice of the run derives from it."""
     time_budget: float = Field(default=0.0, ge=0)
-    """Minutes after which the RL stage ends early; 0 = counts, not clocks, end the stages."""
+    """Minutes after which the RL stage ends early; 0 = counts, not clocks, end the stages. A later run goes on from
+    there."""
 
 
 class Model(Section):
@@ -99,7 +100,7 @@ class WmFit(Section):
     lr: float = Field(default=1e-3, gt=0)
     """Peak learning rate of AdamW; 3 warm-up steps, linear decay to 10 %."""
     holdout: float = Field(default=0.1, ge=0, lt=1)
-    """Share of episodes kept to measure fidelity."""
+    """Share of the explored sites kept whole to measure fidelity, one at least; 0 = none."""
 
 
 class Dream(Section):
@@ -131,9 +132,12 @@ class Rl(Section):
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature of the policy."""
     epochs: int = Field(default=1, ge=1)
-    """Passes over the rollouts of one update."""
+    """Passes over the rollouts of one update. With 1 here and in `minibatches` (the default) an update is one gradient
+    step: the policy is still the one that played, so GSPO's ratio is exactly 1 and its clip window never acts. The
+    update is then a plain policy gradient with group advantages, negative ones scaled by `negative_scale`."""
     minibatches: int = Field(default=1, ge=1)
-    """Optimizer steps of one pass."""
+    """Optimizer steps of one pass. GSPO's ratio and clip window act from an update's second optimizer step on, so
+    never with 1 here and in `epochs`."""
     max_new_tokens: int = Field(default=48, ge=1)
     """Longest reply of the policy in tokens."""
     expert_share: float = Field(default=0.0, ge=0, le=1)

@@ -5,7 +5,8 @@ One job each:
 - `rules` what code can decide about an action; `players` who decides; `rollout` episodes, one or many at once;
 - `verdicts` what an episode is worth; `experts` demonstrations, as rollouts and as token rows; `tasks` which tasks;
 - `demos`, `sft`, `explore`, `worldmodel`, `rl` (with `groups`), `evaluate` one stage each, cached by what matters;
-- `workspace` what stages share; `training` supervised steps that survive a kill; `stages` the order of a whole run;
+- `workspace` what stages share (with `meter`, `files`, `weights`); `waves` episodes and `training` updates that
+  survive a kill; `stages` the order of a whole run;
 - `closing` the numbers that a run ends with, and `api` the calls behind `dynaweb.run` and its like.
 
 What a run leaves in its folder, beside what `dynaweb.runs.folder` lists:

@@ -18,11 +18,12 @@ from dynaweb.errors import Interrupted
 from dynaweb.loop import stages
 from dynaweb.loop.closing import RunResult, StageResult, write_summary
 from dynaweb.loop.demos import demos
-from dynaweb.loop.evaluate import audit_judge, evaluate_arm, judge_errors, summary
+from dynaweb.loop.evaluate import audit_judge, audits, estimates, evaluate_arm, judge_errors, summary
 from dynaweb.loop.explore import explore
+from dynaweb.loop.files import files_hash
 from dynaweb.loop.sft import sft as sft_stage
-from dynaweb.loop.workspace import MODEL, Workspace, files_hash
-from dynaweb.loop.worldmodel import FIDELITY, means
+from dynaweb.loop.workspace import MODEL, Workspace
+from dynaweb.loop.worldmodel import FIDELITY, fidelity_estimates, means
 from dynaweb.observers import MetricsFile
 from dynaweb.plugins import current
 from dynaweb.runs import StageCache, open_run
@@ -59,7 +60,7 @@ def sft(recipe: Recipe, *, out: Path | None = None) -> StageResult:
         metrics = {"demonstrations": len(shown.episodes()), "updates": ws.recipe.sft.steps}
         return StageResult("sft", _folder(ws), _folder(ws) / "checkpoints" / "sft", metrics)
 
-    return _in_folder(recipe, job, out=out)
+    return _in_folder(recipe, job, out=out, command="sft")
 
 
 def collect(recipe: Recipe, *, out: Path | None = None) -> StageResult:
@@ -71,7 +72,7 @@ def collect(recipe: Recipe, *, out: Path | None = None) -> StageResult:
         metrics = {"episodes": len(episodes), "steps": sum(len(episode.steps) for episode in episodes)}
         return StageResult("collect", _folder(ws), metrics=metrics)
 
-    return _in_folder(recipe, job, out=out)
+    return _in_folder(recipe, job, out=out, command="collect")
 
 
 def fit_world_model(recipe: Recipe, *, out: Path | None = None) -> StageResult:
@@ -83,9 +84,11 @@ def fit_world_model(recipe: Recipe, *, out: Path | None = None) -> StageResult:
         shown = await demos(ws)
         made = await fit_stage(ws, await explore(ws, await sft_stage(ws, shown)), shown)
         weights = _folder(ws) / "checkpoints" / "world-model" if made.model.is_dir() else None
-        return StageResult("world-model", _folder(ws), weights, means(**made.data(FIDELITY)))
+        found = made.data(FIDELITY)
+        metrics = means(found["probes"], found["rules"])
+        return StageResult("world-model", _folder(ws), weights, metrics, fidelity_estimates(found))
 
-    return _in_folder(recipe, job, out=out)
+    return _in_folder(recipe, job, out=out, command="wm fit")
 
 
 def evaluate(recipe: Recipe, *, out: Path | None = None, policy: Path | None = None) -> StageResult:
@@ -95,9 +98,10 @@ def evaluate(recipe: Recipe, *, out: Path | None = None, policy: Path | None = N
         arm, weights, key = await _policy(ws, policy)
         judged = await audit_judge(ws, arm, await evaluate_arm(ws, arm, weights, key), weights)
         episodes = judged.episodes()
-        return StageResult("eval", _folder(ws), weights, summary(episodes) | judge_errors(episodes))
+        metrics = summary(episodes) | (judge_errors(episodes) if audits(ws) else {})
+        return StageResult("eval", _folder(ws), weights, metrics, estimates(episodes))
 
-    return _in_folder(recipe, job, out=out)
+    return _in_folder(recipe, job, out=out, command="eval")
 
 
 async def _policy(ws: Workspace, policy: Path | None) -> tuple[str, Path, str]:
@@ -119,11 +123,13 @@ def _in_folder(
     *,
     out: Path | None,
     resume: bool = False,
+    command: str = "run",
     closing: Callable[[Path], dict[str, Any]] = lambda path: {},
 ) -> T:
     """Do a job in a run folder of its own, with its metrics file, its status, and word to the observers."""
     plugins = current()
-    folder = open_run(recipe, out=out, resume=resume, plugins=plugins.manifest(recipe.choices()))
+    manifest = plugins.manifest(recipe.choices())
+    folder = open_run(recipe, out=out, resume=resume, plugins=manifest, command=command)
     with folder.lock():
         metrics = MetricsFile(folder.metrics)
         try:
@@ -151,7 +157,7 @@ def _told(
     try:
         result = run_async(_worked(recipe, job, folder, plugins))
     except (asyncio.CancelledError, KeyboardInterrupt) as error:
-        stopped = Interrupted(f"interrupted; the state is saved, go on with: dynaweb run --resume --out {folder.path}")
+        stopped = Interrupted(f"interrupted; the state is saved, {folder.how_to_go_on}")
         end("interrupted", stopped)
         raise stopped from error
     except BaseException as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dynaweb.loop.evaluate import successes
 from dynaweb.loop.stages import bought
 from dynaweb.loop.worldmodel import FIDELITY
+from dynaweb.report.stats import Estimate
 from dynaweb.runs import write_json
 
 if TYPE_CHECKING:
@@ -46,17 +47,22 @@ class RunResult:
 
 @dataclass(frozen=True)
 class StageResult:
-    """One stage that was run alone: the run folder, the weights that it made (if any), and its closing metrics."""
+    """One stage that was run alone: the run folder, the weights that it made (if any), and its closing metrics.
+
+    `estimates` holds those metrics again that have an interval; the text shows these with interval and n.
+    """
 
     stage: str
     folder: Path
     weights: Path | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"{self.stage}: {self.folder}", *([f"weights: {self.weights}"] if self.weights else [])]
-        width = max((len(name) for name in self.metrics), default=0)
-        return "\n".join([*lines, *(f"{name.ljust(width)}  {_short(value)}" for name, value in self.metrics.items())])
+        width = max((len(name) for name in [*self.metrics, *self.estimates]), default=0)
+        shown = {**self.metrics, **self.estimates}
+        return "\n".join([*lines, *(f"{name.ljust(width)}  {_short(value)}" for name, value in shown.items())])
 
     __repr__ = __str__
 
@@ -93,9 +99,10 @@ def write_summary(ws: Workspace, outcome: Outcome, folder: Path) -> None:
 
 def episodes_are(ws: Workspace) -> str:
     """What the evaluation episodes are, in words."""
-    settings = ws.recipe.eval
-    name = settings.env or ws.task_settings[0]
-    driver = ws.task_settings[1].get("driver", "chromium")
-    where = "in the real browser" if driver == "chromium" else f"in env {name} without a browser (driver {driver})"
+    name, settings = ws.eval_settings
+    driver = ws.resolved(name, settings).get("driver")
+    where = f"in env {name}" if driver is None else f"in env {name} without a browser (driver {driver})"
+    if ws.in_browser(name, settings):
+        where = "in the real browser"
     best = ws.recipe.data.max_best_steps
-    return f"held-out tasks of at most {best} best-case steps on unseen {settings.split} sites, {where}"
+    return f"held-out tasks of at most {best} best-case steps on unseen {ws.recipe.eval.split} sites, {where}"

@@ -13,9 +13,10 @@ from dynaweb import events
 from dynaweb.errors import TrainingError
 from dynaweb.loop.experts import by_task
 from dynaweb.loop.players import ExpertPlayer
-from dynaweb.loop.rollout import Episode, Rules, play_all, refuse_total_failure
+from dynaweb.loop.rollout import Episode, Rules, refuse_total_failure
 from dynaweb.loop.tasks import one_per_template
 from dynaweb.loop.verdicts import grading, success_of
+from dynaweb.loop.waves import play_in_waves
 from dynaweb.types import Task, Trajectory
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ async def all_experts(ws: Workspace, few: Made) -> Made:
     """The expert data of RL and of the SFT controls: the demonstrations, or with `all` an expert for each RL task."""
     if ws.recipe.data.experts == "few":
         return few
-    key = ws.key("data", "rl.updates", "rl.tasks", tasks=ws.task_key, part="all")
+    key = ws.key("data.max_best_steps", "rl.updates", "rl.tasks", tasks=ws.task_key, part="all")
     made = await _played(ws, rl_tasks(ws), key)
     ws.keep(made, "experts")
     return made
@@ -61,7 +62,7 @@ async def all_experts(ws: Workspace, few: Made) -> Made:
 
 async def _played(ws: Workspace, tasks: Sequence[Task], key: str) -> Made:
     async def body(stage: Stage) -> None:
-        played = await play_experts(ws, tasks)
+        played = await play_experts(ws, stage, tasks)
         save_episodes(stage, played)
         for trajectory in played:
             ws.tell(events.Rollout("demos", trajectory))
@@ -70,20 +71,21 @@ async def _played(ws: Workspace, tasks: Sequence[Task], key: str) -> Made:
         if not by_task(played):
             raise TrainingError(f"no expert succeeded on any of {len(tasks)} tasks; the first: {why_failed(played[0])}")
 
-    return await ws.stage("demos", key, body, settings=ws.recipe.settings("run.seed", "data"))
+    return await ws.stage("demos", key, body, settings=ws.recipe.settings("run.seed", "data"), resumable=True)
 
 
-async def play_experts(ws: Workspace, tasks: Sequence[Task]) -> list[Trajectory]:
+async def play_experts(ws: Workspace, stage: Stage, tasks: Sequence[Task]) -> list[Trajectory]:
     """One expert episode per task, graded by the environment."""
     episodes = [Episode(f"expert/{i}/{task.id}", task, ws.seed("demos", task.id)) for i, task in enumerate(tasks)]
-    played = await play_all(
+    played = await play_in_waves(
+        ws,
+        stage,
         episodes,
         ws.source.environment,
         lambda task: ExpertPlayer(ws.source.expert(task)),
         rules=Rules(ws.recipe.data.max_best_steps + SLACK, source="expert", invalid_ends=True),
-        slots=ws.recipe.web.contexts,
+        phase="demos",
         finish=grading(ws.source),
-        on_done=ws.on_episode("demos", len(episodes)),
     )
     refuse_total_failure(played, "demonstrations")
     return played

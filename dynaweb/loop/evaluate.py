@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from dynaweb import events
 from dynaweb.loop.demos import save_episodes
 from dynaweb.loop.players import ModelPolicy
-from dynaweb.loop.rollout import Episode, Rules, play_all, refuse_total_failure
-from dynaweb.loop.verdicts import grading, judge_all, success_of
+from dynaweb.loop.rollout import Episode, Rules, refuse_total_failure
+from dynaweb.loop.verdicts import asked, grading, judge_all, success_of
+from dynaweb.loop.waves import play_in_waves
+from dynaweb.report.stats import Estimate, proportion, wilson
 from dynaweb.types import Task, Trajectory
 
 if TYPE_CHECKING:
@@ -21,28 +23,38 @@ if TYPE_CHECKING:
 
     from dynaweb.engines.transformers_engine import TransformersEngine
     from dynaweb.loop.workspace import Made, Workspace
+    from dynaweb.policy.formats import PromptFormat
     from dynaweb.runs import Stage
 
 SUCCESS = 0.5
 """A score from here on counts as success."""
+CHECKER = "checker"
+"""The reward that is the environment's own verdict."""
 
 
 async def play_greedily(
-    ws: Workspace, engine: TransformersEngine, tasks: Sequence[Task], phase: str
+    ws: Workspace,
+    engine: TransformersEngine,
+    prompts: PromptFormat,
+    tasks: Sequence[Task],
+    phase: str,
+    stage: Stage | None = None,
 ) -> list[Trajectory]:
-    """One graded greedy episode per task in the evaluation environment."""
+    """One graded greedy episode per task in the evaluation environment, in waves that `stage`, if given, keeps."""
     recipe, source = ws.recipe, ws.eval_source
-    policy = ModelPolicy(engine, ws.format, temperature=0.0, max_new_tokens=recipe.rl.max_new_tokens)
+    policy = ModelPolicy(engine, prompts, temperature=0.0, max_new_tokens=recipe.rl.max_new_tokens)
     episodes = [Episode(f"{phase}/{i}", task, ws.seed("eval", task.id)) for i, task in enumerate(tasks)]
-    played = await play_all(
+    played = await play_in_waves(
+        ws,
+        stage,
         episodes,
         source.environment,
         lambda task: policy,
         rules=Rules(recipe.eval.steps),
-        slots=recipe.web.contexts,
+        phase=phase,
         lockstep=ws.lockstep,
         finish=grading(source),
-        on_done=ws.on_episode(phase, len(episodes)),
+        evaluation=True,
     )
     refuse_total_failure(played, f"evaluation {phase}")
     return played
@@ -57,8 +69,8 @@ async def evaluate_arm(
 
     async def body(stage: Stage) -> None:
         tasks = ws.tasks(split, count, ws.eval_source)
-        engine = ws.engine(ws.load(weights))
-        played = await play_greedily(ws, engine, tasks, f"eval {arm}")
+        model = ws.load(weights)
+        played = await play_greedily(ws, ws.engine(model), model.format, tasks, f"eval {arm}", stage)
         save_episodes(stage, played)
         for trajectory in played:
             ws.tell(events.Rollout(f"eval {arm}", trajectory))
@@ -69,28 +81,40 @@ async def evaluate_arm(
         "rl.max_new_tokens",
         "web.contexts",
         "data.max_best_steps",
-        tasks=ws.task_key,
-        env=ws.recipe.eval.env,
+        tasks=ws.eval_key,
+        model=ws.model_key,
         split=[split, count],
         policy=weights_key,
         arm=arm,
     )
-    return await ws.stage("eval", key, body, settings={**ws.recipe.settings("run.seed", "eval"), "arm": arm})
+    settings = {**ws.recipe.settings("run.seed", "eval"), "arm": arm}
+    return await ws.stage("eval", key, body, settings=settings, resumable=True)
 
 
 async def audit_judge(ws: Workspace, arm: str, evaluated: Made, weights: Path) -> Made:
-    """Stage `judge`: what the judge says of an arm's real episodes, beside the environment's verdicts."""
+    """Stage `judge`: what the judge says of an arm's real episodes, beside the environment's verdicts.
+
+    The checker repeats those verdicts, so there is nothing to audit: the episodes are then kept as they are.
+    """
 
     async def body(stage: Stage) -> None:
         played = evaluated.episodes()
-        judged = await judge_all(ws.judge(ws.engine(ws.load(weights))), played)
+        model = ws.load(weights)
+        judged = await judge_all(ws.judge(ws.engine(model), model.format), played)
         save_episodes(stage, judged)
         ws.tell(events.Evaluation(f"judge of {arm}", ws.recipe.eval.split, rewards(judged), judge_errors(judged)))
 
-    key = ws.key("reward", evaluated=evaluated.key, base=ws.base_key)
-    made = await ws.stage("judge", key, body, settings=ws.recipe.settings("reward") | {"arm": arm})
+    made = evaluated
+    if audits(ws):
+        key = ws.key("reward", evaluated=evaluated.key, model=ws.model_key)
+        made = await ws.stage("judge", key, body, settings=ws.recipe.settings("reward") | {"arm": arm})
     ws.keep(made, f"eval-{arm}")
     return made
+
+
+def audits(ws: Workspace) -> bool:
+    """Whether the judge can differ from the environment's own check."""
+    return ws.recipe.reward.name != CHECKER
 
 
 def successes(episodes: Sequence[Trajectory]) -> tuple[float | None, ...]:
@@ -119,13 +143,33 @@ def summary(episodes: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def judge_errors(judged: Sequence[Trajectory]) -> dict[str, float]:
-    """How often the judge accepts real failures and rejects real successes, with the counts behind the shares."""
-    pairs = [(success_of(t), t.reward) for t in judged]
-    failed = [said >= SUCCESS for real, said in pairs if real is not None and said is not None and real < SUCCESS]
-    solved = [said < SUCCESS for real, said in pairs if real is not None and said is not None and real >= SUCCESS]
+    """How often the judge accepts real failures and rejects real successes, with the counts behind the shares.
+
+    Only episodes that the judge was asked about count (`judge_failed_n`, `judge_solved_n`): those that did not end by
+    themselves are scored 0 by code and would make the judge look better than it is. `judge_failed_all` and
+    `judge_solved_all` count all graded episodes.
+    """
+    graded = [(real, trajectory) for trajectory in judged if (real := success_of(trajectory)) is not None]
+    failed = [trajectory for real, trajectory in graded if real < SUCCESS]
+    solved = [trajectory for real, trajectory in graded if real >= SUCCESS]
+    accepted = [(t.reward or 0.0) >= SUCCESS for t in failed if asked(t)]
+    rejected = [(t.reward or 0.0) < SUCCESS for t in solved if asked(t)]
     return {
-        "judge_false_positive": sum(failed) / len(failed) if failed else float("nan"),
-        "judge_failed_n": float(len(failed)),
-        "judge_false_negative": sum(solved) / len(solved) if solved else float("nan"),
-        "judge_solved_n": float(len(solved)),
+        "judge_false_positive": sum(accepted) / len(accepted) if accepted else float("nan"),
+        "judge_failed_n": float(len(accepted)),
+        "judge_failed_all": float(len(failed)),
+        "judge_false_negative": sum(rejected) / len(rejected) if rejected else float("nan"),
+        "judge_solved_n": float(len(rejected)),
+        "judge_solved_all": float(len(solved)),
     }
+
+
+def estimates(judged: Sequence[Trajectory]) -> dict[str, Estimate]:
+    """Success and the judge's errors with their 95 % intervals and n."""
+    errors = judge_errors(judged)
+    found = {"success": proportion(successes(judged))}
+    for name, count in (("judge_false_positive", "judge_failed_n"), ("judge_false_negative", "judge_solved_n")):
+        n = int(errors[count])
+        if n:
+            found[name] = wilson(round(errors[name] * n), n)
+    return found

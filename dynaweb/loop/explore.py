@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from dynaweb import events
 from dynaweb.loop.demos import save_episodes, training_tasks
 from dynaweb.loop.players import MixedPolicy, ModelPolicy
-from dynaweb.loop.rollout import Episode, Rules, play_all, refuse_total_failure
+from dynaweb.loop.rollout import Episode, Rules, refuse_total_failure
+from dynaweb.loop.waves import play_in_waves
 
 if TYPE_CHECKING:
     from dynaweb.loop.workspace import Made, Workspace
@@ -23,24 +24,25 @@ async def explore(ws: Workspace, sft: Made) -> Made:
 
     async def body(stage: Stage) -> None:
         recipe = ws.recipe
-        engine = ws.engine(ws.load(sft.model))
+        model = ws.load(sft.model)
         policy = ModelPolicy(
-            engine,
-            ws.format,
+            ws.engine(model),
+            model.format,
             temperature=recipe.explore.temperature,
             max_new_tokens=recipe.rl.max_new_tokens,
         )
         tasks = training_tasks(ws, recipe.explore.episodes)[: recipe.explore.episodes]
         episodes = [Episode(f"explore/{i}", task, ws.seed("explore", i)) for i, task in enumerate(tasks)]
         mixed = MixedPolicy(policy, recipe.explore.random)
-        played = await play_all(
+        played = await play_in_waves(
+            ws,
+            stage,
             episodes,
             ws.source.environment,
             lambda task: mixed,
             rules=Rules(recipe.explore.steps),
-            slots=recipe.web.contexts,
+            phase="explore",
             lockstep=ws.lockstep,
-            on_done=ws.on_episode("explore", len(episodes)),
         )
         refuse_total_failure(played, "exploration")
         save_episodes(stage, played)
@@ -48,6 +50,6 @@ async def explore(ws: Workspace, sft: Made) -> Made:
             ws.tell(events.Rollout("explore", trajectory))
 
     key = ws.key("explore", "rl.max_new_tokens", "web.contexts", "data.max_best_steps", tasks=ws.task_key, sft=sft.key)
-    made = await ws.stage("explore", key, body, settings=ws.recipe.settings("run.seed", "explore"))
+    made = await ws.stage("explore", key, body, settings=ws.recipe.settings("run.seed", "explore"), resumable=True)
     ws.keep(made, "explore")
     return made

@@ -15,7 +15,7 @@ from dynaweb.loop.experts import Experts, expert_rollout, replaced, with_tokens
 from dynaweb.loop.players import ModelPolicy
 from dynaweb.loop.rollout import Episode, Finish, Rules, play_all
 from dynaweb.loop.tasks import rotation
-from dynaweb.loop.verdicts import judge_all, world_model_error
+from dynaweb.loop.verdicts import asked, judge_all, world_model_error
 from dynaweb.seeding import derive
 from dynaweb.types import Task, Trajectory
 
@@ -113,7 +113,7 @@ def measures(trajectories: Sequence[Trajectory], advantages: Sequence[float]) ->
     played = [t for t in trajectories if t.source != "expert"]
     graded = [t.reward for t in played if t.reward is not None]
     stopped = [t for t in played if t.answer is not None]
-    asked = [t for t in stopped if t.reward is not None]
+    judged = [t for t in played if asked(t)]
     groups = [t.group for t in trajectories]
     dead = {g for g, alive in zip(groups, live(advantages, groups), strict=True) if not alive}
     count = max(1, len(played))
@@ -122,7 +122,7 @@ def measures(trajectories: Sequence[Trajectory], advantages: Sequence[float]) ->
         "graded": float(len(graded)),
         "dead_groups": len(dead) / max(1, len(set(groups))),
         "stop_rate": len(stopped) / count,
-        "yes_rate": _mean([float((t.reward or 0.0) >= SUCCESS) for t in asked]),
+        "yes_rate": _mean([float((t.reward or 0.0) >= SUCCESS) for t in judged]),
         "invalid_rate": sum(t.end == "invalid" for t in played) / count,
         "world_model_errors": sum(bool(world_model_error(t)) for t in played) / count,
         "infrastructure": float(sum(t.end == "infrastructure" for t in played)),

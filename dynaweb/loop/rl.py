@@ -1,9 +1,9 @@
 """Reinforcement learning: the Dyna loop, or the same loop on real pages.
 
-Each update plays groups of rollouts (`groups`), lets the judge score them, drops groups whose rewards are all equal,
-and takes a gradient step on the policy's own tokens, beside a behaviour-cloning term on the demonstrations. Everything
-random derives from (seed, update), so a run that goes on from the checkpoint of update u repeats what it would have
-done.
+Each update plays groups of rollouts (`groups`), lets the judge score them, and takes a gradient step on the policy's
+own tokens, beside a behaviour-cloning term on the demonstrations; groups whose rewards are all equal carry no gradient.
+Everything random derives from (seed, update), so a run that goes on from the checkpoint of update u repeats what it
+would have done.
 """
 
 from __future__ import annotations
@@ -20,18 +20,22 @@ from dynaweb.errors import ConfigError
 from dynaweb.loop.demos import rl_tasks
 from dynaweb.loop.evaluate import SUCCESS, judge_errors, play_greedily, successes, summary
 from dynaweb.loop.experts import by_task, rows_of
-from dynaweb.loop.groups import Place, Rollouts, live, measures, scaled, tasks_of_rl
+from dynaweb.loop.groups import Place, Rollouts, measures, scaled, tasks_of_rl
 from dynaweb.loop.history import History
 from dynaweb.loop.players import ModelPolicy
 from dynaweb.loop.rollout import Rules, refuse_total_failure
+from dynaweb.loop.rows import dealt, logprobs, part_of, step_rows, weighted
 from dynaweb.loop.tasks import StartPages
 from dynaweb.loop.training import new_trainer, resume
 from dynaweb.loop.verdicts import grading, judge_all
 from dynaweb.loop.workspace import EPISODES
 from dynaweb.protocols import PluginContext, TokenRow
+from dynaweb.runs import write_json
 from dynaweb.types import Task, Trajectory
 
 if TYPE_CHECKING:
+    from dynaweb.backends.policy_loss import Logps
+    from dynaweb.backends.torch_backend import TorchTrainer
     from dynaweb.config.sections import Rl
     from dynaweb.loop.workspace import LoadedModel, Made, Workspace
     from dynaweb.protocols import PolicyOptimizer
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
 
 Mode = Literal["policy", "filtered-bc"]
 DREAMS = "dreams"
+UPDATES = "updates.json"
+"""How many updates a finished stage did, and how many were planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +65,59 @@ class Ingredients:
         return {name: made.key for name, made in parts.items()}
 
 
+class OutOfTime(asyncio.CancelledError):
+    """The time budget ended the updates. The stage stays unfinished, as after Ctrl-C, and a later run goes on."""
+
+    def __init__(self, learner: _Learner, done: int) -> None:
+        super().__init__(f"the time budget ended after {done} updates")
+        self.learner, self.done = learner, done
+
+
 async def reinforce(ws: Workspace, given: Ingredients, *, mode: Mode) -> Made:
-    """Stage `rl`: the policy after all updates, and the rollouts that it learned from."""
+    """Stage `rl`: the policy after all updates, and the rollouts that it learned from; `UPDATES` says how many.
+
+    When the time budget ends it early, what there is becomes a stage under a key of its own, which holds the number of
+    updates done; the full key stays free for a run that has the time.
+    """
     check_seam(ws)
 
     async def body(stage: Stage) -> None:
-        learner = _Learner(ws, stage, given, mode)
-        await learner.run()
+        await _Learner(ws, stage, given, mode).run()
 
-    parts = ("model", "wm", "opt", "reward", "env", "dream", "rl", "run.time_budget", "data", "web.contexts")
-    validation = [ws.recipe.controls.sft_validation, ws.recipe.eval.steps] if ws.recipe.rl.validate_every else []
-    key = ws.key(*parts, base=ws.base_key, tasks=ws.task_key, mode=mode, validation=validation, **given.keys())
-    made = await ws.stage("rl", key, body, settings=ws.recipe.settings("run.seed", *parts), resumable=True)
+    told = ws.recipe.settings("run.seed", "rl", "dream", "opt", "reward", "env")
+    try:
+        made = await ws.stage("rl", rl_key(ws, given, mode), body, settings=told, resumable=True)
+    except OutOfTime as stop:
+        early, spent = stop, ws.meter.cost()
+
+        async def cut(stage: Stage) -> None:
+            ws.meter.earlier = spent
+            early.learner.finish(stage, early.done)
+
+        made = await ws.stage("rl", rl_key(ws, given, mode, done=early.done), cut, settings=told)
     main = mode == ws.recipe.rl.mode
     ws.keep(made, "dynaweb" if main else mode, episodes_as=DREAMS if main else f"{DREAMS}-{mode}")
     return made
+
+
+MATTERS = (
+    *("updates", "tasks", "n", "lr", "warmup", "max_grad_norm", "temperature", "epochs", "minibatches"),
+    *("max_new_tokens", "expert_share", "bc_weight", "bc_batch"),
+)
+"""Settings of the section `rl` that the policy depends on in every mode."""
+
+
+def rl_key(ws: Workspace, given: Ingredients, mode: Mode, *, done: int | None = None) -> str:
+    """The cache key of the stage; `done` is the number of updates when the time budget ended it early."""
+    recipe = ws.recipe
+    parts = ["reward", "env", "dream", "data.max_best_steps", *(f"rl.{name}" for name in MATTERS)]
+    parts += ["opt", "rl.negative_scale"] if mode == "policy" else []
+    parts += ["wm"] if ws.dreams else ["web.contexts"]
+    extra: dict[str, object] = {} if done is None else {"done": done}
+    if recipe.rl.validate_every:
+        parts += ["rl.validate_every", "eval.steps", "controls.sft_validation", "web.contexts"]
+        extra["validation"] = ws.eval_key
+    return ws.key(*parts, mode=mode, model=ws.model_key, tasks=ws.task_key, **extra, **given.keys())
 
 
 def check_seam(ws: Workspace) -> None:
@@ -95,32 +139,44 @@ class _Learner:
         self.rl: Rl = ws.recipe.rl
         self.model = ws.load(given.sft.model)
         self.engine = ws.engine(self.model)
-        self.judge = ws.judge(self.engine)
+        self.judge = ws.judge(self.engine, self.model.format)
         experts = by_task(given.experts.episodes())
-        self.bc_rows = rows_of([e for found in by_task(given.demos.episodes()).values() for e in found], ws.format)
+        self.bc_rows = rows_of(
+            [e for found in by_task(given.demos.episodes()).values() for e in found], self.model.format
+        )
         self.place = _place(ws, given)
         self.tasks = _tasks(ws, given, [found[0].task for found in experts.values()])
         self.rollouts = Rollouts(
             self.rl,
             ws.recipe.run.seed,
-            ModelPolicy(self.engine, ws.format, temperature=self.rl.temperature, max_new_tokens=self.rl.max_new_tokens),
+            self._player(),
             self.judge,
             self.place,
             ws.lockstep,
             experts if self.rl.expert_share > 0 else {},
         )
         self.optimizer = _optimizer(ws)
+        self.trainer = self._trainer(self.model)
+        # The term that keeps the policy near its start needs that start as it was.
+        anchored = mode == "policy" and getattr(ws.recipe.opt.config, "beta", 0.0) > 0
+        self.reference = self._trainer(ws.load(given.sft.model)) if anchored else None
+        self.history = History()
+
+    def _player(self) -> ModelPolicy:
+        rl = self.rl
+        return ModelPolicy(self.engine, self.model.format, temperature=rl.temperature, max_new_tokens=rl.max_new_tokens)
+
+    def _trainer(self, model: LoadedModel) -> TorchTrainer:
         per_update = self.rl.epochs * self.rl.minibatches
-        self.trainer = new_trainer(
-            ws,
-            self.model,
+        return new_trainer(
+            self.ws,
+            model,
             name="rl",
             lr=self.rl.lr,
             total_steps=self.rl.updates * per_update,
             warmup=self.rl.warmup * per_update,
             max_grad_norm=self.rl.max_grad_norm,
         )
-        self.history = History()
 
     async def run(self) -> None:
         """All updates that are left, with checkpoints; then the weights and the rollouts into the stage's folder."""
@@ -139,15 +195,20 @@ class _Learner:
                 if done % self.rl.checkpoint_every == 0 and done < self.rl.updates:
                     self._checkpoint()
                 await self.ws.breathe()
-                if self.ws.out_of_time:
-                    break
+                if self.ws.out_of_time and done < self.rl.updates:
+                    raise OutOfTime(self, done)
         except asyncio.CancelledError:
             # A half-done update (a validation still missing) is not saved: it is repeated.
             if done > first and done == self._steps_done():
                 self._checkpoint()
             raise
-        self.model.save(self.stage.folder)
-        self._collect(done)
+        self.finish(self.stage, done)
+
+    def finish(self, stage: Stage, done: int) -> None:
+        """Write weights, rollouts and the number of updates into the folder of a stage."""
+        self.model.save(stage.folder)
+        self._collect(stage, done)
+        write_json(stage.folder / UPDATES, {"done": done, "planned": self.rl.updates})
 
     @property
     def name(self) -> str:
@@ -183,38 +244,50 @@ class _Learner:
     def _learn(self, rollouts: Sequence[Trajectory], advantages: Sequence[float]) -> dict[str, float]:
         metrics = {}
         if self.mode == "filtered-bc":
-            kept = [t for t in rollouts if t.reward is not None and t.reward >= SUCCESS and t.source != "expert"]
-            metrics = self._steps(_rows(kept), [1.0] * len(kept))
+            # Experts too: both ways of learning from the same rollouts see the same expert data.
+            kept = [t for t in rollouts if t.reward is not None and t.reward >= SUCCESS]
+            metrics = self._steps(step_rows(kept), [1.0] * len(kept))
         else:
-            alive = live(advantages, [t.group for t in rollouts])
-            chosen = [i for i, t in enumerate(rollouts) if alive[i] and t.reward is not None]
+            # Dead groups too: they count in the mean over trajectories, so that the weight of the behaviour-cloning
+            # term does not depend on how many there are. The trainer does not compute their rows.
+            chosen = [i for i, t in enumerate(rollouts) if t.reward is not None]
             given = scaled([advantages[i] for i in chosen], self.rl.negative_scale)
-            metrics = self._steps(_rows([rollouts[i] for i in chosen]), given)
+            metrics = self._steps(step_rows([rollouts[i] for i in chosen]), given)
         self.engine.weights_changed()
         return metrics
 
     def _steps(self, rows: list[TokenRow], advantages: list[float]) -> dict[str, float]:
         """All gradient steps of one update; the metrics of the last. No rows: the behaviour-cloning term alone."""
         several = self.rl.epochs * self.rl.minibatches > 1
-        old = [values.tolist() for values in self.trainer.logprobs(rows)] if several and self.mode == "policy" else None
+        moving = [self.reference is not None or advantages[row.trajectory] != 0.0 for row in rows]
+        old = logprobs(self.trainer, rows, moving) if several and self.mode == "policy" else None
+        reference = logprobs(self.reference, rows, moving) if self.reference is not None else None
         metrics: dict[str, float] = {}
         for _ in range(self.rl.epochs):
-            for part in _parts(len(advantages), self.rl.minibatches):
+            for part in dealt(len(advantages), self.rl.minibatches):
                 chosen = [i for i, row in enumerate(rows) if row.trajectory in part]
                 mine = [replace(rows[i], trajectory=part.index(rows[i].trajectory)) for i in chosen]
-                logps = None if old is None else [old[i] for i in chosen]
-                metrics = self._step(mine, [advantages[i] for i in part], logps)
+                given = [advantages[i] for i in part]
+                metrics = self._step(mine, given, part_of(old, chosen), part_of(reference, chosen))
                 self.ws.meter.tokens_trained += int(metrics["tokens"])
         return metrics
 
-    def _step(self, rows: list[TokenRow], advantages: list[float], old: list[list[float]] | None) -> dict[str, float]:
+    def _step(
+        self, rows: list[TokenRow], advantages: list[float], old: Logps | None, reference: Logps | None
+    ) -> dict[str, float]:
         anchor: list[TokenRow] = []
         if self.rl.bc_weight > 0 and self.rl.bc_batch > 0 and self.bc_rows:
             anchor = [self.bc_rows[i] for i in self.trainer.draw(len(self.bc_rows), self.rl.bc_batch)]
         if self.mode == "filtered-bc" and rows:
-            return self.trainer.supervised_step([*rows, *_weighted(rows, anchor, self.rl.bc_weight)])
+            return self.trainer.supervised_step([*rows, *weighted(rows, anchor, self.rl.bc_weight)])
         return self.trainer.policy_step(
-            rows, self.optimizer, advantages, old, supervised=anchor, supervised_weight=self.rl.bc_weight
+            rows,
+            self.optimizer,
+            advantages,
+            old,
+            supervised=anchor,
+            supervised_weight=self.rl.bc_weight,
+            ref_logps=reference,
         )
 
     def _save(self, update: int, rollouts: Sequence[Trajectory]) -> None:
@@ -225,11 +298,11 @@ class _Learner:
         path.unlink(missing_ok=True)
         TrajectoryStore(path).append(_light(t, update) for t in rollouts if t.source != "expert")
 
-    def _collect(self, updates: int) -> None:
-        """The rollouts of all updates as the stage's episodes."""
+    def _collect(self, stage: Stage, updates: int) -> None:
+        """The rollouts of all updates as a stage's episodes."""
         from dynaweb.data.store import TrajectoryStore
 
-        path = self.stage.folder / EPISODES
+        path = stage.folder / EPISODES
         path.unlink(missing_ok=True)
         whole = TrajectoryStore(path)
         for update in range(updates):
@@ -243,35 +316,13 @@ class _Learner:
     async def _validate(self, update: int) -> None:
         """Real success and the judge's errors on validation tasks; warn when dreams get better and reality worse."""
         tasks = self.ws.tasks("validation", self.ws.recipe.controls.sft_validation, self.ws.eval_source)
-        played = await play_greedily(self.ws, self.engine, tasks, "validation")
+        played = await play_greedily(self.ws, self.engine, self.model.format, tasks, "validation")
         judged = await judge_all(self.judge, played)
         found = {**summary(judged), **judge_errors(judged), "update": float(update)}
         self.ws.tell(events.Evaluation(self.name, "validation", successes(judged), found))
         warning = self.history.validated(found["success"])
         if warning:
             self.ws.tell(events.Failure(where=f"{self.name} update {update}", error=warning))
-
-
-def _weighted(rows: Sequence[TokenRow], anchor: Sequence[TokenRow], weight: float) -> list[TokenRow]:
-    """Anchor rows whose mean cross-entropy counts `weight` times that of `rows` in one common mean over tokens."""
-    main = sum(len(row.response_ids) for row in rows)
-    side = max(1, sum(len(row.response_ids) for row in anchor))
-    return [replace(row, weight=weight * main / side) for row in anchor]
-
-
-def _rows(trajectories: Sequence[Trajectory]) -> list[TokenRow]:
-    """One row per step with tokens; `trajectory` is the place in the sequence."""
-    return [
-        TokenRow(step.prompt_ids, step.response_ids, index)
-        for index, trajectory in enumerate(trajectories)
-        for step in trajectory.steps
-        if step.response_ids
-    ]
-
-
-def _parts(count: int, parts: int) -> list[list[int]]:
-    """0..count-1 in `parts` parts of nearly equal size, dealt out in turn so that groups are spread."""
-    return [list(range(part, count, parts)) for part in range(parts)]
 
 
 def _light(trajectory: Trajectory, update: int) -> Trajectory:

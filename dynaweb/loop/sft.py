@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dynaweb.loop.evaluate import evaluate_arm, successes
 from dynaweb.loop.experts import by_task, rows_of
 from dynaweb.loop.training import fit
+from dynaweb.report.stats import Estimate, proportion
 
 if TYPE_CHECKING:
     from dynaweb.loop.workspace import Made, Workspace
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The chosen longer SFT: its number of updates, its weights, and the validation success of each candidate."""
+    """The chosen longer SFT: its updates, its weights, and the success of each candidate on validation sites."""
 
     steps: int
     made: Made
-    validation: dict[int, float]
+    validation: dict[int, Estimate]
 
 
 async def sft(ws: Workspace, demos: Made, *, steps: int | None = None, keep_as: str = "sft") -> Made:
@@ -35,11 +36,11 @@ async def sft(ws: Workspace, demos: Made, *, steps: int | None = None, keep_as: 
 
     async def body(stage: Stage) -> None:
         experts = [episode for found in by_task(demos.episodes()).values() for episode in found]
-        rows = rows_of(experts, ws.format)
         model = ws.load()
+        rows = rows_of(experts, model.format)
         await fit(ws, stage, model, rows, name=name, steps=count, batch=settings.batch, lr=settings.lr)
 
-    key = ws.key("model", "sft.batch", "sft.lr", steps=count, name=name, base=ws.base_key, demos=demos.key)
+    key = ws.key("sft.batch", "sft.lr", steps=count, name=name, model=ws.model_key, demos=demos.key)
     made = await ws.stage("sft", key, body, settings=ws.recipe.settings("run.seed", "sft"), resumable=True)
     ws.keep(made, keep_as)
     return made
@@ -50,21 +51,16 @@ async def longer_sft(ws: Workspace, demos: Made) -> Control | None:
     candidates = sorted(set(ws.recipe.controls.sft_steps))
     if not candidates:
         return None
-    found: dict[int, tuple[Made, float]] = {}
-    for steps in candidates:
-        made = await sft(ws, demos, steps=steps, keep_as=f"sft-{steps}")
-        score = -1.0
-        if len(candidates) > 1:
-            score = await _validation(ws, f"sft-{steps}", made)
-        found[steps] = (made, score)
-    best = max(candidates, key=lambda steps: (found[steps][1], -steps))
-    scores = {steps: score for steps, (_, score) in found.items() if score >= 0}
-    return Control(best, found[best][0], scores)
+    found = {steps: await sft(ws, demos, steps=steps, keep_as=f"sft-{steps}") for steps in candidates}
+    scores: dict[int, Estimate] = {}
+    if len(candidates) > 1:
+        scores = {steps: await _validation(ws, f"sft-{steps}", made) for steps, made in found.items()}
+    best = max(candidates, key=lambda steps: (scores[steps].value or 0.0, -steps) if scores else (0.0, -steps))
+    return Control(best, found[best], scores)
 
 
-async def _validation(ws: Workspace, arm: str, made: Made) -> float:
+async def _validation(ws: Workspace, arm: str, made: Made) -> Estimate:
     evaluated = await evaluate_arm(
         ws, arm, made.model, made.key, split="validation", count=ws.recipe.controls.sft_validation
     )
-    graded = [value for value in successes(evaluated.episodes()) if value is not None]
-    return sum(graded) / len(graded) if graded else 0.0
+    return proportion(successes(evaluated.episodes()))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dynaweb.loop.demos import all_experts, demos
 from dynaweb.loop.evaluate import audit_judge, evaluate_arm
 from dynaweb.loop.explore import explore
-from dynaweb.loop.rl import Ingredients, check_seam, reinforce
+from dynaweb.loop.rl import UPDATES, Ingredients, check_seam, reinforce
 from dynaweb.loop.sft import Control, longer_sft, sft
 from dynaweb.loop.worldmodel import fit_world_model
 from dynaweb.report.data import Role
@@ -83,7 +83,7 @@ def _sft_arm(ws: Workspace, given: Ingredients) -> ArmSpec:
 def _control_arm(ws: Workspace, control: Control | None) -> list[ArmSpec]:
     if control is None:
         return []
-    scores = ", ".join(f"{steps}: {score:.3f}" for steps, score in control.validation.items())
+    scores = ", ".join(f"{steps}: {score}" for steps, score in control.validation.items())
     which = "the same demonstrations" if ws.recipe.data.experts == "few" else "all expert data of the run"
     note = f"trained longer on {which}" + (f"; success on validation sites by updates: {scores}" if scores else "")
     return [ArmSpec("sft-long", f"SFT, {control.steps} updates", "sft", control.made.model, control.made.key, note)]
@@ -96,9 +96,9 @@ async def _main(ws: Workspace, given: Ingredients) -> list[ArmSpec]:
     made = await reinforce(ws, given, mode=rl.mode)
     where = "dreams" if ws.dreams else "real pages"
     how = ws.recipe.opt.name if rl.mode == "policy" else "filtered behaviour cloning"
-    note = f"{rl.updates} updates of {rl.tasks} x {rl.n} rollouts in {where}, {how}"
+    note = f"{updates_of(made)} updates of {rl.tasks} x {rl.n} rollouts in {where}, {how}"
     label = "DynaWeb" if ws.dreams and rl.mode == "policy" else f"{how} in {where}"
-    return [ArmSpec("dynaweb", label, "main", made.model, made.key, note)]
+    return [ArmSpec("dynaweb", label + _cut(made), "main", made.model, made.key, note)]
 
 
 async def _filtered(ws: Workspace, given: Ingredients) -> list[ArmSpec]:
@@ -106,8 +106,21 @@ async def _filtered(ws: Workspace, given: Ingredients) -> list[ArmSpec]:
     if not ws.recipe.controls.filtered_bc or rl.mode == "filtered-bc" or rl.updates == 0:
         return []
     made = await reinforce(ws, given, mode="filtered-bc")
-    note = "cross-entropy on successful rollouts only, as many of them"
-    return [ArmSpec("filtered-bc", "filtered behaviour cloning", "control", made.model, made.key, note)]
+    note = f"cross-entropy on successful rollouts only, as many of them; {updates_of(made)} updates"
+    label = "filtered behaviour cloning" + _cut(made)
+    return [ArmSpec("filtered-bc", label, "control", made.model, made.key, note)]
+
+
+def updates_of(made: Made) -> str:
+    """The updates that reinforcement learning really did, as in `12 of 50` where the time budget ended it."""
+    found = made.data(UPDATES)
+    return str(found["done"]) if found["done"] == found["planned"] else f"{found['done']} of {found['planned']}"
+
+
+def _cut(made: Made) -> str:
+    """What the label of an arm adds when the time budget ended its training."""
+    found = made.data(UPDATES)
+    return "" if found["done"] == found["planned"] else f" ({updates_of(made)} updates)"
 
 
 async def _evaluated(ws: Workspace, spec: ArmSpec) -> ArmResult:

@@ -90,3 +90,9 @@ def start_key(task: Task) -> str:
     if site is None:
         return task.id
     return f"{task.start_url} {task.split} {site} {task.meta.get('locale', '')}"
+
+
+def site_of(task: Task) -> str:
+    """The generated site that a task plays on, where the environment names one, else the task itself."""
+    site = task.meta.get("site_seed")
+    return task.id if site is None else f"{task.split} {site}"

@@ -49,8 +49,8 @@ async def judge_all(judge: Judge, trajectories: Sequence[Trajectory]) -> list[Tr
     """Score every trajectory: copies that carry judgement and reward.
 
     A failure of the infrastructure, and a dream that ended because its world model wrote no page, get no reward: the
-    policy is not to blame. A policy that did not stop by itself, or whose invalid action ended the episode, gets 0
-    without asking the judge. Everything else gets the judge's score.
+    policy is not to blame. An episode that reached its last step, or that an invalid action ended, gets 0 without
+    asking the judge. Everything else gets the judge's score.
     """
     return list(await asyncio.gather(*(judge_one(judge, trajectory) for trajectory in trajectories)))
 
@@ -72,10 +72,19 @@ def ungraded(trajectory: Trajectory) -> Judgement | None:
 
 
 def unfinished(trajectory: Trajectory) -> Judgement | None:
-    """The verdict 0 on an episode that the policy did not bring to an end."""
+    """The verdict 0 on an episode that the policy did not bring to an end.
+
+    An episode that its environment ended (`terminal`) is finished: the task may be done without a `stop`.
+    """
     if trajectory.end == "invalid":
         return Judgement(0.0, why=f"an invalid action ended the episode: {trajectory.steps[-1].error}")
-    return Judgement(0.0, why="the policy did not stop by itself") if trajectory.answer is None else None
+    return Judgement(0.0, why="the policy did not stop by itself") if trajectory.end == "max-steps" else None
+
+
+def asked(trajectory: Trajectory) -> bool:
+    """Whether a judged trajectory's score is the judge's own, not one that code gave without asking it."""
+    judged = trajectory.judgement is not None and trajectory.judgement.score is not None
+    return judged and ungraded(trajectory) is None and unfinished(trajectory) is None
 
 
 def world_model_error(trajectory: Trajectory) -> str:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
-import resource
-import shutil
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dynaweb import events
 from dynaweb.errors import ConfigError
+from dynaweb.loop.files import files_hash, link
+from dynaweb.loop.meter import Meter
 from dynaweb.loop.tasks import draw
+from dynaweb.loop.weights import check_size, read_tokenizer, tokenizer_of
 from dynaweb.protocols import PluginContext
 from dynaweb.runs import write_json
 from dynaweb.runs.cache import SCRATCH
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dynaweb")
 
-VERSION = 1
+VERSION = 2
 """Part of every stage key: raise it when a stage computes something else from the same settings."""
 
 Body = Callable[["Stage"], Awaitable[None]]
@@ -86,35 +84,6 @@ class LoadedModel:
         save_model(self.model, folder / MODEL, self.tokenizer)
 
 
-@dataclass(slots=True)
-class Meter:
-    """Counts what a stage costs. `tokens_trained` and `browser_steps` are added to by the stages themselves."""
-
-    tokens_trained: int = 0
-    browser_steps: int = 0
-    engines: list[TransformersEngine] = field(default_factory=list)
-    earlier: Mapping[str, float] = field(default_factory=dict)
-    """What a killed attempt had spent up to its last checkpoint."""
-    started: float = field(default_factory=time.monotonic)
-
-    def cost(self) -> dict[str, float]:
-        """The counts as a stage's cost; memory is the peak of the process so far."""
-        spent = {
-            "seconds": time.monotonic() - self.started,
-            "tokens_generated": float(sum(engine.stats.new_tokens for engine in self.engines)),
-            "tokens_trained": float(self.tokens_trained),
-            "browser_steps": float(self.browser_steps),
-        }
-        total = {name: value + self.earlier.get(name, 0.0) for name, value in spent.items()}
-        return {**total, "peak_memory_mib": max(peak_memory_mib(), self.earlier.get("peak_memory_mib", 0.0))}
-
-
-def peak_memory_mib() -> float:
-    """Largest resident size of this process so far."""
-    unit = 1024 * 1024 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-
-
 class Workspace:
     """Everything that stages need besides each other's folders. Close it when the run is over.
 
@@ -153,11 +122,39 @@ class Workspace:
         return str(settings.get("tasks", "sites")), dict(settings.get("task_settings", {}))
 
     @property
+    def eval_settings(self) -> tuple[str, Mapping[str, Any]]:
+        """The same for the evaluation: `eval.env` with its default settings, or the task environment."""
+        name = self.recipe.eval.env
+        return self.task_settings if not name or name == self.task_settings[0] else (name, {})
+
+    @property
     def task_key(self) -> dict[str, Any]:
         """What the tasks and pages of a run depend on, for cache keys."""
-        name, settings = self.task_settings
+        return self._place_key(*self.task_settings)
+
+    @property
+    def eval_key(self) -> dict[str, Any]:
+        """What the tasks and pages of the evaluation depend on."""
+        return self._place_key(*self.eval_settings)
+
+    def _place_key(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         origin = self.plugins.find("env", name).origin
-        return {"name": name, "settings": dict(settings), "package": f"{origin.package} {origin.version}"}
+        resolved = self.resolved(name, settings)
+        return {"name": name, "settings": resolved, "package": f"{origin.package} {origin.version}"}
+
+    def resolved(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of an environment plugin with its defaults filled in, as plain data."""
+        from pydantic import ValidationError
+
+        try:
+            return self.plugins.find("env", name).spec.config.model_validate(settings).model_dump(mode="json")
+        except ValidationError as error:
+            raise ConfigError(f"settings of environment {name!r}: {error}") from error
+
+    def in_browser(self, name: str, settings: Mapping[str, Any]) -> bool:
+        """Whether an environment is a real browser: its plugin says so, or its setting `driver` names one."""
+        driver = self.resolved(name, settings).get("driver")
+        return driver == "chromium" or "browser" in self.plugins.find("env", name).spec.capabilities
 
     @cached_property
     def source(self) -> TaskSource:
@@ -168,10 +165,10 @@ class Workspace:
     @cached_property
     def eval_source(self) -> TaskSource:
         """The environment of the evaluation: `eval.env`, or the task environment."""
-        name = self.recipe.eval.env
-        if not name or name == self.task_settings[0]:
+        if self.eval_settings == self.task_settings:
             return self.source
-        return cast("TaskSource", self.plugins.create("env", name, {}, self._web_context("eval")))
+        name, settings = self.eval_settings
+        return cast("TaskSource", self.plugins.create("env", name, settings, self._web_context("eval")))
 
     def tasks(self, split: str, count: int, source: TaskSource | None = None) -> list[Task]:
         """The run's `count` tasks of a split, short enough for `data.max_best_steps`; the same in all stages."""
@@ -196,12 +193,13 @@ class Workspace:
         )
         return cast("WorldModel", self.plugins.create("wm", self.recipe.wm.name, self.recipe.wm.config, context))
 
-    def judge(self, policy: TransformersEngine) -> Judge:
+    def judge(self, policy: TransformersEngine, policy_format: PromptFormat) -> Judge:
         """The chosen judge, on the frozen base model or on `policy`, as its setting `model` says."""
         choice = self.recipe.reward
         wants = getattr(choice.config, "model", None)
         engine = policy if wants == "policy" else self.base_engine if wants == "base" else None
-        context = PluginContext(engine=engine, format=self.format, seed=self.seed("judge"))
+        prompts = policy_format if wants == "policy" else self.format
+        context = PluginContext(engine=engine, format=prompts, seed=self.seed("judge"))
         return cast("Judge", self.plugins.create("reward", choice.name, choice.config, context))
 
     def dream_environment(self, world_model: WorldModel, start_page: Any) -> Callable[[], Environment]:
@@ -222,25 +220,32 @@ class Workspace:
         return Lockstep()
 
     def load(self, path: Path | None = None) -> LoadedModel:
-        """A model of its own: the base weights, or those in a folder that a stage wrote."""
+        """A model of its own: the base weights, or those in a folder, with the tokenizer that the folder brings.
+
+        Raises `CheckpointError` when the folder's tokenizer is not that of the base model and the base model judges.
+        """
         import torch
 
         from dynaweb.backends.models import load_model
+        from dynaweb.policy.formats import format_for
 
         settings = self.recipe.model
         if settings.threads:
             torch.set_num_threads(settings.threads)
+        base_judges = getattr(self.recipe.reward.config, "model", None) == "base"
+        tokenizer = self.tokenizer if path is None else tokenizer_of(path, self.tokenizer, base_judges=base_judges)
+        prompts = self.format if tokenizer is self.tokenizer else format_for(tokenizer, settings.format)
         model = load_model(path or settings.path, settings.dtype, settings.device)
-        return LoadedModel(model, self.tokenizer, self.format)
+        if path is not None:
+            check_size(path, model, tokenizer)
+        return LoadedModel(model, tokenizer, prompts)
 
     @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer of the base model, shared by all weights of the run."""
-        from transformers import AutoTokenizer
-
         from dynaweb.backends.models import resolve
 
-        return AutoTokenizer.from_pretrained(resolve(self.recipe.model.path))
+        return read_tokenizer(resolve(self.recipe.model.path))
 
     @cached_property
     def format(self) -> PromptFormat:
@@ -266,6 +271,15 @@ class Workspace:
 
         source = resolve(self.recipe.model.path)
         return files_hash(Path(source)) if Path(source).is_dir() else source
+
+    @cached_property
+    def model_key(self) -> dict[str, str]:
+        """What the numbers of any model of the run depend on: base weights, prompt layer, precision, device."""
+        from dynaweb.backends.models import pick_device
+
+        settings = self.recipe.model
+        device = str(pick_device(settings.device))
+        return {"base": self.base_key, "format": settings.format, "dtype": settings.dtype, "device": device}
 
     def engine(self, model: LoadedModel) -> TransformersEngine:
         """An engine on a model; its tokens count in the costs."""
@@ -325,20 +339,23 @@ class Workspace:
 
         return advance
 
-    def count_steps(self, trajectory: Trajectory) -> None:
+    def count_steps(self, trajectory: Trajectory, *, evaluation: bool = False) -> None:
         """Add a finished episode to the cost, unless it was dreamed."""
         if trajectory.source != "dream":
-            self.meter.browser_steps += len(trajectory.steps)
+            place = self.eval_settings if evaluation else self.task_settings
+            self.meter.count(len(trajectory.steps), browser=self.in_browser(*place), evaluation=evaluation)
 
-    def on_episode(self, phase: str, total: int) -> Callable[[Trajectory], None]:
+    def on_episode(
+        self, phase: str, total: int, *, done: int = 0, evaluation: bool = False
+    ) -> Callable[[Trajectory], None]:
         """For `play_all(on_done=...)`: tells of progress and counts real steps."""
-        advance = self.progress(phase, total, "episodes")
+        advance = self.progress(phase, total, "episodes", done=done)
 
-        def done(trajectory: Trajectory) -> None:
-            self.count_steps(trajectory)
+        def finished(trajectory: Trajectory) -> None:
+            self.count_steps(trajectory, evaluation=evaluation)
             advance()
 
-        return done
+        return finished
 
     async def breathe(self) -> None:
         """Let a cancellation (Ctrl-C) through between two pieces of blocking work."""
@@ -357,26 +374,3 @@ class Workspace:
                 result = close()
                 if asyncio.iscoroutine(result):
                     await result
-
-
-def link(source: Path, target: Path) -> None:
-    """Make `target` a hard link to `source`, or a copy where links are not possible."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
-    with suppress(OSError):
-        target.hardlink_to(source)
-        return
-    shutil.copy2(source, target)
-
-
-def files_hash(folder: Path) -> str:
-    """A hash of the names and contents of all files of a folder. Raises `ConfigError` when it has none."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    if not files:
-        raise ConfigError(f"the model folder {folder} holds no files")
-    total = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            total.update(f"{path.relative_to(folder).as_posix()}\0".encode())
-            total.update(hashlib.file_digest(file, "sha256").digest())
-    return total.hexdigest()[:20]

@@ -117,33 +117,50 @@ class _StageRows:
     def __init__(self, path: Path, run: JsonlWriter) -> None:
         mend(path)
         self._path, self._run = path, run
-        self._earlier: list[dict[str, Any]] | None = list(read_jsonl(path))
+        self._earlier = list(read_jsonl(path))
         self._writer: JsonlWriter | None = None
 
     def write(self, row: Mapping[str, Any]) -> None:
-        self._open(row.get("index")).write(row)
+        if self._writer is None:
+            self._writer = self._begin(row)
+        self._writer.write(row)
 
     def close(self) -> None:
-        # Nothing new came: the killed attempt had done it all.
-        self._open(None).close()
+        if self._writer is not None:
+            self._writer.close()
+            return
+        # Nothing new came: the killed attempt had written it all, and the stage may be in its final place by now.
+        for row in self._earlier:
+            self._run.write(row)
 
-    def _open(self, index: int | None) -> JsonlWriter:
-        if self._writer is None:
-            kept = before(self._earlier or [], index)
-            self._path.unlink(missing_ok=True)
-            self._writer, self._earlier = JsonlWriter(self._path), None
-            for row in kept:
-                self._writer.write(row)
-                self._run.write(row)
-        return self._writer
+    def _begin(self, first: Mapping[str, Any]) -> JsonlWriter:
+        self._path.unlink(missing_ok=True)
+        writer = JsonlWriter(self._path)
+        for row in before(self._earlier, first):
+            writer.write(row)
+            self._run.write(row)
+        return writer
 
 
-def before(rows: list[dict[str, Any]], index: int | None) -> list[dict[str, Any]]:
-    """The rows before the first one of update `index` or a later one; all when `index` is None or below 0."""
-    if index is None or index < 0:
+def before(rows: list[dict[str, Any]], first: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a killed attempt that stay when the next one begins with the row `first`.
+
+    Those from the same event, stage and index (or a later index) on are written again. One stage may count several
+    things from 0 (updates, then the fidelity), so an index alone would cut too early. A row without an index cuts
+    nothing.
+    """
+    event, stage, index = _place(first)
+    if index < 0:
         return rows
-    cut = next((at for at, row in enumerate(rows) if row.get("index", -1) >= index), len(rows))
+    places = enumerate(map(_place, rows))
+    cut = next((at for at, place in places if place[:2] == (event, stage) and place[2] >= index), len(rows))
     return rows[:cut]
+
+
+def _place(row: Mapping[str, Any]) -> tuple[str, str, int]:
+    """Event, stage (of a rollout: its phase) and index of a row; -1 when it has none."""
+    index = row.get("index")
+    return str(row["event"]), str(row.get("stage", row.get("phase", ""))), -1 if index is None else int(index)
 
 
 def split_times(metrics: Mapping[str, float]) -> dict[str, Any]:

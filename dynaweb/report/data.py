@@ -82,13 +82,16 @@ class Measure:
 class JudgeAudit:
     """The judge against the environment's own verdict on real episodes of one arm.
 
-    `false_positive` is the share of truly failed episodes that the judge calls successes (n = failed episodes),
-    `false_negative` the share of true successes that it rejects (n = successes).
+    `false_positive` is the share of truly failed episodes that the judge calls successes, `false_negative` the share of
+    true successes that it rejects; n counts the episodes that it was asked about. `failed` and `solved` count all
+    graded episodes: those that did not end by themselves are scored 0 without asking.
     """
 
     label: str
     false_positive: Estimate
     false_negative: Estimate
+    failed: int = 0
+    solved: int = 0
 
 
 @dataclass(frozen=True, slots=True)

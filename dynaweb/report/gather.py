@@ -25,7 +25,7 @@ from dynaweb.errors import CheckpointError
 from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Role, Sample, Setting, Stage
 from dynaweb.report.html import render
 from dynaweb.report.outcome import AuditCounts, failure_kind, outcome
-from dynaweb.report.stats import mean, wilson
+from dynaweb.report.stats import share_or_mean
 from dynaweb.types import Trajectory
 
 EACH = 8
@@ -74,7 +74,8 @@ def gather(folder: Path, *, each: int | None = EACH) -> ReportData:
         plugins=tuple(_json(folder, "plugins.json", ())),
         versions=_json(folder, "versions.json", {}),
         seed=int(_json(folder, "seeds.json", {}).get("run", 0)),
-        **({"episodes_are": str(summary["episodes_are"])} if "episodes_are" in summary else {}),
+        # Without a summary nobody has said whether there was a browser.
+        episodes_are=str(summary.get("episodes_are", "held-out episodes")),
     )
 
 
@@ -89,9 +90,7 @@ def measures(probes: Sequence[Mapping[str, float | None]]) -> tuple[Measure, ...
 def _measure(name: str, values: Sequence[float | None], meaning: str) -> Measure:
     known = [value for value in values if value is not None]
     label = name.replace("_", " ").capitalize().replace(" f1", " F1").replace("Url", "Address")
-    if known and all(value in (0, 1) for value in known):
-        return Measure(label, wilson(sum(known), len(known)), meaning)
-    return Measure(label, mean(known), meaning)
+    return Measure(label, share_or_mean(known), meaning)
 
 
 def _json(folder: Path, name: str, default: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from dynaweb.loop.verdicts import asked
 from dynaweb.report.data import JudgeAudit
 from dynaweb.report.stats import wilson
 from dynaweb.types import Trajectory
@@ -67,11 +68,17 @@ def failure_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
 
 @dataclass(slots=True)
 class AuditCounts:
-    """The judge's calls beside the environment's verdicts, counted one episode at a time."""
+    """The judge's calls beside the environment's verdicts, counted one episode at a time.
+
+    `failed` and `solved` are all judged episodes by the environment's verdict, `asked_failed` and `asked_solved` those
+    among them that the judge was really asked about.
+    """
 
     failed: int = 0
+    asked_failed: int = 0
     wrongly_accepted: int = 0
     solved: int = 0
+    asked_solved: int = 0
     wrongly_rejected: int = 0
 
     def add(self, trajectory: Trajectory) -> None:
@@ -80,19 +87,23 @@ class AuditCounts:
         said = trajectory.judgement.score if trajectory.judgement is not None else None
         if real is None or said is None:
             return
+        own = asked(trajectory)
         if real >= SUCCESS_AT:
             self.solved += 1
-            self.wrongly_rejected += said < SUCCESS_AT
+            self.asked_solved += own
+            self.wrongly_rejected += own and said < SUCCESS_AT
         else:
             self.failed += 1
-            self.wrongly_accepted += said >= SUCCESS_AT
+            self.asked_failed += own
+            self.wrongly_accepted += own and said >= SUCCESS_AT
 
     def result(self, label: str) -> JudgeAudit | None:
         """The shares with their counts, None when no episode was counted."""
         if not self.failed + self.solved:
             return None
-        accepted, rejected = wilson(self.wrongly_accepted, self.failed), wilson(self.wrongly_rejected, self.solved)
-        return JudgeAudit(label, accepted, rejected)
+        accepted = wilson(self.wrongly_accepted, self.asked_failed)
+        rejected = wilson(self.wrongly_rejected, self.asked_solved)
+        return JudgeAudit(label, accepted, rejected, self.failed, self.solved)
 
 
 def audit(label: str, trajectories: Iterable[Trajectory]) -> JudgeAudit | None:

@@ -201,7 +201,7 @@ def fidelity(data: ReportData) -> Html | None:
         return None
     head = [("Measure", ""), ("Value", "n"), ("95 % interval", "n"), ("n", "n")]
     table = _table(head, [_measure_row(measure) for measure in data.fidelity])
-    lead = "On held-out real transitions that need a prediction."
+    lead = "On real transitions of sites that nothing was fitted on, as far as they need a prediction."
     return _section("World model", lead, el("div", table, class_="card"))
 
 
@@ -228,7 +228,8 @@ def audits(data: ReportData) -> Html | None:
     table = _table(head, [_audit_row(audit) for audit in data.audits])
     lead = (
         "The judge's calls on real episodes beside the environment's own check. False positives are failures that it "
-        "takes for successes: when they grow, reward in dreams stops meaning anything."
+        "takes for successes: when they grow, reward in dreams stops meaning anything. Shares are of the episodes that "
+        "the judge was asked about; those that did not end by themselves are scored 0 by code."
     )
     return _section("Judge", lead, el("div", table, class_="card"))
 
@@ -237,14 +238,14 @@ def _audit_row(audit: JudgeAudit) -> Html:
     return el(
         "tr",
         el("td", audit.label),
-        _audit_cell("False positives", audit.false_positive, "failures"),
-        _audit_cell("False negatives", audit.false_negative, "successes"),
+        _audit_cell("False positives", audit.false_positive, f"{max(audit.failed, audit.false_positive.n)} failures"),
+        _audit_cell("False negatives", audit.false_negative, f"{max(audit.solved, audit.false_negative.n)} successes"),
     )
 
 
-def _audit_cell(label: str, estimate: Estimate, of: str) -> Html:
+def _audit_cell(label: str, estimate: Estimate, every: str) -> Html:
     value = "-" if estimate.value is None else f"{100 * estimate.value:.1f} %"
-    small = el("small", f"{interval_text(estimate)} of {estimate.n} {of}")
+    small = el("small", f"{interval_text(estimate)} of {estimate.n} asked about, {every} in all")
     return el("td", el("span", el("b", value), small), class_="n", data_label=label)
 
 

@@ -114,6 +114,13 @@ def success_rate(by_seed: Sequence[Outcomes], *, confidence: float = CONFIDENCE)
     return Estimate(pooled.value, low, high, pooled.n, pooled.missing)
 
 
+def share_or_mean(values: Sequence[float]) -> Estimate:
+    """Values that are all 0 or 1 as a proportion with Wilson's interval, any others as a mean with Student's."""
+    if values and all(value in (0, 1) for value in values):
+        return wilson(math.fsum(values), len(values))
+    return mean(values)
+
+
 def mean(values: Iterable[float | None], *, confidence: float = CONFIDENCE) -> Estimate:
     """Arithmetic mean with Student's t interval; no interval for fewer than two values."""
     every = list(values)

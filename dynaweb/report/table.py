@@ -108,20 +108,25 @@ def _estimate_cells(estimate: Estimate) -> list[str]:
 def _audits(audits: Sequence[JudgeAudit], width: int) -> str:
     if not audits:
         return ""
-    rows = [[audit.label, *_share(audit.false_positive), *_share(audit.false_negative)] for audit in audits]
-    head = ["judge on real episodes", "false positives %", "of", "false negatives %", "of"]
-    return text_table(head, rows, width=width)
+    rows = [
+        [audit.label, *_share(audit.false_positive, audit.failed), *_share(audit.false_negative, audit.solved)]
+        for audit in audits
+    ]
+    head = ["judge, real episodes", "false positives %", "asked/all", "false negatives %", "asked/all"]
+    note = "asked: episodes that the judge scored itself; code scores 0 what did not end by itself"
+    return f"{text_table(head, rows, width=width)}\n\n{textwrap.fill(note, width)}"
 
 
-def _share(estimate: Estimate) -> list[str]:
+def _share(estimate: Estimate, every: int) -> list[str]:
     share = "-" if estimate.value is None else f"{100 * estimate.value:.1f} {interval_text(estimate)}"
-    return [share, str(estimate.n)]
+    return [share, f"{estimate.n}/{max(every, estimate.n)}"]
 
 
 def _costs(data: ReportData, width: int) -> str:
     totals = cost_totals(data)
     words = [
-        f"real browser steps {totals['browser_steps']:,.0f}" if "browser_steps" in totals else "",
+        _browser_steps(data) if "browser_steps" in totals else "",
+        f"steps without a browser {totals['static_steps']:,.0f}" if "static_steps" in totals else "",
         f"tokens generated {totals['tokens_generated']:,.0f}" if "tokens_generated" in totals else "",
         f"peak memory {totals['peak_memory_mib']:,.0f} MiB" if "peak_memory_mib" in totals else "",
         f"stages {duration(totals['seconds'])}" if "seconds" in totals else "",
@@ -129,6 +134,21 @@ def _costs(data: ReportData, width: int) -> str:
     dreams = data.episodes.get("dreams")
     found = [f"dreams {dreams:,}"] if dreams else []
     return textwrap.fill(", ".join(found + [word for word in words if word]), width)
+
+
+def browser_steps(data: ReportData) -> tuple[float, float]:
+    """Steps in the real browser: those that training used (demonstrations, exploration), and those of evaluations."""
+    total = evaluation = 0.0
+    for stage in data.stages:
+        steps = stage.cost.get("browser_steps", 0.0)
+        total += steps
+        evaluation += stage.cost.get("browser_steps_evaluation", steps if stage.name == "eval" else 0.0)
+    return total - evaluation, evaluation
+
+
+def _browser_steps(data: ReportData) -> str:
+    training, evaluation = browser_steps(data)
+    return f"real browser steps {training:,.0f} for training and {evaluation:,.0f} for evaluation"
 
 
 def _arm_json(row: ClosingRow) -> dict[str, Any]:
@@ -148,4 +168,5 @@ def _arm_json(row: ClosingRow) -> dict[str, Any]:
 
 def _audit_json(audit: JudgeAudit) -> dict[str, Any]:
     false_positive, false_negative = estimate_json(audit.false_positive), estimate_json(audit.false_negative)
-    return {"false_positive": false_positive, "false_negative": false_negative}
+    every = {"failed": audit.failed, "solved": audit.solved}
+    return {"false_positive": false_positive, "false_negative": false_negative, **every}

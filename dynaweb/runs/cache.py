@@ -13,6 +13,7 @@ On disk, `<root>/<name>/<key>/` is finished (it was put there by one rename), `<
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaweb import __version__, events
-from dynaweb.errors import ConfigError, TrainingError
+from dynaweb.errors import CheckpointError, ConfigError, TrainingError
 from dynaweb.runs.atomic import rename_folder, write_json
 from dynaweb.runs.lock import locked
 
@@ -43,7 +44,8 @@ class Stage:
     """One stage of one run.
 
     `folder` holds the results: finished ones when `cached`, else the place to write them (`commit` moves it).
-    `scratch` is for what only a resumed stage needs; `commit` deletes it. `cost` is what making it took.
+    `scratch` is for what only a resumed stage needs; `commit` deletes it. `cost` is what making it took. `resumed`
+    tells whether an earlier attempt has left something in `folder`.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Stage:
     settings: Mapping[str, Any] = field(default_factory=dict)
     cost: dict[str, float] = field(default_factory=dict)
     committed: bool = False
+    resumed: bool = False
     _started: float = field(default_factory=time.monotonic)
 
     @property
@@ -65,6 +68,7 @@ class Stage:
     def commit(self, *, cost: Mapping[str, float] | None = None) -> Path:
         """Finish: write the manifest and put the folder in place by one rename. Returns the final folder.
 
+        Its files become read-only, because run folders link to them: what edits one in place would change all runs.
         `cost` counts what the stage took; `seconds` (of this process) is added when it is not given.
         """
         shutil.rmtree(self.folder / SCRATCH, ignore_errors=True)
@@ -78,6 +82,8 @@ class Stage:
             "files": _sizes(self.folder),
         }
         write_json(self.folder / MANIFEST, manifest)
+        for path in _files(self.folder):
+            path.chmod(0o444)
         final = self.folder.with_name(self.key)
         rename_folder(self.folder, final)
         self.folder, self.committed = final, True
@@ -98,7 +104,8 @@ class StageCache:
         """The finished stage of that key, or a new one to fill and `commit`.
 
         With `resumable`, a folder that a killed process left is handed on as it is; else it is emptied. Another process
-        that makes the same stage is waited for. Leaving the block without `commit` is an error of the caller.
+        that makes the same stage is waited for. Leaving the block without `commit` is an error of the caller. A damaged
+        state that was handed on becomes a `CheckpointError` that names the folder to delete.
         """
         home = self.root / name
         self._make(home)
@@ -109,7 +116,9 @@ class StageCache:
                 yield stage
             except BaseException as error:
                 if not stage.cached:
-                    self._tell(stage, "failed", f"{type(error).__name__}: {error}")
+                    self._tell(stage, *_how_it_ended(error))
+                if stage.resumed and isinstance(error, CheckpointError | json.JSONDecodeError):
+                    raise _unusable(stage, error) from error
                 raise
             if not (stage.cached or stage.committed):
                 raise TrainingError(f"stage {name} ended without commit(); its folder {stage.folder} is kept")
@@ -132,8 +141,9 @@ class StageCache:
         partial = folder.with_name(f"{key}.partial")
         if not resumable:
             shutil.rmtree(partial, ignore_errors=True)
+        resumed = partial.exists() and any(partial.iterdir())
         partial.mkdir(exist_ok=True)
-        return Stage(name, key, partial, False, settings)
+        return Stage(name, key, partial, False, settings, resumed=resumed)
 
     def _make(self, home: Path) -> None:
         try:
@@ -158,9 +168,27 @@ def default_root() -> Path:
     return user_cache_path("dynaweb", appauthor=False) / "stages"
 
 
+def _how_it_ended(error: BaseException) -> tuple[str, str]:
+    """Status and detail of a stage that `error` ended."""
+    if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
+        return "interrupted", "what it has done is kept"
+    return "failed", f"{type(error).__name__}: {error}"
+
+
+def _unusable(stage: Stage, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"stage {stage.name} cannot go on from what an interrupted attempt left: {error}. "
+        f"To make the stage anew, delete {stage.folder} and give the same command again"
+    )
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
+
+
 def _sizes(folder: Path) -> dict[str, int]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files if path.name != MANIFEST}
+    files = (path for path in _files(folder) if path.name != MANIFEST)
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:

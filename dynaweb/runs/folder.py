@@ -3,6 +3,7 @@
 recipe.toml  recipe.json     the resolved recipe with the origin of each value (for people, for programs)
 plugins.json versions.json   every plugin with package and version; Python, platform and packages
 seeds.json                   the seed of the run
+command.json                 the command that made the folder: run, or one stage alone
 status.json                  running, done, failed or interrupted
 metrics.jsonl                one line an event
 trajectories/ checkpoints/   episodes, weights
@@ -36,6 +37,12 @@ FREE = ("run.time_budget", "web.browser", "web.workers")
 
 PACKAGES = ("dynaweb", "torch", "transformers", "tokenizers", "safetensors", "numpy", "playwright", "lxml", "pydantic")
 
+RUNS = Path("runs")
+"""Where run folders go by default."""
+RUN = "run"
+COMMAND = "command.json"
+STATUS = "status.json"
+
 Status = Literal["running", "done", "failed", "interrupted"]
 
 
@@ -45,6 +52,22 @@ class RunFolder:
 
     path: Path
     resumed: bool = False
+
+    @property
+    def command(self) -> str:
+        """The command that made the folder, such as `run` or `wm fit`."""
+        path = self.path / COMMAND
+        return str(_read(path).get("command", RUN)) if path.exists() else RUN
+
+    @property
+    def how_to_go_on(self) -> str:
+        """What to do after an interruption, as the end of a sentence."""
+        if self.command == RUN:
+            return f"go on with: dynaweb run --resume --out {self.path}"
+        return (
+            f"give `dynaweb {self.command}` again, with the same settings and another --out (or none): "
+            "what is done is found in the stage cache"
+        )
 
     @property
     def metrics(self) -> Path:
@@ -74,13 +97,13 @@ class RunFolder:
     @property
     def status(self) -> Status:
         """How the run stands, as last written."""
-        data = _read(self.path / "status.json")
+        data = _read(self.path / STATUS)
         status: Status = data["status"]
         return status
 
     def set_status(self, status: Status, **details: Any) -> None:
         """Record how the run stands, with any plain data beside it (`stage`, `error`...)."""
-        write_json(self.path / "status.json", {"status": status, **details})
+        write_json(self.path / STATUS, {"status": status, **details})
 
     def recipe(self) -> Recipe:
         """The recipe that the folder was made with. Raises `CheckpointError` when it cannot be read."""
@@ -102,33 +125,58 @@ def open_run(
     out: Path | None = None,
     resume: bool = False,
     plugins: Iterable[Mapping[str, str]] = (),
-    base: Path = Path("runs"),
+    base: Path = RUNS,
+    command: str = RUN,
 ) -> RunFolder:
     """Make the folder of a run, or find it again to go on.
 
-    `out` defaults to `<base>/<recipe>-<seed>-<n>`: the next free n, or with `resume` the last one there is.
+    `out` defaults to `<base>/<recipe>-<seed>-<n>`: the next free n, or with `resume` the last one that `dynaweb run`
+    made. `command` is recorded: only folders of `run` can be resumed, because a stage alone goes on from the cache.
 
-    Raises `ConfigError` when a new folder is not empty or cannot be written, or when a resumed run has another recipe
-    (the difference is shown); `CheckpointError` when there is nothing to resume.
+    Raises `ConfigError` when a new folder is not empty or cannot be written, when the folder to resume is that of
+    another command, or when a resumed run has another recipe (the difference is shown); `CheckpointError` when there
+    is nothing to resume.
     """
     path = out if out is not None else _default(recipe, base, resume)
     if resume:
+        _check_command(path)
         _check_same(path, recipe)
         _fill(path, recipe, list(plugins))
         return RunFolder(path, resumed=True)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        go_on = f"Go on with that run by --resume --out {path}, choose" if _resumable(path) else "Choose"
         raise ConfigError(
-            f"{path} exists and is not empty; nothing is overwritten. Go on with that run by --resume --out {path}, "
-            "choose another folder with --out, or remove it"
+            f"{path} exists and is not empty; nothing is overwritten. {go_on} another folder with --out, or remove it"
         )
-    _create(path, recipe, list(plugins))
+    _create(path, recipe, list(plugins), command)
     return RunFolder(path)
 
 
-def _create(path: Path, recipe: Recipe, plugins: list[Mapping[str, str]]) -> None:
+def last_run(base: Path = RUNS) -> Path:
+    """The folder of the run that was at work last, of any recipe. Raises `CheckpointError` when there is none."""
+    found = [path for path in base.glob("*") if _resumable(path) and (path / STATUS).exists()]
+    if not found:
+        raise CheckpointError(f"there is no run in {base}/ to resume; name its folder with --out")
+    return max(found, key=lambda path: (path / STATUS).stat().st_mtime_ns)
+
+
+def _resumable(path: Path) -> bool:
+    return (path / "recipe.json").exists() and RunFolder(path).command == RUN
+
+
+def _check_command(path: Path) -> None:
+    folder = RunFolder(path)
+    if folder.command != RUN:
+        raise ConfigError(
+            f"{path} was made by `dynaweb {folder.command}`, and --resume goes on with runs only; {folder.how_to_go_on}"
+        )
+
+
+def _create(path: Path, recipe: Recipe, plugins: list[Mapping[str, str]], command: str) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
-        # First: from here on, the folder can be resumed after a kill.
+        write_json(path / COMMAND, {"command": command})
+        # From here on, the folder can be resumed after a kill.
         write_json(path / "recipe.json", saved(recipe))
         _fill(path, recipe, plugins)
     except OSError as error:
@@ -187,7 +235,8 @@ def recipe_flat(data: Mapping[str, Any]) -> dict[str, Any]:
 def _default(recipe: Recipe, base: Path, resume: bool) -> Path:
     stem = f"{recipe.name}-{recipe.run.seed}-"
     pattern = re.compile(re.escape(stem) + r"(\d+)")
-    numbers = [int(m[1]) for path in base.glob("*") if (m := pattern.fullmatch(path.name))] if base.is_dir() else []
+    folders = [path for path in base.glob("*") if not resume or RunFolder(path).command == RUN]
+    numbers = [int(m[1]) for path in folders if (m := pattern.fullmatch(path.name))]
     if resume and not numbers:
         raise CheckpointError(f"there is no run {base / stem}<n> to resume; name its folder with --out")
     last = max(numbers, default=0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +20,8 @@ def locked(path: Path, *, what: str, wait: bool) -> Iterator[bool]:
     """Hold an exclusive lock on `path` inside a `with` block.
 
     With `wait`, waits for the other process and yields True. Without, yields False at once when it is taken.
-    `what` names the locked thing in the log.
+    `what` names the locked thing in the log. Ctrl-C ends the waiting at once with `KeyboardInterrupt`, also inside an
+    event loop.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Without close-on-exec a browser that outlives a killed run would keep its lock; Python sets it.
@@ -26,13 +29,29 @@ def locked(path: Path, *, what: str, wait: bool) -> Iterator[bool]:
         taken = _try(file.fileno())
         if not taken and wait:
             log.info("%s is being made by process %s; waiting for it", what, holder(path) or "?")
-            while not (taken := _try(file.fileno())):
-                time.sleep(0.2)
+            with _interruptible():
+                while not (taken := _try(file.fileno())):
+                    time.sleep(0.05)
         if taken:
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
         yield taken
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGINT raise here: an event loop would only mark its task as cancelled, and this wait blocks the loop."""
+    handler = signal.getsignal(signal.SIGINT)
+    # Only the main thread may change handlers; a shell's background job ignores the signal on purpose.
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def holder(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Finding a Chromium, and installing one. Nothing here imports Playwright.
+"""Finding a Chromium, installing one, and trying whether it starts. Playwright is imported for the trial only.
 
 The headless shell is preferred where there is one: the same engine without a user interface loads pages in two thirds
 of the time of a full Chromium.
@@ -36,6 +36,9 @@ _ADVICE = (
     "(Debian: `apt-get install -y chromium-headless-shell`), or name one: "
     f"`--set web.browser=/path/to/chromium` or {ENVIRONMENT_VARIABLE}=/path/to/chromium."
 )
+
+
+_TRIAL_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,47 @@ def install() -> Chromium:
             f"Without access to Playwright's downloads use the system's browser. {_ADVICE}"
         )
     return find()
+
+
+def try_out(found: Chromium) -> str:
+    """Start the browser once without a window, open an empty page, and return its version.
+
+    Not for use inside a running event loop. Raises `MissingError` that says why it does not start and which command
+    helps; most often libraries of the system are missing.
+    """
+    try:
+        from playwright.sync_api import Error, sync_playwright
+    except ImportError:
+        raise MissingError("Playwright is not installed; run: pip install 'dynaweb[web]'") from None
+    try:
+        with sync_playwright() as playwright:
+            path, limit = str(found.path), 1000 * _TRIAL_SECONDS
+            browser = playwright.chromium.launch(executable_path=path, headless=True, timeout=limit)
+            browser.new_page().goto("about:blank")
+            version = browser.version
+            browser.close()
+    except Error as error:
+        raise MissingError(
+            f"the browser {found.path} (from {found.origin}) does not start: {_reason(error.message)}. "
+            f"{_repair(found)}, or name another browser with {ENVIRONMENT_VARIABLE}=/path/to/chromium"
+        ) from error
+    return str(version)
+
+
+def _reason(message: str) -> str:
+    """The line of Playwright's long message that says why."""
+    lines = [line.strip(" ║╔╚═╗╝-") for line in message.splitlines()]
+    telling = [line for line in lines if "error while loading" in line or "missing dependencies" in line]
+    return next(iter([*telling, *filter(None, lines)]), "no reason given").rstrip(".:")
+
+
+def _repair(found: Chromium) -> str:
+    if found.origin == "playwright":
+        return f"Install the libraries that it needs with `{sys.executable} -m playwright install-deps chromium`"
+    return (
+        "Install the system's browser again (Debian: `apt-get install --reinstall chromium`), or the libraries that it "
+        f"needs with `{sys.executable} -m playwright install-deps chromium`"
+    )
 
 
 def end_driver(browser_pid: int) -> None:

@@ -202,7 +202,8 @@ class _Window:
                 self._count,
             )
         elif self._farthest == 0:
-            _log.warning("the clip window cannot clip: every ratio is exactly 1 (one optimizer step for each batch)")
+            # By construction, not by mistake: with one step for each batch the policy is still the one that played.
+            _log.info("the clip window cannot clip: every ratio is exactly 1 (one optimizer step for each batch)")
         elif self._farthest < 0.1 * self._width and math.isfinite(self._farthest):
             _log.warning(
                 "the clip window (%g) never clips: the farthest of %d ratios was %.2g from 1",

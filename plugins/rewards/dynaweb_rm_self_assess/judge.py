@@ -1,6 +1,7 @@
 """Self-assessment: P(YES) / (P(YES) + P(NO)) at the answer position, thresholded (DynaWeb, section 3.3).
 
-A trajectory that did not end with `stop` gets 0 without asking; one that broke down in its environment gets no score.
+A trajectory that did not finish (too many steps, an invalid action) gets 0 without asking, one that broke down in its
+environment gets no score.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class SelfAssessJudge:
         """Score in {0, 1}, or P(YES) when `soft`; None when the episode broke down or the model gave no number."""
         if trajectory.end == "infrastructure" or trajectory.final is None:
             return Judgement(score=None, why="the environment broke down")
-        if trajectory.end != "stop":
-            return Judgement(score=0.0, probability=0.0, why=f"no stop action ({trajectory.end})")
+        if trajectory.end in ("max-steps", "invalid"):
+            return Judgement(score=0.0, why=f"not finished ({trajectory.end})")
         prompt = self.format.judge_prompt(trajectory)
         yes, no = await self.engine.choice_logprobs(prompt, (self.format.yes_id, self.format.no_id))
         return self._verdict(yes, no)

@@ -1,0 +1,168 @@
+"""Writes `recipes.md` (every setting of a recipe) and `cli.md` (every command) from the code: python docs/generate.py
+
+A test compares the files with what this script would write.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from dynaweb.hookspecs import Kind
+
+DOCS = Path(__file__).resolve().parent
+WIDTH = 110
+KINDS: dict[Kind, str] = {
+    "wm": "World model",
+    "opt": "Policy optimizer",
+    "reward": "Reward judge",
+    "env": "Environment",
+}
+NOTE = "<!-- Written by docs/generate.py from the code; change the docstrings there and run it again. -->"
+
+
+def main() -> None:
+    """Write both files."""
+    for name, text in pages().items():
+        (DOCS / name).write_text(text, encoding="utf-8")
+
+
+def pages() -> dict[str, str]:
+    """File name to content."""
+    return {"recipes.md": recipes(), "cli.md": command_line()}
+
+
+def recipes() -> str:
+    """Every section and setting of a recipe, and those of the plugins that come with the package."""
+    from dynaweb.config.recipe import SECTIONS
+
+    parts = [NOTE, _RECIPES_INTRO, "## Shipped recipes", _shipped(), "## Sections"]
+    for name, section in SECTIONS.items():
+        parts += [f"### `[{name}]`", _own(section), _table(section)]
+    parts += ["## Plugins", _PLUGINS_INTRO]
+    for kind, spec in _first_party():
+        config = spec.config or BaseModel
+        parts += [f'### `[{kind}]` with `name = "{spec.name}"`', f"{KINDS[kind]}: {spec.summary}.", _table(config)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def command_line() -> str:
+    """The help of every command."""
+    from dynaweb.cli.app import app
+
+    parts = [NOTE, _CLI_INTRO]
+    for path, text in _helps(typer.main.get_command(app), "dynaweb", None):
+        parts += [f"## `{path}`", f"```text\n{text}\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
+def _shipped() -> str:
+    from dynaweb.config.layers import recipe_layers, shipped_recipes
+
+    rows = [f"| `{name}` | {recipe_layers(name)[1]} |" for name in shipped_recipes()]
+    return "\n".join(["| recipe | what it is |", "| --- | --- |", *rows])
+
+
+def _first_party() -> Iterator[tuple[Kind, Any]]:
+    from dynaweb import plugins
+
+    loaded = plugins.load(warn=False)
+    for kind in KINDS:
+        own = (one.name for one in loaded.statuses() if (one.package, one.kind) == ("dynaweb", kind))
+        for name in sorted(own):
+            yield kind, loaded.find(kind, name).spec
+
+
+def _table(model: type[BaseModel]) -> str:
+    if not model.model_fields:
+        return "No settings."
+    meanings = _docstrings(model)
+    rows = [
+        f"| `{name}` | {_type(field)} | {_default(field)} | {_cell(meanings[name])} |"
+        for name, field in model.model_fields.items()
+    ]
+    return "\n".join(["| setting | type | default | meaning |", "| --- | --- | --- | --- |", *rows])
+
+
+def _own(model: type[BaseModel]) -> str:
+    return inspect.cleandoc(model.__doc__ or "")
+
+
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """The string that stands below each field. Raises `KeyError` later on for a field without one."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, below in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            assert isinstance(field.target, ast.Name)
+            found[field.target.id] = " ".join(str(below.value.value).split())
+    return found
+
+
+def _type(field: FieldInfo) -> str:
+    kind = field.annotation
+    text = kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else str(kind)
+    if text.startswith("typing.Literal"):
+        text = text.removeprefix("typing.Literal").strip("[]").replace("'", '"')
+    limits = [f"{sign} {value}" for sign, value in _limits(field)]
+    return f"`{_bar(text.replace('typing.', ''))}`" + (f", {' and '.join(limits)}" if limits else "")
+
+
+def _limits(field: FieldInfo) -> Iterator[tuple[str, Any]]:
+    for name, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<=")):
+        for limit in field.metadata:
+            if getattr(limit, name, None) is not None:
+                yield sign, getattr(limit, name)
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if value is PydanticUndefined:
+        return "needed"
+    return "none" if value is None else f"`{_bar(json.dumps(value))}`"
+
+
+def _cell(text: str) -> str:
+    return _bar(text)
+
+
+def _bar(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _helps(command: Any, path: str, parent: Any) -> Iterator[tuple[str, str]]:
+    context = command.context_class(
+        command, info_name=path.rpartition(" ")[2], parent=parent, terminal_width=WIDTH, max_content_width=WIDTH
+    )
+    yield path, command.get_help(context)
+    for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
+        yield from _helps(command.get_command(context, name), f"{path} {name}", context)
+
+
+_RECIPES_INTRO = """# Recipes
+
+A recipe is a TOML file. It names a plugin of each kind (`[wm]`, `[opt]`, `[reward]`, `[env]`) with its settings, and
+sets whatever else differs from the defaults. `extends` names the recipe that it starts from, `description` says what it
+is. Later wins: defaults, the recipes that it extends, the file itself, `--set`, flags. `dynaweb config show RECIPE`
+prints every value and where it comes from; `dynaweb config schema` prints all of this as a JSON schema."""
+_PLUGINS_INTRO = """Settings of the plugins that come with the package. Other packages bring their own; `dynaweb config
+schema` knows them."""
+_CLI_INTRO = """# The command line
+
+stdout is data, stderr is progress. Exit codes: 0 done, 1 the run failed, 2 usage or configuration, 3 a plugin or
+dependency is missing, 130 interrupted with state saved."""
+
+
+if __name__ == "__main__":
+    main()

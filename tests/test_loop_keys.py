@@ -1,0 +1,230 @@
+"""What a stage is cached by, what its weights belong to, and what it is said to cost."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dynaweb.backends.models import load_model, resolve
+from dynaweb.config.resolving import resolve as resolved
+from dynaweb.errors import CheckpointError
+from dynaweb.loop import meter
+from dynaweb.loop.closing import StageResult, episodes_are
+from dynaweb.loop.evaluate import audit_judge, evaluate_arm
+from dynaweb.loop.explore import explore
+from dynaweb.loop.meter import Meter, memory_mib
+from dynaweb.loop.rl import Ingredients, _Learner, rl_key
+from dynaweb.loop.sft import Control, sft
+from dynaweb.loop.stages import _control_arm
+from dynaweb.loop.workspace import Made, Workspace
+from dynaweb.plugins import current
+from dynaweb.report.stats import wilson
+from dynaweb.runs import StageCache
+from dynaweb.types import Step, Task, Trajectory
+
+WEIGHTS = Path("weights")
+MADE = Made("given", WEIGHTS)
+GIVEN = Ingredients(MADE, MADE, MADE, MADE, MADE)
+REAL = Ingredients(MADE, MADE, MADE)
+
+
+def workspace(tmp_path: Path, *sets: str, **flags: Any) -> Workspace:
+    return Workspace(resolved("dynaweb", overrides=sets, **flags), current(), StageCache(tmp_path))
+
+
+def keys(tmp_path: Path, *sets: str, **flags: Any) -> dict[str, str]:
+    """The cache keys of the stages of a recipe, without running any."""
+    ws = workspace(tmp_path, *sets, **flags)
+
+    async def stage(name: str, key: str, body: Any, **more: Any) -> Made:
+        return Made(key, WEIGHTS)
+
+    ws.stage = stage  # type: ignore[method-assign]
+    given = GIVEN if ws.dreams else REAL
+    return {
+        "sft": asyncio.run(sft(ws, MADE)).key,
+        "explore": asyncio.run(explore(ws, MADE)).key,
+        "eval": asyncio.run(evaluate_arm(ws, "a", WEIGHTS, "w")).key,
+        "judge": asyncio.run(audit_judge(ws, "a", MADE, WEIGHTS)).key,
+        "rl": rl_key(ws, given, "policy"),
+        "filtered-bc": rl_key(ws, given, "filtered-bc"),
+    }
+
+
+def changed(tmp_path: Path, *sets: str) -> set[str]:
+    before, after = keys(tmp_path), keys(tmp_path, *sets)
+    return {name for name in before if before[name] != after[name]}
+
+
+ALL = {"sft", "explore", "eval", "judge", "rl", "filtered-bc"}
+MODELLED = ALL - {"explore"}  # exploration depends on the model through the policy that explores
+ON_TASKS = {"explore", "eval", "rl", "filtered-bc"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "stages"),
+    [
+        ("model.threads=2", set()),
+        ("model.device=cpu", set()),
+        ("rl.checkpoint_every=9", set()),
+        ("run.time_budget=3", set()),
+        ("controls.sft_validation=7", set()),
+        ("web.workers=3", set()),
+        ("model.format=chat", MODELLED),
+        ("model.dtype=bfloat16", MODELLED),
+        ("env.task_settings.test_sites=3", ON_TASKS),
+        ("data.max_best_steps=4", ON_TASKS),
+        ("eval.env=dream", {"eval"}),
+        ("reward.threshold=0.5", {"judge", "rl", "filtered-bc"}),
+        ("rl.validate_every=5", {"rl", "filtered-bc"}),
+        ("opt.clip_low=0.2", {"rl"}),
+        ("rl.negative_scale=1", {"rl"}),
+        ("rl.lr=1", {"rl", "filtered-bc"}),
+        ("sft.lr=1", {"sft"}),
+        ("eval.steps=3", {"eval"}),
+    ],
+)
+def test_a_key_holds_what_matters_and_nothing_else(tmp_path: Path, setting: str, stages: set[str]) -> None:
+    if setting == "model.device=cpu":
+        torch = pytest.importorskip("torch")
+        if torch.cuda.is_available():
+            pytest.skip("here `auto` is not the CPU")
+    # `env.task_settings` also counts for the dream environment's own section.
+    assert changed(tmp_path, setting) == stages
+
+
+def test_other_base_weights_make_evaluation_and_judge_anew(tmp_path: Path, model: Path) -> None:
+    other = model / "other"
+    load_model("tiny").save_pretrained(other)
+    assert changed(tmp_path, f"model.path={other}") == MODELLED
+
+
+def test_the_number_of_updates_done_is_in_the_key_of_a_cut_stage(tmp_path: Path) -> None:
+    ws = workspace(tmp_path)
+    found = {rl_key(ws, GIVEN, "policy"), *(rl_key(ws, GIVEN, "policy", done=done) for done in (1, 2))}
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        ((), "in the real browser"),
+        (("env.task_settings.driver=static",), "in env sites without a browser (driver static)"),
+        # The evaluation environment says where episodes were, not the one that tasks come from.
+        (("env.task_settings.driver=static", "eval.env=dream"), "in env dream"),
+        (("eval.env=dream",), "in env dream"),
+    ],
+)
+def test_where_episodes_were_is_said_of_the_evaluation(tmp_path: Path, sets: tuple[str, ...], words: str) -> None:
+    assert episodes_are(workspace(tmp_path, *sets)).endswith(f"sites, {words}")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Iterator[Path]:
+    """A folder for models."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    yield folder
+
+
+def foreign(folder: Path, *, grow: bool) -> Path:
+    """The tiny model under a tokenizer with one more token."""
+    from transformers import AutoTokenizer
+
+    weights, tokenizer = load_model("tiny"), AutoTokenizer.from_pretrained(resolve("tiny"))
+    tokenizer.add_tokens([f"<new{i}>" for i in range(weights.get_input_embeddings().num_embeddings)])
+    if grow:
+        weights.resize_token_embeddings(len(tokenizer))
+    weights.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_weights_bring_their_tokenizer_and_the_base_that_judges_refuses_another(tmp_path: Path, model: Path) -> None:
+    folder = foreign(model / "grown", grow=True)
+    with pytest.raises(
+        CheckpointError, match=r"another tokenizer .* than the base model that judges.*--reward checker"
+    ):
+        workspace(tmp_path).load(folder)
+    checked = workspace(tmp_path, env="sites", reward="checker")
+    loaded = checked.load(folder)
+    assert len(loaded.tokenizer) > len(checked.tokenizer)
+    assert loaded.format is not checked.format
+    with pytest.raises(CheckpointError, match=r"know \d+ tokens, but the tokenizer has"):
+        checked.load(foreign(model / "small", grow=False))
+
+
+def test_weights_of_the_same_tokenizer_share_it(tmp_path: Path, model: Path) -> None:
+    ws = workspace(tmp_path)
+    ws.load().save(model)
+    assert ws.load(model / "model").tokenizer is ws.tokenizer
+
+
+def rollout(reward: float | None, source: str = "dream") -> Trajectory:
+    return Trajectory("r", Task("t", "", ""), (Step(None, None, response_ids=(1,)),), None, source, "stop", reward)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("filtered-bc", [1.0, 1.0]), ("policy", [0.0, 0.0, 1.0, 1.0])])
+def test_what_an_update_learns_from(mode: str, kept: list[float]) -> None:
+    learned: list[Trajectory] = []
+    learner = object.__new__(_Learner)
+    learner.mode = mode  # type: ignore[assignment]
+    learner.rl = SimpleNamespace(negative_scale=1.0)  # type: ignore[assignment]
+    learner.engine = SimpleNamespace(weights_changed=lambda: None)  # type: ignore[assignment]
+    played = [rollout(0.0), rollout(0.0), rollout(None), rollout(1.0), rollout(1.0, "expert")]
+
+    def steps(rows: Any, advantages: list[float]) -> dict[str, float]:
+        learned.extend(played[:1] * len(advantages))
+        assert {row.trajectory for row in rows} == set(range(len(advantages)))
+        return {}
+
+    learner._steps = steps  # type: ignore[method-assign]
+    learner._learn(played, [0.0] * 5)
+    assert len(learned) == len(kept)
+
+
+def test_memory_counts_child_processes() -> None:
+    pytest.importorskip("psutil")
+    before = memory_mib()
+    code = "import sys; held = bytearray(96 << 20); held[::4096] = b'x' * len(held[::4096]); print(flush=True); input()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert memory_mib() > before + 90
+        counted = Meter()
+        counted.count(3, browser=True, evaluation=False)
+        child.communicate(b"\n")
+    assert counted.cost()["peak_memory_mib"] > before + 90
+
+
+def test_without_psutil_memory_is_that_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meter, "_psutil", lambda: None)
+    assert memory_mib() == 0.0
+    assert Meter().cost()["peak_memory_mib"] > 10
+
+
+def test_steps_are_counted_by_kind_and_added_to_those_of_a_killed_attempt() -> None:
+    counted = Meter(earlier={"browser_steps": 5.0, "seconds": 1.0, "static_steps": 1.0})
+    counted.count(3, browser=True, evaluation=False)
+    counted.count(4, browser=True, evaluation=True)
+    counted.count(9, browser=False, evaluation=True)
+    cost = counted.cost()
+    assert (cost["browser_steps"], cost["browser_steps_evaluation"], cost["static_steps"]) == (12, 4, 10)
+    only = Meter(earlier={"browser_steps_evaluation": 2.0}).cost()
+    assert (only["browser_steps"], only["browser_steps_evaluation"]) == (0, 2)
+
+
+def test_no_mean_comes_alone(tmp_path: Path) -> None:
+    result = StageResult("eval", tmp_path, metrics={"success": 0.5, "steps": 3.0}, estimates={"success": wilson(2, 4)})
+    assert "success  0.500 [0.150, 0.850] n=4" in str(result) and "steps    3" in str(result)
+    control = Control(300, MADE, {100: wilson(30, 48), 300: wilson(36, 48)})
+    (arm,) = _control_arm(workspace(tmp_path), control)
+    assert "100: 0.625 [" in arm.note and arm.note.count("n=48") == 2
