@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from dynaweb import plugins
 
 # Before torch is imported: threads that spin while they wait make everything crawl when a browser needs the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# A runner in the background of a shell ignores SIGINT, and the processes that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
