@@ -49,10 +49,6 @@ class EngineError(DynawebError):
     """A language model could not be loaded, or could not produce tokens."""
 
 
-class WorldModelError(DynawebError):
-    """A world model could not be fitted or loaded."""
-
-
 class CheckpointError(DynawebError):
     """A checkpoint or a run folder is missing, truncated, or belongs to another recipe."""
 

@@ -178,7 +178,8 @@ class LossInput:
 class LossOutput:
     """The micro-batch's share of the batch loss (to be minimised; shares add up) and detached metrics.
 
-    Metrics whose name ends in `_sum` add up over micro-batches; the caller divides.
+    Every metric is a share of a figure of the whole batch, as the loss is: the trainer adds them up over micro-batches
+    and reports them without an ending `_sum`.
     """
 
     loss: torch.Tensor

@@ -216,13 +216,3 @@ class Prediction:
     text: str = ""
     tokens: int = 0
     logprob: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FitReport:
-    """What a training stage did: optimizer steps, supervised tokens, seconds, and its closing metrics."""
-
-    steps: int
-    tokens: int
-    seconds: float
-    metrics: Mapping[str, float] = field(default_factory=dict)

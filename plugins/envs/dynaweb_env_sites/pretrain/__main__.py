@@ -1,6 +1,6 @@
 """`python -m dynaweb_env_sites.pretrain --out FOLDER`: makes a corpus, trains the tiny base model, saves it.
 
-Everything is seeded. On one H100 it takes minutes; `--sites 4 --point 20 --full 20` is a trial on a laptop.
+Everything is seeded. On one H100 it takes minutes; `--corpus DIR --corpus-only` makes the corpus alone.
 """
 
 from __future__ import annotations
