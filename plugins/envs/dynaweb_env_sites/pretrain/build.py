@@ -24,7 +24,7 @@ from dynaweb_env_sites.env import SitesSource
 from dynaweb_env_sites.pretrain.corpus import Corpus, Sample
 from dynaweb_env_sites.pretrain.judging import Episodes
 from dynaweb_env_sites.pretrain.samples import Maker
-from dynaweb_env_sites.pretrain.seeking import Atlas, Decision, Seeker
+from dynaweb_env_sites.pretrain.seeking import Atlas, Decision, Seeker, survey
 from dynaweb_env_sites.pretrain.walks import Walk, Wanderer
 from dynaweb_env_sites.tasks import sites_tasks
 
@@ -39,15 +39,16 @@ HOLDOUT = 1_000
 class BuildConfig:
     """How much is made of each site seed.
 
-    On each of its sites: `walks` of `steps` random actions and `goals` on what they found; and `rounds` judged episodes
-    of each task template.
+    On each of its sites: `walks` of `steps` random actions, a survey of `clicks` links, and `goals` on what they found;
+    and `rounds` judged episodes of each task template.
     """
 
     sites: int = 320
     probe_sites: int = 24
     walks: int = 6
     steps: int = 12
-    goals: int = 24
+    clicks: int = 60
+    goals: int = 48
     rounds: int = 2
     seed: int = 0
     vocabulary: int = 2048
@@ -94,12 +95,13 @@ class SiteSeed:
         atlas = Atlas()
         for walk in walks:
             atlas.learn(walk)
-        seeker = Seeker(session, atlas, self.rng, self.word)
         first = walks[0].pages[0].url
+        await survey(session, atlas, first, self.config.clicks)
+        seeker = Seeker(session, atlas, first, self.rng, self.word)
         found = []
         for index in range(self.config.goals):
-            start = first if self.rng.random() < 0.7 else self.rng.choice(sorted(atlas.edges or {first: {}}))
-            if index % 8 == 7 or not atlas.places:
+            start = first if self.rng.random() < 0.7 else self.rng.choice(sorted(atlas.links))
+            if index % 7 == 6 or not atlas.places:
                 found += await seeker.missing(start)
             else:
                 found += await seeker.goal(start, self.rng.choice(sorted(atlas.places)))
