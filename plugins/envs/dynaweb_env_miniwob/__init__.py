@@ -33,6 +33,8 @@ class MiniwobConfig(Section):
     """Seeds of each task in a split; splits share none."""
     time_limit: float = Field(default=1800.0, gt=0, le=2_000_000)
     """Seconds after which the page itself ends an episode with -1 (MiniWoB: 10, far too short for a language model)."""
+    mark_clickable: bool = True
+    """Give elements that only a script makes clickable a role, and icons a name, so that they can be seen."""
     show_goal: bool = False
     """Leave the goal on the page too; it is the task's intent anyway."""
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from itertools import pairwise
 
-from dynaweb.types import Node
+from dynaweb.types import Action, Node
 from dynaweb_env_miniwob.plan import Page, Plan, PlanError, Planner, match, on, quoted
+
+
+PATIENCE = 5
+"""How often a plan tries again what is still moving."""
 
 
 def button(goal: str, page: Page) -> Plan:
@@ -36,8 +41,8 @@ def dialog(goal: str, page: Page) -> Plan:
 
 
 def link(goal: str, page: Page) -> Plan:
-    """`Click on the link "In".`: links have no role, and a plain word of that name does nothing."""
-    yield from _words(page, quoted(goal))
+    """`Click on the link "In".`"""
+    yield page.click("link", quoted(goal))
 
 
 def tab(goal: str, page: Page) -> Plan:
@@ -53,7 +58,7 @@ def link_in_tabs(goal: str, page: Page) -> Plan:
 def section(goal: str, page: Page) -> Plan:
     """`Expand the section below and click submit.`"""
     page = yield page.click("tab")
-    for _ in range(5):
+    for _ in range(PATIENCE):
         # A section that is still unfolding moves.
         page = yield page.submit()
 
@@ -65,23 +70,19 @@ def link_in_sections(goal: str, page: Page) -> Plan:
 
 def menu(goal: str, page: Page) -> Plan:
     """`Select Xaviera>Laurie>Melinde`"""
-    for name in match(r"Select (.*)", goal)[0].split(">"):
-        page = yield page.click("menuitem", name)
-
-
-def pie(goal: str, page: Page) -> Plan:
-    """`Expand the pie menu below and click on the item labeled "J".`"""
-    page = yield page.click("text", "+")
-    for _ in range(5):
-        # The slices fly out.
-        page = yield page.click("text", quoted(goal))
+    names = match(r"Select (.*)", goal)[0].split(">")
+    for name, below in pairwise(names):
+        # A click would choose it; what is below appears after a moment.
+        page = yield on("hover", page.get("menuitem", name))
+        page = yield from _until(page, "menuitem", below)
+    yield page.click("menuitem", names[-1])
 
 
 def ticket(goal: str, page: Page) -> Plan:
     """`Buy the ticket with the cheapest cost.`, or the shortest duration, or the opposite of each."""
     (which,) = match(r"the (cheapest|most expensive|shortest|longest)", goal)
     books = page.all("button")
-    times = [_minutes(node.name) for node in page.all("text")]
+    times = [_minutes(node.name) for node in page.all("text") if node.name[:1].isdigit()]
     costs = [int(node.name.rpartition("$")[2]) for node in books]
     values = costs if which in ("cheapest", "most expensive") else times
     best = (min if which in ("cheapest", "shortest") else max)(values)
@@ -90,7 +91,7 @@ def ticket(goal: str, page: Page) -> Plan:
 
 def greatest(goal: str, page: Page) -> Plan:
     """`Find and pick the card with the greatest number, then press submit.`"""
-    cards = page.all("text")
+    cards = [node for node in page.all("button") if node.name.isdigit()]
     page = yield on("click", max(cards, key=lambda node: int(node.name)))
     yield page.submit()
 
@@ -138,10 +139,13 @@ def _minutes(text: str) -> int:
     return 60 * int(hours) + int(minutes)
 
 
-def _words(page: Page, name: str) -> Plan:
-    """Click on every text of that name in turn: one of them is the link."""
-    for place in range(len([node for node in page.all("text") if node.name == name])):
-        page = yield page.click("text", name, nth=place)
+def _until(page: Page, role: str, name: str) -> Generator[Action, Page, Page]:
+    """Wait until an element is there."""
+    for _ in range(PATIENCE):
+        if page.has(role, name):
+            break
+        page = yield Action("wait")
+    return page
 
 
 def _behind(role: str, goal: str, page: Page) -> Plan:
@@ -149,12 +153,11 @@ def _behind(role: str, goal: str, page: Page) -> Plan:
     name = quoted(goal)
     doors: list[Node] = page.all(role)
     for place in range(len(doors)):
-        if place or role == "tab":
-            page = yield page.click(role, nth=place)
-        for _ in range(3):
-            found = [node for node in page.all("text") if node.name == name]
-            for number in range(len(found)):
-                page = yield page.click("text", name, nth=number)
+        page = yield page.click(role, nth=place)
+        for _ in range(PATIENCE):
+            # What unfolds cannot be clicked at once.
+            if page.has("link", name):
+                page = yield page.click("link", name)
     raise PlanError(f"the link {name!r} is behind none of {[node.name for node in doors]}")
 
 
@@ -170,8 +173,6 @@ PLANS: Mapping[str, Planner] = {
     "click-dialog-2": dialog,
     "click-link": link,
     "click-menu": menu,
-    "click-pie": pie,
-    "click-pie-nodelay": pie,
     "click-tab": tab,
     "click-tab-2": link_in_tabs,
     "click-tab-2-easy": link_in_tabs,

@@ -33,11 +33,11 @@ SUCCESS = 1.0
 class MiniwobEnvironment:
     """Plays one episode at a time on a page of its own."""
 
-    def __init__(self, session: Session, *, time_limit: float, show_goal: bool = False) -> None:
-        """`time_limit` in seconds."""
+    def __init__(self, session: Session, config: MiniwobConfig) -> None:
         self.session = session
-        self._limit = int(1000 * time_limit)
-        self._hidden = json.dumps([*scripts.PANEL, *([] if show_goal else [scripts.GOAL])])
+        self._limit = int(1000 * config.time_limit)
+        self._hidden = json.dumps([*scripts.PANEL, *([] if config.show_goal else [scripts.GOAL])])
+        self._mark = "true" if config.mark_clickable else "false"
         self._page: Observation | None = None
         self.state: dict[str, Any] = {}
         """How the episode went so far: `done`, `raw` (the raw reward) and `reason`."""
@@ -57,9 +57,7 @@ class MiniwobEnvironment:
         goal = await self.session.evaluate("last", scripts.START % values)
         if goal != task.intent:
             raise InfrastructureError(f"{task.start_url} says {goal!r} for seed {own}, the task says {task.intent!r}")
-        self._page = await self.session.observe()
-        await self._ask()
-        return self._page
+        return await self._look()
 
     async def step(self, action: Action) -> StepResult:
         """Act and look. The page itself ends the episode; `stop` ends it too, mostly for nothing."""
@@ -68,21 +66,21 @@ class MiniwobEnvironment:
         if action.kind == "stop":
             return StepResult(self._page, done=True, info=dict(self.state))
         error = await self.session.act(action)
-        self._page = await self.session.observe()
-        await self._ask()
-        return StepResult(self._page, done=bool(self.state["done"]), error=error, info=dict(self.state))
+        return StepResult(await self._look(), done=bool(self.state["done"]), error=error, info=dict(self.state))
 
     async def close(self) -> None:
         """Close the session; calling it twice is allowed."""
         self._page = None
         await self.session.close()
 
-    async def _ask(self) -> None:
+    async def _look(self) -> Observation:
         try:
-            self.state = await self.session.evaluate("last", scripts.STATE)
+            self.state = await self.session.evaluate("last", scripts.STATE % {"mark": self._mark})
         except ConfigError:
             # The agent left the page: whatever it showed is lost, and so is the episode.
             self.state = {"done": True, "raw": -1.0, "reason": "the page was left"}
+        self._page = await self.session.observe()
+        return self._page
 
 
 class MiniwobSource:
@@ -115,10 +113,7 @@ class MiniwobSource:
 
     def environment(self) -> MiniwobEnvironment:
         """A new environment. Raises `InfrastructureError` when the configured port is taken."""
-        config = self.config
-        return MiniwobEnvironment(
-            ChromiumSession(self._browser()), time_limit=config.time_limit, show_goal=config.show_goal
-        )
+        return MiniwobEnvironment(ChromiumSession(self._browser()), self.config)
 
     def expert(self, task: Task) -> MiniwobExpert:
         """The scripted expert of a task, at its first step. Raises `MissingError` when there is none."""

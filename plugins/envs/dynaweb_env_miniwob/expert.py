@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dynaweb.errors import DynawebError, MissingError
 from dynaweb.types import Action, Observation, Task
-from dynaweb_env_miniwob import choosing, clicking, reading, typing_in
+from dynaweb_env_miniwob import choosing, clicking, mail, reading, typing_in
 from dynaweb_env_miniwob.plan import Page, Plan, PlanError
 
-PLANS = {**clicking.PLANS, **choosing.PLANS, **typing_in.PLANS, **reading.PLANS}
+PLANS = {**clicking.PLANS, **choosing.PLANS, **typing_in.PLANS, **reading.PLANS, **mail.PLANS}
 SCRIPTED = frozenset(PLANS)
 """Tasks that have an expert."""
 

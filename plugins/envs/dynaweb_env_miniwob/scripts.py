@@ -19,9 +19,18 @@ const begin = async (seed, limit) => {
 };
 """
 
+_PICTURES = """
+// Icons that change under the mouse have no size until they are loaded, and a click at once then hits what moves there.
+const urls = [...document.styleSheets].flatMap(sheet => [...sheet.cssRules])
+  .flatMap(rule => [...rule.cssText.matchAll(/url\\("([^"]+)"\\)/g)].map(found => found[1]));
+window.pictures = urls.map(url => Object.assign(new Image(), {src: url}));
+await Promise.allSettled(window.pictures.map(picture => picture.decode()));
+"""
+
 START = f"""
 (async () => {{
   {_BEGIN}
+  {_PICTURES}
   document.head.appendChild(document.createElement('style')).textContent =
     %(hidden)s.join(', ') + ' {{ display: none !important; }}';
   return await begin(%(seed)d, %(limit)d);
@@ -39,5 +48,30 @@ GOALS = f"""
 """
 """The goals of many seeds of one page, by seed."""
 
-STATE = "({done: WOB_DONE_GLOBAL, raw: WOB_RAW_REWARD_GLOBAL, reason: String(WOB_REWARD_REASON || '')})"
-"""How the episode went: {done, raw reward, reason}."""
+_MARK = """
+(() => {
+  const handled = el => el.onclick || el.__onclick || (window.$ && $._data && ($._data(el, 'events') || {}).click);
+  const area = document.getElementById('area') || document.body;
+  const own = 'a[href], button, input, select, textarea, option, label, [role]';
+  for (const el of area.querySelectorAll('*:not([role])')) {
+    if (el.matches(own) || !handled(el) || el.closest('svg')) continue;
+    const inner = [...el.querySelectorAll('*')];
+    if (inner.some(one => one.matches(own) || handled(one))) continue;
+    el.setAttribute('role', el.matches('a, .alink') ? 'link' : 'button');
+    if (!el.innerText.trim()) el.setAttribute('aria-label', el.className.trim() || el.id);
+  }
+})();
+"""
+
+STATE = f"""
+(() => {{
+  if (%(mark)s) {_MARK}
+  return {{done: WOB_DONE_GLOBAL, raw: WOB_RAW_REWARD_GLOBAL, reason: String(WOB_REWARD_REASON || '')}};
+}})()
+"""
+"""How the episode went: {done, raw reward, reason}.
+
+With `mark` (true or false), elements that have a click handler and nothing else that says so get the role button (or
+link), and the name of their CSS class where they show an icon only. Without it most icons are not in the accessibility
+tree at all, and no agent that reads it could click on them.
+"""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from calendar import month_name
 from collections.abc import Mapping
 
-from dynaweb_env_miniwob.plan import Page, Plan, PlanError, Planner, match, quoted
+from dynaweb.types import Action
+from dynaweb_env_miniwob.plan import Page, Plan, PlanError, Planner, match, on, quoted
 
 
 def text(goal: str, page: Page) -> Plan:
@@ -30,16 +32,21 @@ def password_twice(goal: str, page: Page) -> Plan:
 def login(goal: str, page: Page) -> Plan:
     """`Enter the username "thaddeus" and the password "UT" into the text fields and press login.`"""
     for place in (0, 1):
-        page = yield from _undisturbed(page)
         page = yield page.fill(quoted(goal, place), nth=place)
-    page = yield from _undisturbed(page)
-    yield page.click("button", "Login")
+        if page.has("button", "Cancel"):
+            # A message popped up when the field got the focus, and nothing was typed.
+            page = yield page.click("button", "Cancel")
+            page = yield page.fill(quoted(goal, place), nth=place)
+    yield on("click", page.all("button")[-1])
 
 
 def date_picker(goal: str, page: Page) -> Plan:
-    """`Select 10/11/2016 as the date and hit submit.`: the field takes text too."""
-    page = yield page.fill(match(r"(\d\d/\d\d/\d{4})", goal)[0])
-    page = yield page.click("text", "Date:")
+    """`Select 10/11/2016 as the date and hit submit.`: the calendar opens at the end of the year."""
+    month, day, year = match(r"(\d\d)/(\d\d)/(\d{4})", goal)
+    page = yield page.click("textbox")
+    while not page.has("text", f"{month_name[int(month)]} {year}"):
+        page = yield page.click("link", "Prev")
+    page = yield page.click("link", str(int(day)))
     yield page.submit()
 
 
@@ -69,13 +76,12 @@ def completed(goal: str, page: Page) -> Plan:
     end = quoted(goal, 1) if "ends with" in goal else ""
     page = yield page.fill(start)
     for _ in range(5):
-        found = [node for node in page.nodes if node.name.startswith(start) and node.name.endswith(end)]
-        offered = [node for node in found if node.role in ("text", "menuitem", "option")]
-        if offered:
-            page = yield page.fill(offered[0].name)
-            page = yield page.click("menuitem", offered[0].name)
+        others = [node for node in page.nodes if node.role != "textbox"]
+        found = [node for node in others if node.name.startswith(start) and node.name.endswith(end)]
+        if found:
+            page = yield on("click", found[0])
             yield page.submit()
-        page = yield page.click("textbox")
+        page = yield Action("wait")
     raise PlanError(f"nothing is offered that starts with {start!r} and ends with {end!r}")
 
 
@@ -95,28 +101,21 @@ def guess(goal: str, page: Page) -> Plan:
 def movie(goal: str, page: Page) -> Plan:
     """`Search for surreal movies directed by Baxter from year 1995.`, whatever the form looks like."""
     genre, director, year = match(r"Search for (.*) movies directed by (.*) from year (\d+)", goal)
-    wanted = {"Genre": genre, "Direct": director, "Year": year}
+    wanted = {"Genre": genre, "Director": director, "Year": year, "Date": year}
     for place in range(3):
         page = yield page.fill(wanted[_label(page, place, wanted)], nth=place)
-    ends = [node for node in page.nodes if node.name in ("Submit", "Search", "Go", "Find")]
-    yield page.click(ends[-1].role, ends[-1].name)
+    yield page.click("button")
 
 
 def _label(page: Page, place: int, known: Mapping[str, str]) -> str:
-    """Which of the known labels the nth textbox has: its own name, or the last text before it."""
+    """Which of the known labels the nth textbox has: the last text before it, or the next where labels come after."""
     box = page.get("textbox", nth=place)
-    said = [box.name, *(node.name for node in reversed(page.nodes[: box.id - 1]) if node.role != "textbox")]
+    before = page.nodes[box.id - 2 :: -1] if page.nodes[0].role != "textbox" else page.nodes[box.id :]
+    said = [node.name for node in before if node.role != "textbox"]
     found = next((key for name in said for key in known if key in name), None)
     if found is None:
         raise PlanError(f"textbox {place + 1} has none of the labels {', '.join(known)}")
     return found
-
-
-def _undisturbed(page: Page) -> Plan:
-    """Close the message that pops up at any moment."""
-    if page.has("button", "OK"):
-        page = yield page.click("button", "OK")
-    return page
 
 
 PLANS: Mapping[str, Planner] = {
