@@ -8,7 +8,6 @@ from itertools import pairwise
 from dynaweb.types import Action, Node
 from dynaweb_env_miniwob.plan import Page, Plan, PlanError, Planner, match, on, quoted
 
-
 PATIENCE = 5
 """How often a plan tries again what is still moving."""
 

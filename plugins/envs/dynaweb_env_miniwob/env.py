@@ -50,7 +50,9 @@ class MiniwobEnvironment:
         """
         own = task.meta.get("seed")
         if not isinstance(own, int):
-            raise ConfigError(f"Task {task.id!r} is not of MiniWoB: its meta has no `seed`. Draw it with MiniwobSource.")
+            raise ConfigError(
+                f"Task {task.id!r} is not of MiniWoB: its meta has no `seed`. Draw it with MiniwobSource."
+            )
         await self.session.reset()
         await self.session.goto(task.start_url)
         values = {"hidden": self._hidden, "seed": own, "limit": self._limit}

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dynaweb.config.recipe import digest
 from dynaweb.config.sections import Web

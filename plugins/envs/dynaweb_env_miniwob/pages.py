@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -64,7 +65,10 @@ class _Quiet(SimpleHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
-    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".html": "text/html; charset=utf-8"}
+    def guess_type(self, path: str | os.PathLike[str]) -> str:
+        """The pages are UTF-8 and do not say so."""
+        kind = super().guess_type(path)
+        return f"{kind}; charset=utf-8" if kind == "text/html" else kind
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
