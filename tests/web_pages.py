@@ -9,6 +9,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
+from dynaweb.types import Action, Observation
+from dynaweb.web.actions import parse_action
+from dynaweb.web.session import Session
+
 
 class PageServer(ThreadingHTTPServer):
     """Serves `pages` by path; some paths misbehave on purpose (see `_Handler`)."""
@@ -82,3 +86,24 @@ def serving() -> Iterator[PageServer]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
+
+
+def names(page: Observation) -> list[str]:
+    """The names of all elements of a page that have one."""
+    return [node.name for node in page.nodes if node.name]
+
+
+def reply_of(page: Observation, reply: str) -> Action:
+    """The action of a compact reply; the number is left open as `[]` and taken from the element of that name."""
+    if "[]" in reply:
+        name = reply.split("'")[1]
+        node = next(node for node in page.nodes if node.name == name and node.role not in ("text", "heading"))
+        reply = reply.replace("[]", f"[{node.id}]", 1)
+    action = parse_action(reply, page)
+    assert isinstance(action, Action), action
+    return action
+
+
+async def acted(session: Session, page: Observation, reply: str) -> tuple[str, Observation]:
+    """Do what a reply says, and look: (reason, next page)."""
+    return await session.act(reply_of(page, reply)), await session.observe()

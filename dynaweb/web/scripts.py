@@ -12,7 +12,8 @@ _SCRIPTED = """(document.scripts.length > 0 || window.length > 0 || document.eva
   document, null, XPathResult.BOOLEAN_TYPE, null).booleanValue)"""
 _HELPERS = """
 const el = this.nodeType === Node.ELEMENT_NODE ? this : this.parentElement;
-if (!el || !el.isConnected) return {why: 'stale'};
+if (!el || !el.isConnected || !el.ownerDocument.defaultView) return {why: 'stale'};
+const mute = /*MUTE*/false;
 const squeeze = text => (text || '').replace(/\\s+/g, ' ').trim();
 const scripted = () => SCRIPTED;
 const disabled = () => el.matches(':disabled') || !!el.closest('[aria-disabled=true]');
@@ -79,7 +80,7 @@ const aim = async () => {
   let at = place(target);
   if (!at) return {why: 'invisible'};
   const live = scripted();
-  if (live || moves()) {
+  if (!mute && (live || moves())) {
     if (!await steady(target)) return {why: 'moving'};
     at = box(target);
   }
@@ -94,12 +95,27 @@ const aim = async () => {
   if (free) { at = free; over = null; }
   return over ? {why: 'covered', by: describe(over)} : {...at, live, target};
 };
+const pick = (list, option) => {
+  const changed = !option.selected;
+  list.focus();
+  option.selected = true;
+  if (changed) {
+    list.dispatchEvent(new Event('input', {bubbles: true}));
+    list.dispatchEvent(new Event('change', {bubbles: true}));
+  }
+  return {live: scripted()};
+};
 const leads = () => {
   const link = el.closest('a[href]');
   if (link) return !link.getAttribute('href').startsWith('#');
   return !!el.form && el.matches('button:not([type=button]):not([type=reset]), [type=submit], [type=image]');
 };
 """.replace("SCRIPTED", _SCRIPTED)
+
+
+def muted(function: str) -> str:
+    """The function for a frame in which scripts are off: it waits for nothing, because no timer runs there."""
+    return function.replace("/*MUTE*/false", "true", 1)
 
 
 def _function(arguments: str, body: str) -> str:
@@ -117,19 +133,25 @@ return {x: found.x, y: found.y};
 """Where the element is: {x, y} or {why}."""
 
 CLICK = _function(
-    "",
+    "framed",
     """
+const list = el instanceof HTMLOptionElement && el.closest('select');
+if (list) return el.disabled || list.disabled ? {why: 'disabled'} : {...pick(list, el), likely: false, done: true};
+if (el instanceof HTMLInputElement && el.type === 'file') return {why: 'file'};
 const found = await aim();
 if (found.why) return found;
 const likely = leads();
-if (found.live) return {x: found.x, y: found.y, likely, live: true};
+if (found.live || framed) return {x: found.x, y: found.y, likely, live: true};
 if (el.focus) el.focus({preventScroll: true});
 if (found.target.click) found.target.click();
 else found.target.dispatchEvent(new MouseEvent('click', {bubbles: true, cancelable: true, view: window}));
 return {likely, done: true};
 """,
 )
-"""Clicks on a page without scripts ({done, likely}); elsewhere {x, y, likely, live} for real events; or {why}."""
+"""Clicks on a page without scripts ({done, likely}); elsewhere {x, y, likely, live} for real events; or {why}.
+
+An option of a native list has no box: it is selected. `framed` asks for real events in any case.
+"""
 
 TYPE = _function(
     "text",
@@ -140,7 +162,8 @@ const live = found.live;
 if (el.readOnly) return {why: 'readonly'};
 const rich = el.isContentEditable;
 if (!rich && !(el instanceof HTMLInputElement || el instanceof HTMLTextAreaElement)) return {why: 'no-text'};
-const fixed = ['checkbox', 'radio', 'file', 'submit', 'button', 'image', 'reset', 'hidden'];
+if (el.type === 'file') return {why: 'file'};
+const fixed = ['checkbox', 'radio', 'submit', 'button', 'image', 'reset', 'hidden'];
 if (fixed.includes(el.type)) return {why: 'no-text'};
 el.focus();
 const picked = ['date', 'time', 'datetime-local', 'month', 'week', 'color', 'range'];
@@ -170,28 +193,65 @@ const wanted = shown(label);
 const text = option => shown(option.label || option.text);
 const option = options.find(o => text(o) === wanted) || options.find(o => o.value === label);
 if (!option) return {why: 'no-option', options: options.map(text)};
-if (option.disabled) return {why: 'disabled'};
-el.focus();
-const changed = !option.selected;
-option.selected = true;
-if (changed) {
-  el.dispatchEvent(new Event('input', {bubbles: true}));
-  el.dispatchEvent(new Event('change', {bubbles: true}));
-}
-return {value: text(option), live: scripted()};
+return option.disabled ? {why: 'disabled'} : {value: text(option), ...pick(el, option)};
 """,
 )
 """Selects an option of a native select by its label: {value, live} or {why}."""
 
+FOCUS = _function(
+    "",
+    """
+if (disabled()) return {why: 'disabled'};
+place(el);
+el.focus({preventScroll: true});
+return {focused: el.getRootNode().activeElement === el};
+""",
+)
+"""Gives the element the focus: {focused} or {why}."""
+
+SCROLL_IN = _function(
+    "by",
+    """
+const scrolls = box => {
+  const may = /auto|scroll|overlay/.test(getComputedStyle(box).overflowY) || box.tagName === 'TEXTAREA';
+  return may && box.scrollHeight > box.clientHeight;
+};
+let box = el;
+while (box && !scrolls(box)) box = box.parentElement;
+const target = box || document.scrollingElement;
+if (!target) return {why: 'invisible'};
+target.scrollBy({top: target.clientHeight * 0.9 * Number(by), behavior: 'instant'});
+return {live: scripted()};
+""",
+)
+"""Scrolls the nearest box around the element that scrolls, else its page: {live} or {why}."""
+
+DESCRIBE = _function("", "return {by: describe(el)};")
+"""What an element is called when it covers another one: {by}."""
+
 SCROLL = "window.scrollBy({top: innerHeight * 0.9 * (%d), behavior: 'instant'})"
 
-QUIET = """
+TICK = "new Promise(done => setTimeout(done, 0, true))"
+"""Resolves at once, except in a frame in which scripts are off."""
+
+MAX_ELEMENTS = 100_000
+"""Elements of a page that is still read; Chromium needs about 100 microseconds for each."""
+MAX_BYTES = 16_000_000
+"""Bytes of a document that is still read."""
+
+QUIET = (
+    """
 (() => {
+  const state = calm => {
+    const entry = performance.getEntriesByType('navigation')[0];
+    const elements = document.getElementsByTagName('*').length, bytes = entry ? entry.decodedBodySize : 0;
+    return elements > MAX_ELEMENTS || bytes > MAX_BYTES ? `${elements} elements, ${bytes} bytes` : calm;
+  };
   const loading = document.readyState === 'loading';
-  if (!SCRIPTED && !loading) return 'static';
+  if (!SCRIPTED && !loading) return state('static');
   const empty = () => !document.body || (!document.body.innerText.trim() && document.body.offsetHeight < 1);
   return new Promise(done => {
-    const finish = () => { watch.disconnect(); done('quiet'); };
+    const finish = () => { watch.disconnect(); done(state(window.length > 0 ? 'framed' : 'live')); };
     let timer = 0;
     const rest = () => {
       clearTimeout(timer);
@@ -204,7 +264,11 @@ QUIET = """
   });
 })()
 """.replace("SCRIPTED", _SCRIPTED)
+    .replace("MAX_ELEMENTS", str(MAX_ELEMENTS))
+    .replace("MAX_BYTES", str(MAX_BYTES))
+)
 """Resolves when nothing changed for `window` milliseconds, or after `cap`; at once on a page without scripts.
 
-An empty page is waited for: content that a script brings later is what the agent must see.
+An empty page is waited for: content that a script brings later is what the agent must see. The value is `static`,
+`live`, `framed` (live, with frames), or the size of a page that is too large to be read.
 """

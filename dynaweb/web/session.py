@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from dynaweb.types import Action, Observation
 
-View = Literal["compact", "full"]
-"""`full`: the filtered accessibility tree with depth. `compact`: the flat list that small models read."""
+View = Literal["compact", "full", "webarena", "browsergym"]
+"""`full`: the filtered accessibility tree with depth. `compact`: the flat list that small models read. The other two:
+what the agents of those benchmarks are shown (see `dynaweb.web.view_benchmarks`)."""
+Region = Literal["page", "viewport"]
+"""What of a page is shown: all of it, or what the window shows without scrolling."""
+VIEWPORT = {"width": 1280, "height": 720}
+"""Size of the window in CSS pixels."""
 
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:(?!\d)")
 
