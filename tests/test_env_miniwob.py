@@ -1,4 +1,4 @@
-"""MiniWoB++ in the real browser: every task is there, seeds reproduce, the panel is hidden, experts solve their tasks."""
+"""MiniWoB++ in the real browser: every task is there, seeds reproduce, the panel is hidden, experts work."""
 
 from __future__ import annotations
 

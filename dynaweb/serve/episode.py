@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.errors import InfrastructureError
-from dynaweb.types import Action, EndReason, Judgement, Observation, Step, StepResult, Task, Trajectory
+from dynaweb.types import Action, EndReason, Judgement, Observation, Source, Step, StepResult, Task, Trajectory
 from dynaweb.web.actions import parse_action
 from dynaweb.web.dialects import render
 
@@ -98,7 +98,7 @@ class TextEpisode:
         if end is None:
             return Turn(turn.task, page, render(page), error, info=info)
         assert self._environment is not None  # `reply` has looked
-        source = "dream" if self._place.dreams else "real"
+        source: Source = "dream" if self._place.dreams else "real"
         trajectory = Trajectory(
             f"{turn.task.id}#{self._seed}", turn.task, tuple(self._steps), page, source, end, seed=self._seed
         )

@@ -1,6 +1,7 @@
 """Every environment as a `gymnasium.Env`: text in, text out.
 
     import gymnasium
+    import dynaweb.serve.gym  # registers the ids
     env = gymnasium.make("dynaweb/sites-v0", split="train", overrides=["env.driver=static"])
     observation, info = env.reset(seed=0)
     observation, reward, terminated, truncated, info = env.step("click 'Cart' [4]")
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -20,6 +21,7 @@ from gymnasium.spaces import Dict, Space
 
 from dynaweb.config import resolve
 from dynaweb.errors import ConfigError
+from dynaweb.plugins import current
 from dynaweb.serve.episode import TextEpisode, Turn
 from dynaweb.serve.place import Place
 from dynaweb.serve.threads import LoopThread
@@ -65,7 +67,7 @@ class WebEnv(gymnasium.Env[dict[str, str], str]):
     recipe's judge in dreams. An episode that could not be graded gives 0 and `info["graded"]` False.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"]}
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - declared so by gymnasium.Env
 
     def __init__(
         self,
@@ -83,8 +85,8 @@ class WebEnv(gymnasium.Env[dict[str, str], str]):
         resolved = resolve(recipe, env=env, overrides=overrides)
         self.render_mode = render_mode
         self.action_space = AnyText(SAMPLES)
-        texts = {name: AnyText(("",)) for name in ("goal", "url", "page", "error")}
-        self.observation_space = Dict(texts)
+        texts: dict[str, Space[Any]] = {name: AnyText(("",)) for name in ("goal", "url", "page", "error")}
+        self.observation_space = cast("Space[dict[str, str]]", Dict(texts))
         self._place = Place(resolved, world_model=None if world_model is None else Path(world_model))
         self._episode = TextEpisode(self._place, max_steps=max_steps or resolved.eval.steps)
         self._split, self._count = split, tasks
@@ -141,9 +143,10 @@ def _observation(turn: Turn) -> dict[str, str]:
 
 
 def register() -> None:
-    """Tell Gymnasium the ids of all environment plugins; it calls this itself through its entry points."""
-    from dynaweb import plugins
-
-    for kind, name in plugins.load(warn=False).offers:
+    """Tell Gymnasium the ids of all environment plugins."""
+    for kind, name in current().offers:
         if kind == "env":
             gymnasium.register(f"dynaweb/{name}-v0", "dynaweb.serve.gym:WebEnv", kwargs={"env": name})
+
+
+register()

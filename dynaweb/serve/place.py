@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynaweb.errors import ConfigError
-from dynaweb.seeding import derive
 from dynaweb.loop.verdicts import judge_one
 from dynaweb.loop.workspace import MODEL, Workspace
 from dynaweb.plugins import current
 from dynaweb.runs import StageCache
+from dynaweb.seeding import derive
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe

@@ -113,6 +113,14 @@ class MiniwobSource:
         goals = self._goals.read(drawn)
         return [self._task(name, number, split, goals[name, number]) for name, number in drawn]
 
+    def catalogue(self, split: str) -> list[Task]:
+        """Every task once."""
+        return self.tasks(split, count=len(self.names), seed=0)
+
+    def skipped(self, split: str) -> dict[str, int]:
+        """All that was asked for can be played."""
+        return {}
+
     def environment(self) -> MiniwobEnvironment:
         """A new environment. Raises `InfrastructureError` when the configured port is taken."""
         return MiniwobEnvironment(ChromiumSession(self._browser()), self.config)
