@@ -96,6 +96,22 @@ def serve(
     openenv.serve(shared, name=name, host=host, port=port, sessions=sessions)
 
 
+@env_app.command("install")
+def install(
+    name: Annotated[str, typer.Argument(help="browsergym, webarena-verified or libwebarena.")],
+    debug: o.Debug = False,
+) -> None:
+    """Install packages whose pins clash with everybody's into an environment of their own."""
+    from dynaweb import sidecar
+    from dynaweb.errors import ConfigError
+    from dynaweb.suggest import hint
+
+    if name not in sidecar.SIDECARS:
+        raise ConfigError(f"no such environment: {name!r}; {hint(name, sidecar.SIDECARS)}")
+    typer.echo(f"installing {sidecar.SIDECARS[name].summary}...", err=True)
+    typer.echo(sidecar.install(name))
+
+
 def _asked_aside(prompt: str) -> str:
     """A line of the terminal; the prompt goes to stderr, because stdout is for the result."""
     typer.echo(prompt, err=True, nl=False)
