@@ -86,9 +86,6 @@ class Maker:
         rng = self.rng
         kinds = rng.choice([["string_match"], ["url_match"], ["program_html"], ["url_match", "string_match"]])
         answers, contents = self.wanted(), self.wanted()
-        if "exact_match" in contents:
-            # Upstream does not know alternatives here, and a task that has them has never been written.
-            contents = {"exact_match": self.word()}
         urls = [self.url() for _ in range(rng.choice([1, 1, 1, 2]))]
         ended = urls[0] + rng.choice(["", "", "/b", "#x"]) if rng.random() < 0.6 else self.url()
         near, inside = _flat(answers)[0].split(" |OR| ")[-1], _flat(contents)[0].split(" |OR| ")[-1]
