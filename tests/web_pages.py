@@ -26,6 +26,8 @@ class PageServer(ThreadingHTTPServer):
         """(method, path with query, headers in lower case)."""
         self.forms: list[dict[str, list[str]]] = []
         """Bodies of POST requests."""
+        self.signed_in: set[str] = set()
+        """Values of the cookie `user` that `/account` accepts."""
 
     def url(self, path: str = "/", host: str = "site.localhost") -> str:
         """The address of a path."""
@@ -57,14 +59,33 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(8)
         elif path == "/download":
             self._send(200, "data", **{"Content-Disposition": "attachment; filename*=UTF-8''b%C3%BCcher.csv"})
+        elif path == "/file":
+            self._send_file(int(urlsplit(self.path).query))
         elif path == "/login":
             self._send(200, "<p>in</p>", **{"Set-Cookie": "user=ann; Path=/"})
+        elif path == "/sign-in":
+            user = f"user{len(self.server.signed_in)}"
+            self.server.signed_in.add(user)
+            self._send(200, "<p>Welcome</p>", **{"Set-Cookie": f"user={user}; Path=/; Max-Age=3600"})
+        elif path == "/account":
+            user = headers.get("cookie", "").removeprefix("user=")
+            self._send(200, f"<h1>Hello {user}</h1>" if user in self.server.signed_in else "<h1>Please sign in</h1>")
         elif path == "/private":
             self._send(401, "<p>no entry</p>", **{"WWW-Authenticate": "Basic"})
         elif path in self.server.pages:
             self._send(200, self.server.pages[path])
         else:
             self._send(404, f"<title>{path}</title><h1>Not found {path}</h1>")
+
+    def _send_file(self, size: int) -> None:
+        """A download of that many bytes, in pieces."""
+        self.send_response(200)
+        self.send_header("Content-Type", "application/octet-stream")
+        self.send_header("Content-Disposition", 'attachment; filename="../data.bin"')
+        self.send_header("Content-Length", str(size))
+        self.end_headers()
+        for start in range(0, size, 100_000):
+            self.wfile.write(b"x" * min(100_000, size - start))
 
     def _send(self, status: int, text: str, **headers: str) -> None:
         body = f"<!doctype html><html><head><meta charset=utf-8><link rel=icon href='data:,'></head>{text}".encode()

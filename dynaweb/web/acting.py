@@ -135,6 +135,11 @@ async def _type(tab: Tab, target: _Target, action: Action) -> str:
     found = await _call(tab, target, scripts.TYPE, action.text)
     if "why" in found:
         return _refusal(target, found)
+    if "rich" in found:
+        await tab.insert(action.text)
+        found = {**found, **await _call(tab, target, scripts.RICH_VALUE)}
+        if "why" in found:
+            return _refusal(target, found)
     if action.enter:
         await press_enter(tab)
     await tab.settle(likely=action.enter, check=bool(found["live"]))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dynaweb.errors import BrowserError, ConfigError
+from dynaweb.runs.atomic import write_text
 from dynaweb.types import TARGETED, Action, Node, Observation
 from dynaweb.types import Tab as OpenTab
 from dynaweb.web import acting, scripts
@@ -18,7 +19,7 @@ from dynaweb.web.context import BLANK
 from dynaweb.web.layout import Box, Layout, backend_of, within
 from dynaweb.web.quoting import quote
 from dynaweb.web.reading import Reading, read_tab
-from dynaweb.web.session import VIEWPORT, View
+from dynaweb.web.session import VIEWPORT, View, is_address
 from dynaweb.web.tab import Tab, TabError
 from dynaweb.web.view import Viewed, compact_view, cut, full_view
 from dynaweb.web.view_benchmarks import browsergym_view, webarena_view
@@ -126,11 +127,21 @@ class ChromiumSession:
                 raise ConfigError(f"the expression {quote(script[:200])} failed on {url}: {error}") from None
 
     async def save_login(self, path: Path) -> None:
-        """Save cookies and storage, so that a later `reset(storage_state=path)` is logged in too."""
+        """Store cookies and local storage of this session, for `reset(storage_state=path)`.
+
+        The file is replaced as a whole. Raises `ConfigError` when it cannot be written.
+        """
         async with self._pool.slot():
             opened = self._context()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            await opened.guarded(opened.context.storage_state(path=path), "tell its cookies")
+            state = await opened.guarded(opened.context.storage_state(), "save the login")
+        # What was signed in must not reach the next episode through the pool.
+        opened.spoil()
+        try:
+            write_text(path, json.dumps(state))
+            # It opens an account.
+            path.chmod(0o600)
+        except OSError as error:
+            raise ConfigError(f"the login {path} cannot be stored ({error.strerror}); choose another folder") from None
 
     async def screenshot(self) -> bytes:
         """What is seen of the current page, as PNG."""
@@ -190,6 +201,9 @@ class ChromiumSession:
 
     async def _reading(self, tab: Tab) -> Reading:
         """What the tab shows; a heading that says so for a page that is too large."""
+        if tab.late:
+            # What had arrived when loading was stopped may have been parsed only now.
+            await tab.look()
         if tab.huge:
             return Reading(tab.page.url, "", _TOO_LARGE)
         by_viewport = self._pool.region == "viewport"
@@ -242,6 +256,8 @@ class ChromiumSession:
         return await others[action.kind]() if action.kind in others else ""
 
     async def _load(self, tab: Tab, url: str) -> str:
+        if not is_address(url):
+            return f"goto {quote(url[:120])}: this is no address; write one such as 'shop.localhost/cart'"
         if urlsplit(url).scheme not in ("http", "https") and url != BLANK:
             return f"goto {quote(url[:120])}: only http and https addresses can be opened"
         if url != BLANK and not self._pool.allows(url):

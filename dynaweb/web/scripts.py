@@ -63,7 +63,7 @@ const steady = async target => {
   const start = performance.now();
   const needed = moves() ? 3 : 1;
   let before = box(target), still = 0;
-  while (performance.now() - start < 400) {
+  while (performance.now() - start < 300) {
     await frame();
     const after = box(target);
     const rests = before && after && Math.abs(before.x - after.x) < 0.5 && Math.abs(before.y - after.y) < 0.5;
@@ -173,14 +173,24 @@ if (picked.includes(el.type)) {
   el.dispatchEvent(new Event('change', {bubbles: true}));
   return {value: el.value, live};
 }
-if (rich) getSelection().selectAllChildren(el);
-else el.select();
+if (rich) {
+  getSelection().selectAllChildren(el);
+  return {rich, live: true};
+}
+el.select();
 if (text === '') document.execCommand('delete');
 else document.execCommand('insertText', false, text);
-return {value: rich ? el.innerText : el.value, live};
+return {value: el.value, live};
 """,
 )
-"""Replaces the content of a field and reads it back: {value, live} or {why}."""
+"""Replaces the content of a field and reads it back: {value, live} or {why}.
+
+In a rich editor it only selects the content ({rich, live}): editors listen to the events of real input, which the
+driver sends.
+"""
+
+RICH_VALUE = _function("", "return {value: el.innerText};")
+"""What a rich editor holds: {value} or {why}."""
 
 SELECT = _function(
     "label",
@@ -212,13 +222,13 @@ return {focused: el.getRootNode().activeElement === el};
 SCROLL_IN = _function(
     "by",
     """
-const scrolls = box => {
-  const may = /auto|scroll|overlay/.test(getComputedStyle(box).overflowY) || box.tagName === 'TEXTAREA';
-  return may && box.scrollHeight > box.clientHeight;
+const scrolls = part => {
+  const may = /auto|scroll|overlay/.test(getComputedStyle(part).overflowY) || part.tagName === 'TEXTAREA';
+  return may && part.scrollHeight > part.clientHeight;
 };
-let box = el;
-while (box && !scrolls(box)) box = box.parentElement;
-const target = box || document.scrollingElement;
+let part = el;
+while (part && !scrolls(part)) part = part.parentElement;
+const target = part || document.scrollingElement;
 if (!target) return {why: 'invisible'};
 target.scrollBy({top: target.clientHeight * 0.9 * Number(by), behavior: 'instant'});
 return {live: scripted()};
@@ -234,18 +244,20 @@ SCROLL = "window.scrollBy({top: innerHeight * 0.9 * (%d), behavior: 'instant'})"
 TICK = "new Promise(done => setTimeout(done, 0, true))"
 """Resolves at once, except in a frame in which scripts are off."""
 
-MAX_ELEMENTS = 100_000
-"""Elements of a page that is still read; Chromium needs about 100 microseconds for each."""
-MAX_BYTES = 16_000_000
-"""Bytes of a document that is still read."""
+MAX_ELEMENTS = 30_000
+"""Elements of a page that is still read; Chromium needs about 0.3 milliseconds for each."""
+MAX_TEXT = 2_000_000
+"""Characters of text of a page that is still read; Chromium needs about 2.5 seconds for a million."""
 
 QUIET = (
     """
 (() => {
   const state = calm => {
-    const entry = performance.getEntriesByType('navigation')[0];
-    const elements = document.getElementsByTagName('*').length, bytes = entry ? entry.decodedBodySize : 0;
-    return elements > MAX_ELEMENTS || bytes > MAX_BYTES ? `${elements} elements, ${bytes} bytes` : calm;
+    const size = part => part.textContent.length;
+    const elements = document.getElementsByTagName('*').length;
+    let text = document.documentElement ? size(document.documentElement) : 0;
+    if (text > MAX_TEXT) for (const part of document.querySelectorAll('script, style')) text -= size(part);
+    return elements > MAX_ELEMENTS || text > MAX_TEXT ? `${elements} elements, ${text} characters` : calm;
   };
   const loading = document.readyState === 'loading';
   if (!SCRIPTED && !loading) return state('static');
@@ -265,7 +277,7 @@ QUIET = (
 })()
 """.replace("SCRIPTED", _SCRIPTED)
     .replace("MAX_ELEMENTS", str(MAX_ELEMENTS))
-    .replace("MAX_BYTES", str(MAX_BYTES))
+    .replace("MAX_TEXT", str(MAX_TEXT))
 )
 """Resolves when nothing changed for `window` milliseconds, or after `cap`; at once on a page without scripts.
 

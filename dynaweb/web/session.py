@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from dynaweb.types import Action, Observation
@@ -89,6 +90,15 @@ def with_scheme(url: str) -> str:
     """Put `http://` before an address that names no scheme."""
     url = url.strip()
     return url if _SCHEME.match(url) else f"http://{url}"
+
+
+def is_address(url: str) -> bool:
+    """Whether the address can be taken apart; `http://[` cannot."""
+    try:
+        urlsplit(url)
+    except ValueError:
+        return False
+    return True
 
 
 def _swap_origin(url: str, table: Mapping[str, str]) -> str:

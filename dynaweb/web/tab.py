@@ -87,7 +87,9 @@ class Tab:
 
         A page that does not answer in time has its script stopped, once; after that it is given up.
         """
-        call = asyncio.ensure_future(self.cdp.send(method, parameters))
+        if self.broken:
+            raise BrowserError(f"the page crashed or hangs, so it cannot be asked ({method})")
+        call = self._start(method, parameters)
         self._calls.add(call)
         try:
             done, _ = await asyncio.wait({call}, timeout=self.deadline)
@@ -113,13 +115,15 @@ class Tab:
         self.stops += 1
         if self.stops > _MAX_STOPS:
             return False
-        stopping = asyncio.ensure_future(self.cdp.send("Runtime.terminateExecution"))
-        await asyncio.wait({stopping}, timeout=_STOP_SECONDS)
-        with suppress(Exception):
-            stopping.cancel()
-            await stopping
+        await asyncio.wait({self._start("Runtime.terminateExecution", {})}, timeout=_STOP_SECONDS)
         await asyncio.wait({call}, timeout=_STOP_SECONDS)
         return call.done()
+
+    def _start(self, method: str, parameters: dict[str, Any]) -> asyncio.Future[Any]:
+        """A command whose answer may be waited for or not; its failure is never reported by the event loop."""
+        call = asyncio.ensure_future(self.cdp.send(method, parameters))
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return call
 
     def crash(self) -> None:
         """The page crashed: nothing it was asked will be answered."""
@@ -156,6 +160,16 @@ class Tab:
         """One mouse event at a point of the viewport."""
         buttons = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
         await self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **buttons)
+
+    async def insert(self, text: str) -> None:
+        """Real input of a text in place of what is selected; the empty text deletes it."""
+        if text:
+            await self.send("Input.insertText", text=text)
+        else:
+            for kind in ("keyDown", "keyUp"):
+                await self.send(
+                    "Input.dispatchKeyEvent", type=kind, key="Delete", code="Delete", windowsVirtualKeyCode=46
+                )
 
     async def click_at(self, x: float, y: float) -> None:
         """A real click: the three events go out at once and are handled in order."""
@@ -257,9 +271,13 @@ class Tab:
             await self.send("Page.stopLoading")
             self.late = True
             self._ready.set()
-            await self._quiet(deadline)
+            await self.look()
             return False
         return True
+
+    async def look(self) -> None:
+        """Find out again whether the page has scripts and is small enough to be read."""
+        await self._quiet(time.monotonic())
 
     async def _quiet(self, deadline: float) -> bool:
         cap = max(min(QUIET_CAP, deadline - time.monotonic()), 0.05)
@@ -275,7 +293,7 @@ class Tab:
             return False
         self.live = state != "static"
         self.scripted |= self.live
-        self.huge = state if state.endswith("bytes") else ""
+        self.huge = state if state.endswith("characters") else ""
         return True
 
     async def _frames_quiet(self, script: str, deadline: float) -> None:
@@ -297,10 +315,7 @@ class Tab:
 
     async def _resolves(self, expression: str, context: int, seconds: float) -> bool:
         """Whether a promise of a frame resolves in time; one that does not is left alone."""
-        call = asyncio.ensure_future(
-            self.cdp.send("Runtime.evaluate", {"expression": expression, "contextId": context, "awaitPromise": True})
-        )
-        call.add_done_callback(lambda done: done.cancelled() or done.exception())
+        call = self._start("Runtime.evaluate", {"expression": expression, "contextId": context, "awaitPromise": True})
         done, _ = await asyncio.wait({call}, timeout=seconds)
         return bool(done)
 
