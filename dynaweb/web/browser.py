@@ -98,7 +98,8 @@ class BrowserPool:
     browser that does not answer is given up (`BrowserError`). `hosts`: allowed host names, with `*` as wildcard.
     `urls`: real <-> canonical addresses. `view`, `region`, `max_nodes` and `max_chars` (0 = no limit): what of a page
     is shown. `dialogs`: what happens to `confirm`, `prompt` and `alert`. `downloads`: a folder that keeps downloaded
-    files of up to `max_download` bytes; without one they are only reported. Permissions are denied.
+    files of up to `max_download` bytes; without one they are only reported. Permissions are denied. `keep_cache`: keep
+    what the HTTP cache holds between episodes, for sites whose files never change.
 
     A pool belongs to one event loop at a time: close it in the loop that used it. A forgotten browser is ended when the
     pool is next used, or with the process.
@@ -121,6 +122,7 @@ class BrowserPool:
         recycle: int = 400,
         downloads: Path | None = None,
         max_download: int = 50_000_000,
+        keep_cache: bool = False,
     ) -> None:
         self.browser = browser
         self.timeout = timeout
@@ -135,6 +137,7 @@ class BrowserPool:
         self.recycle = recycle
         self.downloads = downloads
         self.max_download = max_download
+        self.keep_cache = keep_cache
         self.blocked: Counter[str] = Counter()
         """Requests refused by the allow-list, by host, over the pool's life."""
         self.launches = 0

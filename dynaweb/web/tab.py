@@ -16,6 +16,8 @@ from dynaweb.web import scripts
 
 QUIET_WINDOW = 0.08
 """Seconds without a change after which a page with scripts counts as settled."""
+LOADED_WINDOW = 0.05
+"""The same for a page that has just loaded: what its scripts do at once, they have done."""
 QUIET_CAP = 2.0
 """Seconds after which a page that keeps changing is read as it is."""
 _ROUNDS = 4
@@ -242,7 +244,8 @@ class Tab:
                 if not await self._wait_ready(deadline):
                     self.scripted = True
                     return navigated
-            if (not check or await self._quiet(deadline)) and not self.loading:
+            window = LOADED_WINDOW if navigated else QUIET_WINDOW
+            if (not check or await self._quiet(deadline, window)) and not self.loading:
                 break
         return navigated
 
@@ -279,9 +282,9 @@ class Tab:
         """Find out again whether the page has scripts and is small enough to be read."""
         await self._quiet(time.monotonic())
 
-    async def _quiet(self, deadline: float) -> bool:
+    async def _quiet(self, deadline: float, window: float = QUIET_WINDOW) -> bool:
         cap = max(min(QUIET_CAP, deadline - time.monotonic()), 0.05)
-        script = scripts.QUIET % {"window": int(QUIET_WINDOW * 1000), "cap": int(cap * 1000)}
+        script = scripts.QUIET % {"window": int(window * 1000), "cap": int(cap * 1000)}
         try:
             state = str(await self.evaluate(script, wait=True))
             if state == "framed":
