@@ -188,7 +188,8 @@ class OpenContext:
         return tab
 
     async def _attach(self, page: Page) -> Tab:
-        attaching = Tab.attach(self.context, page, patience=self._pool.timeout, deadline=self._pool.deadline)
+        pool = self._pool
+        attaching = Tab.attach(self.context, page, patience=pool.timeout, deadline=pool.deadline, quiet=pool.quiet)
         tab = await self.guarded(attaching, "attach to a page")
         page.on("close", lambda _: self._drop(tab))
         page.on("download", self.downloads.take)
@@ -248,8 +249,7 @@ async def _clear_session(tab: Tab) -> bool:
 
     False when the tab has been at origins that it does not show now: their storage is out of reach.
     """
-    tree = await tab.send("Page.getFrameTree")
-    shown = _origins(tree["frameTree"])
+    shown = {_origin(frame.url) for frame in tab.page.frames}
     if not tab.origins <= shown | {"", "://", "null"}:
         return False
     try:
@@ -267,12 +267,7 @@ async def _clear_session(tab: Tab) -> bool:
     return True
 
 
-def _origins(tree: Mapping[str, Any]) -> set[str]:
-    """Origins of all documents of a frame tree."""
-    found: set[str] = set()
-    pending = [tree]
-    while pending:
-        frame = pending.pop()
-        found.add(frame["frame"].get("securityOrigin", ""))
-        pending.extend(frame.get("childFrames", ()))
-    return found
+def _origin(url: str) -> str:
+    """The origin of an address as the browser writes it."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}" if separator else ""
