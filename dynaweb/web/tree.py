@@ -19,10 +19,10 @@ from dynaweb.types import Node
 PROPERTIES = ("checked", "disabled", "expanded", "focused", "modal", "pressed", "required", "selected")
 """Properties that are kept, in this order; all others depend on the Chromium version or say nothing to an agent."""
 VERBOSE = frozenset(PROPERTIES).union(
-    ("atomic", "autocomplete", "busy", "hasPopup", "live", "multiselectable", "orientation", "relevant"),
+    ("atomic", "autocomplete", "hasPopup", "live", "multiselectable", "orientation", "relevant"),
     ("valuemax", "valuemin", "valuetext"),
 )
-"""Properties that the texts of benchmarks show, false ones too; those that name other nodes or addresses are not."""
+"""Properties that the texts of benchmarks show, false ones too; none that names nodes or addresses, or passes by."""
 
 TEXT = "StaticText"
 _LAYOUT = frozenset({"InlineTextBox", "ListMarker"})

@@ -4,13 +4,18 @@ Their rules, learnt from what `libwebarena` 0.0.5 and `browsergym-core` 0.14.3 p
 checked by tests that run those packages on the same pages:
 
 1. Numbers run from 1 in page order; theirs are Chromium's or BrowserGym's own.
-2. No `InlineTextBox`, `ListMarker`, `LineBreak` and no text of pseudo-elements: layout, not content.
-3. Properties by an allow-list (`tree.VERBOSE`); theirs print whatever the Chromium at hand knows, addresses included.
+2. BrowserGym numbers elements by attributes that it writes on all of them, and with attributes Chromium shows elements
+   that it leaves out otherwise (`rowgroup`, the text of a `<b>` apart). We never touch the page.
+3. No `InlineTextBox`, `ListMarker`, `LineBreak` and no text of pseudo-elements: layout, not content.
+4. Properties by an allow-list (`tree.VERBOSE`); theirs print whatever the Chromium at hand knows, addresses included.
    A node that has no name and none of these properties is dropped as if it had no property at all.
-4. Date, time and colour fields and rich editors are `textbox`, so that one can type into them.
-5. `webarena` shows the trees of frames, and `value: ...` of lists and sliders; `libwebarena` does neither.
-6. Elements with a click listener and no role are kept (`clickable`). `hidden` options and notices follow our dialects.
-7. White space in names and values is collapsed, and names are cut to `NAME_LIMIT`, texts to `VALUE_LIMIT` characters.
+5. Date, time and colour fields and rich editors are `textbox`, so that one can type into them.
+6. `webarena` shows the trees of frames, and `value: ...` of lists and sliders; `libwebarena` does neither.
+7. Elements with a click listener and no role are kept (`clickable`); notices and the mark of a cut page are lines.
+8. `libwebarena` takes a text of digits for shown when the number of a line before holds it; ours does not.
+9. Chromium's `image` counts as the `img` that it was called before.
+10. Numbers and texts of several words are quoted; white space is collapsed; names are cut to `NAME_LIMIT` characters,
+    texts to `VALUE_LIMIT`.
 """
 
 from __future__ import annotations
@@ -39,7 +44,8 @@ def webarena_view(raw: Sequence[Node], *, max_nodes: int = MAX_NODES) -> Viewed:
 
 def browsergym_view(raw: Sequence[Node], *, max_nodes: int = MAX_NODES) -> Viewed:
     """What BrowserGym shows: `generic` without properties goes, and so does text that its parent's name holds."""
-    return _filtered(raw, max_nodes, _BrowserGym())
+    viewed = _filtered(raw, max_nodes, _BrowserGym())
+    return Viewed(tuple(map(_without_flags, viewed.nodes)), viewed.truncated)
 
 
 _Keep = Callable[[Node, str], bool]
@@ -72,6 +78,12 @@ class _BrowserGym:
         if node.role == TEXT:
             return node.name not in parent_name
         return node.role != "generic" or any(not _is_plain(prop) for prop in node.props)
+
+
+def _without_flags(node: Node) -> Node:
+    """Flags that are not set are left out."""
+    props = tuple(prop for prop in node.props if not _is_plain(prop))
+    return node if props == node.props else replace(node, props=props)
 
 
 def _without_value(node: Node) -> Node:
