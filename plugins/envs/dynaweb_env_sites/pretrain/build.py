@@ -185,7 +185,7 @@ def build_part(config: BuildConfig, seeds: list[int], tokenizer: Path, out: Path
 def build(config: BuildConfig, tokenizer: Path, folder: Path, seeds: Iterable[int], processes: int) -> Corpus:
     """The corpus of many site seeds; the result does not depend on the number of processes."""
     seeds = list(seeds)
-    size = 20
+    size = 5
     chunks = [seeds[i : i + size] for i in range(0, len(seeds), size)]
     outs = [folder / f"part-{chunk[0]:05d}.npz" for chunk in chunks]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
