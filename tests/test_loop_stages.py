@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import dynaweb
-from dynaweb.errors import ConfigError, Interrupted
+from dynaweb.errors import ConfigError, InfrastructureError, Interrupted
 from dynaweb.loop import waves
 from dynaweb.loop.rl import _Learner
 from dynaweb.loop.rollout import play_all
@@ -346,6 +346,22 @@ def test_waves_that_were_played_are_not_played_again(
     assert [row for row in rest if row["event"] == "rollout"][-8:] == [
         row for row in whole if row["event"] == "rollout"
     ][-8:]
+
+
+def test_a_stage_in_which_nothing_could_be_played_leaves_nothing_behind(
+    first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A browser that was broken once must not fail the next attempt."""
+
+    async def broken(self: Any, task: Any, seed: int) -> Any:
+        raise InfrastructureError("the browser is gone")
+
+    monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "cache"))
+    with monkeypatch.context() as patch:
+        patch.setattr("dynaweb_env_sites.env.SitesEnvironment.reset", broken)
+        with pytest.raises(InfrastructureError, match="all 4 episodes failed"):
+            dynaweb.sft("dynaweb", overrides=SMALL, out=tmp_path / "broken")
+    assert dynaweb.sft("dynaweb", overrides=SMALL, out=tmp_path / "mended").weights is not None
 
 
 def test_stages_alone(first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,9 @@ class Dream(Section):
     """Sampling temperature of the world model."""
     invalid_ends: bool = True
     """An action that cannot be parsed or done ends the dream with reward 0."""
+    one_world: bool = True
+    """Rollouts of a group dream in the same world: the same action on the same page leads to the same next page, as on
+    a real site, and is computed once. False: every rollout samples its own."""
 
 
 class Rl(Section):
@@ -123,6 +126,9 @@ class Rl(Section):
     """Tasks of one update."""
     n: int = Field(default=8, ge=2)
     """Rollouts of one task (DynaWeb: 8)."""
+    sampling: Literal["rotation", "adaptive"] = "rotation"
+    """Which task templates an update plays: all in turn, or more often those whose last groups were mixed, since a
+    group whose rollouts all succeed or all fail carries no gradient."""
     lr: float = Field(default=1.5e-4, gt=0)
     """Peak learning rate of AdamW; linear decay to 10 % over the updates."""
     warmup: int = Field(default=3, ge=0)

@@ -14,7 +14,6 @@ from dynaweb.loop.evaluate import SUCCESS
 from dynaweb.loop.experts import Experts, expert_rollout, replaced, with_tokens
 from dynaweb.loop.players import ModelPolicy
 from dynaweb.loop.rollout import Episode, Finish, Rules, play_all
-from dynaweb.loop.tasks import rotation
 from dynaweb.loop.verdicts import asked, judge_all, world_model_error
 from dynaweb.seeding import derive
 from dynaweb.types import Task, Trajectory
@@ -46,6 +45,8 @@ class Rollouts:
     place: Place
     lockstep: Lockstep
     experts: Experts
+    one_world: bool = True
+    """Rollouts of a group meet the same world: the same action on the same page leads to the same next page."""
 
     async def of_update(
         self, update: int, tasks: Sequence[Task], on_done: Callable[[Trajectory], None] | None = None
@@ -75,26 +76,13 @@ class Rollouts:
 
     def _episode(self, update: int, place: int, k: int, task: Task) -> Episode:
         seed = derive(self.seed, "rl", update, task.id, place, k)
-        return Episode(f"{update}/{place}/{k}", task, seed, group=f"{update}/{place}")
+        world = derive(self.seed, "world", update, task.id, place) if self.one_world else None
+        return Episode(f"{update}/{place}/{k}", task, seed, group=f"{update}/{place}", world=world)
 
     def _expert(self, update: int, place: int, k: int, task: Task) -> Trajectory:
         group = f"{update}/{place}"
         rollout = expert_rollout(self.experts, task.id, group=group, k=k, seed=derive(self.seed, "rl", update))
         return with_tokens(rollout, self.policy.format)
-
-
-def tasks_of_rl(tasks: Sequence[Task], demonstrated: Sequence[Task], rl: Rl, *, seed: int) -> list[Task]:
-    """A task for each place of each update, templates in rotation.
-
-    With expert mixing, every second place goes to a task that has an expert: at few demonstrations, mixing would
-    otherwise almost never happen, since an expert may only stand in for its own task.
-    """
-    count = rl.updates * rl.tasks
-    if rl.expert_share == 0 or not demonstrated:
-        return rotation(tasks, count, seed=seed)
-    known = rotation(demonstrated, (count + 1) // 2, seed=derive(seed, "demonstrated"))
-    other = rotation(tasks, count // 2, seed=seed)
-    return [known[i // 2] if i % 2 == 0 else other[i // 2] for i in range(count)]
 
 
 def live(advantages: Sequence[float], groups: Sequence[str]) -> list[bool]:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from dynaweb import events
 from dynaweb.errors import ConfigError
+from dynaweb.loop.curriculum import Schedule, outcomes_of
 from dynaweb.loop.demos import rl_tasks
 from dynaweb.loop.evaluate import SUCCESS, judge_errors, play_greedily, successes, summary
 from dynaweb.loop.experts import by_task, rows_of
-from dynaweb.loop.groups import Place, Rollouts, measures, scaled, tasks_of_rl
+from dynaweb.loop.groups import Place, Rollouts, measures, scaled
 from dynaweb.loop.history import History
 from dynaweb.loop.players import ModelPolicy
 from dynaweb.loop.rollout import Rules, refuse_total_failure
@@ -101,7 +102,7 @@ async def reinforce(ws: Workspace, given: Ingredients, *, mode: Mode) -> Made:
 
 
 MATTERS = (
-    *("updates", "tasks", "n", "lr", "warmup", "max_grad_norm", "temperature", "epochs", "minibatches"),
+    *("updates", "tasks", "n", "sampling", "lr", "warmup", "max_grad_norm", "temperature", "epochs", "minibatches"),
     *("max_new_tokens", "expert_share", "bc_weight", "bc_batch"),
 )
 """Settings of the section `rl` that the policy depends on in every mode."""
@@ -145,7 +146,7 @@ class _Learner:
             [e for found in by_task(given.demos.episodes()).values() for e in found], self.model.format
         )
         self.place = _place(ws, given)
-        self.tasks = _tasks(ws, given, [found[0].task for found in experts.values()])
+        self.schedule = _schedule(ws, given, [found[0].task for found in experts.values()])
         self.rollouts = Rollouts(
             self.rl,
             ws.recipe.run.seed,
@@ -154,6 +155,7 @@ class _Learner:
             self.place,
             ws.lockstep,
             experts if self.rl.expert_share > 0 else {},
+            ws.recipe.dream.one_world,
         )
         self.optimizer = _optimizer(ws)
         self.trainer = self._trainer(self.model)
@@ -227,7 +229,7 @@ class _Learner:
 
     async def _update(self, update: int) -> None:
         started = time.monotonic()
-        tasks = self.tasks[update * self.rl.tasks : (update + 1) * self.rl.tasks]
+        tasks = self.schedule.of_update(update, self.history.outcomes)
         rollouts = await self.rollouts.of_update(update, tasks, self.ws.count_steps)
         refuse_total_failure([t for t in rollouts if t.source != "expert"], f"update {update}")
         played = time.monotonic()
@@ -239,6 +241,7 @@ class _Learner:
         times = {"time.rollout": played - started, "time.update": time.monotonic() - played}
         seen = measures(rollouts, advantages)
         self.history.rewards.append(seen["reward"])
+        self.history.outcomes.append(outcomes_of(rollouts))
         self.ws.tell(events.Update(self.name, update, {**seen, **metrics, **times}))
 
     def _learn(self, rollouts: Sequence[Trajectory], advantages: Sequence[float]) -> dict[str, float]:
@@ -352,8 +355,8 @@ def _place(ws: Workspace, given: Ingredients) -> Place:
     return Place(make, ws.recipe.rl.tasks * ws.recipe.rl.n, rules)
 
 
-def _tasks(ws: Workspace, given: Ingredients, demonstrated: Sequence[Task]) -> list[Task]:
-    """A task for each place of each update; for dreams, only tasks whose start page was recorded."""
+def _schedule(ws: Workspace, given: Ingredients, demonstrated: Sequence[Task]) -> Schedule:
+    """The tasks of all updates; for dreams, only tasks whose start page was recorded."""
     tasks = rl_tasks(ws)
     if given.explored is not None:
         starts = StartPages([*given.explored.episodes(), *given.demos.episodes()])
@@ -361,4 +364,4 @@ def _tasks(ws: Workspace, given: Ingredients, demonstrated: Sequence[Task]) -> l
         demonstrated = [task for task in demonstrated if starts(task) is not None]
     if not tasks:
         raise ConfigError("no training task has a recorded start page; raise explore.episodes")
-    return tasks_of_rl(tasks, demonstrated, ws.recipe.rl, seed=ws.seed("tasks", "rl"))
+    return Schedule(ws.recipe.rl, tasks, demonstrated, ws.seed("tasks", "rl"))

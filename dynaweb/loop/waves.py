@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dynaweb.errors import CheckpointError
-from dynaweb.loop.rollout import Episode, Finish, LiveEpisodes, Rules, play_all
+from dynaweb.loop.rollout import Episode, Finish, LiveEpisodes, Rules, failures, play_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,8 @@ async def play_in_waves(
 ) -> list[Trajectory]:
     """`play_all` over `web.contexts` environments, wave after wave; waves that an earlier attempt finished are read.
 
-    Without a `stage` nothing is kept. `evaluation` says what the steps are counted as.
+    A wave in which nothing could be played is not kept: the next attempt may find the browser mended. Without a `stage`
+    nothing is kept. `evaluation` says what the steps are counted as.
     """
     size = ROUNDS * ws.recipe.web.contexts
     waves = [episodes[start : start + size] for start in range(0, len(episodes), size)]
@@ -62,7 +63,7 @@ async def play_in_waves(
                 finish=finish,
                 on_done=on_done,
             )
-            if stage is not None:
+            if stage is not None and len(failures(played)) < len(played):
                 _write(_path(stage, number), played)
                 ws.remember_cost(stage)
         result += played

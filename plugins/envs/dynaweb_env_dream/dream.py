@@ -14,6 +14,7 @@ from dynaweb.errors import EngineError, MissingError
 from dynaweb.loop.rules import in_page, refusal
 from dynaweb.seeding import derive
 from dynaweb.types import Action, Judgement, Observation, Prediction, StepResult, Tab, Task, Trajectory
+from dynaweb.web.dialects import render
 
 if TYPE_CHECKING:
     from dynaweb.protocols import Environment, ExpertPolicy, PluginContext, TaskSource, WorldModel
@@ -51,6 +52,7 @@ class _DreamTab:
 class DreamEnvironment:
     """One dream at a time: `reset` takes the recorded start page of the task, `step` follows rules, then the model.
 
+    Dreams with the same seed are the same world: the prediction is drawn from the seed, the page and the action.
     A page that the world model could not write ends the dream: `StepResult.error` says why and
     `info["world_model_error"]` marks that the policy is not to blame.
     """
@@ -113,7 +115,7 @@ class DreamEnvironment:
         return None
 
     async def _dream(self, page: Observation, action: Action) -> StepResult:
-        seed = derive(self._seed, "predict", len(self._actions))
+        seed = derive(self._seed, "predict", render(page, "compact"), repr(action))
         try:
             prediction = await self.world_model.predict(page, action, seed=seed, history=tuple(self._actions))
         except EngineError as error:
