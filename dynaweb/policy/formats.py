@@ -63,6 +63,12 @@ class PromptFormat(Protocol):
         """The same for a world model that writes the whole next page."""
         ...
 
+    def rewrite_prompt(
+        self, observation: Observation, action: Action, change: str, history: Sequence[Action] = ()
+    ) -> tuple[int, ...]:
+        """The same for a model that writes the whole next page from a change in words."""
+        ...
+
     def world_model_target(self, text: str) -> tuple[int, ...]:
         """The tokens of a world model's answer, stop token included."""
         ...
@@ -144,6 +150,12 @@ class CompactFormat:
         """`<next> <page> page <do> action`."""
         return self._change(marks.NEXT, observation, action, history)
 
+    def rewrite_prompt(
+        self, observation: Observation, action: Action, change: str, history: Sequence[Action] = ()
+    ) -> tuple[int, ...]:
+        """`<next> <page> page <do> action`, and the change on a line of its own."""
+        return self._change(marks.NEXT, observation, action, history, f"\n{change}")
+
     def world_model_target(self, text: str) -> tuple[int, ...]:
         """The answer behind a line break, so that its first line has the same tokens as the others."""
         return (*self.encode("\n" + text), *self.stop_ids)
@@ -155,9 +167,9 @@ class CompactFormat:
         return self._prompt(marks.JUDGE, trajectory.task.intent, actions, page)
 
     def _change(
-        self, mark: str, observation: Observation, action: Action, history: Sequence[Action]
+        self, mark: str, observation: Observation, action: Action, history: Sequence[Action], more: str = ""
     ) -> tuple[int, ...]:
-        tail = self.encode(format_action(action, "compact"))
+        tail = self.encode(format_action(action, "compact") + more)
         return (*self._prompt(mark, "", history, observation, room=len(tail)), *tail)
 
     def _prompt(
