@@ -5,7 +5,7 @@
     link 'Home'
     notice 'Added to the cart'
 
-Numbers are left out on purpose: they follow from the order, and a model that has to write them makes most of its pages
+`title` and `notice` are no roles of elements. Numbers are left out on purpose: they follow from the order, and a model that has to write them makes most of its pages
 invalid. The title has a line where the view shows titles.
 """
 
@@ -96,7 +96,7 @@ class _Reader:
             self._truncated = True
         elif word in ("title", "notice") and rest.startswith("'"):
             self._heads.setdefault(word, unquote(rest))
-        elif word == "url" and rest:
+        elif word == "url" and rest and not self._nodes:
             self._heads.setdefault("url", parse_url(rest))
         elif not self._nodes and "url" not in self._heads and (" " not in line or line.startswith("'")):
             self._heads["url"] = parse_url(line)
