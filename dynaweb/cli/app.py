@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dynaweb import __version__
-from dynaweb.cli import listing, machine, options, stages, tasks
+from dynaweb.cli import data, listing, machine, options, stages, tasks
 from dynaweb.cli.process import Group
 from dynaweb.cli.run import run
 
@@ -46,6 +46,7 @@ app.command("eval")(stages.evaluate)
 app.command("setup")(machine.setup)
 app.command("doctor")(machine.doctor)
 app.add_typer(stages.wm_app, name="wm")
+app.add_typer(data.data_app, name="data")
 app.add_typer(listing.plugins_app, name="plugins")
 app.add_typer(listing.config_app, name="config")
 app.add_typer(tasks.tasks_app, name="tasks")

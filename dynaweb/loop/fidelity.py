@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb.errors import EngineError
 from dynaweb.loop.rules import in_page, needs_prediction, refusal
+from dynaweb.loop.tasks import site_of
 from dynaweb.seeding import derive
 from dynaweb.types import Action, Observation, Prediction, Step, Trajectory, Transition
 from dynaweb.worldmodels.change import DONE, HISTORY, history_of
@@ -156,6 +157,8 @@ def _transitions(episode: Trajectory) -> Iterator[Transition]:
         if step.action is None or step.action.kind == "stop" or step.error:
             continue
         info: dict[str, Any] = {"episode": episode.id, "step": at, HISTORY: tuple(past)}
+        if "site_seed" in episode.task.meta:
+            info["site"] = site_of(episode.task)
         if episode.end == "terminal" and at == len(episode.steps) - 1:
             info[DONE] = True
         yield Transition(step.observation, step.action, after, episode.task.id, episode.source, info)

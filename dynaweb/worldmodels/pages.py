@@ -5,8 +5,8 @@
     link 'Home'
     notice 'Added to the cart'
 
-`title` and `notice` are no roles of elements. Numbers are left out on purpose: they follow from the order, and a model that has to write them makes most of its pages
-invalid. The title has a line where the view shows titles.
+`title` and `notice` are no roles of elements. Numbers are left out on purpose: they follow from the order, and a model
+that has to write them makes most of its pages invalid. The title has a line where the view shows titles.
 """
 
 from __future__ import annotations
