@@ -15,8 +15,11 @@ from dynaweb.web.dialects import parse_webarena
 from dynaweb.web.tree import PROPERTIES
 
 _LITERAL = r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\""
-_LINE = re.compile(rf"(?P<tabs>\t*)(?:\[(?P<id>\w+)\] )?(?P<role>[A-Za-z][\w-]*)(?: (?P<name>{_LITERAL}))?(?P<tail>.*)")
-_PART = re.compile(rf",? ([A-Za-z_][\w-]*)(?:=({_LITERAL}|[^,\s]+))?")
+_ATTRIBUTE = rf",? ([A-Za-z_][\w-]*)(?:=({_LITERAL}|[^,\s]+))?"
+_PART = re.compile(_ATTRIBUTE)
+_LINE = re.compile(
+    rf"(?P<tabs>\t*)(?:\[(?P<id>\w+)\] )?(?P<role>[A-Za-z][\w-]*) (?P<name>{_LITERAL})(?P<tail>(?:{_ATTRIBUTE})*)"
+)
 _HTML_IDS = ("backend_node_id", "bid", "id")
 
 
