@@ -29,9 +29,11 @@ from dynaweb.loop.tasks import StartPages
 from dynaweb.loop.training import new_trainer, resume
 from dynaweb.loop.verdicts import grading, judge_all
 from dynaweb.loop.workspace import EPISODES
+from dynaweb.loop.worldmodel import calibration_of, real_transitions
 from dynaweb.protocols import PluginContext, TokenRow
 from dynaweb.runs import write_json
 from dynaweb.types import Task, Trajectory
+from dynaweb.worldmodels.confidence import Trusted
 
 if TYPE_CHECKING:
     from dynaweb.backends.policy_loss import Logps
@@ -340,15 +342,21 @@ def _place(ws: Workspace, given: Ingredients) -> Place:
     """The seam: dreams from recorded start pages, or the task environment itself."""
     dream = ws.recipe.dream
     if not ws.dreams:
-        rules = Rules(dream.horizon, source="real", invalid_ends=dream.invalid_ends)
+        rules = Rules(dream.longest, source="real", invalid_ends=dream.invalid_ends)
         return Place(ws.source.environment, ws.recipe.web.contexts, rules, grading(ws.source))
     if given.explored is None or given.world_model is None:
         raise ConfigError("dreams need explored start pages and a world model; run those stages first")
     weights = given.world_model.model
     model: LoadedModel = ws.load(weights) if weights.is_dir() else ws.base
-    starts = StartPages([*given.explored.episodes(), *given.demos.episodes()])
-    make = ws.dream_environment(ws.world_model(model, temperature=dream.temperature), starts)
-    rules = Rules(dream.horizon, source="dream", invalid_ends=dream.invalid_ends)
+    explored = given.explored.episodes()
+    starts = StartPages([*explored, *given.demos.episodes()])
+    world_model = ws.world_model(
+        model, temperature=dream.temperature, transitions=lambda: real_transitions(ws, explored)
+    )
+    auto = dream.horizon == "auto"
+    trusted = Trusted(world_model, calibration_of(given.world_model)) if auto else world_model
+    make = ws.dream_environment(trusted, starts, floor=dream.fidelity_floor if auto else 0.0)
+    rules = Rules(dream.longest, source="dream", invalid_ends=dream.invalid_ends)
     return Place(make, ws.recipe.rl.tasks * ws.recipe.rl.n, rules)
 
 

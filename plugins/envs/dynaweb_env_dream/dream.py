@@ -52,12 +52,15 @@ class DreamEnvironment:
     """One dream at a time: `reset` takes the recorded start page of the task, `step` follows rules, then the model.
 
     A page that the world model could not write ends the dream: `StepResult.error` says why and
-    `info["world_model_error"]` marks that the policy is not to blame.
+    `info["world_model_error"]` marks that the policy is not to blame. So does a page that cannot be trusted: when the
+    product of the predictions' confidences falls below `floor`, the dream ends and `info["untrusted"]` says why.
     """
 
-    def __init__(self, world_model: WorldModel, start_page: StartPages) -> None:
+    def __init__(self, world_model: WorldModel, start_page: StartPages, floor: float = 0.0) -> None:
         self.world_model = world_model
         self.start_page = start_page
+        self.floor = floor
+        self._trust = 1.0
         self._tabs: list[_DreamTab] = []
         self._current = 0
         self._actions: list[Action] = []
@@ -69,6 +72,7 @@ class DreamEnvironment:
         if start is None:
             raise MissingError(f"no start page was recorded for task {task.id!r}; explore it in its environment first")
         self._tabs, self._current, self._actions, self._seed = [_DreamTab(start)], 0, [], seed
+        self._trust = 1.0
         return start
 
     async def step(self, action: Action) -> StepResult:
@@ -123,6 +127,10 @@ class DreamEnvironment:
         if prediction.next_observation is None:
             why = prediction.error or "the world model gave no page"
             return StepResult(page, done=True, error=why, info={**info, "world_model_error": why})
+        self._trust *= 1.0 if prediction.confidence is None else prediction.confidence
+        if self._trust < self.floor:
+            why = f"the expected fidelity of the dream fell to {self._trust:.3f}, below {self.floor:g}"
+            return StepResult(page, done=True, info={**info, "untrusted": why})
         clicked = page.node(action.target) if action.kind == "click" and action.target is not None else None
         self._tab.visit(prediction.next_observation, submitted=action.enter or (clicked and clicked.role) == "button")
         return self._here(done=prediction.done, info=info)
@@ -157,13 +165,15 @@ class DreamEnvironment:
 
 
 def _info(prediction: Prediction) -> dict[str, Any]:
-    return {"dreamed": True, "tokens": prediction.tokens, "logprob": prediction.logprob}
+    found = {"dreamed": True, "tokens": prediction.tokens, "logprob": prediction.logprob}
+    return found if prediction.confidence is None else {**found, "confidence": prediction.confidence}
 
 
 class DreamSource:
     """`--env dream`: dreams made of another environment's tasks and start pages.
 
-    `context.services` must hold `world_model`, `start_page` (see `StartPages`) and `tasks`, the other environment.
+    `context.services` must hold `world_model`, `start_page` (see `StartPages`) and `tasks`, the other environment; it
+    may hold `fidelity_floor`, the expected fidelity at which dreams end.
     """
 
     def __init__(self, config: DreamConfig, context: PluginContext) -> None:
@@ -174,7 +184,7 @@ class DreamSource:
         """A new dream; cheap."""
         world_model = cast("WorldModel", self._service("world_model"))
         start_page = cast("StartPages", self._service("start_page"))
-        return DreamEnvironment(world_model, start_page)
+        return DreamEnvironment(world_model, start_page, float(self._services.get("fidelity_floor", 0.0)))
 
     def tasks(self, split: str, *, count: int, seed: int) -> list[Task]:
         """The tasks of the environment that is dreamed of."""
