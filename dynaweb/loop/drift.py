@@ -37,14 +37,15 @@ def chains(transitions: Iterable[Transition], *, longest: int) -> list[list[Tran
     found: list[list[Transition]] = []
     for transition in transitions:
         last = found[-1] if found else []
-        if last and len(last) < longest and _follows(last[-1], transition):
+        if last and len(last) < longest and follows(last[-1], transition):
             last.append(transition)
         else:
             found.append([transition])
     return found
 
 
-def _follows(before: Transition, after: Transition) -> bool:
+def follows(before: Transition, after: Transition) -> bool:
+    """Whether `after` goes on in the same episode on the very page that `before` led to."""
     same = before.task_id == after.task_id and before.info.get("episode") == after.info.get("episode")
     page = replace(after.observation, notice="")
     return same and replace(before.next_observation, notice="") == page

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dynaweb import events
 from dynaweb.errors import ConfigError, MissingError
+from dynaweb.loop.drift import follows
 from dynaweb.loop.fidelity import Graded, Probe, grade, measure, predictions, probes_of, rules_hold, transitions_of
 from dynaweb.loop.rules import needs_prediction
 from dynaweb.loop.stopping import MAX_ROWS, EarlyStop
@@ -145,12 +146,13 @@ class Questions:
 @dataclass(frozen=True, slots=True)
 class Material:
     """What a world model is made from and measured on. `known` is fitted, `real` are all transitions of those sites,
-    `away` those of the held-out sites that need a model (for early stopping)."""
+    `away` those of the held-out sites that need a model (for early stopping), `walks` the whole real episodes there."""
 
     known: list[Transition]
     real: list[Transition]
     away: list[Transition]
     questions: Questions
+    walks: list[Transition]
 
     @classmethod
     def of_episodes(cls, ws: Workspace, explored: Sequence[Trajectory], demos: Sequence[Trajectory]) -> Material:
@@ -159,7 +161,10 @@ class Material:
         extra = _extra(ws)
         known = [*modelled(fitted), *asked(extra)] if trains(ws) else []
         questions = Questions.of(known, fitted, held_out, demos)
-        return cls(known, [*transitions_of(fitted), *extra], modelled(held_out), questions)
+        here = {site_of(episode.task) for episode in fitted}
+        shown = transitions_of(demo for demo in demos if site_of(demo.task) not in here)
+        walks = [*shown, *transitions_of(held_out)]
+        return cls(known, [*transitions_of(fitted), *extra], modelled(held_out), questions, walks)
 
     @classmethod
     def of_store(cls, ws: Workspace, path: Path) -> Material:
@@ -171,13 +176,31 @@ class Material:
         real, away = split_by(items, site, ws.recipe.wm_fit.holdout, seed=ws.seed("holdout"))
         real = [*real, *_extra(ws)]
         known = asked(real) if trains(ws) else []
-        questions = Questions(new(probes(asked(away)), known), [], away)
-        return cls(known, real, asked(away), questions)
+        questions = Questions(new(probes_in(away), known), [], away)
+        return cls(known, real, asked(away), questions, away)
+
+    @classmethod
+    def for_evaluation(cls, path: Path) -> Material:
+        """A transition store of which nothing was fitted: all of it is asked about."""
+        from dynaweb.data.store import TransitionStore
+
+        items = list(TransitionStore(_checked_store(str(path))))
+        return cls([], [], asked(items), Questions(probes_in(items)[:MAX_PROBES], [], items), items)
 
 
 def probes(transitions: Sequence[Transition]) -> list[Probe]:
     """Questions without an expert's next action."""
     return [Probe(transition) for transition in transitions]
+
+
+def probes_in(transitions: Sequence[Transition]) -> list[Probe]:
+    """Questions among transitions in their order; the next action of the same episode is the one to be possible."""
+    following = [*transitions[1:], None]
+    return [
+        Probe(one, after.action if after is not None and follows(one, after) else None)
+        for one, after in zip(transitions, following, strict=True)
+        if needs_prediction(one.observation, one.action)
+    ]
 
 
 def new(found: Sequence[Probe], known: Sequence[Transition]) -> list[Probe]:
