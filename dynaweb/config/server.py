@@ -13,7 +13,7 @@ class Server(BaseModel):
     The key is read from the environment only; recipes, run folders and logs never hold it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     model: str = ""
     """Name of the model on the server, such as `openai/gpt-oss-120b`; empty = no server, the run's own model."""

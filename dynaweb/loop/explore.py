@@ -17,7 +17,9 @@ from dynaweb.loop.rollout import Episode, Rules, refuse_total_failure
 from dynaweb.loop.waves import play_in_waves
 
 if TYPE_CHECKING:
-    from dynaweb.loop.workspace import LoadedModel, Made, Workspace
+    from dynaweb.loop.workspace import Made, Workspace
+    from dynaweb.policy.formats import PromptFormat
+    from dynaweb.protocols import Engine
     from dynaweb.runs import Stage
 
 
@@ -64,17 +66,15 @@ def _players(ws: Workspace, sft: Made | None) -> PlayerFor:
         return lambda task: ExpertPlayer(ws.source.expert(task))
     if sft is None:
         raise ConfigError("explore.player is the SFT policy, which was not made; run that stage first")
-    policy = policy_player(ws, ws.load(sft.model))
+    model = ws.load(sft.model)
+    policy = loosened(ws, ws.engine(model), model.format)
     return lambda task: policy
 
 
-def policy_player(ws: Workspace, model: LoadedModel) -> Player:
+def loosened(ws: Workspace, engine: Engine, prompts: PromptFormat) -> Player:
     """A policy as exploration plays it: sampled, with random actions in between."""
     recipe = ws.recipe
     policy = ModelPolicy(
-        ws.engine(model),
-        model.format,
-        temperature=recipe.explore.temperature,
-        max_new_tokens=recipe.rl.max_new_tokens,
+        engine, prompts, temperature=recipe.explore.temperature, max_new_tokens=recipe.rl.max_new_tokens
     )
     return MixedPolicy(policy, recipe.explore.random)

@@ -13,7 +13,7 @@ from dynaweb.hookspecs import PluginSpec, hookimpl
 class FrozenConfig(BaseModel):
     """Settings of the frozen world model."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     form: Literal["delta", "page"] = "delta"
     """What the model is asked for: reasoning and edits, or the whole next page."""
