@@ -79,9 +79,11 @@ def test_bins_are_equal_in_size_and_ordered() -> None:
 
 
 def test_a_sound_page_is_of_the_right_kind_and_made_of_the_right_elements() -> None:
-    assert is_sound({"page_kind": 1.0, "role_f1": 0.8})
-    assert not is_sound({"page_kind": 0.0, "role_f1": 1.0})
-    assert not is_sound({"page_kind": 1.0, "role_f1": 0.79})
+    def sound(kind: float, roles: float, elements: float, fidelity: Any = "structure") -> bool:
+        return is_sound({"page_kind": kind, "role_f1": roles, "element_f1": elements}, fidelity)
+
+    assert sound(1.0, 0.9, 0.0) and not sound(0.0, 1.0, 1.0) and not sound(1.0, 0.89, 1.0)
+    assert sound(1.0, 0.9, 0.8, "content") and not sound(1.0, 1.0, 0.79, "content")
 
 
 class Walker:

@@ -1,4 +1,4 @@
-"""World models in whole runs and as stages alone, on the embedded sites without a browser, from the command line too."""
+"""World models in whole runs and as stages alone, on the embedded sites without a browser."""
 
 from __future__ import annotations
 
@@ -75,17 +75,25 @@ def store(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["delta", "full-state", "frozen-llm"])
-def test_a_run_with_each_world_model_from_the_command_line(name: str, tmp_path: Path, cli: Cli) -> None:
+def check_run(folder: Path, arms: list[dict[str, Any]], world_model: dict[str, Any], *, fitted: bool) -> None:
+    assert [arm["name"] for arm in arms] == ["sft", "dynaweb"]
+    assert (folder / "checkpoints" / "world-model").is_dir() == fitted
+    assert len(rows(folder, "world-model")) == (3 if fitted else 0)
+    assert {"Element recall", "Changed F1", "Tokens"} <= set(world_model)
+
+
+def test_a_run_with_another_world_model_from_the_command_line(tmp_path: Path, cli: Cli, cache: Path) -> None:
     sets = [word for one in SMALL for word in ("--set", one)]
-    done = cli("run", "--wm", name, *sets, "--out", "out", "--json", DYNAWEB_CACHE=str(tmp_path.parent / "runs"))
+    done = cli("run", "--wm", "full-state", *sets, "--out", "out", "--json", DYNAWEB_CACHE=str(cache))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)["results"]
-    assert [arm["name"] for arm in result["arms"]] == ["sft", "dynaweb"]
-    fitted = (tmp_path / "out" / "checkpoints" / "world-model").is_dir()
-    assert fitted == (name != "frozen-llm")
-    assert len(rows(tmp_path / "out", "world-model")) == (3 if fitted else 0)
-    assert {"Element recall", "Changed F1", "Tokens"} <= set(result["world_model"])
+    check_run(tmp_path / "out", result["arms"], result["world_model"], fitted=True)
+
+
+@pytest.mark.parametrize(("name", "more"), [("frozen-llm", ()), ("delta", ('wm.apply="llm"', "wm.history=2"))])
+def test_a_run_with_each_world_model(name: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    result = run(tmp_path / "out", *more, wm=name).results
+    check_run(tmp_path / "out", result["arms"], result["world_model"], fitted=name == "delta")
 
 
 def test_a_frozen_model_behind_a_server_dreams_and_its_cost_is_counted(tmp_path: Path) -> None:
@@ -102,14 +110,14 @@ def test_a_frozen_model_behind_a_server_dreams_and_its_cost_is_counted(tmp_path:
 
 
 def test_an_automatic_horizon_is_calibrated_and_ends_dreams(tmp_path: Path) -> None:
-    sets = ['dream.horizon="auto"', "dream.max_horizon=4", "wm_fit.steps=0", "rl.updates=1"]
-    sets += ["wm.max_new_tokens=200", "explore.episodes=48"]
+    sets = ['dream.horizon="auto"', "dream.max_horizon=4", "wm_fit.steps=0", "rl.updates=1", "rl.tasks=8"]
+    sets += ["wm.max_new_tokens=120", "explore.episodes=72", 'dream.fidelity="content"']
     run(tmp_path / "strict", *sets, "dream.fidelity_floor=1.0")
     found = rows(tmp_path / "strict", "fidelity")[0]["metrics"]
     assert 0 <= found["calibration.brier"] <= 1 and 0 < found["calibration.brier_of_base_rate"] <= 0.25
     strict = rows(tmp_path / "strict", "rl")[0]["metrics"]
     # No page can be trusted wholly: every dream ends at its first dreamed page, if it comes to one.
-    assert strict["untrusted"] > 0 and strict["untrusted"] == strict["dreamed_steps"] / 4
+    assert strict["untrusted"] > 0 and strict["untrusted"] == strict["dreamed_steps"] / 16
     run(tmp_path / "lax", *sets, "dream.fidelity_floor=0")
     assert rows(tmp_path / "lax", "rl")[0]["metrics"]["untrusted"] == 0
 
@@ -131,33 +139,38 @@ def test_collect_with_experts_and_random_actions(tmp_path: Path, store: Path) ->
     assert len(TransitionStore(tmp_path / "s.gz")) == len(shown)
 
 
-def test_fitting_on_a_store_alone_and_evaluating_on_another(tmp_path: Path, store: Path, cli: Cli) -> None:
+def test_fitting_on_a_store_alone_and_evaluating_on_another(
+    tmp_path: Path, store: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynaweb.loop.worldmodel.MAX_PROBES", 40)
+    monkeypatch.setattr("dynaweb.loop.wmeval.MAX_CHAINS", 8)
     fitted = dynaweb.fit_world_model("dynaweb", overrides=SMALL, data=store, out=tmp_path / "fit")
     assert fitted.weights is not None and fitted.metrics["n"] > 5
     assert not any(row.get("name") == "demos" for row in rows(tmp_path / "fit"))
-    shown = [word for one in (*SMALL, "wm.max_new_tokens=200") for word in ("--set", one)]
-    given = ("--data", str(store), "--weights", str(fitted.weights), *shown)
-    done = cli("wm", "eval", *given, "--horizon", "4", "--out", "eval", "--json")
-    assert done.returncode == 0, done.stderr
-    scores = json.loads(done.stdout)
-    assert {"all", "action click"} <= set(scores["one_step"]) and any(
-        "localhost" in name for name in scores["one_step"]
-    )
-    assert 1 < len(scores["steps"]) <= 4 and scores["seconds"] > 0
-    counts = [step["alive"]["n"] for step in scores["steps"]]
-    assert counts == sorted(counts, reverse=True)
-    kinds = [found["exact"]["n"] for name, found in scores["one_step"].items() if name.startswith("action ")]
-    assert sum(kinds) == scores["one_step"]["all"]["exact"]["n"]
+    longer = [*SMALL, "wm.max_new_tokens=120"]
+    given: dict[str, Any] = {"overrides": longer, "data": store, "weights": fitted.weights}
+    scores = dynaweb.evaluate_world_model("dynaweb", **given, horizon=4, out=tmp_path / "eval")
+    assert {"all", "action click"} <= set(scores.one_step) and any("localhost" in name for name in scores.one_step)
+    assert 1 < len(scores.steps) <= 4 and scores.seconds > 0
+    counts = [step["alive"].n for step in scores.steps]
+    assert counts == sorted(counts, reverse=True) and counts[0] == 8
+    kinds = [found["exact"].n for name, found in scores.one_step.items() if name.startswith("action ")]
+    assert sum(kinds) == scores.one_step["all"]["exact"].n == 40
+    assert "Brier score" in str(scores)
     written = json.loads((tmp_path / "eval" / "world-model.json").read_text())
-    assert written["one_step"] == scores["one_step"]
+    assert written["one_step"]["all"]["exact"]["n"] == 40 and len(written["steps"]) == len(scores.steps)
     page = (tmp_path / "eval" / "world-model.html").read_text()
-    assert "<polyline" in page or "<path" in page
-    assert "Fidelity by step of the dream" in page and "Reliability" in page
-    text = cli("wm", "show", *given, "--index", "1")
+    assert "Fidelity by step of the dream" in page and "Reliability" in page and "<svg" in page
+    sets = [word for one in longer for word in ("--set", one)]
+    text = cli("wm", "show", "--data", str(store), "--weights", str(fitted.weights), *sets, "--index", "1")
     assert text.returncode == 0 and text.stdout.startswith("page ")
     assert {line[:2] for line in text.stdout.splitlines()} & {"- ", "  "}
-    assert cli("wm", "show", *given, "--index", "9999").returncode == 2
-    assert cli("wm", "eval", "--data", "gone.jsonl.gz", *shown).returncode == 3
+    with pytest.raises(ConfigError, match="there is no 9999"):
+        dynaweb.show_prediction("dynaweb", **given, index=9999, out=tmp_path / "show")
+    with pytest.raises(MissingError, match="no transition store"):
+        dynaweb.evaluate_world_model(
+            "dynaweb", overrides=SMALL, weights=fitted.weights, data="gone", out=tmp_path / "g"
+        )
 
 
 def test_evaluating_what_the_recipe_fits(tmp_path: Path) -> None:

@@ -129,6 +129,9 @@ class Dream(Section):
     calibrated confidence, falls below `fidelity_floor`; the trajectory then gets no reward."""
     max_horizon: int = Field(default=8, ge=1)
     """Longest dream in steps with `horizon = "auto"`."""
+    fidelity: Literal["structure", "content"] = "structure"
+    """What an automatic horizon expects of a page of the right kind: `structure`, at least 0.9 of its elements by role
+    (names on pages never seen cannot be known), or `content`, at least 0.8 of its elements with names and values."""
     fidelity_floor: float = Field(default=0.5, ge=0, le=1)
     """Expected fidelity at which an automatic horizon ends a dream."""
     temperature: float = Field(default=0.7, ge=0)

@@ -79,7 +79,8 @@ async def score(ws: Workspace, model: LoadedModel, given: Material, *, horizon: 
     dreaming = ws.world_model(model, temperature=ws.recipe.dream.temperature, transitions=lambda: given.real)
     calibration, why = None, ""
     try:
-        calibration = await calibrate_on(dreaming, questions, seed=ws.seed("calibration"))
+        fidelity = ws.recipe.dream.fidelity
+        calibration = await calibrate_on(dreaming, questions, seed=ws.seed("calibration"), fidelity=fidelity)
     except ConfigError as error:
         why = str(error)
     steps = await _open_loop(ws, dreaming, given, horizon)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dynaweb.protocols import TrainableWorldModel
     from dynaweb.runs import Stage
     from dynaweb.types import Action, Observation, Trajectory, Transition
-    from dynaweb.worldmodels.confidence import Calibration
+    from dynaweb.worldmodels.confidence import Calibration, Fidelity
 
 FIDELITY = "fidelity.json"
 CALIBRATION = "calibration.json"
@@ -70,7 +70,7 @@ async def _stage(ws: Workspace, material: Callable[[], Material], **upstream: An
     settings = ["wm", "wm_fit.holdout", *([f"wm_fit.{name}" for name in FIT_SETTINGS] if trains(ws) else ())]
     extra: dict[str, Any] = {"data": _file_key(Path(ws.recipe.wm_fit.data))} if ws.recipe.wm_fit.data else {}
     if ws.recipe.dream.horizon == "auto":
-        extra["calibrated_at"] = ws.recipe.dream.temperature
+        extra["calibrated"] = [ws.recipe.dream.temperature, ws.recipe.dream.fidelity]
     key = ws.key(*settings, trains=trains(ws), model=ws.model_key, **upstream, **extra)
     told = ws.recipe.settings("run.seed", "wm", "wm_fit")
     made = await ws.stage("world-model", key, body, settings=told, resumable=True)
@@ -285,19 +285,27 @@ async def _calibrate(ws: Workspace, stage: Stage, model: LoadedModel, given: Mat
         ws.world_model(model, temperature=ws.recipe.dream.temperature, transitions=lambda: given.real),
         given.questions.unseen,
         seed=ws.seed("calibration"),
+        fidelity=ws.recipe.dream.fidelity,
     )
     write_json(stage.folder / CALIBRATION, found.data())
     return {"calibration.brier": found.brier, "calibration.brier_of_base_rate": found.brier_of_base_rate}
 
 
-async def calibrate_on(world_model: Any, questions: Sequence[Probe], *, seed: int) -> Calibration:
+async def calibrate_on(
+    world_model: Any, questions: Sequence[Probe], *, seed: int, fidelity: Fidelity = "structure"
+) -> Calibration:
     """The calibration of a world model on questions that it was not fitted on."""
     from dynaweb.data.inspect import site_of as site
     from dynaweb.worldmodels.confidence import Case, calibrate, is_sound
 
     answers = await predictions(world_model, questions, seed=seed)
     cases = [
-        Case(answer.logprob, answer.tokens // answer.attempts, is_sound(grade(probe, answer)), site(probe.transition))
+        Case(
+            answer.logprob,
+            answer.tokens // answer.attempts,
+            is_sound(grade(probe, answer), fidelity),
+            site(probe.transition),
+        )
         for probe, answer in zip(questions, answers, strict=True)
         if answer.next_observation is not None
     ]

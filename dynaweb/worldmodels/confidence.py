@@ -1,9 +1,10 @@
 """How far a dreamed page can be trusted: the model's own confidence, calibrated against measured fidelity.
 
-A dreamed page is *sound* when it is of the right kind and at least `SOUND` of its elements, by role, are right: names
-and prices of pages never seen cannot be known, and need not be. A logistic regression maps what the model's answer
-tells about itself (mean log-probability of its tokens, their number) to the probability that its page is sound. Of a
-dream, the product over its dreamed steps is the expected fidelity: one unsound page spoils the rest.
+A dreamed page is *sound* when it is of the right kind and its elements are right: at least 0.9 of them by role
+(`structure`: names and prices of pages never seen cannot be known), or 0.8 of them wholly (`content`). A logistic
+regression maps what the model's answer tells about itself (mean log-probability of its tokens, their number) to the
+probability that its page is sound. Of a dream, the product over its dreamed steps is the expected fidelity: one unsound
+page spoils the rest.
 
 Reliability and the Brier score (Brier, 1950) are out of sample: each fold of sites is predicted by a regression on the
 others. The score of always saying the share of sound pages stands beside it; a confidence that knows nothing has that.
@@ -15,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dynaweb.errors import ConfigError
 from dynaweb.types import Action, Observation, Prediction
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 
     from dynaweb.protocols import WorldModel
 
-SOUND = 0.8
-"""Role F1 from which a page of the right kind counts as sound."""
+Fidelity = Literal["structure", "content"]
+SOUND: Mapping[Fidelity, tuple[str, float]] = {"structure": ("role_f1", 0.9), "content": ("element_f1", 0.8)}
+"""The measure that decides whether a page of the right kind is sound, and from where on it is."""
 FEWEST = 20
 """Pages that a calibration needs at least."""
 FOLDS = 5
@@ -90,9 +92,10 @@ class Calibration:
         return cls(**plain)
 
 
-def is_sound(graded: Mapping[str, float | None]) -> bool:
+def is_sound(graded: Mapping[str, float | None], fidelity: Fidelity = "structure") -> bool:
     """Whether a page with these measures (`dynaweb.loop.fidelity.grade`) can be dreamed on."""
-    return bool(graded["page_kind"]) and (graded["role_f1"] or 0.0) >= SOUND
+    name, least = SOUND[fidelity]
+    return bool(graded["page_kind"]) and (graded[name] or 0.0) >= least
 
 
 def calibrate(cases: Sequence[Case]) -> Calibration:
