@@ -11,7 +11,8 @@ import json
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
@@ -86,12 +87,17 @@ def _first_party() -> Iterator[tuple[Kind, Any]]:
 def _table(model: type[BaseModel]) -> str:
     if not model.model_fields:
         return "No settings."
+    return "\n".join(["| setting | type | default | meaning |", "| --- | --- | --- | --- |", *_rows(model)])
+
+
+def _rows(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     meanings = _docstrings(model)
-    rows = [
-        f"| `{name}` | {_type(field)} | {_default(field)} | {_cell(meanings[name])} |"
-        for name, field in model.model_fields.items()
-    ]
-    return "\n".join(["| setting | type | default | meaning |", "| --- | --- | --- | --- |", *rows])
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _rows(inner, f"{prefix}{name}.")
+        else:
+            yield f"| `{prefix}{name}` | {_type(field)} | {_default(field)} | {_cell(meanings[name])} |"
 
 
 def _own(model: type[BaseModel]) -> str:
@@ -112,11 +118,24 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
 
 def _type(field: FieldInfo) -> str:
     kind = field.annotation
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_alternative(part) for part in get_args(kind))
     text = kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else str(kind)
     if text.startswith("typing.Literal"):
         text = text.removeprefix("typing.Literal").strip("[]").replace("'", '"')
     limits = [f"{sign} {value}" for sign, value in _limits(field)]
     return f"`{_bar(text.replace('typing.', ''))}`" + (f", {' and '.join(limits)}" if limits else "")
+
+
+def _alternative(kind: Any) -> str:
+    """One type of a union: a plain type, a literal, or a type with limits."""
+    if kind is NoneType:
+        return "none"
+    if get_origin(kind) is Annotated:
+        inner, *notes = get_args(kind)
+        limits = [f"{sign} {value}" for note in notes for sign, value in _limits(note)]
+        return f"`{inner.__name__}`" + (f", {' and '.join(limits)}," if limits else "")
+    return f"`{_bar(', '.join(map(json.dumps, get_args(kind))) if get_origin(kind) is Literal else kind.__name__)}`"
 
 
 def _limits(field: FieldInfo) -> Iterator[tuple[str, Any]]:

@@ -78,12 +78,15 @@ class PluginContext:
 
 @runtime_checkable
 class WorldModel(Protocol):
-    """Predicts the next page from a page and an action."""
+    """Predicts the next page from a page and an action, and may look at the goal and the actions before."""
 
     async def predict(
-        self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = ()
+        self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = (), goal: str = ""
     ) -> Prediction:
-        """Dream one step. Never raises for malformed model output: that is `Prediction.error`."""
+        """Dream one step. Never raises for malformed model output: that is `Prediction.error`.
+
+        `history` are the actions before, oldest first; `goal` is the task in words, '' where there is none.
+        """
         ...
 
 

@@ -40,7 +40,7 @@ class Model:
         self.asked: list[Action] = []
 
     async def predict(
-        self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = ()
+        self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = (), goal: str = ""
     ) -> Prediction:
         self.asked.append(action)
         return Prediction(self.page, error="" if self.page else "line 2 is not a script line", tokens=7)
@@ -199,7 +199,7 @@ def test_dreams_of_one_seed_are_the_same_world() -> None:
 
     class Seeds(Model):
         async def predict(
-            self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = ()
+            self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = (), goal: str = ""
         ) -> Prediction:
             self.asked.append(action)
             seeds.append(seed)

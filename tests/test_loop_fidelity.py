@@ -23,7 +23,7 @@ BUY = Action("click", 2, target_role="button", target_name="Check out")
 
 def test_a_perfect_page_is_perfect_in_every_measure() -> None:
     graded = grade(Probe(Transition(HOME, GO, CART), BUY), Prediction(CART, tokens=9))
-    assert graded.pop("tokens") == 9 and graded.pop("invalid") == 0
+    assert graded.pop("tokens") == 9 and graded.pop("invalid") == 0 and graded.pop("attempts") == 1
     assert set(graded.values()) == {1.0}
 
 
@@ -39,6 +39,53 @@ def test_an_unreadable_answer_is_wrong_and_measures_that_do_not_apply_are_none()
     assert (graded["invalid"], graded["element_f1"], graded["heading"], graded["next_action"]) == (1.0, 0.0, 0.0, None)
     assert grade(Probe(Transition(CART, GO, HOME)), Prediction(HOME))["heading"] is None
     assert grade(Probe(Transition(HOME, GO, CART), Action("stop")), Prediction(CART))["next_action"] is None
+
+
+def with_node(page: Observation, number: int, **changes: object) -> Observation:
+    nodes = list(page.nodes)
+    nodes[number - 1] = replace(nodes[number - 1], **changes)  # type: ignore[arg-type]
+    return replace(page, nodes=tuple(nodes))
+
+
+def changed(before: Observation, real: Observation, dreamed: Observation) -> tuple[float | None, float | None]:
+    graded = grade(Probe(Transition(before, GO, real)), Prediction(dreamed))
+    return graded["changed_precision"], graded["changed_recall"]
+
+
+def test_what_changed_counts_what_came_and_what_went() -> None:
+    same_link = replace(CART, nodes=(HOME.nodes[0], CART.nodes[0]))
+    assert changed(HOME, same_link, with_node(same_link, 2, name="Basket")) == (0.5, 0.5)
+    assert changed(HOME, CART, CART) == (1.0, 1.0)
+    assert changed(HOME, HOME, HOME) == (1.0, 1.0)
+    # Nothing predicted where something changed, and a change that is not there.
+    assert changed(HOME, CART, HOME) == (0.0, 0.0)
+    assert changed(HOME, HOME, with_node(HOME, 2, value="abc")) == (0.0, 0.0)
+    unread = grade(Probe(Transition(HOME, GO, HOME)), Prediction(None, error="?"))
+    assert (unread["changed_f1"], unread["element_recall"], unread["exact"]) == (0.0, 0.0, 0.0)
+
+
+def test_precision_and_recall_tell_missing_from_invented() -> None:
+    more = replace(CART, nodes=(*CART.nodes, Node(3, "link", "Cart"), Node(4, "text", "?")))
+    graded = grade(Probe(Transition(HOME, GO, CART)), Prediction(more))
+    assert (graded["element_precision"], graded["element_recall"]) == (0.5, 1.0)
+    graded = grade(Probe(Transition(HOME, GO, more)), Prediction(CART))
+    assert (graded["element_precision"], graded["element_recall"]) == (1.0, 0.5)
+
+
+def test_the_heading_is_the_one_that_the_page_before_did_not_have() -> None:
+    shop = Node(1, "heading", "Shop")
+    before = replace(HOME, nodes=(shop, *HOME.nodes))
+    real = replace(CART, nodes=(shop, *CART.nodes))
+    dreamed = replace(CART, nodes=(shop, Node(2, "heading", "Basket")))
+    assert grade(Probe(Transition(before, GO, real)), Prediction(dreamed))["heading"] == 0.0
+    assert grade(Probe(Transition(before, GO, real)), Prediction(real))["heading"] == 1.0
+
+
+def test_transitions_tell_what_came_before_and_whether_the_environment_ended_there() -> None:
+    played = replace(episode(Step(HOME, TYPE), Step(HOME, GO, error="no"), Step(HOME, GO)), end="terminal")
+    first, last = transitions_of([played])
+    assert (first.info["history"], first.info["step"], "done" in first.info) == ((), 0, False)
+    assert (last.info["history"], last.info["step"], last.info["done"]) == ((TYPE,), 2, True)
 
 
 def test_f1_counts_duplicates() -> None:

@@ -14,7 +14,7 @@ from dynaweb.loop.evaluate import SUCCESS
 from dynaweb.loop.experts import Experts, expert_rollout, replaced, with_tokens
 from dynaweb.loop.players import ModelPolicy
 from dynaweb.loop.rollout import Episode, Finish, Rules, play_all
-from dynaweb.loop.verdicts import asked, judge_all, world_model_error
+from dynaweb.loop.verdicts import asked, judge_all, untrusted, world_model_error
 from dynaweb.seeding import derive
 from dynaweb.types import Task, Trajectory
 
@@ -113,6 +113,7 @@ def measures(trajectories: Sequence[Trajectory], advantages: Sequence[float]) ->
         "yes_rate": _mean([float((t.reward or 0.0) >= SUCCESS) for t in judged]),
         "invalid_rate": sum(t.end == "invalid" for t in played) / count,
         "world_model_errors": sum(bool(world_model_error(t)) for t in played) / count,
+        "untrusted": sum(bool(untrusted(t)) for t in played) / count,
         "infrastructure": float(sum(t.end == "infrastructure" for t in played)),
         "expert_share": (len(trajectories) - len(played)) / max(1, len(trajectories)),
         "steps": float(sum(len(t.steps) for t in played)),

@@ -21,18 +21,22 @@ from dynaweb.loop.curriculum import Schedule, outcomes_of
 from dynaweb.loop.demos import rl_tasks
 from dynaweb.loop.evaluate import SUCCESS, judge_errors, play_greedily, successes, summary
 from dynaweb.loop.experts import by_task, rows_of
+from dynaweb.loop.explore import loosened
 from dynaweb.loop.groups import Place, Rollouts, measures, scaled
 from dynaweb.loop.history import History
 from dynaweb.loop.players import ModelPolicy
+from dynaweb.loop.refresh import KEYS, Refresher
 from dynaweb.loop.rollout import Rules, refuse_total_failure
 from dynaweb.loop.rows import dealt, logprobs, part_of, step_rows, weighted
 from dynaweb.loop.tasks import StartPages
 from dynaweb.loop.training import new_trainer, resume
 from dynaweb.loop.verdicts import grading, judge_all
 from dynaweb.loop.workspace import EPISODES
+from dynaweb.loop.worldmodel import calibration_of, real_transitions
 from dynaweb.protocols import PluginContext, TokenRow
 from dynaweb.runs import write_json
 from dynaweb.types import Task, Trajectory
+from dynaweb.worldmodels.confidence import Trusted
 
 if TYPE_CHECKING:
     from dynaweb.backends.policy_loss import Logps
@@ -114,6 +118,7 @@ def rl_key(ws: Workspace, given: Ingredients, mode: Mode, *, done: int | None = 
     parts = ["reward", "env", "dream", "data.max_best_steps", *(f"rl.{name}" for name in MATTERS)]
     parts += ["opt", "rl.negative_scale"] if mode == "policy" else []
     parts += ["wm"] if ws.dreams else ["web.contexts"]
+    parts += [*KEYS, "web.contexts"] if ws.dreams and recipe.wm_fit.refresh_every else []
     extra: dict[str, object] = {} if done is None else {"done": done}
     if recipe.rl.validate_every:
         parts += ["rl.validate_every", "eval.steps", "controls.sft_validation", "web.contexts"]
@@ -145,7 +150,9 @@ class _Learner:
         self.bc_rows = rows_of(
             [e for found in by_task(given.demos.episodes()).values() for e in found], self.model.format
         )
-        self.place = _place(ws, given)
+        dreamer = _dreamer(ws, given)
+        self.place = _place(ws, given, dreamer)
+        self.refresher = _refresher(ws, given, dreamer)
         self.schedule = _schedule(ws, given, [found[0].task for found in experts.values()])
         self.rollouts = Rollouts(
             self.rl,
@@ -186,12 +193,16 @@ class _Learner:
         first = done = self._steps_done()
         if resumed:
             self.history = History.load(self.stage.scratch, updates=first)
+            if self.refresher is not None:
+                self.refresher.load(self.stage.scratch, first)
         advance = self.ws.progress(self.name, self.rl.updates, "updates", done=first)
         try:
             for update in range(first, self.rl.updates):
                 await self._update(update)
                 if self.rl.validate_every > 0 and (update + 1) % self.rl.validate_every == 0:
                     await self._validate(update)
+                if self.refresher is not None:
+                    await self.refresher.after(update + 1, loosened(self.ws, self.engine, self.model.format))
                 done = update + 1
                 advance(reward=self.history.rewards[-1])
                 if done % self.rl.checkpoint_every == 0 and done < self.rl.updates:
@@ -209,6 +220,8 @@ class _Learner:
     def finish(self, stage: Stage, done: int) -> None:
         """Write weights, rollouts and the number of updates into the folder of a stage."""
         self.model.save(stage.folder)
+        if self.refresher is not None:
+            self.refresher.finish(stage.folder)
         self._collect(stage, done)
         write_json(stage.folder / UPDATES, {"done": done, "planned": self.rl.updates})
 
@@ -224,7 +237,11 @@ class _Learner:
     def _checkpoint(self) -> None:
         # The trainer's file is the last to change: what stands beside it is at least as new, and cut back when read.
         self.history.save(self.stage.scratch)
+        if self.refresher is not None:
+            self.refresher.save(self.stage.scratch, self._steps_done())
         self.trainer.save(self.stage.scratch)
+        if self.refresher is not None:
+            self.refresher.tidy(self.stage.scratch, self._steps_done())
         self.ws.remember_cost(self.stage)
 
     async def _update(self, update: int) -> None:
@@ -339,20 +356,38 @@ def _optimizer(ws: Workspace) -> PolicyOptimizer:
     return cast("PolicyOptimizer", ws.plugins.create("opt", choice.name, choice.config, context))
 
 
-def _place(ws: Workspace, given: Ingredients) -> Place:
+def _place(ws: Workspace, given: Ingredients, model: LoadedModel | None) -> Place:
     """The seam: dreams from recorded start pages, or the task environment itself."""
     dream = ws.recipe.dream
     if not ws.dreams:
-        rules = Rules(dream.horizon, source="real", invalid_ends=dream.invalid_ends)
+        rules = Rules(dream.longest, source="real", invalid_ends=dream.invalid_ends)
         return Place(ws.source.environment, ws.recipe.web.contexts, rules, grading(ws.source))
     if given.explored is None or given.world_model is None:
         raise ConfigError("dreams need explored start pages and a world model; run those stages first")
-    weights = given.world_model.model
-    model: LoadedModel = ws.load(weights) if weights.is_dir() else ws.base
-    starts = StartPages([*given.explored.episodes(), *given.demos.episodes()])
-    make = ws.dream_environment(ws.world_model(model, temperature=dream.temperature), starts)
-    rules = Rules(dream.horizon, source="dream", invalid_ends=dream.invalid_ends)
+    explored = given.explored.episodes()
+    starts = StartPages([*explored, *given.demos.episodes()])
+    world_model = ws.world_model(
+        model or ws.base, temperature=dream.temperature, transitions=lambda: real_transitions(ws, explored)
+    )
+    auto = dream.horizon == "auto"
+    trusted = Trusted(world_model, calibration_of(given.world_model)) if auto else world_model
+    make = ws.dream_environment(trusted, starts, floor=dream.fidelity_floor if auto else 0.0)
+    rules = Rules(dream.longest, source="dream", invalid_ends=dream.invalid_ends)
     return Place(make, ws.recipe.rl.tasks * ws.recipe.rl.n, rules)
+
+
+def _dreamer(ws: Workspace, given: Ingredients) -> LoadedModel | None:
+    """The fitted world model's weights; a copy of the base where it is to be refreshed, None where the base serves."""
+    fitted = given.world_model.model if given.world_model is not None else None
+    if fitted is not None and fitted.is_dir():
+        return ws.load(fitted)
+    return ws.load() if ws.dreams and ws.recipe.wm_fit.refresh_every else None
+
+
+def _refresher(ws: Workspace, given: Ingredients, model: LoadedModel | None) -> Refresher | None:
+    if not ws.recipe.wm_fit.refresh_every or model is None or given.explored is None:
+        return None
+    return Refresher(ws, model, real_transitions(ws, given.explored.episodes()))
 
 
 def _schedule(ws: Workspace, given: Ingredients, demonstrated: Sequence[Task]) -> Schedule:

@@ -48,9 +48,9 @@ def grading(source: TaskSource) -> Finish:
 async def judge_all(judge: Judge, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """Score every trajectory: copies that carry judgement and reward.
 
-    A failure of the infrastructure, and a dream that ended because its world model wrote no page, get no reward: the
-    policy is not to blame. An episode that reached its last step, or that an invalid action ended, gets 0 without
-    asking the judge. Everything else gets the judge's score.
+    A failure of the infrastructure, and a dream that ended because its world model wrote no page or could no longer be
+    trusted, get no reward: the policy is not to blame. An episode that reached its last step, or that an invalid action
+    ended, gets 0 without asking the judge. Everything else gets the judge's score.
     """
     return list(await asyncio.gather(*(judge_one(judge, trajectory) for trajectory in trajectories)))
 
@@ -68,7 +68,10 @@ def ungraded(trajectory: Trajectory) -> Judgement | None:
     if trajectory.end == "infrastructure":
         return Judgement(None, why=f"infrastructure: {trajectory.info.get('failure', 'unknown failure')}")
     error = world_model_error(trajectory)
-    return Judgement(None, why=f"the world model wrote no page: {error}") if error else None
+    if error:
+        return Judgement(None, why=f"the world model wrote no page: {error}")
+    why = untrusted(trajectory)
+    return Judgement(None, why=why) if why else None
 
 
 def unfinished(trajectory: Trajectory) -> Judgement | None:
@@ -90,3 +93,8 @@ def asked(trajectory: Trajectory) -> bool:
 def world_model_error(trajectory: Trajectory) -> str:
     """Why the world model ended this dream, or ''."""
     return str(trajectory.steps[-1].info.get("world_model_error", "")) if trajectory.steps else ""
+
+
+def untrusted(trajectory: Trajectory) -> str:
+    """Why an automatic horizon ended this dream, or ''."""
+    return str(trajectory.steps[-1].info.get("untrusted", "")) if trajectory.steps else ""

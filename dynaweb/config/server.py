@@ -1,0 +1,37 @@
+"""Settings of an OpenAI-compatible server, for every plugin that can use one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Server(BaseModel):
+    """A model behind an OpenAI-compatible `/chat/completions` (vLLM, SGLang, llama.cpp, Ollama, a vendor).
+
+    The key is read from the environment only; recipes, run folders and logs never hold it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    model: str = ""
+    """Name of the model on the server, such as `openai/gpt-oss-120b`; empty = no server, the run's own model."""
+    base_url: str = ""
+    """Address of the API, such as `http://localhost:8000/v1`; empty = the vendor's."""
+    key_variable: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key. Servers on this machine need none."""
+    concurrency: int = Field(default=16, ge=1)
+    """Requests in flight at once."""
+    timeout: float = Field(default=120.0, gt=0)
+    """Seconds that one request may take."""
+    retries: int = Field(default=5, ge=0)
+    """Further attempts after a failure that may pass (busy, overloaded, unreachable), with growing pauses."""
+    logprobs: bool = True
+    """Ask for log-probabilities, which the adaptive horizon of dreams and soft verdicts need."""
+    token_limit: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """What the server calls the limit of new tokens."""
+    price_in: float = Field(default=0.0, ge=0)
+    """Price of a million prompt tokens, in any currency, for the cost counter."""
+    price_out: float = Field(default=0.0, ge=0)
+    """Price of a million new tokens."""
