@@ -138,6 +138,9 @@ class Dream(Section):
     """Sampling temperature of the world model."""
     invalid_ends: bool = True
     """An action that cannot be parsed or done ends the dream with reward 0."""
+    lacking: Literal["zero", "ungraded"] = "zero"
+    """Reward of a dream that ends on an invalid action which names something of the goal that the dreamed page lacks:
+    0 like any invalid action, or none, since what an unknown page lists cannot be predicted."""
     one_world: bool = True
     """Rollouts of a group dream in the same world: the same action on the same page leads to the same next page, as on
     a real site, and is computed once. False: every rollout samples its own."""

@@ -14,7 +14,7 @@ from dynaweb.loop.evaluate import SUCCESS
 from dynaweb.loop.experts import Experts, expert_rollout, replaced, with_tokens
 from dynaweb.loop.players import ModelPolicy
 from dynaweb.loop.rollout import Episode, Finish, Rules, play_all
-from dynaweb.loop.verdicts import asked, judge_all, untrusted, world_model_error
+from dynaweb.loop.verdicts import asked, judge_all, lacking, untrusted, world_model_error
 from dynaweb.seeding import derive
 from dynaweb.types import Task, Trajectory
 
@@ -47,6 +47,8 @@ class Rollouts:
     experts: Experts
     one_world: bool = True
     """Rollouts of a group meet the same world: the same action on the same page leads to the same next page."""
+    spare: bool = False
+    """No reward where a dream lacked what the goal names."""
 
     async def of_update(
         self, update: int, tasks: Sequence[Task], on_done: Callable[[Trajectory], None] | None = None
@@ -65,7 +67,7 @@ class Rollouts:
             finish=self.place.finish,
             on_done=on_done,
         )
-        judged = iter(await judge_all(self.judge, played))
+        judged = iter(await judge_all(self.judge, played, spare=self.spare))
         return [self._expert(update, *item) if item[:2] in given else next(judged) for item in plan]
 
     def _given(self, update: int, place: int, task: Task) -> frozenset[int]:
@@ -113,6 +115,7 @@ def measures(trajectories: Sequence[Trajectory], advantages: Sequence[float]) ->
         "yes_rate": _mean([float((t.reward or 0.0) >= SUCCESS) for t in judged]),
         "invalid_rate": sum(t.end == "invalid" for t in played) / count,
         "world_model_errors": sum(bool(world_model_error(t)) for t in played) / count,
+        "lacking": sum(bool(lacking(t)) for t in played) / count,
         "untrusted": sum(bool(untrusted(t)) for t in played) / count,
         "infrastructure": float(sum(t.end == "infrastructure" for t in played)),
         "expert_share": (len(trajectories) - len(played)) / max(1, len(trajectories)),

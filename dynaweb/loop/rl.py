@@ -163,6 +163,7 @@ class _Learner:
             ws.lockstep,
             experts if self.rl.expert_share > 0 else {},
             ws.recipe.dream.one_world,
+            ws.recipe.dream.lacking == "ungraded",
         )
         self.optimizer = _optimizer(ws)
         self.trainer = self._trainer(self.model)
