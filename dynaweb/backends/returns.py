@@ -100,6 +100,6 @@ def unchain(batch: CreditInput, joined: Sequence[Sequence[float]]) -> list[list[
     return out
 
 
-def means(joined: Sequence[Sequence[float]]) -> list[float]:
-    """The mean of each chain, 0 for an empty one."""
-    return [math.fsum(chain) / len(chain) if chain else 0.0 for chain in joined]
+def peaks(joined: Sequence[Sequence[float]]) -> list[float]:
+    """The number of largest size of each chain, 0 for an empty one: 0 means that nothing in it moves."""
+    return [max(chain, key=abs, default=0.0) for chain in joined]
