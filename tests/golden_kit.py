@@ -112,9 +112,7 @@ def _agg(hyper: dict[str, Any]) -> dict[str, Any]:
 def _gspo(hyper: dict[str, Any]) -> Gspo:
     level = "trajectory" if hyper["ratio_level"] == "trajectory" else "token"
     kl = {"beta": hyper["beta"], "kl": hyper.get("kl", "k3")}
-    return Gspo(
-        GspoConfig(level=level, log_ratio_max=hyper["log_ratio_clip"][1], **kl, **_clip(hyper), **_adv(hyper))
-    )
+    return Gspo(GspoConfig(level=level, log_ratio_max=hyper["log_ratio_clip"][1], **kl, **_clip(hyper), **_adv(hyper)))
 
 
 def _grpo(hyper: dict[str, Any]) -> Grpo:
@@ -141,9 +139,7 @@ def _rloo(hyper: dict[str, Any]) -> Rloo:
     more = _clip(hyper) if hyper["surrogate"] == "clip" else {}
     more |= {"level": "trajectory" if hyper["ratio_level"] == "trajectory_sum" else "token"}
     more |= {name: hyper["adv"][name] for name in ("singleton", "zero_var_tol")}
-    return Rloo(
-        RlooConfig(surrogate=hyper["surrogate"], kl_coef=hyper.get("kl_in_reward", 0.0), **_agg(hyper), **more)
-    )
+    return Rloo(RlooConfig(surrogate=hyper["surrogate"], kl_coef=hyper.get("kl_in_reward", 0.0), **_agg(hyper), **more))
 
 
 def _reinforce_pp(hyper: dict[str, Any]) -> ReinforcePp:
@@ -248,8 +244,7 @@ class GoldenBatch:
     def __post_init__(self) -> None:
         kept = self.credit.kept or [True] * len(self.case["rows"])
         self.rows = [
-            {**row, "mask": [m and use for m in row["mask"]]}
-            for row, use in zip(self.case["rows"], kept, strict=True)
+            {**row, "mask": [m and use for m in row["mask"]]} for row, use in zip(self.case["rows"], kept, strict=True)
         ]
         index = {trajectory["id"]: i for i, trajectory in enumerate(self.case["trajectories"])}
         self.trajectory = [index[row["traj"]] for row in self.rows]

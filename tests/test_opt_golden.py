@@ -57,7 +57,9 @@ def test_credit(case: dict[str, Any], dtype: str, tolerance: Tolerance) -> None:
         assert sorted(optimizer.anchors(given)) == sorted(want["anchor_partition"])
     if "token_advantages" in want:
         returns = golden.optimizer_of(case).returns(given)
-        close(flat([laid_out(*pair) for pair in zip(rows, returns, strict=True)]), flat(want["token_returns"]), tolerance)
+        close(
+            flat([laid_out(*pair) for pair in zip(rows, returns, strict=True)]), flat(want["token_returns"]), tolerance
+        )
         assert found.tokens is not None
         laid = [laid_out(*pair) for pair in zip(rows, found.tokens, strict=True)]
         close(flat(laid), flat(want["token_advantages"]), tolerance)
@@ -127,7 +129,9 @@ def test_value_loss(case: dict[str, Any], dtype: str, tolerance: Tolerance) -> N
         for value in values:
             value.grad = None
         for part in split:
-            out = golden.optimizer_of(case).critic_loss(_value_input([rows[i] for i in part], values, part, states, kind))
+            out = golden.optimizer_of(case).critic_loss(
+                _value_input([rows[i] for i in part], values, part, states, kind)
+            )
             out.loss.backward()
             loss, clipped = loss + out.loss.item(), clipped + out.metrics["value_clip_frac_sum"]
         close([loss], [case["expected"]["value_loss"]], tolerance)
@@ -170,7 +174,11 @@ def test_kl_estimators(case: dict[str, Any], dtype: str, tolerance: Tolerance) -
         close(logp.grad.tolist(), want["grad_of_mean"], tolerance)
         if not any(limits.values()):
             pairs = (agent(case, "logp_new", kind), agent(case, "logp_ref", kind))
-            close(penalties(*pairs, estimator), [v for v, m in zip(want["values"], case["mask"], strict=True) if m], tolerance)
+            close(
+                penalties(*pairs, estimator),
+                [v for v, m in zip(want["values"], case["mask"], strict=True) if m],
+                tolerance,
+            )
 
 
 @pytest.mark.parametrize(("case", "dtype", "tolerance"), _kl_cases(True))
@@ -212,7 +220,8 @@ def test_webrl_of_the_paper(case: dict[str, Any], dtype: str, tolerance: Toleran
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype", "tolerance"), [case for case in _webrl_cases("paper") if "critic_loss" in case.values[0]["expected"]]
+    ("case", "dtype", "tolerance"),
+    [case for case in _webrl_cases("paper") if "critic_loss" in case.values[0]["expected"]],
 )
 def test_webrl_critic(case: dict[str, Any], dtype: str, tolerance: Tolerance) -> None:
     optimizer = golden.optimizer_of(case)

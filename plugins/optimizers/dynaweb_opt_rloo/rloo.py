@@ -36,9 +36,7 @@ class Rloo:
     def advantages(self, rewards: Sequence[float | None], groups: Sequence[str]) -> list[float]:
         """Reward - mean reward of the other members of the group; None rewards leave the group and get 0."""
         c = self.config
-        found = group_advantages(
-            rewards, groups, baseline="loo", singleton=c.singleton, zero_var_tol=c.zero_var_tol
-        )
+        found = group_advantages(rewards, groups, baseline="loo", singleton=c.singleton, zero_var_tol=c.zero_var_tol)
         return found.advantages
 
     def credit(self, batch: CreditInput) -> Credit:
