@@ -125,7 +125,10 @@ class Credit:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def scaled(self, negative: float) -> Credit:
-        """A copy whose negative advantages are multiplied by `negative`."""
+        """A copy whose negative advantages are multiplied by `negative`.
+
+        Made smaller where successes are few: most tokens then have a negative one, and `stop` would die out.
+        """
         if not self.scalable or negative == 1.0:
             return self
 
