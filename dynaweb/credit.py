@@ -4,8 +4,8 @@ The least that an optimizer does is `PolicyOptimizer.advantages`: one number per
 One that needs more (values of a critic, a reference policy, pages, step rewards) has `credit` and `wants` too, and may
 answer with a number per row or per token. Nothing here imports torch; sequences hold one number per agent token.
 
-Words: a *row* is one step of a trajectory, its *agent tokens* are what the policy said in it. Observation tokens are not
-part of any sequence here, so that discounts, values and means cannot run over them.
+Words: a *row* is one step of a trajectory, its *agent tokens* are what the policy said in it. Observation tokens are
+not part of any sequence here, so that discounts, values and means cannot run over them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class CriticSpec:
     """A critic that the backend hosts: a copy of the policy's body with a head of its own, trained beside the policy.
 
-    `outputs` numbers per state; the states are those before each agent token (`at` "tokens") or before each row ("rows").
-    `lr` is its own peak learning rate, with the policy's warm-up and decay; `max_grad_norm` its own clipping.
+    `outputs` numbers per state; the states are those before each agent token (`at` "tokens") or before each row
+    ("rows"). `lr` is its own peak learning rate, with the policy's warm-up and decay; `max_grad_norm` its own clipping.
     """
 
     lr: float

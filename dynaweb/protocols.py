@@ -161,8 +161,8 @@ class LossInput:
     `tokens_N` counts agent tokens of each trajectory over all its rows, in all micro-batches and ranks.
     `log_ratio_sum_N`, when given, is the no-gradient sum of (logp - old_logp) over ALL agent tokens of each
     trajectory; an optimizer whose ratio needs the whole trajectory must get it when a trajectory is split.
-    Where the optimizer gave credit to rows, `advantage_S` and `tokens_S` hold the advantage and the number of agent tokens
-    of each row of the WHOLE batch, S of them, and `row_R` says which of them the rows of this micro-batch are.
+    Where the optimizer gave credit to rows, `advantage_S` and `tokens_S` hold the advantage and the number of agent
+    tokens of each row of the WHOLE batch, S of them, and `row_R` says which of them the rows of this micro-batch are.
     """
 
     logp_RT: torch.Tensor

@@ -211,7 +211,7 @@ def credit_input(case: dict[str, Any], dtype: torch.dtype = torch.float64) -> Cr
             reward=earned(row),
             old_logps=agent(row, "logp_old", dtype),
             ref_logps=agent(row, "logp_ref", dtype),
-            values=_values(row),
+            values=_values(row, dtype),
         )
         for row in case["rows"]
     ]
@@ -224,13 +224,13 @@ def credit_input(case: dict[str, Any], dtype: torch.dtype = torch.float64) -> Cr
     )
 
 
-def _values(row: dict[str, Any]) -> list[list[float]]:
-    """WebRL's critic outputs; where a case gives the value itself, outputs that stand for it."""
+def _values(row: dict[str, Any], dtype: torch.dtype) -> list[list[float]]:
+    """Critic outputs: per agent token, or WebRL's; where a case gives the value itself, outputs that stand for it."""
     if "value" in row:
         return [[0.0, math.log(row["value"] / (1 - row["value"]))]]
     if "v1" in row:
         return [[*row["v1"], *row["v2"]]]
-    return []
+    return [[value] for value in agent(row, "values", dtype)]
 
 
 @dataclass

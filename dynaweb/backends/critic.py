@@ -1,14 +1,14 @@
 """A critic beside the policy: a language model's body with a linear head, its own AdamW, and its own learning rate.
 
-A state is what the policy sees before it says an agent token, so it is the hidden state that predicts that token; a critic
-that looks at rows uses the state before the first. The head starts at 0: the first values are 0, not noise.
+A state is what the policy sees before it says an agent token, so it is the hidden state that predicts that token; a
+critic that looks at rows uses the state before the first. The head starts at 0: the first values are 0, not noise.
 
 Shapes: see `dynaweb.credit.ValueInput`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,8 +72,7 @@ class Critic:
     def step(self, rows: Sequence[TokenRow], credit: Credit, optimizer: HasCritic, index: int) -> dict[str, float]:
         """One update towards `credit.targets`; `index` counts updates. Raises `TrainingError` without targets.
 
-        Returns `critic_loss`, `critic_grad_norm`, `critic_lr`, `critic_skipped`, `value_mean`, `value_error` (root of
-        the mean square) and the loss's own sums.
+        Returns `critic_loss`, `critic_grad_norm`, `critic_lr`, `critic_skipped` and the loss's own sums.
         """
         if credit.targets is None or credit.values is None:
             raise TrainingError("a critic learns from targets and its old values; the optimizer's credit has none")
@@ -85,7 +84,7 @@ class Critic:
                 given = self._value_input(micro, credit, tally.states)
                 out = optimizer.critic_loss(given)
                 out.loss.backward()  # type: ignore[no-untyped-call]
-                tally.add(given, float(out.loss.detach()), dict(out.metrics))
+                tally.add(float(out.loss.detach()), out.metrics)
         return self._finish(tally.over(self._ranks), index)
 
     def _finish(self, tally: _Tally, index: int) -> dict[str, float]:
@@ -146,38 +145,24 @@ def _spread(micro: MicroBatch, values_NO: torch.Tensor) -> torch.Tensor:
 
 
 class _Tally:
-    """Sums of one update over micro-batches and ranks."""
+    """Sums of one update over micro-batches and ranks; `states` counts those with a target."""
 
     def __init__(self, states: int) -> None:
         self.states = states
-        self.loss = self.value = self.error = 0.0
+        self.loss = 0.0
         self.sums: dict[str, float] = {}
 
-    def add(self, given: ValueInput, loss: float, metrics: dict[str, float]) -> None:
+    def add(self, loss: float, sums: Mapping[str, float]) -> None:
         self.loss += loss
-        value_RT = torch.where(given.mask_RT, given.output_RTO[..., -1].detach(), 0.0).double()
-        target_RT = torch.where(given.mask_RT, given.target_RT, 0.0).double()
-        self.value += float(value_RT.sum())
-        self.error += float((value_RT - target_RT).square().sum())
-        for name, share in metrics.items():
+        for name, share in sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + share
 
     def over(self, ranks: Ranks) -> _Tally:
         """The sum over ranks."""
         out = _Tally(self.states)
         for other in ranks.gather(self):
-            out.loss += other.loss
-            out.value += other.value
-            out.error += other.error
-            for name, share in other.sums.items():
-                out.sums[name] = out.sums.get(name, 0.0) + share
+            out.add(other.loss, other.sums)
         return out
 
     def metrics(self) -> dict[str, float]:
-        count = max(1, self.states)
-        return {
-            "critic_loss": self.loss,
-            "value_mean": self.value / count,
-            "value_error": (self.error / count) ** 0.5,
-            **{name.removesuffix("_sum"): share for name, share in self.sums.items()},
-        }
+        return {"critic_loss": self.loss, **{name.removesuffix("_sum"): share for name, share in self.sums.items()}}

@@ -1,12 +1,12 @@
 """Several processes that compute parts of the same update: what they add up so that each takes the same step.
 
-Every rank is given the same rows and credit, cuts them into the same micro-batches and computes every `size`-th of them.
-Losses are shares of the whole batch, so that losses and gradients of all ranks only have to be added.
+Every rank is given the same rows and credit, cuts them into the same micro-batches and computes every `size`-th of
+them. Losses are shares of the whole batch, so that losses and gradients of all ranks only have to be added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 T = TypeVar("T")
+BUCKET = 1 << 24
+"""Gradients that travel in one message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,15 @@ class Ranks:
         """Replace all gradients by their sums over all ranks; a rank without micro-batches takes part with zeros."""
         if self.size == 1:
             return
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad)
+        for bucket in _buckets(parameters):
+            for parameter in bucket:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            grads = [parameter.grad for parameter in bucket if parameter.grad is not None]
+            joined = torch.cat([grad.flatten() for grad in grads])
+            dist.all_reduce(joined)
+            for grad, part in zip(grads, joined.split([grad.numel() for grad in grads]), strict=True):
+                grad.copy_(part.view_as(grad))
 
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, in order."""
@@ -54,3 +61,17 @@ class Ranks:
         out: list[Any] = [None] * self.size
         dist.all_gather_object(out, value)
         return out
+
+
+def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Parameters of one precision and place, up to `BUCKET` numbers together: one message each is cheaper than many."""
+    bucket: list[nn.Parameter] = []
+    for parameter in parameters:
+        kind = (parameter.dtype, parameter.device)
+        full = bucket and sum(p.numel() for p in bucket) + parameter.numel() > BUCKET
+        if full or (bucket and (bucket[0].dtype, bucket[0].device) != kind):
+            yield bucket
+            bucket = []
+        bucket.append(parameter)
+    if bucket:
+        yield bucket

@@ -112,10 +112,11 @@ class TorchTrainer:
     ) -> dict[str, float]:
         """One policy update, plus `supervised_weight` x the cross-entropy of `supervised`.
 
-        `advantages` holds one number per trajectory, or is finer credit; `old_logps` and `ref_logps` hold one number per
-        response token of each row. `old_logps` None: the present model made the rows (first and only step), ratios are
-        exactly 1; None for a row: its ratio counts as 1. Rows without an advantage are not computed (unless there is a
-        reference term); they count in all denominators. With a critic, credit has targets, and it takes a step too.
+        `advantages` holds one number per trajectory, or is finer credit; `old_logps` and `ref_logps` hold one number
+        per response token of each row. `old_logps` None: the present model made the rows (first and only step), ratios
+        are exactly 1; None for a row: its ratio counts as 1. Rows without an advantage are not computed (unless there
+        is a reference term); they count in all denominators. With a critic, credit has targets, and it takes a step
+        too.
 
         Returns what `supervised_step` does and `policy_loss`, `supervised_loss`, `clip_frac_low/high` and other sums of
         the loss, `ratio_*` quantiles over trajectories, `approx_kl`, `ref_kl` (with a reference), `entropy`,

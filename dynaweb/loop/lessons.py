@@ -1,8 +1,9 @@
 """What an update learns from: rollouts as token rows, with the credit and log-probabilities that the optimizer wants.
 
-Trajectories that could not be graded are left out of the batch; an optimizer that is given one all the same takes it out of
-the baseline of its group, and counts its tokens in the denominators with an advantage of 0. Dead groups stay: their tokens
-count in the denominators, so that the weight of the behaviour-cloning term does not depend on how many there are.
+Trajectories that could not be graded are left out of the batch; an optimizer that is given one all the same takes it
+out of the baseline of its group, and counts its tokens in the denominators with an advantage of 0. Dead groups stay:
+their tokens count in the denominators, so that the weight of the behaviour-cloning term does not depend on how many
+there are.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ class Teacher:
     ) -> OldLogps | None:
         """Old log-probabilities of each row; None where the ratio is 1: in a first and only step, or by `expert_ratio`.
 
-        Experts' tokens were not sampled from the policy. What their ratio is taken against is a choice: the policy before
-        the update (so it starts at 1), nothing (so it is always 1), or the policy that SFT made of such experts.
+        Experts' tokens were not sampled from the policy. What their ratio is taken against is a choice: the policy
+        before the update (so it starts at 1), nothing (so it is always 1), or the policy that SFT made of such experts.
         """
         several = self.rl.epochs * self.rl.minibatches > 1
         expert = [rollouts[row.trajectory].source == "expert" for row in rows]

@@ -1,10 +1,9 @@
 """Reinforcement learning: the Dyna loop, or the same loop on real pages.
 
 Each update plays groups of rollouts (`groups`), lets the judge score them, and takes a gradient step on the policy's
-own tokens, beside a behaviour-cloning term on the demonstrations. What the rollouts are worth is the optimizer's business
-(`lessons`); groups whose rewards are all equal usually carry no gradient.
-Everything random derives from (seed, update), so a run that goes on from the checkpoint of update u repeats what it
-would have done.
+own tokens, beside a behaviour-cloning term on the demonstrations. What the rollouts are worth is the optimizer's
+business (`lessons`); groups whose rewards are all equal usually carry no gradient. Everything random derives from
+(seed, update), so a run that goes on from the checkpoint of update u repeats what it would have done.
 """
 
 from __future__ import annotations

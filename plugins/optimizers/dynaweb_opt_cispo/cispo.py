@@ -1,12 +1,12 @@
 """Clipped importance sampling policy optimization (CISPO, MiniMax-M1, arXiv 2506.13585, eq. 4 and 5).
 
-The ratio of an agent token is a weight without gradient, clipped to [ratio_min, ratio_max], so that no token's gradient is
-ever lost:
+The ratio of an agent token is a weight without gradient, clipped to [ratio_min, ratio_max], so that no token's gradient
+is ever lost:
 
     loss = -sum_it w_it sg[clip(r_it, ratio_min, ratio_max)] A_i l_it,   r_it = exp(l_it - o_it),
 
-with l and o the log-probabilities under the present and the old policy, A_i the advantage of the trajectory over its group
-and w_it = 1 / (agent tokens of the batch) by default. Both bounds are ABSOLUTE ratios.
+with l and o the log-probabilities under the present and the old policy, A_i the advantage of the trajectory over its
+group and w_it = 1 / (agent tokens of the batch) by default. Both bounds are ABSOLUTE ratios.
 
 Shapes: R rows padded to T tokens (see `dynaweb.protocols.LossInput`).
 """
@@ -51,8 +51,8 @@ class Cispo:
     def loss(self, batch: LossInput) -> LossOutput:
         """The loss above: this micro-batch's share.
 
-        `clip_frac_low_sum` and `clip_frac_high_sum` are the shares of agent tokens with a ratio beyond a bound, whatever
-        the sign of their advantage: the weight is clipped either way.
+        `clip_frac_low_sum` and `clip_frac_high_sum` are the shares of agent tokens with a ratio beyond a bound,
+        whatever the sign of their advantage: the weight is clipped either way.
         """
         c = self.config
         tokens = Tokens.of(batch)

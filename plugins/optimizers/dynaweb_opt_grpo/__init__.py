@@ -34,7 +34,8 @@ class GrpoConfig(BaseModel):
     """Its estimator: k1 = l-f, k2 = (l-f)^2/2, k3 = exp(f-l)-(f-l)-1, with l the policy's and f the reference's
     log-probability; `+` = that value with the gradient of k2."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Where it goes: into the loss, or summed over a trajectory's tokens into its reward (l is then the old policy's)."""
+    """Where it goes: into the loss, or summed over a trajectory's tokens into its reward (l is then the old
+    policy's)."""
     kl_log_diff_clip: float | None = Field(default=None, gt=0)
     """k3 in the loss: f-l is clamped to +- this (verl, OpenRLHF: 20 and 10)."""
     kl_value_clip: float | None = Field(default=None, gt=0)

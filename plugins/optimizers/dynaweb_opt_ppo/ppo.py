@@ -4,9 +4,9 @@ Maximised by the policy is, with r_it = exp(l_it - o_it) of each agent token and
 
     J = sum_it w_it min(r_it A_it, clip(r_it, 1 - clip_low, 1 + clip_high) A_it);    the policy's loss is -J.
 
-A_it = sum_k (gamma lam)^k d_{t+k} runs over agent tokens only: V_{t+1} is the value at the next agent token, be it behind
-an observation or in the next row. The verdict on the trajectory is the reward of its last agent token, each token pays
-kl_coef x KL(old || reference). The critic V, a model of its own, minimises over agent tokens
+A_it = sum_k (gamma lam)^k d_{t+k} runs over agent tokens only: V_{t+1} is the value at the next agent token, be it
+behind an observation or in the next row. The verdict on the trajectory is the reward of its last agent token, each
+token pays kl_coef x KL(old || reference). The critic V, a model of its own, minimises over agent tokens
 
     1/2 mean max((V - R)^2, (clip(V, V_old - value_clip, V_old + value_clip) - R)^2),   R_it = A_it + V_old,it.
 
@@ -79,15 +79,23 @@ class Ppo:
         return LossOutput(loss, clip_shares(tokens.log_ratio_RT, tokens.advantage_RT, tokens.share_RT, self._window))
 
     def critic_loss(self, batch: ValueInput) -> LossOutput:
-        """The critic's loss above, this micro-batch's share; `value_clip_frac_sum` is the share of states clipped."""
+        """The critic's loss above: this micro-batch's share.
+
+        Shares of means over states: `value_mean_sum`, `value_error_sum` (squared) and `value_clip_frac_sum` (clipped).
+        """
+        states = max(1, batch.states)
         value_RT = clean(batch.output_RTO[..., 0], batch.mask_RT)
         target_RT = clean(batch.target_RT, batch.mask_RT)
         error_RT = (value_RT - target_RT).square()
-        clipped = 0.0
+        metrics = {
+            "value_mean_sum": float(value_RT.detach().sum()) / states,
+            "value_error_sum": float(error_RT.detach().sum()) / states,
+            "value_clip_frac_sum": 0.0,
+        }
         if self.config.value_clip is not None:
             old_RT = clean(batch.old_RTO[..., 0], batch.mask_RT)
             near_RT = value_RT.clamp(old_RT - self.config.value_clip, old_RT + self.config.value_clip)
             near_error_RT = (near_RT - target_RT).square()
-            clipped = float((near_error_RT > error_RT).sum()) / max(1, batch.states)
+            metrics["value_clip_frac_sum"] = float((near_error_RT > error_RT).sum()) / states
             error_RT = torch.maximum(error_RT, near_error_RT)
-        return LossOutput(error_RT.sum() / (2 * max(1, batch.states)), {"value_clip_frac_sum": clipped})
+        return LossOutput(error_RT.sum() / (2 * states), metrics)

@@ -1,9 +1,10 @@
 """REINFORCE++ (arXiv 2501.03262): token returns whitened over the batch, clipped ratios, no critic.
 
 The reward of the trajectory (with `variant = "baseline"`: minus the mean reward of its group) falls on its last agent
-token, each agent token pays kl_coef x KL(old || reference). The return of a token is the sum of what follows, discounted
-by gamma per AGENT token: observation tokens are stepped over, in a row and between rows. The returns of all agent tokens
-of the batch, minus their mean and divided by sqrt(variance + whiten_eps), are the advantages A_it of the loss
+token, each agent token pays kl_coef x KL(old || reference). The return of a token is the sum of what follows,
+discounted by gamma per AGENT token: observation tokens are stepped over, in a row and between rows. The returns of all
+agent tokens of the batch, minus their mean and divided by sqrt(variance + whiten_eps), are the advantages A_it of the
+loss
 
     -sum_it w_it min(r_it A_it, clip(r_it, 1 - clip_low, 1 + clip_high) A_it),   r_it = exp(l_it - o_it).
 

@@ -15,7 +15,8 @@ class RlooConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     surrogate: Literal["pg", "clip"] = "pg"
-    """`pg`: the plain policy gradient (the paper). `clip`: clipped ratios, for more than one step on the same rollouts."""
+    """`pg`: the plain policy gradient (the paper). `clip`: clipped ratios, for more than one step on the same
+    rollouts."""
     level: Literal["token", "trajectory"] = "token"
     """With `clip`: one ratio per token, or exp(sum of log-ratios) per trajectory (TRL)."""
     clip_low: float = Field(default=0.2, ge=0)

@@ -1,13 +1,14 @@
 """REINFORCE leave-one-out (RLOO, arXiv 2402.14740, eq. 6-8).
 
-The advantage of a trajectory is its reward minus the mean reward of the other trajectories of its task; each reward first
-pays kl_coef x the sum over its agent tokens of KL(old || reference). The loss is
+The advantage of a trajectory is its reward minus the mean reward of the other trajectories of its task; each reward
+first pays kl_coef x the sum over its agent tokens of KL(old || reference). The loss is
 
     surrogate "pg":    -sum_it w_it A_i l_it                                               (w_it = 1/N: the paper)
     surrogate "clip":  -sum_it w_it min(r_it A_i, clip(r_it, 1 - clip_low, 1 + clip_high) A_i)
 
-with l_it the log-probability of an agent token, r_it = exp(l_it - o_it) its ratio to the old policy and w_it the weight of
-the aggregation. `level = "trajectory"` has one ratio exp(sum_t (l_it - o_it)) for a trajectory and the mean over them.
+with l_it the log-probability of an agent token, r_it = exp(l_it - o_it) its ratio to the old policy and w_it the weight
+of the aggregation. `level = "trajectory"` has one ratio exp(sum_t (l_it - o_it)) for a trajectory and the mean over
+them.
 
 Shapes: R rows padded to T tokens, N trajectories (see `dynaweb.protocols.LossInput`).
 """

@@ -1,12 +1,14 @@
 """WebRL (arXiv 2411.02337): a KL-constrained actor-critic whose policy regresses its log-ratio on the advantage.
 
-`variant = "paper"` (eq. 4-8): with L = sum over the agent tokens of a step of (l - f), l and f its log-probabilities under
-the policy and the reference (`log_ratio = "mean"`: their mean), minimised is over the steps that have agent tokens
+`variant = "paper"` (eq. 4-8): with L = sum over the agent tokens of a step of (l - f), l and f its log-probabilities
+under the policy and the reference (`log_ratio = "mean"`: their mean), minimised is over the steps that have agent
+tokens
 
     mean (beta L - A)^2,   A = lam (r + V' - V) + (1 - lam) (r_T - V),
 
-r being the reward of the step, r_T the verdict on the trajectory, V the critic's probability of success on the page and V'
-that on the next page, 0 after the last step. The critic minimises the cross-entropy of (success, failure) over pages.
+r being the reward of the step, r_T the verdict on the trajectory, V the critic's probability of success on the page and
+V' that on the next page, 0 after the last step. The critic minimises the cross-entropy of (success, failure) over
+pages.
 
 `variant = "released-code"`: what the published trainer computes, with the batch in the place of its micro-batch:
 
@@ -31,7 +33,8 @@ from dynaweb.protocols import LossInput, LossOutput, PluginContext
 from dynaweb_opt_webrl import WebrlConfig
 
 SURE = (0.8, 0.9)
-"""Released code: the reference is sure of a step from this mean probability on (target above 0), or below (target < 0)."""
+"""Released code: the reference is sure of a step from this mean probability on (target above 0), or below (target <
+0)."""
 WITHOUT_RATIO = {"clip_frac_low_sum": 0.0, "clip_frac_high_sum": 0.0}
 """A regression clips nothing."""
 
@@ -152,7 +155,10 @@ class Webrl:
         return torch.minimum(limit, (target / x.detach()).abs())
 
     def critic_loss(self, batch: ValueInput) -> LossOutput:
-        """Cross-entropy of success against failure on each page, mean over pages (and the sum over heads)."""
+        """Cross-entropy of success against failure on each page, mean over pages (and the sum over heads).
+
+        `value_mean_sum` is the share of the mean probability of success, of the first head.
+        """
         mask_R = batch.mask_RT[:, 0]
         label_R = clean(batch.target_RT[:, 0], mask_R).long()
         total = batch.output_RTO.new_zeros(())
@@ -160,7 +166,8 @@ class Webrl:
             logits_RC = clean(batch.output_RTO[:, 0, 2 * head : 2 * head + 2], mask_R[:, None])
             entropy_R = torch.nn.functional.cross_entropy(logits_RC, label_R, reduction="none")
             total = total + clean(entropy_R, mask_R).sum() / max(1, batch.states)
-        return LossOutput(total, {})
+        sure_R = clean(batch.output_RTO[:, 0, :2].detach().softmax(-1)[:, 1], mask_R)
+        return LossOutput(total, {"value_mean_sum": float(sure_R.sum()) / max(1, batch.states)})
 
 
 def perplexity(logps: Sequence[float]) -> float:
