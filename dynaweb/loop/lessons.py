@@ -8,7 +8,7 @@ there are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -161,3 +161,16 @@ def _anchor(step: Step) -> str:
         return ""
     nodes = (f"{node.depth} {node.role} {node.name!r} {node.value!r} {node.props!r}" for node in page.nodes)
     return "\n".join([page.url, page.notice, *nodes])
+
+
+ADDED = frozenset({"tokens", "padded_tokens", "rows", "rows_skipped", "trajectories", "seconds"})
+LAST = frozenset({"lr", "critic_lr", "skipped", "critic_skipped"})
+
+
+def over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of an update from those of its optimizer steps: counts are added, everything else is the mean."""
+    out: dict[str, float] = {}
+    for name in {name: None for metrics in steps for name in metrics}:
+        values = [metrics[name] for metrics in steps if name in metrics]
+        out[name] = values[-1] if name in LAST else sum(values) if name in ADDED else sum(values) / len(values)
+    return out

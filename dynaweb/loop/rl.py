@@ -22,7 +22,7 @@ from dynaweb.loop.evaluate import SUCCESS, judge_errors, play_greedily, successe
 from dynaweb.loop.experts import by_task, rows_of
 from dynaweb.loop.groups import Rollouts, measures
 from dynaweb.loop.history import History
-from dynaweb.loop.lessons import Lesson, Teacher, kept_groups
+from dynaweb.loop.lessons import Lesson, Teacher, kept_groups, over_steps
 from dynaweb.loop.places import place_of, tasks_of
 from dynaweb.loop.players import ModelPolicy
 from dynaweb.loop.rollout import refuse_total_failure
@@ -300,13 +300,13 @@ class _Learner:
         return Lesson(kept, step_rows(kept), Credit([1.0] * len(kept)), advantages=advantages)
 
     def _steps(self, lesson: Lesson) -> dict[str, float]:
-        """All gradient steps of one update; the metrics of the last. No rows: the behaviour-cloning term alone."""
-        metrics: dict[str, float] = {}
+        """All gradient steps of one update. No rows: the behaviour-cloning term alone."""
+        done = []
         for _ in range(self.rl.epochs):
             for part in dealt(len(lesson.trajectories), self.rl.minibatches):
-                metrics = self._step(lesson.part(part))
-                self.ws.meter.tokens_trained += int(metrics["tokens"])
-        return metrics
+                done.append(self._step(lesson.part(part)))
+                self.ws.meter.tokens_trained += int(done[-1]["tokens"])
+        return over_steps(done)
 
     def _step(self, lesson: Lesson) -> dict[str, float]:
         anchor: list[TokenRow] = []
