@@ -1,4 +1,5 @@
-"""The critic: values of the right states, its loss and gradient, its own learning rate, its checkpoints, its failures."""
+"""The critic: values of the right states, its loss and gradient, its own learning rate, its checkpoints, its
+failures."""
 
 from __future__ import annotations
 
@@ -124,7 +125,9 @@ def test_a_critic_needs_targets_and_an_optimizer_that_trains_it() -> None:
         trainer.policy_step(rows, Gspo(GspoConfig()), [1.0, -1.0, 0.5, 0.0])
 
 
-@pytest.mark.parametrize("optimizer", [Ppo(PpoConfig()), Webrl(WebrlConfig()), Webrl(WebrlConfig(variant="released-code"))])
+@pytest.mark.parametrize(
+    "optimizer", [Ppo(PpoConfig()), Webrl(WebrlConfig()), Webrl(WebrlConfig(variant="released-code"))]
+)
 def test_policy_and_critic_move_all_their_parameters(optimizer: Any) -> None:
     trainer = rank_kit.trainer_of(optimizer)
     before = {name: value.clone() for name, value in trainer.state_dict()["tensors"].items()}

@@ -1,4 +1,5 @@
-"""The same update in 1, 2 and 4 real processes: the same loss, metrics and weights, on every rank; 1 is this process."""
+"""The same update in 1, 2 and 4 real processes: the same loss, metrics and weights, on every rank; 1 is this
+process."""
 
 from __future__ import annotations
 

@@ -31,10 +31,11 @@ SETTINGS = (
     "explore.steps=4",
     "wm_fit.steps=15",
     "wm_fit.batch=16",
-    "dream.horizon=4",
+    "wm.retries=0",
+    "dream.horizon=3",
     "reward.soft=true",
     "rl.updates=3",
-    "rl.tasks=3",
+    "rl.tasks=2",
     "rl.n=4",
     "rl.minibatches=2",
     "data.max_best_steps=2",
@@ -81,7 +82,7 @@ def test_three_updates_from_the_command_line(name: str, cli: Cli, tmp_path: Path
     folder = tmp_path / "run"
     updates = _updates(folder)
     assert len(updates) == 3
-    assert LOGGED <= set().union(*updates)
+    assert set().union(*updates) >= LOGGED
     assert any(metrics["updated"] for metrics in updates)
     for metrics in updates:
         assert metrics.get("ref_kl", 0.0) >= 0.0 and metrics["skipped"] == 0.0
@@ -136,11 +137,13 @@ def test_dynamic_sampling_plays_other_groups_and_bounds_how_many(tmp_path: Path)
         of_update = [t for t in rollouts if t.info["update"] == number]
         groups = {t.group for t in of_update}
         mixed = {
-            group for group in groups if len({(t.reward or 0) >= 0.5 for t in of_update if t.group == group and t.reward is not None}) == 2
+            group
+            for group in groups
+            if len({(t.reward or 0) >= 0.5 for t in of_update if t.group == group and t.reward is not None}) == 2
         }
         graded = {t.group for t in of_update if t.reward is not None}
-        assert 3 <= len(groups) <= 3 * 3
-        assert len(mixed) == 3 or len(groups) > 3
+        assert 2 <= len(groups) <= 2 * 3
+        assert len(mixed) == 2 or len(groups) > 2
         assert metrics["dropped_groups"] == len(graded - mixed)
         assert metrics["trajectories"] == sum(t.group in mixed and t.reward is not None for t in of_update)
     assert len({t.id for t in rollouts}) == len(rollouts)
