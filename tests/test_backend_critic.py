@@ -198,7 +198,7 @@ def test_an_unsound_critic_is_skipped_and_stops_the_training_after_three() -> No
     before = {name: p.detach().clone() for name, p in trainer.critic.stepper.parameters.items()}
     assert [m["critic_skipped"] for m in rank_kit.train(trainer, optimizer, updates=2)] == [1, 2]
     kit.same(dict(trainer.critic.stepper.parameters), before, rtol=0, atol=0)
-    with pytest.raises(TrainingError, match="3 updates in a row.*of the critic"):
+    with pytest.raises(TrainingError, match=r"3 updates in a row.*of the critic"):
         rank_kit.train(trainer, optimizer, updates=1)
 
 

@@ -51,8 +51,10 @@ class Ranks:
             grads = [parameter.grad for parameter in bucket if parameter.grad is not None]
             joined = torch.cat([grad.flatten() for grad in grads])
             dist.all_reduce(joined)
-            for grad, part in zip(grads, joined.split([grad.numel() for grad in grads]), strict=True):
-                grad.copy_(part.view_as(grad))
+            start = 0
+            for grad in grads:
+                grad.copy_(joined[start : start + grad.numel()].view_as(grad))
+                start += grad.numel()
 
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, in order."""

@@ -50,8 +50,7 @@ class Rollouts:
     async def of_update(
         self, update: int, tasks: Sequence[Task], on_done: Callable[[Trajectory], None] | None = None, first: int = 0
     ) -> list[Trajectory]:
-        """Trajectories of the update, group by group, with rewards (None = ungraded); `first` numbers the first
-        group."""
+        """Trajectories of the update, group by group, with rewards (None = ungraded); groups count from `first`."""
         places = list(enumerate(tasks, first))
         plan = [(place, k, task) for place, task in places for k in range(self.rl.n)]
         given = {(place, k) for place, task in places for k in self._given(update, place, task)}
