@@ -164,6 +164,8 @@ class LossInput:
     `tokens_N` counts agent tokens of each trajectory over all its rows, in all micro-batches and ranks.
     `log_ratio_sum_N`, when given, is the no-gradient sum of (logp - old_logp) over ALL agent tokens of each
     trajectory; an optimizer whose ratio needs the whole trajectory must get it when a trajectory is split.
+    Where the optimizer gave credit to rows, `advantage_S` and `tokens_S` hold the advantage and the number of agent
+    tokens of each row of the WHOLE batch, S of them, and `row_R` says which of them the rows of this micro-batch are.
     """
 
     logp_RT: torch.Tensor
@@ -175,6 +177,9 @@ class LossInput:
     log_ratio_sum_N: torch.Tensor | None = None
     advantage_RT: torch.Tensor | None = None
     ref_logp_RT: torch.Tensor | None = None
+    row_R: torch.Tensor | None = None
+    advantage_S: torch.Tensor | None = None
+    tokens_S: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +196,7 @@ class LossOutput:
 
 @runtime_checkable
 class PolicyOptimizer(Protocol):
-    """Group baseline and loss of one algorithm."""
+    """Group baseline and loss of one algorithm. What it may have besides is in `dynaweb.credit`."""
 
     needs_trajectory_ratio: bool
     """True when the loss needs `log_ratio_sum_N` for trajectories that lie in several micro-batches."""

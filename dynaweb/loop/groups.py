@@ -51,11 +51,12 @@ class Rollouts:
     """No reward where a dream lacked what the goal names."""
 
     async def of_update(
-        self, update: int, tasks: Sequence[Task], on_done: Callable[[Trajectory], None] | None = None
+        self, update: int, tasks: Sequence[Task], on_done: Callable[[Trajectory], None] | None = None, first: int = 0
     ) -> list[Trajectory]:
-        """All trajectories of the update, group by group, with rewards (None = ungraded)."""
-        plan = [(place, k, task) for place, task in enumerate(tasks) for k in range(self.rl.n)]
-        given = {(place, k) for place, task in enumerate(tasks) for k in self._given(update, place, task)}
+        """Trajectories of the update, group by group, with rewards (None = ungraded); groups count from `first`."""
+        places = list(enumerate(tasks, first))
+        plan = [(place, k, task) for place, task in places for k in range(self.rl.n)]
+        given = {(place, k) for place, task in places for k in self._given(update, place, task)}
         episodes = [self._episode(update, *item) for item in plan if item[:2] not in given]
         played = await play_all(
             episodes,
@@ -91,11 +92,6 @@ def live(advantages: Sequence[float], groups: Sequence[str]) -> list[bool]:
     """For each trajectory, whether its group carries a gradient; a group whose rewards are all equal is dead."""
     alive = {group for advantage, group in zip(advantages, groups, strict=True) if advantage != 0.0}
     return [group in alive for group in groups]
-
-
-def scaled(advantages: Sequence[float], negative_scale: float) -> list[float]:
-    """Negative advantages made smaller: with few successes most tokens have one, and `stop` would die out."""
-    return [a * negative_scale if a < 0 else a for a in advantages]
 
 
 def measures(trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> dict[str, float]:

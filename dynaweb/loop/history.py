@@ -27,14 +27,21 @@ class History:
         """What `save` wrote, cut back to the first `updates` updates: a kill may have come before the checkpoint."""
         data = json.loads((folder / HISTORY).read_text(encoding="utf-8"))
         rewards = [math.nan if reward is None else reward for reward in data["rewards"]]
-        marks = [(done, success) for done, success in data["marks"] if done <= updates]
-        outcomes = [[(name, reward) for name, reward in groups] for groups in data["outcomes"][:updates]]
-        return cls(rewards[:updates], marks, outcomes)
+        marks = [(done, success) for done, success in data["marks"]]
+        outcomes = [[(name, reward) for name, reward in groups] for groups in data["outcomes"]]
+        history = cls(rewards, marks, outcomes)
+        history.cut(updates)
+        return history
 
     def save(self, folder: Path) -> None:
         """Write into a folder, atomically."""
         rewards = [None if math.isnan(reward) else reward for reward in self.rewards]
         write_json(folder / HISTORY, {"rewards": rewards, "marks": self.marks, "outcomes": self.outcomes})
+
+    def cut(self, updates: int) -> None:
+        """Forget everything after the first `updates` updates."""
+        del self.rewards[updates:], self.outcomes[updates:]
+        self.marks = [(done, success) for done, success in self.marks if done <= updates]
 
     def validated(self, success: float) -> str:
         """Note a validation; a warning when rewards rose since the last one and real success fell, else ''."""

@@ -12,6 +12,7 @@ from dynaweb.errors import TrainingError
 from dynaweb.protocols import TokenRow
 
 if TYPE_CHECKING:
+    from dynaweb.backends.critic import Critic
     from dynaweb.backends.torch_backend import TorchTrainer
     from dynaweb.loop.stopping import EarlyStop
     from dynaweb.loop.workspace import LoadedModel, Workspace
@@ -82,6 +83,7 @@ def new_trainer(
     total_steps: int,
     warmup: int,
     max_grad_norm: float = 1.0,
+    critic: Critic | None = None,
 ) -> TorchTrainer:
     """A trainer whose data order derives from the run's seed and the stage's name."""
     from dynaweb.backends.torch_backend import TorchTrainer
@@ -93,6 +95,7 @@ def new_trainer(
         warmup=warmup,
         max_grad_norm=max_grad_norm,
         seed=ws.seed("order", name),
+        critic=critic,
     )
 
 
