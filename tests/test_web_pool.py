@@ -19,6 +19,7 @@ from web_pages import PageServer, serving
 from dynaweb.errors import BrowserError, ConfigError, InfrastructureError, MissingError
 from dynaweb.types import Action
 from dynaweb.web import chromium
+from dynaweb.web import context as context_module
 from dynaweb.web.browser import BrowserPool
 from dynaweb.web.chromium_session import ChromiumSession
 from dynaweb.web.session import Session, UrlMap, with_scheme
@@ -195,11 +196,42 @@ async def test_a_crashed_page_is_replaced(server: PageServer) -> None:
         assert pool.launches == 1
 
 
-async def test_a_page_that_spins_costs_one_episode(server: PageServer) -> None:
-    async with BrowserPool(timeout=0.2, deadline=2.0) as pool:
+async def test_a_script_that_does_not_end_is_stopped(server: PageServer) -> None:
+    async with BrowserPool(timeout=0.2, deadline=1.0) as pool:
         session = await pool.session()
         await session.reset()
         await session.goto(server.url("/spin"))
+        page = await session.observe()
+        start = time.perf_counter()
+        await session.act(Action("click", page.nodes[0].id))
+        page = await session.observe()
+        assert page.nodes[0].name == "Spin"
+        assert "did not end within 1 s and was stopped" in page.notice
+        assert (await session.observe()).notice == ""
+        assert time.perf_counter() - start < 6
+        assert not session._open.dirty  # type: ignore[union-attr]
+
+
+async def test_a_page_that_hangs_while_it_loads_is_stopped(server: PageServer) -> None:
+    server.pages["/stuck"] = "<p>before</p><script>while (1);</script><p>after</p>"
+    async with BrowserPool(timeout=0.3, deadline=1.0) as pool:
+        session = await pool.session()
+        await session.reset()
+        start = time.perf_counter()
+        await session.goto(server.url("/stuck"))
+        page = await session.observe()
+        assert page.nodes[0].name == "before"
+        assert "was stopped" in page.notice
+        assert time.perf_counter() - start < 6
+
+
+async def test_a_page_that_spins_for_ever_costs_one_episode(server: PageServer) -> None:
+    server.pages["/spins"] = "<button onclick='setInterval(() => { while (1); }, 0)'>Spin</button>"
+    async with BrowserPool(timeout=0.2, deadline=1.0) as pool:
+        session, other = await pool.session(), await pool.session()
+        for one in (session, other):
+            await one.reset()
+            await one.goto(server.url("/spins"))
         page = await session.observe()
         start = time.perf_counter()
         with pytest.raises(InfrastructureError):
@@ -208,7 +240,29 @@ async def test_a_page_that_spins_costs_one_episode(server: PageServer) -> None:
         await session.reset()
         await session.goto(server.url())
         assert "home" in await text_of(session)
-        assert time.perf_counter() - start < 20
+        assert time.perf_counter() - start < 12
+        assert "Spin" in await text_of(other)
+        assert pool.launches == 1
+
+
+async def test_a_browser_that_does_not_let_go_is_ended(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_module, "_CLOSE_SECONDS", 0.5)
+    async with BrowserPool() as pool:
+        session = await pool.session()
+        await session.reset()
+        await session.goto(server.url())
+        opened = session._open
+        assert opened is not None
+
+        async def hang() -> None:
+            await asyncio.sleep(60)
+
+        monkeypatch.setattr(opened.context, "close", hang)
+        opened.spoil()
+        await session.reset()
+        await session.goto(server.url())
+        assert "home" in await text_of(session)
+        assert pool.launches == 2
 
 
 async def test_the_browser_is_replaced_after_enough_episodes(server: PageServer) -> None:

@@ -124,7 +124,7 @@ async def test_controls_beyond_plain_html(session: ChromiumSession, server: Page
     await session.goto(server.url())
     page = await session.observe()
     if page.title or page.tabs:
-        assert "[2] DisclosureTriangle 'More' expanded: false" in render(page, "webarena")
+        assert "[2] DisclosureTriangle 'More' expanded: False" in render(page, "webarena")
         return
     assert render(page).split("\n")[1:] == [
         "button 'More' [1]",

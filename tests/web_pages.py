@@ -9,6 +9,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
+from dynaweb.types import Action, Observation
+from dynaweb.web.actions import parse_action
+from dynaweb.web.session import Session
+
 
 class PageServer(ThreadingHTTPServer):
     """Serves `pages` by path; some paths misbehave on purpose (see `_Handler`)."""
@@ -22,6 +26,8 @@ class PageServer(ThreadingHTTPServer):
         """(method, path with query, headers in lower case)."""
         self.forms: list[dict[str, list[str]]] = []
         """Bodies of POST requests."""
+        self.signed_in: set[str] = set()
+        """Values of the cookie `user` that `/account` accepts."""
 
     def url(self, path: str = "/", host: str = "site.localhost") -> str:
         """The address of a path."""
@@ -53,14 +59,33 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(8)
         elif path == "/download":
             self._send(200, "data", **{"Content-Disposition": "attachment; filename*=UTF-8''b%C3%BCcher.csv"})
+        elif path == "/file":
+            self._send_file(int(urlsplit(self.path).query))
         elif path == "/login":
             self._send(200, "<p>in</p>", **{"Set-Cookie": "user=ann; Path=/"})
+        elif path == "/sign-in":
+            user = f"user{len(self.server.signed_in)}"
+            self.server.signed_in.add(user)
+            self._send(200, "<p>Welcome</p>", **{"Set-Cookie": f"user={user}; Path=/; Max-Age=3600"})
+        elif path == "/account":
+            user = headers.get("cookie", "").removeprefix("user=")
+            self._send(200, f"<h1>Hello {user}</h1>" if user in self.server.signed_in else "<h1>Please sign in</h1>")
         elif path == "/private":
             self._send(401, "<p>no entry</p>", **{"WWW-Authenticate": "Basic"})
         elif path in self.server.pages:
             self._send(200, self.server.pages[path])
         else:
             self._send(404, f"<title>{path}</title><h1>Not found {path}</h1>")
+
+    def _send_file(self, size: int) -> None:
+        """A download of that many bytes, in pieces."""
+        self.send_response(200)
+        self.send_header("Content-Type", "application/octet-stream")
+        self.send_header("Content-Disposition", 'attachment; filename="../data.bin"')
+        self.send_header("Content-Length", str(size))
+        self.end_headers()
+        for start in range(0, size, 100_000):
+            self.wfile.write(b"x" * min(100_000, size - start))
 
     def _send(self, status: int, text: str, **headers: str) -> None:
         body = f"<!doctype html><html><head><meta charset=utf-8><link rel=icon href='data:,'></head>{text}".encode()
@@ -82,3 +107,24 @@ def serving() -> Iterator[PageServer]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
+
+
+def names(page: Observation) -> list[str]:
+    """The names of all elements of a page that have one."""
+    return [node.name for node in page.nodes if node.name]
+
+
+def reply_of(page: Observation, reply: str) -> Action:
+    """The action of a compact reply; the number is left open as `[]` and taken from the element of that name."""
+    if "[]" in reply:
+        name = reply.split("'")[1]
+        node = next(node for node in page.nodes if node.name == name and node.role not in ("text", "heading"))
+        reply = reply.replace("[]", f"[{node.id}]", 1)
+    action = parse_action(reply, page)
+    assert isinstance(action, Action), action
+    return action
+
+
+async def acted(session: Session, page: Observation, reply: str) -> tuple[str, Observation]:
+    """Do what a reply says, and look: (reason, next page)."""
+    return await session.act(reply_of(page, reply)), await session.observe()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from dynaweb.types import Action, Node
 from dynaweb.web import scripts
+from dynaweb.web.layout import backend_of, frame_of
 from dynaweb.web.quoting import quote
-from dynaweb.web.tab import Tab
+from dynaweb.web.tab import Tab, TabError
 
 _WHY = {
     "stale": "is not on the page any more; look at the page again",
@@ -18,29 +20,27 @@ _WHY = {
     "moving": "does not stop moving",
     "readonly": "is read-only",
     "no-text": "takes no text",
+    "file": "takes a file, and there is none to choose here",
     "not-select": "is not a native select; click it, then click the option",
 }
 
 
 async def perform(tab: Tab, action: Action, node: Node) -> str:
-    """Click, type, select or hover on an element and wait for the page to settle: '' or why it was refused."""
+    """Click, type, select or hover on an element and wait for the page to settle: '' or why it was refused.
+
+    `press` gives the element the focus first, `scroll` scrolls inside it.
+    """
     target = f"{node.role} {quote(node.name)}"
-    backend = backend_of(node)
+    backend, frame = backend_of(node.ref), frame_of(node.ref)
     if backend is None:
         return f"{target} is not an element of the page, so it cannot be acted on"
-    if action.kind == "click":
-        return await _click(tab, backend, target)
-    if action.kind == "hover":
-        return await _hover(tab, backend, target)
-    if action.kind == "select":
-        return await _select(tab, backend, target, action.text)
-    return await _type(tab, backend, target, action)
-
-
-def backend_of(node: Node) -> int | None:
-    """The backend node id that a node's `ref` carries."""
-    _, _, backend = (node.ref or "").rpartition(":")
-    return int(backend) if backend.isdigit() else None
+    if frame:
+        try:
+            await tab.send("DOM.getFrameOwner", frameId=frame)
+            await tab.send("DOM.scrollIntoViewIfNeeded", backendNodeId=backend)
+        except TabError:
+            return f"{target} {_WHY['stale']}"
+    return await _ACTS[action.kind](tab, _Target(backend, frame, target), action)
 
 
 async def press(tab: Tab, keys: str) -> str:
@@ -53,8 +53,22 @@ async def press(tab: Tab, keys: str) -> str:
     return ""
 
 
-async def _click(tab: Tab, backend: int, target: str) -> str:
-    found = await tab.call(backend, scripts.CLICK)
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """An element to act on: its backend node, its frame ('' for the main one), and what it is called."""
+
+    backend: int
+    frame: str
+    name: str
+
+
+async def _call(tab: Tab, target: _Target, function: str, *arguments: str | bool) -> Any:
+    script = scripts.muted(function) if target.frame in tab.mute else function
+    return await tab.call(target.backend, script, *arguments)
+
+
+async def _click(tab: Tab, target: _Target, _: Action) -> str:
+    found = await _call(tab, target, scripts.CLICK, bool(target.frame))
     if found is None:
         # A script left the page while the element was being looked at.
         await tab.settle()
@@ -62,13 +76,18 @@ async def _click(tab: Tab, backend: int, target: str) -> str:
     if "why" in found:
         return _refusal(target, found)
     if "done" not in found:
+        found = await _through_frames(tab, target, found)
+        if "why" in found:
+            return _refusal(target, found)
         await tab.click_at(found["x"], found["y"])
     await tab.settle(likely=bool(found["likely"]), check="live" in found)
     return ""
 
 
-async def _hover(tab: Tab, backend: int, target: str) -> str:
-    found = await tab.call(backend, scripts.POINT)
+async def _hover(tab: Tab, target: _Target, _: Action) -> str:
+    found = await _call(tab, target, scripts.POINT)
+    if "why" not in found:
+        found = await _through_frames(tab, target, found)
     if "why" in found:
         return _refusal(target, found)
     await tab.mouse("mouseMoved", found["x"], found["y"])
@@ -76,23 +95,56 @@ async def _hover(tab: Tab, backend: int, target: str) -> str:
     return ""
 
 
-async def _select(tab: Tab, backend: int, target: str, label: str) -> str:
-    found = await tab.call(backend, scripts.SELECT, label)
+async def _through_frames(tab: Tab, target: _Target, found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The point in the main viewport, if the frame of the target is what shows there."""
+    if not target.frame:
+        return found
+    left, top = await tab.place_of(target.frame)
+    x, y = found["x"] + left, found["y"] + top
+    try:
+        hit = await tab.hit(x, y)
+    except TabError:
+        return {"why": "invisible"}
+    if hit.get("frameId") != target.frame:
+        return {"why": "covered", **await tab.call(hit["backendNodeId"], scripts.DESCRIBE)}
+    return {**found, "x": x, "y": y}
+
+
+async def _press(tab: Tab, target: _Target, action: Action) -> str:
+    found = await _call(tab, target, scripts.FOCUS)
+    return _refusal(target, found) if "why" in found else await press(tab, action.text)
+
+
+async def _scroll(tab: Tab, target: _Target, action: Action) -> str:
+    found = await _call(tab, target, scripts.SCROLL_IN, "1" if action.text == "down" else "-1")
     if "why" in found:
-        return _refusal(target, found, label)
+        return _refusal(target, found)
     await tab.settle(check=bool(found["live"]))
     return ""
 
 
-async def _type(tab: Tab, backend: int, target: str, action: Action) -> str:
-    found = await tab.call(backend, scripts.TYPE, action.text)
+async def _select(tab: Tab, target: _Target, action: Action) -> str:
+    found = await _call(tab, target, scripts.SELECT, action.text)
+    if "why" in found:
+        return _refusal(target, found, action.text)
+    await tab.settle(check=bool(found["live"]))
+    return ""
+
+
+async def _type(tab: Tab, target: _Target, action: Action) -> str:
+    found = await _call(tab, target, scripts.TYPE, action.text)
     if "why" in found:
         return _refusal(target, found)
+    if "rich" in found:
+        await tab.insert(action.text)
+        found = {**found, **await _call(tab, target, scripts.RICH_VALUE)}
+        if "why" in found:
+            return _refusal(target, found)
     if action.enter:
         await press_enter(tab)
     await tab.settle(likely=action.enter, check=bool(found["live"]))
     if _squeeze(found["value"]) != _squeeze(action.text):
-        return f"{target} did not take {quote(action.text)} as it is; it holds {quote(str(found['value'])[:120])}"
+        return f"{target.name} did not take {quote(action.text)} as it is; it holds {quote(str(found['value'])[:120])}"
     return ""
 
 
@@ -105,13 +157,23 @@ async def press_enter(tab: Tab) -> None:
     )
 
 
-def _refusal(target: str, found: Mapping[str, Any], label: str = "") -> str:
+_ACTS: dict[str, Callable[[Tab, _Target, Action], Awaitable[str]]] = {
+    "click": _click,
+    "hover": _hover,
+    "type": _type,
+    "select": _select,
+    "press": _press,
+    "scroll": _scroll,
+}
+
+
+def _refusal(target: _Target, found: Mapping[str, Any], label: str = "") -> str:
     why = found["why"]
     if why == "covered":
-        return f"{target} is covered by {found['by']}"
+        return f"{target.name} is covered by {found['by']}"
     if why == "no-option":
-        return f"{target} has no option {quote(label)}; it has {' '.join(map(quote, found['options'][:30]))}"
-    return f"{target} {_WHY[why]}"
+        return f"{target.name} has no option {quote(label)}; it has {' '.join(map(quote, found['options'][:30]))}"
+    return f"{target.name} {_WHY[why]}"
 
 
 def _squeeze(text: str) -> str:

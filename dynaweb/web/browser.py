@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import os
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -27,26 +28,27 @@ from urllib.parse import urlsplit
 
 from dynaweb.errors import BrowserError, MissingError
 from dynaweb.web.chromium import Chromium, end_driver, find
-from dynaweb.web.session import UrlMap, View
+from dynaweb.web.session import VIEWPORT, Region, UrlMap, View
 from dynaweb.web.view import MAX_NODES
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Playwright, Route
+    from playwright.async_api import Browser, Playwright, Route, WebSocketRoute
 
     from dynaweb.web.chromium_session import ChromiumSession
     from dynaweb.web.context import OpenContext
 
 LOOPBACK = ("*.localhost", "localhost", "127.0.0.1")
-VIEWPORT = {"width": 1280, "height": 720}
 _FLAGS = (
     "--disable-quic",
     "--no-first-run",
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    # The last such flag wins, so this one repeats what Playwright turns off. `RenderDocument` is ours: without it a
-    # navigation within a site keeps its frame and takes a third less time.
-    "--disable-features=RenderDocument,AimEnabled,AutoDeElevate,AvoidUnnecessaryBeforeUnloadCheckSync,"
+    # All frames in one process, as the headless shell has them: one DevTools session then reaches every frame.
+    "--disable-site-isolation-trials",
+    # The last such flag wins, so this one repeats what Playwright turns off. The first line is ours: without
+    # `RenderDocument` a navigation within a site keeps its frame and takes a third less time.
+    "--disable-features=RenderDocument,IsolateOrigins,IsolateSandboxedIframes,site-per-process,AimEnabled,AutoDeElevate,AvoidUnnecessaryBeforeUnloadCheckSync,"
     "DestroyProfileOnBrowserClose,DialMediaRouteProvider,GlobalMediaControls,HttpsFirstBalancedModeAutoEnable,"
     "HttpsUpgrades,LensOverlay,MediaRouter,NetworkTimeServiceQuerying,OptimizationHints,PaintHolding,PreconnectToSearch,"
     "ThirdPartyStoragePartitioning,Translate",
@@ -71,6 +73,12 @@ class Running:
         """The browser answers, and belongs to the event loop that runs now."""
         return self.loop is asyncio.get_running_loop() and self.browser.is_connected()
 
+    def kill(self) -> None:
+        """End the browser at once; every session that uses it gets a `BrowserError`."""
+        if self.browser_pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.browser_pid, signal.SIGKILL)
+
     async def close(self) -> None:
         """End browser and driver; never fails and never waits for a dead one."""
         if self.loop is not asyncio.get_running_loop():
@@ -88,7 +96,9 @@ class BrowserPool:
     `browser`: path of a Chromium (empty = look for one). `workers`: operations at once, 0 = number of cores.
     `timeout`: seconds that a page may take to load before it is read as it is. `deadline`: seconds after which a
     browser that does not answer is given up (`BrowserError`). `hosts`: allowed host names, with `*` as wildcard.
-    `urls`: real <-> canonical addresses. `dialogs`: what happens to `confirm`, `prompt` and `alert`.
+    `urls`: real <-> canonical addresses. `view`, `region`, `max_nodes` and `max_chars` (0 = no limit): what of a page
+    is shown. `dialogs`: what happens to `confirm`, `prompt` and `alert`. `downloads`: a folder that keeps downloaded
+    files of up to `max_download` bytes; without one they are only reported. Permissions are denied.
 
     A pool belongs to one event loop at a time: close it in the loop that used it. A forgotten browser is ended when the
     pool is next used, or with the process.
@@ -105,8 +115,12 @@ class BrowserPool:
         urls: UrlMap | None = None,
         view: View = "compact",
         max_nodes: int = MAX_NODES,
+        max_chars: int = 0,
+        region: Region = "page",
         dialogs: Literal["accept", "dismiss"] = "accept",
         recycle: int = 400,
+        downloads: Path | None = None,
+        max_download: int = 50_000_000,
     ) -> None:
         self.browser = browser
         self.timeout = timeout
@@ -115,8 +129,12 @@ class BrowserPool:
         self.urls = urls or UrlMap()
         self.view: View = view
         self.max_nodes = max_nodes
+        self.max_chars = max_chars
+        self.region: Region = region
         self.dialogs: Literal["accept", "dismiss"] = dialogs
         self.recycle = recycle
+        self.downloads = downloads
+        self.max_download = max_download
         self.blocked: Counter[str] = Counter()
         """Requests refused by the allow-list, by host, over the pool's life."""
         self.launches = 0
@@ -251,13 +269,18 @@ class BrowserPool:
     async def _new_context(self, running: Running, storage_state: Path | None) -> OpenContext:
         from dynaweb.web.context import OpenContext
 
-        options: dict[str, Any] = {"viewport": VIEWPORT, "service_workers": "block", "accept_downloads": False}
+        options: dict[str, Any] = {
+            "viewport": VIEWPORT,
+            "service_workers": "block",
+            "accept_downloads": self.downloads is not None,
+        }
         if storage_state is not None:
             options["storage_state"] = str(storage_state)
         try:
             context = await asyncio.wait_for(running.browser.new_context(**options), _LAUNCH_SECONDS)
             if not self._loopback_only:
                 await context.route("**/*", self._guard)
+                await context.route_web_socket("**/*", self._guard_socket)
         except Exception as error:
             raise BrowserError(f"could not open a browsing context: {str(error).splitlines()[0]}") from None
         return await OpenContext.open(self, running, context, fresh=storage_state is not None)
@@ -267,6 +290,13 @@ class BrowserPool:
             await route.continue_()
         else:
             await route.abort("blockedbyclient")
+
+    async def _guard_socket(self, socket: WebSocketRoute) -> None:
+        if self.allows(socket.url):
+            socket.connect_to_server()
+        else:
+            self.refuse(socket.url)
+            await socket.close()
 
     def _locks(self) -> tuple[asyncio.Semaphore, asyncio.Lock]:
         """Locks of the running event loop; a pool may serve several `asyncio.run` one after another."""

@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dynaweb.errors import BrowserError, ConfigError
+from dynaweb.runs.atomic import write_text
 from dynaweb.types import TARGETED, Action, Node, Observation
 from dynaweb.types import Tab as OpenTab
 from dynaweb.web import acting, scripts
 from dynaweb.web.context import BLANK
+from dynaweb.web.layout import Box, Layout, backend_of, within
 from dynaweb.web.quoting import quote
+from dynaweb.web.reading import Reading, read_tab
+from dynaweb.web.session import VIEWPORT, View, is_address
 from dynaweb.web.tab import Tab, TabError
-from dynaweb.web.tree import read_page
-from dynaweb.web.view import compact_view, full_view
+from dynaweb.web.view import Viewed, compact_view, cut, full_view
+from dynaweb.web.view_benchmarks import browsergym_view, webarena_view
 
 if TYPE_CHECKING:
     from dynaweb.web.browser import BrowserPool
     from dynaweb.web.context import OpenContext
 
 _UNAVAILABLE = (Node(1, "heading", "This page is not available"),)
+_TOO_LARGE = (Node(0, "heading", "This page is too large to be read"),)
+_VIEWS: dict[View, Callable[..., Viewed]] = {
+    "compact": compact_view,
+    "full": full_view,
+    "webarena": webarena_view,
+    "browsergym": browsergym_view,
+}
 
 
 class ChromiumSession:
@@ -34,6 +45,19 @@ class ChromiumSession:
         self._pool = pool
         self._open: OpenContext | None = None
         self._last: Observation | None = None
+        self._layout: Layout | None = None
+        self._stops = 0
+
+    def boxes(self) -> dict[int, Box]:
+        """Where the elements of the last observation are in the viewport, by number.
+
+        Empty unless the pool reads layout (`region="viewport"`) or the page has scripts; elements without a box, such
+        as the options of a list, are left out.
+        """
+        if self._layout is None or self._last is None:
+            return {}
+        found = ((node.id, self._layout.boxes.get(backend_of(node.ref) or 0)) for node in self._last.nodes)
+        return {number: box for number, box in found if box is not None}
 
     async def reset(self, *, headers: Mapping[str, str] | None = None, storage_state: Path | None = None) -> None:
         """See `Session.reset`."""
@@ -46,7 +70,7 @@ class ChromiumSession:
                 # The context or its browser died since the last episode: once more, with a new one.
                 await self._discard()
                 await self._clean(storage_state, headers or {})
-        self._last = None
+        self._last, self._layout, self._stops = None, None, 0
 
     async def goto(self, url: str) -> None:
         """See `Session.goto`."""
@@ -96,6 +120,23 @@ class ChromiumSession:
             except TabError as error:
                 raise ConfigError(f"the expression {quote(script[:200])} failed on {url}: {error}") from None
 
+    async def save_login(self, path: Path) -> None:
+        """Store cookies and local storage of this session, for `reset(storage_state=path)`.
+
+        The file is replaced as a whole. Raises `ConfigError` when it cannot be written.
+        """
+        async with self._pool.slot():
+            opened = self._context()
+            state = await opened.guarded(opened.context.storage_state(), "save the login")
+        # What was signed in must not reach the next episode through the pool.
+        opened.spoil()
+        try:
+            write_text(path, json.dumps(state))
+            # It opens an account.
+            path.chmod(0o600)
+        except OSError as error:
+            raise ConfigError(f"the login {path} cannot be stored ({error.strerror}); choose another folder") from None
+
     async def close(self) -> None:
         """See `Session.close`."""
         opened, self._open, self._last = self._open, None, None
@@ -131,20 +172,43 @@ class ChromiumSession:
     # --- reading ---
 
     async def _read(self, opened: OpenContext, tab: Tab) -> Observation:
-        answer = await tab.send("Accessibility.getFullAXTree")
-        page = read_page(answer["nodes"])
-        full = self._pool.view == "full"
-        viewed = (full_view if full else compact_view)(page.nodes, max_nodes=self._pool.max_nodes)
+        pool = self._pool
+        page = await self._reading(tab)
+        viewed = cut(_VIEWS[pool.view](page.nodes, max_nodes=pool.max_nodes), pool.max_chars)
         url, title, nodes = page.url, page.title, viewed.nodes
         if tab.failed_url or url.startswith("chrome-error:"):
             url, title, nodes = tab.failed_url or url, "", _UNAVAILABLE
-        if tab.late:
-            opened.notices.append(f"the page had not loaded after {self._pool.timeout:g} s; this is what was there")
-            tab.late = False
+        opened.notices.extend(self._remarks(tab))
         notice = "; ".join(dict.fromkeys(opened.notices))
         opened.notices.clear()
-        tabs = await self._open_tabs(opened) if full else ()
-        return Observation(self._pool.urls.canonical(url), nodes, title if full else "", tabs, notice, viewed.truncated)
+        if pool.view == "compact":
+            return Observation(pool.urls.canonical(url), nodes, notice=notice, truncated=viewed.truncated)
+        tabs = await self._open_tabs(opened)
+        return Observation(pool.urls.canonical(url), nodes, title, tabs, notice, viewed.truncated)
+
+    async def _reading(self, tab: Tab) -> Reading:
+        """What the tab shows; a heading that says so for a page that is too large."""
+        if tab.late:
+            # What had arrived when loading was stopped may have been parsed only now.
+            await tab.look()
+        if tab.huge:
+            return Reading(tab.page.url, "", _TOO_LARGE)
+        by_viewport = self._pool.region == "viewport"
+        page = await read_tab(tab, layout=by_viewport, verbose=self._pool.view in ("webarena", "browsergym"))
+        self._layout = page.layout
+        if by_viewport and page.layout is not None:
+            page.nodes = tuple(within(page.nodes, page.layout, VIEWPORT["width"], VIEWPORT["height"]))
+        return page
+
+    def _remarks(self, tab: Tab) -> Iterator[str]:
+        """What happened to the page itself; said once."""
+        if tab.late:
+            yield f"the page had not loaded after {self._pool.timeout:g} s; this is what was there"
+        if tab.huge:
+            yield f"the page is too large to be read ({tab.huge}); go back or open another one"
+        if tab.stops > self._stops:
+            yield f"a script of the page did not end within {self._pool.deadline:g} s and was stopped"
+        tab.late, self._stops = False, tab.stops
 
     async def _open_tabs(self, opened: OpenContext) -> tuple[OpenTab, ...]:
         titles = await asyncio.gather(*(_title(tab) for tab in opened.tabs))
@@ -157,10 +221,13 @@ class ChromiumSession:
 
     async def _act(self, opened: OpenContext, action: Action) -> str:
         tab = opened.current
-        if action.kind in TARGETED:
+        if action.kind in TARGETED or action.target is not None:
             node = self._last.node(action.target) if self._last and action.target is not None else None
             if node is None:
                 return f"there is no element [{action.target}] on this page"
+            if action.target_role and (action.target_role, action.target_name) != (node.role, node.name):
+                said = f"{action.target_role} {quote(action.target_name)}"
+                return f"[{node.id}] is {node.role} {quote(node.name)} now, not {said}; look at the page again"
             return await acting.perform(tab, action, node)
         others: dict[str, Callable[[], Awaitable[str]]] = {
             "press": lambda: acting.press(tab, action.text),
@@ -176,6 +243,8 @@ class ChromiumSession:
         return await others[action.kind]() if action.kind in others else ""
 
     async def _load(self, tab: Tab, url: str) -> str:
+        if not is_address(url):
+            return f"goto {quote(url[:120])}: this is no address; write one such as 'shop.localhost/cart'"
         if urlsplit(url).scheme not in ("http", "https") and url != BLANK:
             return f"goto {quote(url[:120])}: only http and https addresses can be opened"
         if url != BLANK and not self._pool.allows(url):
@@ -187,7 +256,7 @@ class ChromiumSession:
 
     async def _wait(self, tab: Tab) -> str:
         """Nothing can change by itself on a page without scripts."""
-        if tab.scripted:
+        if tab.live:
             await asyncio.sleep(min(1.0, self._pool.timeout))
         await tab.settle()
         return ""

@@ -8,9 +8,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from playwright.async_api import BrowserContext, Dialog, Download, Page, Request
+from playwright.async_api import BrowserContext, Dialog, Page, Request
 
 from dynaweb.errors import BrowserError
+from dynaweb.web.downloads import Downloads
 from dynaweb.web.tab import Tab, TabError, as_error
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 BLANK = "about:blank"
 _POPUP_SECONDS = 1.0
 _CLOSE_SECONDS = 5.0
+_DOWNLOAD_SECONDS = 2.0
+_MAX_NOTICES = 20
+_NOTICE_LIMIT = 500
 _WEB = ("http", "https", "ws", "wss")
 _T = TypeVar("_T")
 
@@ -31,6 +35,7 @@ class OpenContext:
         self.context = context
         self.tabs: list[Tab] = []
         self.notices: list[str] = []
+        self.downloads = Downloads(pool.downloads, pool.max_download, self.say)
         self._spoiled = fresh
         self._pool = pool
         self._current: Tab | None = None
@@ -64,6 +69,11 @@ class OpenContext:
             raise BrowserError("every tab of this context was closed")
         return self._current
 
+    def say(self, notice: str) -> None:
+        """Add a notice; a page that makes hundreds of them is cut short."""
+        if len(self.notices) < _MAX_NOTICES:
+            self.notices.append(notice[:_NOTICE_LIMIT])
+
     async def set_headers(self, headers: Mapping[str, str]) -> None:
         """Headers that go with every request of every tab."""
         if dict(headers) != self._headers:
@@ -89,6 +99,7 @@ class OpenContext:
         if scripted:
             await self._clear_storage(first, origins)
         first.forget()
+        self.downloads.forget()
         self.notices.clear()
 
     async def new_tab(self) -> Tab:
@@ -124,6 +135,7 @@ class OpenContext:
                 await asyncio.sleep(0.01)
             tab.opening.clear()
         await self.adopted()
+        await self.downloads.settle(_DOWNLOAD_SECONDS)
 
     async def adopted(self) -> None:
         """Wait for new windows that are being attached to."""
@@ -133,10 +145,20 @@ class OpenContext:
             self._adopting.difference_update(tasks)
 
     async def close(self) -> None:
-        """Close it for good; never fails and never waits for a dead browser."""
-        if self.running.alive:
-            with suppress(Exception):
-                await asyncio.wait_for(self.context.close(), _CLOSE_SECONDS)
+        """Close it for good; never fails and never waits for a dead browser.
+
+        A context that does not close in time still has a page that spins: its browser is ended.
+        """
+        self.downloads.forget()
+        if not self.running.alive:
+            return
+        try:
+            await asyncio.wait_for(self.context.close(), _CLOSE_SECONDS)
+        except TimeoutError:
+            self.running.kill()
+        except Exception:
+            # It is closed already, or its browser is.
+            return
 
     async def guarded(self, call: Awaitable[_T], what: str) -> _T:
         """A Playwright call with a deadline. Raises `BrowserError` or `TabError`."""
@@ -163,7 +185,9 @@ class OpenContext:
         attaching = Tab.attach(self.context, page, patience=self._pool.timeout, deadline=self._pool.deadline)
         tab = await self.guarded(attaching, "attach to a page")
         page.on("close", lambda _: self._drop(tab))
-        page.on("download", self._on_download)
+        page.on("download", self.downloads.take)
+        tab.cdp.on("Page.downloadWillBegin", self.downloads.on_begin)
+        tab.cdp.on("Page.downloadProgress", self.downloads.on_progress)
         return tab
 
     async def _new_page(self) -> Page:
@@ -194,7 +218,7 @@ class OpenContext:
             tab = await self._attach(page)
             self.tabs.append(tab)
             self._current = tab
-            self.notices.append(f"a new tab was opened; it is tab {len(self.tabs) - 1} and current")
+            self.say(f"a new tab was opened; it is tab {len(self.tabs) - 1} and current")
             if opening not in ("", BLANK):
                 await tab.arrive()
             await tab.settle()
@@ -203,14 +227,11 @@ class OpenContext:
         accepted = self._pool.dialogs == "accept" or dialog.type == "beforeunload"
         if dialog.type != "beforeunload":
             verb = "accepted" if accepted else "dismissed"
-            self.notices.append(f"{dialog.type} {verb}: {dialog.message}")
+            self.say(f"{dialog.type} {verb}: {dialog.message}")
         with suppress(Exception):
             await (dialog.accept() if accepted else dialog.dismiss())
-
-    def _on_download(self, download: Download) -> None:
-        self.notices.append(f"a download was offered: {download.suggested_filename}")
 
     def _on_failed(self, request: Request) -> None:
         if urlsplit(request.url).scheme in _WEB and not self._pool.allows(request.url):
             host = self._pool.refuse(request.url)
-            self.notices.append(f"a request to {host} was refused: this host is not allowed")
+            self.say(f"a request to {host} was refused: this host is not allowed")

@@ -1,4 +1,4 @@
-"""An observation as text, and back: the dialects `compact` and `webarena`.
+"""An observation as text, and back, in four dialects: `compact`, `webarena`, `browsergym` and `html`.
 
 `compact` is for small models. The first line is the address without `http://`, then one line an element:
 
@@ -12,22 +12,46 @@
 The number stands after the name on purpose: a small model then points by copying. Views with depth indent by one
 space a level; a title, tabs and the truncation mark `...` have lines of their own when there are any. `parse_compact`
 is the exact inverse. `webarena` is the text of the WebArena benchmark (`[id] role 'name' prop: value`, tab-indented,
-names as Python literals), which shows no address.
+names as Python literals), `browsergym` that of BrowserGym (`[bid] role 'name' value='..', focused`); neither shows an
+address. `html` is simplified HTML, as in WebRL. Their modules are `dialect_benchmarks` and `dialect_html`.
 """
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, get_args
 
 from dynaweb.types import Node, Observation, Tab
+from dynaweb.web.dialect_benchmarks import (
+    TRUNCATED,
+    browsergym_lines,
+    parse_browsergym,
+    parse_webarena,
+    webarena_lines,
+)
+from dynaweb.web.dialect_html import html_lines, parse_html
 from dynaweb.web.quoting import quote, scan, unquote
 
-Dialect = Literal["compact", "webarena"]
-TRUNCATED = "..."
-"""The line that marks an observation cut by a budget."""
+__all__ = [
+    "DIALECTS",
+    "TRUNCATED",
+    "Dialect",
+    "format_node",
+    "format_tail",
+    "format_url",
+    "parse_browsergym",
+    "parse_compact",
+    "parse_html",
+    "parse_node",
+    "parse_tail",
+    "parse_url",
+    "parse_webarena",
+    "render",
+]
+
+Dialect = Literal["compact", "webarena", "browsergym", "html"]
+DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 
 _HOST_FIRST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(?::\d+)?(?:[/?#][!-&(-~]*)?")
 _PLAIN_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?!\d)[!-&(-~]*")
@@ -35,18 +59,19 @@ _HEAD = re.compile(r"( *)([A-Za-z][\w-]*) (?=')")
 _ID = re.compile(r" \[(\d+)\]")
 _PROP = re.compile(r" ([A-Za-z_][\w-]*)(?:=(?:([^\s'=]+)|(?=')))?")
 _WORD = re.compile(r"[^\s'=]+")
-_WEBARENA = re.compile(r"(\t*)\[(\d+)\] ([A-Za-z][\w-]*) ")
-_LITERAL = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
-_WEBARENA_PROP = re.compile(r" ([A-Za-z_][\w-]*): (?:([^\s'\"]+)|(?=['\"]))")
-_TAB = re.compile(r"Tab (\d+)( \(current\))?: ")
 
 Props = tuple[tuple[str, str], ...]
 
 
 def render(observation: Observation, dialect: Dialect = "compact") -> str:
     """The observation as text, without a final newline."""
-    lines = _compact_lines(observation) if dialect == "compact" else _webarena_lines(observation)
-    return "\n".join(lines)
+    writers: dict[Dialect, Callable[[Observation], Iterator[str]]] = {
+        "compact": _compact_lines,
+        "webarena": webarena_lines,
+        "browsergym": browsergym_lines,
+        "html": html_lines,
+    }
+    return "\n".join(writers[dialect](observation))
 
 
 def parse_compact(text: str) -> Observation:
@@ -101,24 +126,6 @@ def parse_tail(tail: str) -> tuple[str | None, Props]:
         key, text, position = _scan_prop(tail, position)
         props.append((key, text))
     return value, tuple(props)
-
-
-def parse_webarena(text: str, url: str = "") -> Observation:
-    """Read `webarena` text back; addresses are not part of it. Raises `ValueError` naming the line."""
-    head, _, body = text.partition("\n\n")
-    tabs = _parse_tabs(head)
-    nodes: list[Node] = []
-    truncated, notice = False, ""
-    for line in body.split("\n") if body else []:
-        if line == TRUNCATED:
-            truncated = True
-        elif line.startswith("notice: "):
-            notice = _literal(line, 8)[0]
-        else:
-            nodes.append(_parse_webarena_node(line))
-    title = next((tab.title for tab in tabs if tab.current), "")
-    shown = tabs if len(tabs) > 1 else ()
-    return Observation(url, tuple(nodes), title, shown, notice, truncated)
 
 
 class _CompactReader:
@@ -218,75 +225,3 @@ def _scan_options(tail: str, position: int) -> tuple[str, str, int]:
         option, position = scan(tail, position + 1)
         options.append(option)
     return "options", "|".join(options), position
-
-
-def _webarena_lines(observation: Observation) -> Iterator[str]:
-    tabs = observation.tabs or (Tab(observation.title, observation.url, current=True),)
-    yield " | ".join(
-        f"Tab {index}{' (current)' if tab.current else ''}: {_one_line(tab.title)}" for index, tab in enumerate(tabs)
-    )
-    yield ""
-    yield from map(_webarena_node, observation.nodes)
-    if observation.truncated:
-        yield TRUNCATED
-    if observation.notice:
-        yield f"notice: {observation.notice!r}"
-
-
-def _webarena_node(node: Node) -> str:
-    props = (() if node.value is None else (("value", repr(node.value)),)) + tuple(
-        (key, text if _is_bare(text) else repr(text)) for key, text in node.props
-    )
-    tail = "".join(f" {key}: {text}" for key, text in props)
-    return "\t" * node.depth + f"[{node.id}] {node.role} {node.name!r}{tail}"
-
-
-def _is_bare(text: str) -> bool:
-    return bool(_WORD.fullmatch(text)) and '"' not in text
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.replace("|", "/").split())
-
-
-def _parse_tabs(head: str) -> tuple[Tab, ...]:
-    tabs: list[Tab] = []
-    for part in head.split(" | "):
-        match = _TAB.match(part)
-        if match is None:
-            raise ValueError(f"expected `Tab 0 (current): title` as the first line, got {part[:80]!r}")
-        tabs.append(Tab(part[match.end() :], "", current=match[2] is not None))
-    return tuple(tabs)
-
-
-def _parse_webarena_node(line: str) -> Node:
-    head = _WEBARENA.match(line)
-    if head is None:
-        raise ValueError(f"expected `[id] role 'name'`, got {line[:80]!r}")
-    name, end = _literal(line, head.end())
-    value: str | None = None
-    props: list[tuple[str, str]] = []
-    while end < len(line):
-        key, text, end = _scan_webarena_prop(line, end)
-        if key == "value":
-            value = text
-        else:
-            props.append((key, text))
-    return Node(int(head[2]), head[3], name, value, tuple(props), depth=len(head[1]))
-
-
-def _scan_webarena_prop(line: str, position: int) -> tuple[str, str, int]:
-    match = _WEBARENA_PROP.match(line, position)
-    if match is None:
-        raise ValueError(f"expected ` prop: value` at {line[position : position + 20]!r}")
-    if match[2] is not None:
-        return match[1], match[2], match.end()
-    text, end = _literal(line, match.end())
-    return match[1], text, end
-
-
-def _literal(line: str, position: int) -> tuple[str, int]:
-    match = _LITERAL.match(line, position)
-    if match is None:
-        raise ValueError(f"expected a Python string at {line[position : position + 20]!r}")
-    return str(ast.literal_eval(match[0])), match.end()

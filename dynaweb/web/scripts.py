@@ -12,7 +12,8 @@ _SCRIPTED = """(document.scripts.length > 0 || window.length > 0 || document.eva
   document, null, XPathResult.BOOLEAN_TYPE, null).booleanValue)"""
 _HELPERS = """
 const el = this.nodeType === Node.ELEMENT_NODE ? this : this.parentElement;
-if (!el || !el.isConnected) return {why: 'stale'};
+if (!el || !el.isConnected || !el.ownerDocument.defaultView) return {why: 'stale'};
+const mute = /*MUTE*/false;
 const squeeze = text => (text || '').replace(/\\s+/g, ' ').trim();
 const scripted = () => SCRIPTED;
 const disabled = () => el.matches(':disabled') || !!el.closest('[aria-disabled=true]');
@@ -50,7 +51,7 @@ const steady = async target => {
   const start = performance.now();
   const needed = moves() ? 3 : 1;
   let before = box(target), still = 0;
-  while (performance.now() - start < 400) {
+  while (performance.now() - start < 300) {
     await frame();
     const after = box(target);
     const rests = before && after && Math.abs(before.x - after.x) < 0.5 && Math.abs(before.y - after.y) < 0.5;
@@ -67,7 +68,7 @@ const aim = async () => {
   let at = place(target);
   if (!at) return {why: 'invisible'};
   const live = scripted();
-  if (live || moves()) {
+  if (!mute && (live || moves())) {
     if (!await steady(target)) return {why: 'moving'};
     at = box(target);
   }
@@ -79,12 +80,27 @@ const aim = async () => {
   }
   return over ? {why: 'covered', by: describe(over)} : {...at, live, target};
 };
+const pick = (list, option) => {
+  const changed = !option.selected;
+  list.focus();
+  option.selected = true;
+  if (changed) {
+    list.dispatchEvent(new Event('input', {bubbles: true}));
+    list.dispatchEvent(new Event('change', {bubbles: true}));
+  }
+  return {live: scripted()};
+};
 const leads = () => {
   const link = el.closest('a[href]');
   if (link) return !link.getAttribute('href').startsWith('#');
   return !!el.form && el.matches('button:not([type=button]):not([type=reset]), [type=submit], [type=image]');
 };
 """.replace("SCRIPTED", _SCRIPTED)
+
+
+def muted(function: str) -> str:
+    """The function for a frame in which scripts are off: it waits for nothing, because no timer runs there."""
+    return function.replace("/*MUTE*/false", "true", 1)
 
 
 def _function(arguments: str, body: str) -> str:
@@ -102,19 +118,25 @@ return {x: found.x, y: found.y};
 """Where the element is: {x, y} or {why}."""
 
 CLICK = _function(
-    "",
+    "framed",
     """
+const list = el instanceof HTMLOptionElement && el.closest('select');
+if (list) return el.disabled || list.disabled ? {why: 'disabled'} : {...pick(list, el), likely: false, done: true};
+if (el instanceof HTMLInputElement && el.type === 'file') return {why: 'file'};
 const found = await aim();
 if (found.why) return found;
 const likely = leads();
-if (found.live) return {x: found.x, y: found.y, likely, live: true};
+if (found.live || framed) return {x: found.x, y: found.y, likely, live: true};
 if (el.focus) el.focus({preventScroll: true});
 if (found.target.click) found.target.click();
 else found.target.dispatchEvent(new MouseEvent('click', {bubbles: true, cancelable: true, view: window}));
 return {likely, done: true};
 """,
 )
-"""Clicks on a page without scripts ({done, likely}); elsewhere {x, y, likely, live} for real events; or {why}."""
+"""Clicks on a page without scripts ({done, likely}); elsewhere {x, y, likely, live} for real events; or {why}.
+
+An option of a native list has no box: it is selected. `framed` asks for real events in any case.
+"""
 
 TYPE = _function(
     "text",
@@ -125,7 +147,8 @@ const live = found.live;
 if (el.readOnly) return {why: 'readonly'};
 const rich = el.isContentEditable;
 if (!rich && !(el instanceof HTMLInputElement || el instanceof HTMLTextAreaElement)) return {why: 'no-text'};
-const fixed = ['checkbox', 'radio', 'file', 'submit', 'button', 'image', 'reset', 'hidden'];
+if (el.type === 'file') return {why: 'file'};
+const fixed = ['checkbox', 'radio', 'submit', 'button', 'image', 'reset', 'hidden'];
 if (fixed.includes(el.type)) return {why: 'no-text'};
 el.focus();
 const picked = ['date', 'time', 'datetime-local', 'month', 'week', 'color', 'range'];
@@ -135,14 +158,24 @@ if (picked.includes(el.type)) {
   el.dispatchEvent(new Event('change', {bubbles: true}));
   return {value: el.value, live};
 }
-if (rich) getSelection().selectAllChildren(el);
-else el.select();
+if (rich) {
+  getSelection().selectAllChildren(el);
+  return {rich, live: true};
+}
+el.select();
 if (text === '') document.execCommand('delete');
 else document.execCommand('insertText', false, text);
-return {value: rich ? el.innerText : el.value, live};
+return {value: el.value, live};
 """,
 )
-"""Replaces the content of a field and reads it back: {value, live} or {why}."""
+"""Replaces the content of a field and reads it back: {value, live} or {why}.
+
+In a rich editor it only selects the content ({rich, live}): editors listen to the events of real input, which the
+driver sends.
+"""
+
+RICH_VALUE = _function("", "return {value: el.innerText};")
+"""What a rich editor holds: {value} or {why}."""
 
 SELECT = _function(
     "label",
@@ -155,28 +188,67 @@ const wanted = shown(label);
 const text = option => shown(option.label || option.text);
 const option = options.find(o => text(o) === wanted) || options.find(o => o.value === label);
 if (!option) return {why: 'no-option', options: options.map(text)};
-if (option.disabled) return {why: 'disabled'};
-el.focus();
-const changed = !option.selected;
-option.selected = true;
-if (changed) {
-  el.dispatchEvent(new Event('input', {bubbles: true}));
-  el.dispatchEvent(new Event('change', {bubbles: true}));
-}
-return {value: text(option), live: scripted()};
+return option.disabled ? {why: 'disabled'} : {value: text(option), ...pick(el, option)};
 """,
 )
 """Selects an option of a native select by its label: {value, live} or {why}."""
 
+FOCUS = _function(
+    "",
+    """
+if (disabled()) return {why: 'disabled'};
+place(el);
+el.focus({preventScroll: true});
+return {focused: el.getRootNode().activeElement === el};
+""",
+)
+"""Gives the element the focus: {focused} or {why}."""
+
+SCROLL_IN = _function(
+    "by",
+    """
+const scrolls = part => {
+  const may = /auto|scroll|overlay/.test(getComputedStyle(part).overflowY) || part.tagName === 'TEXTAREA';
+  return may && part.scrollHeight > part.clientHeight;
+};
+let part = el;
+while (part && !scrolls(part)) part = part.parentElement;
+const target = part || document.scrollingElement;
+if (!target) return {why: 'invisible'};
+target.scrollBy({top: target.clientHeight * 0.9 * Number(by), behavior: 'instant'});
+return {live: scripted()};
+""",
+)
+"""Scrolls the nearest box around the element that scrolls, else its page: {live} or {why}."""
+
+DESCRIBE = _function("", "return {by: describe(el)};")
+"""What an element is called when it covers another one: {by}."""
+
 SCROLL = "window.scrollBy({top: innerHeight * 0.9 * (%d), behavior: 'instant'})"
 
-QUIET = """
+TICK = "new Promise(done => setTimeout(done, 0, true))"
+"""Resolves at once, except in a frame in which scripts are off."""
+
+MAX_ELEMENTS = 30_000
+"""Elements of a page that is still read; Chromium needs about 0.3 milliseconds for each."""
+MAX_TEXT = 2_000_000
+"""Characters of text of a page that is still read; Chromium needs about 2.5 seconds for a million."""
+
+QUIET = (
+    """
 (() => {
+  const state = calm => {
+    const size = part => part.textContent.length;
+    const elements = document.getElementsByTagName('*').length;
+    let text = document.documentElement ? size(document.documentElement) : 0;
+    if (text > MAX_TEXT) for (const part of document.querySelectorAll('script, style')) text -= size(part);
+    return elements > MAX_ELEMENTS || text > MAX_TEXT ? `${elements} elements, ${text} characters` : calm;
+  };
   const loading = document.readyState === 'loading';
-  if (!SCRIPTED && !loading) return 'static';
+  if (!SCRIPTED && !loading) return state('static');
   const empty = () => !document.body || (!document.body.innerText.trim() && document.body.offsetHeight < 1);
   return new Promise(done => {
-    const finish = () => { watch.disconnect(); done('quiet'); };
+    const finish = () => { watch.disconnect(); done(state(window.length > 0 ? 'framed' : 'live')); };
     let timer = 0;
     const rest = () => {
       clearTimeout(timer);
@@ -189,7 +261,11 @@ QUIET = """
   });
 })()
 """.replace("SCRIPTED", _SCRIPTED)
+    .replace("MAX_ELEMENTS", str(MAX_ELEMENTS))
+    .replace("MAX_TEXT", str(MAX_TEXT))
+)
 """Resolves when nothing changed for `window` milliseconds, or after `cap`; at once on a page without scripts.
 
-An empty page is waited for: content that a script brings later is what the agent must see.
+An empty page is waited for: content that a script brings later is what the agent must see. The value is `static`,
+`live`, `framed` (live, with frames), or the size of a page that is too large to be read.
 """

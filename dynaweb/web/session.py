@@ -6,12 +6,18 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from dynaweb.types import Action, Observation
 
-View = Literal["compact", "full"]
-"""`full`: the filtered accessibility tree with depth. `compact`: the flat list that small models read."""
+View = Literal["compact", "full", "webarena", "browsergym"]
+"""`full`: the filtered accessibility tree with depth. `compact`: the flat list that small models read. The other two:
+what the agents of those benchmarks are shown (see `dynaweb.web.view_benchmarks`)."""
+Region = Literal["page", "viewport"]
+"""What of a page is shown: all of it, or what the window shows without scrolling."""
+VIEWPORT = {"width": 1280, "height": 720}
+"""Size of the window in CSS pixels."""
 
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:(?!\d)")
 
@@ -84,6 +90,15 @@ def with_scheme(url: str) -> str:
     """Put `http://` before an address that names no scheme."""
     url = url.strip()
     return url if _SCHEME.match(url) else f"http://{url}"
+
+
+def is_address(url: str) -> bool:
+    """Whether the address can be taken apart; `http://[` cannot."""
+    try:
+        urlsplit(url)
+    except ValueError:
+        return False
+    return True
 
 
 def _swap_origin(url: str, table: Mapping[str, str]) -> str:

@@ -19,6 +19,9 @@ QUIET_WINDOW = 0.08
 QUIET_CAP = 2.0
 """Seconds after which a page that keeps changing is read as it is."""
 _ROUNDS = 4
+_STOP_SECONDS = 2.0
+_TICK_SECONDS = 0.2
+_MAX_STOPS = 1
 _GONE = ("has been closed", "Connection closed", "Target crashed", "browser has disconnected", "was detached")
 
 
@@ -44,7 +47,16 @@ class Tab:
         """A page of this tab could run scripts since `forget`, so it may have stored something."""
         self.origins: set[str] = set()
         """Origins of all documents since `forget`, frames included."""
+        self.live = False
+        """The page that is shown can run scripts, so it may change by itself and elements may listen to clicks."""
+        self.huge = ""
+        """The size of a page that is too large to be read."""
+        self.stops = 0
+        """How often a script that did not end was stopped since `forget`."""
         self._calls: set[asyncio.Future[Any]] = set()
+        self.mute: set[str] = set()
+        """Frames in which no script and no timer runs."""
+        self._loading_frames: set[str] = set()
         self._ready = asyncio.Event()
         self._ready.set()
         self._committed = True
@@ -59,6 +71,7 @@ class Tab:
             "Page.frameRequestedNavigation": tab._on_requested,
             "Page.frameStartedNavigating": tab._on_started,
             "Page.frameNavigated": tab._on_committed,
+            "Page.frameDetached": lambda event: tab._loading_frames.discard(event.get("frameId", "")),
             "Page.frameStoppedLoading": tab._on_stopped,
             "Page.domContentEventFired": tab._on_dom_ready,
             "Page.windowOpen": tab._on_window_open,
@@ -70,22 +83,47 @@ class Tab:
         return tab
 
     async def send(self, method: str, **parameters: Any) -> Any:
-        """One DevTools command. Raises `BrowserError` when the browser is gone or silent, `TabError` if it refuses."""
-        call = asyncio.ensure_future(self.cdp.send(method, parameters))
+        """One DevTools command. Raises `BrowserError` when the browser is gone or silent, `TabError` if it refuses.
+
+        A page that does not answer in time has its script stopped, once; after that it is given up.
+        """
+        if self.broken:
+            raise BrowserError(f"the page crashed or hangs, so it cannot be asked ({method})")
+        call = self._start(method, parameters)
         self._calls.add(call)
         try:
-            return await asyncio.wait_for(call, self.deadline)
-        except TimeoutError:
-            self.broken = True
-            raise BrowserError(f"the page did not answer {method} within {self.deadline:g} s") from None
+            done, _ = await asyncio.wait({call}, timeout=self.deadline)
+            if not done and not await self._stop_script(call):
+                self.broken = True
+                call.cancel()
+                raise BrowserError(f"the page did not answer {method} within {self.deadline:g} s")
+            return call.result()
         except asyncio.CancelledError:
             if not self.broken:
+                call.cancel()
                 raise
             raise BrowserError(f"the page crashed ({method})") from None
+        except BrowserError:
+            raise
         except Exception as error:
             raise as_error(error, method) from None
         finally:
             self._calls.discard(call)
+
+    async def _stop_script(self, call: asyncio.Future[Any]) -> bool:
+        """End what the page runs; whether it then answers the call."""
+        self.stops += 1
+        if self.stops > _MAX_STOPS:
+            return False
+        await asyncio.wait({self._start("Runtime.terminateExecution", {})}, timeout=_STOP_SECONDS)
+        await asyncio.wait({call}, timeout=_STOP_SECONDS)
+        return call.done()
+
+    def _start(self, method: str, parameters: dict[str, Any]) -> asyncio.Future[Any]:
+        """A command whose answer may be waited for or not; its failure is never reported by the event loop."""
+        call = asyncio.ensure_future(self.cdp.send(method, parameters))
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return call
 
     def crash(self) -> None:
         """The page crashed: nothing it was asked will be answered."""
@@ -101,7 +139,7 @@ class Tab:
         )
         return _value(answer)
 
-    async def call(self, backend: int, function: str, *arguments: str) -> Any:
+    async def call(self, backend: int, function: str, *arguments: str | bool) -> Any:
         """Call a function with a node of the page as `this`; `{"why": "stale"}` when the node is gone."""
         try:
             resolved = await self.send("DOM.resolveNode", backendNodeId=backend)
@@ -123,9 +161,35 @@ class Tab:
         buttons = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
         await self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **buttons)
 
+    async def insert(self, text: str) -> None:
+        """Real input of a text in place of what is selected; the empty text deletes it."""
+        if text:
+            await self.send("Input.insertText", text=text)
+        else:
+            for kind in ("keyDown", "keyUp"):
+                await self.send(
+                    "Input.dispatchKeyEvent", type=kind, key="Delete", code="Delete", windowsVirtualKeyCode=46
+                )
+
     async def click_at(self, x: float, y: float) -> None:
         """A real click: the three events go out at once and are handled in order."""
         await asyncio.gather(*(self.mouse(kind, x, y) for kind in ("mouseMoved", "mousePressed", "mouseReleased")))
+
+    async def place_of(self, frame: str) -> tuple[float, float]:
+        """Where the content of a frame begins in the main viewport. Raises `TabError` when it is not shown."""
+        owner = await self.send("DOM.getFrameOwner", frameId=frame)
+        model = await self.send("DOM.getBoxModel", backendNodeId=owner["backendNodeId"])
+        x, y, *_ = model["model"]["content"]
+        return x, y
+
+    async def hit(self, x: float, y: float) -> Mapping[str, Any]:
+        """What shows at a point of the viewport, over all frames: `backendNodeId`, `frameId`. Raises `TabError`."""
+        metrics = await self.send("Page.getLayoutMetrics")
+        seen = metrics["cssLayoutViewport"]
+        # The command counts from the top of the document.
+        left, top = round(x + seen["pageX"]), round(y + seen["pageY"])
+        found: Mapping[str, Any] = await self.send("DOM.getNodeForLocation", x=left, y=top)
+        return found
 
     async def navigate(self, url: str) -> None:
         """Start loading an address; failures leave Chromium's error page and set `failed_url`."""
@@ -150,6 +214,9 @@ class Tab:
     def forget(self) -> None:
         """The tab is clean: what it showed before does not count any more."""
         self.scripted, self.failed_url, self.late = False, "", False
+        self.live, self.huge, self.stops = False, "", 0
+        self._loading_frames.clear()
+        self.mute.clear()
         self.opening.clear()
         self.origins.clear()
 
@@ -204,20 +271,53 @@ class Tab:
             await self.send("Page.stopLoading")
             self.late = True
             self._ready.set()
+            await self.look()
             return False
         return True
+
+    async def look(self) -> None:
+        """Find out again whether the page has scripts and is small enough to be read."""
+        await self._quiet(time.monotonic())
 
     async def _quiet(self, deadline: float) -> bool:
         cap = max(min(QUIET_CAP, deadline - time.monotonic()), 0.05)
         script = scripts.QUIET % {"window": int(QUIET_WINDOW * 1000), "cap": int(cap * 1000)}
         try:
-            self.scripted |= await self.evaluate(script, wait=True) != "static"
+            state = str(await self.evaluate(script, wait=True))
+            if state == "framed":
+                await self._frames_quiet(script, time.monotonic() + cap)
         except TabError:
-            self.scripted = True
+            self.scripted = self.live = True
             # The document was replaced while it was being watched.
             await asyncio.sleep(0)
             return False
+        self.live = state != "static"
+        self.scripted |= self.live
+        self.huge = state if state.endswith("characters") else ""
         return True
+
+    async def _frames_quiet(self, script: str, deadline: float) -> None:
+        """Wait until the frames of the page have their documents and these are quiet, at most until the deadline."""
+        while self._loading_frames and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        tree = await self.send("Page.getFrameTree")
+        await asyncio.gather(*(self._frame_quiet(frame, script) for frame in _frame_ids(tree["frameTree"])))
+
+    async def _frame_quiet(self, frame: str, script: str) -> None:
+        """A frame may go away meanwhile."""
+        with suppress(TabError):
+            world = await self.send("Page.createIsolatedWorld", frameId=frame)
+            if await self._resolves(scripts.TICK, world["executionContextId"], _TICK_SECONDS):
+                self.mute.discard(frame)
+                await self._resolves(script, world["executionContextId"], QUIET_CAP)
+            else:
+                self.mute.add(frame)
+
+    async def _resolves(self, expression: str, context: int, seconds: float) -> bool:
+        """Whether a promise of a frame resolves in time; one that does not is left alone."""
+        call = self._start("Runtime.evaluate", {"expression": expression, "contextId": context, "awaitPromise": True})
+        done, _ = await asyncio.wait({call}, timeout=seconds)
+        return bool(done)
 
     def _on_requested(self, event: Mapping[str, Any]) -> None:
         if event.get("disposition") == "currentTab" and event.get("frameId") == self.frame_id:
@@ -225,14 +325,20 @@ class Tab:
         self._requested.set()
 
     def _on_started(self, event: Mapping[str, Any]) -> None:
-        if event.get("frameId") == self.frame_id and not event.get("navigationType", "").endswith("ameDocument"):
+        if event.get("navigationType", "").endswith("ameDocument"):
+            return
+        if event.get("frameId") == self.frame_id:
             self.expect()
             self._requested.set()
+        else:
+            self._loading_frames.add(event.get("frameId", ""))
 
     def _on_committed(self, event: Mapping[str, Any]) -> None:
         frame = event["frame"]
         self.origins.add(frame.get("securityOrigin", ""))
+        self._loading_frames.discard(frame["id"])
         if frame["id"] == self.frame_id:
+            self._loading_frames.clear()
             self._committed = True
             self.failed_url = frame.get("unreachableUrl", "")
 
@@ -241,6 +347,7 @@ class Tab:
             self._ready.set()
 
     def _on_stopped(self, event: Mapping[str, Any]) -> None:
+        self._loading_frames.discard(event.get("frameId", ""))
         if event.get("frameId") == self.frame_id:
             self._ready.set()
 
@@ -259,6 +366,17 @@ def as_error(error: Exception, what: str) -> Exception:
     if not isinstance(error, PlaywrightError) or any(sign in text for sign in _GONE):
         return BrowserError(f"the browser is gone ({what}: {text})")
     return TabError(text)
+
+
+def _frame_ids(tree: Mapping[str, Any]) -> list[str]:
+    """Ids of all frames below the main one."""
+    found: list[str] = []
+    pending = list(tree.get("childFrames", ()))
+    while pending:
+        frame = pending.pop()
+        found.append(frame["frame"]["id"])
+        pending.extend(frame.get("childFrames", ()))
+    return found
 
 
 def _value(answer: Mapping[str, Any]) -> Any:

@@ -10,14 +10,19 @@ What is in the tree: text that is off-screen or transparent is; what is `hidden`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dynaweb.types import Node
 
 PROPERTIES = ("checked", "disabled", "expanded", "focused", "modal", "pressed", "required", "selected")
 """Properties that are kept, in this order; all others depend on the Chromium version or say nothing to an agent."""
+VERBOSE = frozenset(PROPERTIES).union(
+    ("atomic", "autocomplete", "hasPopup", "live", "multiselectable", "orientation", "relevant"),
+    ("valuemax", "valuemin", "valuetext"),
+)
+"""Properties that the texts of benchmarks show, false ones too; none that names nodes or addresses, or passes by."""
 
 TEXT = "StaticText"
 _LAYOUT = frozenset({"InlineTextBox", "ListMarker"})
@@ -34,29 +39,43 @@ class Page:
 
 
 def read_page(
-    payload: Sequence[Mapping[str, Any]], *, frame: str = "", inner: Mapping[int, Sequence[Node]] | None = None
+    payload: Sequence[Mapping[str, Any]],
+    *,
+    frame: str = "",
+    inner: Mapping[int, Sequence[Node]] | None = None,
+    verbose: bool = False,
+    clickable: Collection[int] = (),
 ) -> Page:
-    """Read a whole answer: address and title stand in its root."""
+    """Read a whole answer: address and title stand in its root. The arguments are those of `read_tree`."""
     root = payload[0] if payload else {}
     url = next((p["value"].get("value", "") for p in root.get("properties", ()) if p["name"] == "url"), "")
-    return Page(str(url), _text(root.get("name")), tuple(read_tree(payload, frame=frame, inner=inner)))
+    nodes = read_tree(payload, frame=frame, inner=inner, verbose=verbose, clickable=clickable)
+    return Page(str(url), _text(root.get("name")), tuple(nodes))
 
 
 def read_tree(
-    payload: Sequence[Mapping[str, Any]], *, frame: str = "", inner: Mapping[int, Sequence[Node]] | None = None
+    payload: Sequence[Mapping[str, Any]],
+    *,
+    frame: str = "",
+    inner: Mapping[int, Sequence[Node]] | None = None,
+    verbose: bool = False,
+    clickable: Collection[int] = (),
 ) -> list[Node]:
     """The raw tree of one frame.
 
     `payload` is the `nodes` array of the answer. `ref` of a node is `"{frame}:{backend node id}"` (`frame` is empty for
     the main frame), or None when it is not an element of the page. `inner` holds raw trees of child frames by the
-    backend node id of their `Iframe` element; they are put below it.
+    backend node id of their `Iframe` element; they are put below it. `verbose` keeps the properties of `VERBOSE`, as
+    the protocol orders them. Elements of `clickable` (backend node ids) get the property `clickable`.
     """
     by_id = {node["nodeId"]: node for node in payload}
     nodes: list[Node] = []
     for item, depth in _walk(payload, by_id):
-        node = _read_node(item, depth, frame)
+        node = _read_node(item, depth, frame, verbose)
         if node is None:
             continue
+        if clickable and item.get("backendDOMNodeId") in clickable:
+            node = replace(node, props=(*node.props, ("clickable", "true")))
         nodes.append(node)
         below = (inner or {}).get(item.get("backendDOMNodeId", -1))
         if below:
@@ -100,7 +119,7 @@ def _walk(
         stack.extend((child, depth + 1) for child in reversed(item.get("childIds", ())))
 
 
-def _read_node(item: Mapping[str, Any], depth: int, frame: str) -> Node | None:
+def _read_node(item: Mapping[str, Any], depth: int, frame: str, verbose: bool) -> Node | None:
     backend = item.get("backendDOMNodeId")
     if item.get("ignored"):
         return Node(0, "none", depth=depth, ref=_ref(frame, backend))
@@ -112,7 +131,8 @@ def _read_node(item: Mapping[str, Any], depth: int, frame: str) -> Node | None:
     rich_text = role == "generic" and found.get("editable") == "richtext" and found.get("focusable")
     if rich_text or role in _PICKERS:
         role = "textbox"
-    return Node(0, role, name, value, _props(role, found), depth, _ref(frame, backend))
+    props = _verbose(found) if verbose else _props(role, found)
+    return Node(0, role, name, value, props, depth, _ref(frame, backend))
 
 
 def _props(role: str, found: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -124,6 +144,10 @@ def _props(role: str, found: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     if role == "generic" and found.get("focusable") and not found.get("editable"):
         kept.append(("focusable", "true"))
     return tuple(kept)
+
+
+def _verbose(found: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple((key, _text({"value": value})) for key, value in found.items() if key in VERBOSE and value is not None)
 
 
 def _text(field: Mapping[str, Any] | None) -> str:

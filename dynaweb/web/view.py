@@ -7,7 +7,9 @@ Rules of the **compact** view (flat, what small models read):
 
 1. Kept elements: link, button, textbox (searchbox, spinbutton, textarea and pickers become `textbox`), combobox
    (native select), checkbox, radio, heading, status, alert, dialog, the further roles of `INTERACTIVE`, and `text`.
-   Everything else (landmarks, lists, tables, generics, images, list markers) is dropped and its children are kept.
+   An element without such a role that takes the focus or listens to clicks is kept when it holds no other control
+   (and, if it only listens, no more text than a name has room for). Everything else (landmarks, lists, tables,
+   generics, images, list markers) is dropped and its children are kept.
 2. Text: consecutive `StaticText` pieces of one block with no kept element between them are one node `text`, pieces
    joined with single spaces. The block of a piece is its nearest ancestor that is not inline: `INLINE` roles are
    looked through, and so are generics within a paragraph. Plain `<span>`, `<b>`, `<small>` are not in the raw tree at
@@ -31,6 +33,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dynaweb.types import Node
+from dynaweb.web.dialects import format_node
 from dynaweb.web.tree import TEXT, subtree_ends
 
 
@@ -51,9 +54,17 @@ INTERACTIVE = _roles(
 INLINE = _roles("strong emphasis time code mark Abbr superscript subscript insertion deletion Ruby LineBreak")
 """Roles that belong to the text around them."""
 
+CLICKABLE = ("clickable", "true")
+"""The property of an element that listens to clicks (see `dynaweb.web.layout`)."""
+
 _LIVE = frozenset({"status", "alert"})
 _DIALOGS = frozenset({"dialog", "alertdialog"})
-_RENAMED = {"searchbox": "textbox", "spinbutton": "textbox", "DisclosureTriangle": "button", "alertdialog": "dialog"}
+_SPOKEN = _LIVE | _DIALOGS | {"heading", TEXT, "LabelText", "RootWebArea", "Iframe"}
+"""Roles that a click listener does not turn into controls."""
+_RENAMED = {
+    **{"searchbox": "textbox", "spinbutton": "textbox", "DisclosureTriangle": "button", "alertdialog": "dialog"},
+    "none": "generic",
+}
 _COMPACT_PROPS = frozenset({"checked", "disabled", "expanded", "pressed", "required", "selected"})
 _STRUCTURE = _roles(
     """generic none paragraph list listitem strong emphasis image banner navigation main complementary contentinfo
@@ -80,6 +91,16 @@ def clip(text: str, limit: int = NAME_LIMIT) -> str:
 def join_options(labels: Iterable[str]) -> str:
     """Option labels as one property text."""
     return "|".join(clip(label).replace("|", "/") for label in labels)
+
+
+def cut(viewed: Viewed, max_chars: int) -> Viewed:
+    """The view within a budget of characters, counted as `compact` lines with their line ends; 0 = no budget."""
+    left = max_chars
+    for index, node in enumerate(viewed.nodes if max_chars else ()):
+        left -= len(format_node(node)) + 1
+        if left < 0:
+            return Viewed(viewed.nodes[:index], truncated=True)
+    return viewed
 
 
 def compact_view(raw: Sequence[Node], *, max_nodes: int = MAX_NODES) -> Viewed:
@@ -175,7 +196,7 @@ class _Compact:
         self.muted = max(self.muted, end)
         if node.role in TEXTBOXES or options:
             self.skipped = end
-        name = node.name if node.role != "generic" or node.name else _text_of(self.raw, index, end)
+        name = node.name if node.name or node.role in INTERACTIVE else _text_of(self.raw, index, end)
         self._emit(node, name, options)
 
     def _heading(self, index: int) -> None:
@@ -201,11 +222,16 @@ class _Compact:
             self.blocks.append((index, in_paragraph or node.role == "paragraph"))
 
     def _clickable(self, index: int) -> bool:
-        """A focusable element without a role that is small enough to be one control."""
+        """An element without a role of its own that can be acted on and is small enough to be one control."""
         node, end = self.raw[index], self.ends[index]
-        if ("focusable", "true") not in node.props or node.role != "generic":
+        focusable = node.role == "generic" and ("focusable", "true") in node.props
+        listens = CLICKABLE in node.props and node.role not in _SPOKEN
+        if not focusable and not listens:
             return False
-        return not any(below.role in INTERACTIVE for below in self.raw[index + 1 : end])
+        below = self.raw[index + 1 : end]
+        if any(other.role in INTERACTIVE or CLICKABLE in other.props for other in below):
+            return False
+        return focusable or sum(len(other.name) for other in below if other.role == TEXT) <= NAME_LIMIT
 
     def _emit(self, node: Node, name: str, options: str = "") -> None:
         self.flush()
@@ -244,7 +270,7 @@ def _text_of(raw: Sequence[Node], index: int, end: int) -> str:
 
 def _in_full(node: Node, parent_name: str) -> bool:
     if node.role in _NEVER:
-        return False
+        return CLICKABLE in node.props
     if node.role == TEXT:
         text = clip(node.name, VALUE_LIMIT)
         return bool(text) and text not in parent_name
@@ -255,4 +281,5 @@ def _full_node(node: Node, number: int, depth: int, options: str) -> Node:
     props = node.props + ((("options", options),) if options else ())
     limit = VALUE_LIMIT if node.role == TEXT else NAME_LIMIT
     value = _value(node, bool(options)) if node.role == "combobox" else node.value and node.value[:VALUE_LIMIT]
-    return Node(number, node.role, clip(node.name, limit), value, props, depth, node.ref)
+    role = "generic" if node.role == "none" else node.role
+    return Node(number, role, clip(node.name, limit), value, props, depth, node.ref)
