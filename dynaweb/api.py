@@ -135,9 +135,10 @@ def evaluate(
 ) -> StageResult:
     """Evaluate a policy on held-out tasks in the real browser.
 
-    `policy` is a folder of weights; the SFT policy by default.
+    `policy` is a folder of weights or one of `sft` (default), `base` (the model as it is), `expert`, `random`. The
+    result has rows by site and by kind of task, and every failure with its label.
     """
-    result: StageResult = _call("evaluate", recipe, overrides, flags, progress, out=out, policy=_path(policy))
+    result: StageResult = _call("evaluate", recipe, overrides, flags, progress, out=out, policy=policy)
     return result
 
 

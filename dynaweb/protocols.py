@@ -101,7 +101,11 @@ class TrainableWorldModel(WorldModel, Protocol):
 
 @runtime_checkable
 class Environment(Protocol):
-    """A place to act in: a real browser, or a dream."""
+    """A place to act in: a real browser, or a dream.
+
+    An environment whose goals are only known once a task is open may have an attribute `task`: the task as it is after
+    `reset`, with the goal filled in.
+    """
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start the task from a clean state."""
@@ -134,6 +138,19 @@ class TaskSource(Protocol):
 
     def expert(self, task: Task) -> ExpertPolicy:
         """The scripted expert of a task. Raises `MissingError` when there is none."""
+        ...
+
+
+@runtime_checkable
+class Catalogue(Protocol):
+    """Task sources with a finite list of tasks offer this besides `tasks`."""
+
+    def catalogue(self, split: str) -> list[Task]:
+        """Every task of a split that can be played, in a fixed order."""
+        ...
+
+    def skipped(self, split: str) -> Mapping[str, int]:
+        """How many tasks of the split cannot be played here, by reason; they are never scored."""
         ...
 
 
@@ -224,6 +241,7 @@ class TokenRow:
 
 
 __all__ = [
+    "Catalogue",
     "Completion",
     "Engine",
     "Environment",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -28,9 +27,12 @@ def sft(
 def evaluate(
     recipe: o.Recipe = "dynaweb",
     policy: Annotated[
-        Path | None, typer.Option("--policy", metavar="DIR", help="Weights of a policy; default: the SFT policy.")
+        str | None,
+        typer.Option("--policy", metavar="DIR|NAME", help="Folder of weights, or sft (default), base, expert, random."),
     ] = None,
     env: o.Env = None,
+    episodes: Annotated[int | None, typer.Option("--episodes", min=1, help="How many held-out episodes.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Episodes that are open at once.")] = None,
     model: o.Model = None,
     seed: o.Seed = None,
     sets: o.Set = None,
@@ -39,8 +41,14 @@ def evaluate(
     as_json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
-    """Evaluate a policy on held-out tasks in the real browser."""
-    run_stage("evaluate", recipe, locals(), policy=policy)
+    """Evaluate a policy on held-out tasks: table by site, a label for each failure.
+
+    Interrupted, it goes on with the tasks that are left when the same command is given again.
+    """
+    arguments = locals()
+    given = {"eval.episodes": episodes, "web.contexts": workers, "web.workers": workers}
+    flags = [f"{path}={value}" for path, value in given.items() if value is not None]
+    run_stage("evaluate", recipe, {**arguments, "sets": [*flags, *(sets or ())]}, policy=policy)
 
 
 def run_stage(name: str, recipe: str, arguments: dict[str, Any], **extra: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -12,37 +14,48 @@ from dynaweb.cli import options as o
 tasks_app = typer.Typer(no_args_is_help=True, help="Tasks of an environment.", rich_markup_mode=None)
 
 Split = Annotated[str, typer.Option("--split", help="pretrain, train, validation or test.")]
-Count = Annotated[int, typer.Option("--count", min=1, help="How many tasks to draw.")]
+Env = Annotated[str, typer.Option("--env", metavar="NAME", help="Environment that brings tasks.")]
+DrawSeed = Annotated[int, typer.Option("--seed", help="Seed of the draw.")]
+DRAWN = 24
+"""Tasks that are drawn from environments that could make any number of them."""
 
 
 @tasks_app.command("list")
 def list_tasks(
-    env: Annotated[str, typer.Option("--env", metavar="NAME", help="Environment that brings tasks.")] = "sites",
+    env: Env = "sites",
     split: Split = "train",
-    count: Count = 24,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the draw.")] = 0,
+    count: Annotated[
+        int, typer.Option("--count", min=0, help="How many tasks to draw; 0 = all, or 24 where there is no end.")
+    ] = 0,
+    seed: DrawSeed = 0,
+    sets: o.Set = None,
     block: o.Block = None,
     as_json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
-    """List tasks of a split."""
+    """List tasks of a split, with counts by site and by kind."""
     from dynaweb.cli.output import plain, table
+    from dynaweb.protocols import Catalogue
 
-    tasks = _source(env, seed, block).tasks(_split(split), count=count, seed=seed)
+    source, split = _source(env, sets, block), checked_split(split)
+    tasks = source.tasks(split, count=count, seed=seed) if count else _all(source, split, DRAWN, seed)
     if as_json:
         typer.echo(json.dumps([plain(task) for task in tasks], indent=2, ensure_ascii=False))
         return
     rows = [(task.id, str(task.best_steps or "-"), task.start_url, task.intent) for task in tasks]
     typer.echo(table(("task", "best", "start", "goal"), rows))
+    skipped = source.skipped(split) if isinstance(source, Catalogue) else {}
+    typer.echo("\n" + "\n".join(_counts(tasks, skipped)))
 
 
 @tasks_app.command("show")
 def show(
     task_id: Annotated[str, typer.Argument(help="Id of a task, as `dynaweb tasks list` prints it.")],
-    env: Annotated[str, typer.Option("--env", metavar="NAME", help="Environment that brings tasks.")] = "sites",
+    env: Env = "sites",
     split: Split = "train",
-    count: Count = 240,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the draw.")] = 0,
+    count: Annotated[int, typer.Option("--count", min=1, help="How many tasks to draw.")] = 240,
+    seed: DrawSeed = 0,
+    sets: o.Set = None,
     block: o.Block = None,
     debug: o.Debug = False,
 ) -> None:
@@ -51,15 +64,17 @@ def show(
     from dynaweb.errors import ConfigError
     from dynaweb.suggest import hint
 
-    tasks = {task.id: task for task in _source(env, seed, block).tasks(_split(split), count=count, seed=seed)}
+    tasks = {task.id: task for task in _all(_source(env, sets, block), checked_split(split), count, seed)}
     if task_id not in tasks:
         raise ConfigError(
-            f"no task is called {task_id!r} among {count} of split {split!r} with seed {seed}; {hint(task_id, tasks)}"
+            f"no task is called {task_id!r} among {len(tasks)} of split {split!r} with seed {seed}; "
+            f"{hint(task_id, tasks)}"
         )
     typer.echo(json.dumps(plain(tasks[task_id]), indent=2, ensure_ascii=False))
 
 
-def _split(name: str) -> str:
+def checked_split(name: str) -> str:
+    """The name of a split. Raises `ConfigError` for any other."""
     from typing import get_args
 
     from dynaweb.errors import ConfigError
@@ -71,11 +86,34 @@ def _split(name: str) -> str:
     return name
 
 
-def _source(env: str, seed: int, block: list[str] | None) -> Any:
+def _all(source: Any, split: str, count: int, seed: int) -> Any:
+    """Every task of a split, or `count` of them where there is no end."""
+    from dynaweb.protocols import Catalogue
+
+    return source.catalogue(split) if isinstance(source, Catalogue) else source.tasks(split, count=count, seed=seed)
+
+
+def _counts(tasks: Any, skipped: Any) -> Iterable[str]:
+    from dynaweb.loop.outcomes import kind_name, site_name
+
+    yield f"{len(tasks)} tasks"
+    for head, name in (("by site", site_name), ("by kind", kind_name)):
+        counts = Counter(map(name, tasks))
+        yield f"{head}: " + ", ".join(f"{key} {number}" for key, number in sorted(counts.items()))
+    for why, number in skipped.items():
+        yield f"skipped: {number} ({why})"
+
+
+def _source(env: str, sets: list[str] | None, block: list[str] | None) -> Any:
+    from dynaweb.config import resolve
     from dynaweb.errors import ConfigError
     from dynaweb.protocols import PluginContext, TaskSource
 
-    source = o.load_plugins(block).create("env", env, {}, PluginContext(seed=seed))
+    plugins = o.load_plugins(block)
+    recipe = resolve(env=env, overrides=sets or ())
+    if "tasks" not in plugins.find("env", env).spec.capabilities:
+        raise ConfigError(f"environment {env!r} brings no tasks of its own; try --env sites")
+    source = plugins.create("env", env, recipe.env.config, PluginContext(services={"web": recipe.web}))
     if not isinstance(source, TaskSource):
         raise ConfigError(f"environment {env!r} brings no tasks; try --env sites")
     return source

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynaweb import events
-from dynaweb.errors import Interrupted
+from dynaweb.errors import ConfigError, Interrupted
 from dynaweb.loop import stages
-from dynaweb.loop.closing import RunResult, StageResult, write_scores, write_summary
+from dynaweb.loop.closing import RunResult, StageResult, evaluated, write_scores, write_summary
 from dynaweb.loop.demos import demos
-from dynaweb.loop.evaluate import audit_judge, audits, estimates, evaluate_arm, judge_errors, summary
+from dynaweb.loop.evaluate import audit_judge, audits, evaluate_arm
 from dynaweb.loop.explore import explore
 from dynaweb.loop.fidelity import transitions_of
 from dynaweb.loop.files import files_hash
+from dynaweb.loop.players import POLICIES, WITHOUT_MODEL, without_model
 from dynaweb.loop.sft import sft as sft_stage
 from dynaweb.loop.workspace import MODEL, Workspace
 from dynaweb.loop.worldmodel import FIDELITY, Material, fidelity_estimates, means
@@ -164,25 +165,38 @@ async def _model_and_material(ws: Workspace, weights: Path | None, data: Path | 
     return model, Material.of_episodes(ws, (await _explored(ws, shown)).episodes(), shown.episodes())
 
 
-def evaluate(recipe: Recipe, *, out: Path | None = None, policy: Path | None = None) -> StageResult:
-    """A policy on the held-out tasks: the weights in `policy`, or the SFT policy of the recipe."""
+def evaluate(recipe: Recipe, *, out: Path | None = None, policy: str | Path | None = None) -> StageResult:
+    """A policy on the held-out tasks: the weights in a folder, or one of `players.POLICIES` (default: `sft`).
+
+    An interrupted evaluation goes on with the tasks that are left. `results.json` holds the table by site and by kind,
+    and every failure with its label.
+    """
 
     async def job(ws: Workspace) -> StageResult:
         arm, weights, key = await _policy(ws, policy)
-        judged = await audit_judge(ws, arm, await evaluate_arm(ws, arm, weights, key), weights)
-        episodes = judged.episodes()
-        metrics = summary(episodes) | (judge_errors(episodes) if audits(ws) else {})
-        return StageResult("eval", _folder(ws), weights, metrics, estimates(episodes))
+        player = without_model(arm, ws) if arm in WITHOUT_MODEL else None
+        made = await evaluate_arm(ws, arm, weights, key, player=player, by_task=True)
+        if player is None:
+            made = await audit_judge(ws, arm, made, weights)
+        else:
+            ws.keep(made, f"eval-{arm}")
+        return evaluated(arm, _folder(ws), weights, made.episodes(), judged=player is None and audits(ws))
 
     return _in_folder(recipe, job, out=out, command="eval")
 
 
-async def _policy(ws: Workspace, policy: Path | None) -> tuple[str, Path, str]:
-    if policy is not None:
-        weights = policy / MODEL if (policy / MODEL).is_dir() else policy
-        return "policy", weights, files_hash(weights)
-    made = await sft_stage(ws, await demos(ws))
-    return "sft", made.model, made.key
+async def _policy(ws: Workspace, policy: str | Path | None) -> tuple[str, Path | None, str]:
+    """Name, weights (None = those of the base model, or none at all) and key of a policy."""
+    if policy is None or str(policy) == "sft":
+        made = await sft_stage(ws, await demos(ws))
+        return "sft", made.model, made.key
+    if str(policy) in POLICIES:
+        return str(policy), None, str(policy)
+    folder = Path(policy)
+    if not folder.is_dir():
+        raise ConfigError(f"no policy is called {policy}; name a folder of weights, or one of {', '.join(POLICIES)}")
+    weights = folder / MODEL if (folder / MODEL).is_dir() else folder
+    return "policy", weights, files_hash(weights)
 
 
 def _folder(ws: Workspace) -> Path:

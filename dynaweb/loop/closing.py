@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaweb.loop.evaluate import successes
+from dynaweb.loop.evaluate import estimates, judge_errors, successes, summary
+from dynaweb.loop.outcomes import Row, failures, kind_name, rows_by, site_name, table
 from dynaweb.loop.stages import bought
 from dynaweb.loop.worldmodel import FIDELITY
-from dynaweb.report.stats import Estimate
+from dynaweb.report.stats import Estimate, proportion
 from dynaweb.runs import write_json
 
 if TYPE_CHECKING:
     from dynaweb.loop.stages import Outcome
     from dynaweb.loop.wmeval import WorldModelScores
     from dynaweb.loop.workspace import Workspace
+    from dynaweb.types import Trajectory
 
 SUMMARY = "summary.json"
 SCORES, SCORES_PAGE = "world-model.json", "world-model.html"
+RESULTS = "results.json"
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class RunResult:
 class StageResult:
     """One stage that was run alone: the run folder, the weights that it made (if any), and its closing metrics.
 
-    `estimates` holds those metrics again that have an interval; the text shows these with interval and n.
+    `estimates` holds those metrics again that have an interval; the text shows these with interval and n. An
+    evaluation has rows by `sites` and by `kinds`, and its `failures` with their labels.
     """
 
     stage: str
@@ -59,18 +63,46 @@ class StageResult:
     weights: Path | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     estimates: Mapping[str, Estimate] = field(default_factory=dict)
+    sites: Sequence[Row] = ()
+    kinds: Sequence[Row] = ()
+    failures: Sequence[Mapping[str, Any]] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.stage}: {self.folder}", *([f"weights: {self.weights}"] if self.weights else [])]
         width = max((len(name) for name in [*self.metrics, *self.estimates]), default=0)
         shown = {**self.metrics, **self.estimates}
-        return "\n".join([*lines, *(f"{name.ljust(width)}  {_short(value)}" for name, value in shown.items())])
+        lines += [f"{name.ljust(width)}  {_short(value)}" for name, value in shown.items()]
+        if self.sites:
+            lines += ["", table(self.sites, "site")]
+        if len(self.kinds) > len(self.sites):
+            lines += ["", table(self.kinds, "kind")]
+        return "\n".join(lines)
 
     __repr__ = __str__
 
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def evaluated(
+    arm: str, folder: Path, weights: Path | None, episodes: Sequence[Trajectory], *, judged: bool
+) -> StageResult:
+    """The result of an evaluation, with `results.json` in the run folder. `judged`: a judge was audited on it too."""
+    result = StageResult(
+        "eval",
+        folder,
+        weights,
+        summary(episodes) | (judge_errors(episodes) if judged else {}),
+        estimates(episodes) if judged else {"success": proportion(successes(episodes))},
+        rows_by(episodes, site_name),
+        rows_by(episodes, kind_name),
+        failures(episodes),
+    )
+    plain = {"policy": arm, "metrics": result.metrics, "failures": result.failures}
+    tables = {name: [asdict(row) for row in getattr(result, name)] for name in ("sites", "kinds")}
+    write_json(folder / RESULTS, plain | tables)
+    return result
 
 
 def write_summary(ws: Workspace, outcome: Outcome, folder: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dynaweb import events
-from dynaweb.errors import TrainingError
+from dynaweb.errors import MissingError, TrainingError
 from dynaweb.loop.experts import by_task
 from dynaweb.loop.players import ExpertPlayer
 from dynaweb.loop.rollout import Episode, Rules, refuse_total_failure
@@ -21,6 +21,7 @@ from dynaweb.types import Task, Trajectory
 
 if TYPE_CHECKING:
     from dynaweb.loop.workspace import Made, Workspace
+    from dynaweb.protocols import TaskSource
     from dynaweb.runs import Stage
 
 SLACK = 2
@@ -44,7 +45,7 @@ def rl_tasks(ws: Workspace) -> list[Task]:
 
 async def demos(ws: Workspace) -> Made:
     """Stage `demos`: the demonstrations that SFT sees."""
-    tasks = one_per_template(training_tasks(ws, ws.recipe.data.demos), ws.recipe.data.demos)
+    tasks = one_per_template(scripted(ws, training_tasks(ws, ws.recipe.data.demos)), ws.recipe.data.demos)
     made = await _played(ws, tasks, ws.key("data.demos", "data.max_best_steps", tasks=ws.task_key, part="few"))
     ws.keep(made, "demos")
     return made
@@ -55,9 +56,30 @@ async def all_experts(ws: Workspace, few: Made) -> Made:
     if ws.recipe.data.experts == "few":
         return few
     key = ws.key("data.max_best_steps", "rl.updates", "rl.tasks", tasks=ws.task_key, part="all")
-    made = await _played(ws, rl_tasks(ws), key)
+    made = await _played(ws, scripted(ws, rl_tasks(ws)), key)
     ws.keep(made, "experts")
     return made
+
+
+def scripted(ws: Workspace, tasks: Sequence[Task]) -> list[Task]:
+    """The tasks that have a scripted expert. Raises `MissingError` when none has."""
+    found = [task for task in tasks if has_expert(ws.source, task)]
+    if not found:
+        name, _ = ws.task_settings
+        raise MissingError(
+            f"environment {name!r} has no scripted expert for any of {len(tasks)} training tasks, so there is nothing "
+            "to demonstrate; evaluate a policy of your own with --policy DIR, or use an environment with experts"
+        )
+    return found
+
+
+def has_expert(source: TaskSource, task: Task) -> bool:
+    """Whether the environment brings a scripted expert for a task."""
+    try:
+        source.expert(task)
+    except MissingError:
+        return False
+    return True
 
 
 async def _played(ws: Workspace, tasks: Sequence[Task], key: str) -> Made:

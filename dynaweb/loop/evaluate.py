@@ -6,7 +6,7 @@ An episode that the infrastructure broke is ungraded (None), never a failure. Ar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dynaweb import events
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dynaweb.engines.transformers_engine import TransformersEngine
+    from dynaweb.loop.players import PlayerFor
     from dynaweb.loop.workspace import Made, Workspace
     from dynaweb.policy.formats import PromptFormat
     from dynaweb.runs import Stage
@@ -32,45 +33,78 @@ CHECKER = "checker"
 """The reward that is the environment's own verdict."""
 
 
+def greedy(ws: Workspace, engine: TransformersEngine, prompts: PromptFormat) -> PlayerFor:
+    """A model that plays every task greedily."""
+    policy = ModelPolicy(engine, prompts, temperature=0.0, max_new_tokens=ws.recipe.rl.max_new_tokens)
+    return lambda task: policy
+
+
+def _model(ws: Workspace, weights: Path | None) -> PlayerFor:
+    model = ws.load(weights)
+    return greedy(ws, ws.engine(model), model.format)
+
+
 async def play_greedily(
+    ws: Workspace, engine: TransformersEngine, prompts: PromptFormat, tasks: Sequence[Task], phase: str
+) -> list[Trajectory]:
+    """One graded greedy episode per task in the evaluation environment."""
+    return await play_graded(ws, greedy(ws, engine, prompts), tasks, phase)
+
+
+async def play_graded(
     ws: Workspace,
-    engine: TransformersEngine,
-    prompts: PromptFormat,
+    player_for: PlayerFor,
     tasks: Sequence[Task],
     phase: str,
     stage: Stage | None = None,
+    *,
+    by_task: bool = False,
 ) -> list[Trajectory]:
-    """One graded greedy episode per task in the evaluation environment, in waves that `stage`, if given, keeps."""
-    recipe, source = ws.recipe, ws.eval_source
-    policy = ModelPolicy(engine, prompts, temperature=0.0, max_new_tokens=recipe.rl.max_new_tokens)
+    """One graded episode per task in the evaluation environment, in waves or `by_task`, which `stage`, if given, keeps.
+
+    Every player counts in the lockstep of model calls, so one that asks no model must not share it with one that does.
+    """
+    source = ws.eval_source
     episodes = [Episode(f"{phase}/{i}", task, ws.seed("eval", task.id)) for i, task in enumerate(tasks)]
     played = await play_in_waves(
         ws,
         stage,
         episodes,
         source.environment,
-        lambda task: policy,
-        rules=Rules(recipe.eval.steps),
+        player_for,
+        rules=Rules(ws.recipe.eval.steps),
         phase=phase,
         lockstep=ws.lockstep,
         finish=grading(source),
         evaluation=True,
+        by_task=by_task,
     )
     refuse_total_failure(played, f"evaluation {phase}")
     return played
 
 
 async def evaluate_arm(
-    ws: Workspace, arm: str, weights: Path, weights_key: str, *, split: str = "", count: int = 0
+    ws: Workspace,
+    arm: str,
+    weights: Path | None,
+    weights_key: str,
+    *,
+    split: str = "",
+    count: int = 0,
+    player: Callable[[], PlayerFor] | None = None,
+    by_task: bool = False,
 ) -> Made:
-    """Stage `eval`: one arm on `count` tasks of a split (default: those of the recipe)."""
+    """Stage `eval`: one arm on `count` tasks of a split (default: those of the recipe).
+
+    `weights` None is the base model; `player` makes another player than a model. `by_task`: see `play_in_waves`.
+    """
     split = split or ws.recipe.eval.split
     count = count or ws.recipe.eval.episodes
 
     async def body(stage: Stage) -> None:
         tasks = ws.tasks(split, count, ws.eval_source)
-        model = ws.load(weights)
-        played = await play_greedily(ws, ws.engine(model), model.format, tasks, f"eval {arm}", stage)
+        chosen = player() if player is not None else _model(ws, weights)
+        played = await play_graded(ws, chosen, tasks, f"eval {arm}", stage, by_task=by_task)
         save_episodes(stage, played)
         for trajectory in played:
             ws.tell(events.Rollout(f"eval {arm}", trajectory))
@@ -91,7 +125,7 @@ async def evaluate_arm(
     return await ws.stage("eval", key, body, settings=settings, resumable=True)
 
 
-async def audit_judge(ws: Workspace, arm: str, evaluated: Made, weights: Path) -> Made:
+async def audit_judge(ws: Workspace, arm: str, evaluated: Made, weights: Path | None) -> Made:
     """Stage `judge`: what the judge says of an arm's real episodes, beside the environment's verdicts.
 
     The checker repeats those verdicts, so there is nothing to audit: the episodes are then kept as they are.

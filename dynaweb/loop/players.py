@@ -15,6 +15,7 @@ from dynaweb.seeding import derive
 from dynaweb.types import Action, Node, Observation, Task
 
 if TYPE_CHECKING:
+    from dynaweb.loop.workspace import Workspace
     from dynaweb.policy.formats import PromptFormat
     from dynaweb.protocols import Engine, ExpertPolicy
 
@@ -37,6 +38,12 @@ class Decision:
     response_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     info: Mapping[str, Any] = field(default_factory=dict)
+
+
+POLICIES = ("sft", "base", "expert", "random")
+"""Policies that have a name: the recipe's SFT policy, the model as it is, the scripted experts, chance."""
+WITHOUT_MODEL = ("expert", "random")
+"""Those that need no language model."""
 
 
 class Player(Protocol):
@@ -160,6 +167,16 @@ class MixedPolicy:
         if random.Random(derive(seed, "mix")).random() < self.share:
             return await self.random.act(task, observation, history, seed=derive(seed, "random"))
         return await self.player.act(task, observation, history, seed=seed)
+
+
+def without_model(name: str, ws: Workspace) -> Callable[[], PlayerFor]:
+    """What makes the players of `expert` or `random` in the evaluation environment of a workspace."""
+
+    def experts(task: Task) -> Player:
+        return ExpertPlayer(ws.eval_source.expert(task))
+
+    chance = RandomPolicy()
+    return lambda: experts if name == "expert" else lambda task: chance
 
 
 def words_to_type(task: Task, observation: Observation) -> list[str]:

@@ -81,7 +81,7 @@ async def play(
         end = await run.to_the_end()
     return Trajectory(
         id=episode_id or f"{task.id}#{seed}",
-        task=task,
+        task=run.task,
         steps=tuple(run.steps),
         final=run.page,
         source=source,
@@ -110,6 +110,8 @@ class _Run:
         """Play until something ends the episode; says what."""
         try:
             self.page = await self.environment.reset(self.task, self.world)
+            # Some environments learn a task's goal when they open it.
+            self.task = getattr(self.environment, "task", None) or self.task
             while len(self.steps) < self.rules.max_steps:
                 end = await self._step(self.page)
                 if end is not None:

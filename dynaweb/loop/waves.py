@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ROUNDS = 4
 """Episodes of one wave for each environment that is open at once."""
 WAVES = "waves"
+JOURNAL = "episodes.jsonl.gz"
 
 
 async def play_in_waves(
@@ -38,12 +39,36 @@ async def play_in_waves(
     lockstep: LiveEpisodes | None = None,
     finish: Finish | None = None,
     evaluation: bool = False,
+    by_task: bool = False,
 ) -> list[Trajectory]:
     """`play_all` over `web.contexts` environments, wave after wave; waves that an earlier attempt finished are read.
 
     A wave in which nothing could be played is not kept: the next attempt may find the browser mended. Without a `stage`
-    nothing is kept. `evaluation` says what the steps are counted as.
+    nothing is kept. `evaluation` says what the steps are counted as. With `by_task` every episode is kept as it ends,
+    in one wave: a kill costs the running episodes only, and those that the infrastructure broke are played again; model
+    calls then share batches with other episodes than before, which may change a last bit.
     """
+    if by_task and stage is not None:
+        journal = Journal(stage, episodes)
+        told = ws.on_episode(phase, len(episodes), done=len(journal.played), evaluation=evaluation)
+
+        def keep(trajectory: Trajectory) -> None:
+            journal.add(trajectory)
+            told(trajectory)
+            ws.remember_cost(stage)
+
+        return journal.all(
+            await play_all(
+                journal.left,
+                environment,
+                player_for,
+                rules=rules,
+                slots=ws.recipe.web.contexts,
+                lockstep=lockstep,
+                finish=finish,
+                on_done=keep,
+            )
+        )
     size = ROUNDS * ws.recipe.web.contexts
     waves = [episodes[start : start + size] for start in range(0, len(episodes), size)]
     ready = [_read(stage, number, wave) for number, wave in enumerate(waves)]
@@ -68,6 +93,34 @@ async def play_in_waves(
                 ws.remember_cost(stage)
         result += played
     return result
+
+
+class Journal:
+    """The episodes of a stage, each written as it ends."""
+
+    def __init__(self, stage: Stage, episodes: Sequence[Episode]) -> None:
+        """Reads what an earlier attempt has finished; what the infrastructure broke counts as not played."""
+        from dynaweb.data.store import TrajectoryStore
+
+        stage.scratch.mkdir(exist_ok=True)
+        self.episodes = episodes
+        self._store = TrajectoryStore(stage.scratch / JOURNAL)
+        wanted = {episode.id for episode in episodes}
+        self.played = {t.id: t for t in self._store if t.id in wanted and t.end != "infrastructure"}
+
+    @property
+    def left(self) -> list[Episode]:
+        """The episodes that are still to play."""
+        return [episode for episode in self.episodes if episode.id not in self.played]
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Keep a finished episode."""
+        self._store.append([trajectory])
+
+    def all(self, new: Sequence[Trajectory]) -> list[Trajectory]:
+        """Those of earlier attempts and the new ones, in the order of the episodes."""
+        found = self.played | {trajectory.id: trajectory for trajectory in new}
+        return [found[episode.id] for episode in self.episodes]
 
 
 def _path(stage: Stage, number: int) -> Path:

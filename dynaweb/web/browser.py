@@ -187,15 +187,15 @@ class BrowserPool:
         self.blocked[host] += 1
         return host
 
-    async def acquire(self, *, storage_state: Path | None = None) -> OpenContext:
-        """A clean context for one session: an idle one, or a fresh one (always fresh with a stored login)."""
+    async def acquire(self, *, storage_state: Path | None = None, har: Path | None = None) -> OpenContext:
+        """A clean context for one session: an idle one, or a fresh one (always for a stored login or a recording)."""
         running = await self._ensure()
         running.users += 1
         running.episodes += 1
-        if running.idle and storage_state is None:
+        if running.idle and storage_state is None and har is None:
             return running.idle.pop()
         try:
-            return await self._new_context(running, storage_state)
+            return await self._new_context(running, storage_state, har)
         except BaseException:
             running.users -= 1
             raise
@@ -266,7 +266,7 @@ class BrowserPool:
     def _loopback_only(self) -> bool:
         return all(host in LOOPBACK or host.endswith(".localhost") for host in self.hosts)
 
-    async def _new_context(self, running: Running, storage_state: Path | None) -> OpenContext:
+    async def _new_context(self, running: Running, storage_state: Path | None, har: Path | None) -> OpenContext:
         from dynaweb.web.context import OpenContext
 
         options: dict[str, Any] = {
@@ -276,6 +276,9 @@ class BrowserPool:
         }
         if storage_state is not None:
             options["storage_state"] = str(storage_state)
+        if har is not None:
+            # Any other way of recording leaves out what was posted.
+            options |= {"record_har_path": str(har), "record_har_content": "embed"}
         try:
             context = await asyncio.wait_for(running.browser.new_context(**options), _LAUNCH_SECONDS)
             if not self._loopback_only:
@@ -283,7 +286,7 @@ class BrowserPool:
                 await context.route_web_socket("**/*", self._guard_socket)
         except Exception as error:
             raise BrowserError(f"could not open a browsing context: {str(error).splitlines()[0]}") from None
-        return await OpenContext.open(self, running, context, fresh=storage_state is not None)
+        return await OpenContext.open(self, running, context, fresh=storage_state is not None or har is not None)
 
     async def _guard(self, route: Route) -> None:
         if self.allows(route.request.url):

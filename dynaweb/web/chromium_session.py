@@ -59,17 +59,23 @@ class ChromiumSession:
         found = ((node.id, self._layout.boxes.get(backend_of(node.ref) or 0)) for node in self._last.nodes)
         return {number: box for number, box in found if box is not None}
 
-    async def reset(self, *, headers: Mapping[str, str] | None = None, storage_state: Path | None = None) -> None:
-        """See `Session.reset`."""
+    async def reset(
+        self,
+        *,
+        headers: Mapping[str, str] | None = None,
+        storage_state: Path | None = None,
+        har: Path | None = None,
+    ) -> None:
+        """See `Session.reset`. `har` records the traffic with all bodies into a file that is there after `close`."""
         if storage_state is not None:
             _check_login(storage_state)
         async with self._pool.slot():
             try:
-                await self._clean(storage_state, headers or {})
+                await self._clean(storage_state, headers or {}, har)
             except (BrowserError, TabError):
                 # The context or its browser died since the last episode: once more, with a new one.
                 await self._discard()
-                await self._clean(storage_state, headers or {})
+                await self._clean(storage_state, headers or {}, har)
         self._last, self._layout, self._stops = None, None, 0
 
     async def goto(self, url: str) -> None:
@@ -137,6 +143,12 @@ class ChromiumSession:
         except OSError as error:
             raise ConfigError(f"the login {path} cannot be stored ({error.strerror}); choose another folder") from None
 
+    async def screenshot(self) -> bytes:
+        """What is seen of the current page, as PNG."""
+        async with self._pool.slot():
+            opened = self._context()
+            return await opened.guarded(opened.current.page.screenshot(), "take a picture")
+
     async def close(self) -> None:
         """See `Session.close`."""
         opened, self._open, self._last = self._open, None, None
@@ -152,12 +164,13 @@ class ChromiumSession:
 
     # --- episodes ---
 
-    async def _clean(self, storage_state: Path | None, headers: Mapping[str, str]) -> None:
+    async def _clean(self, storage_state: Path | None, headers: Mapping[str, str], har: Path | None) -> None:
         opened = self._open
-        if opened is not None and (opened.dirty or storage_state is not None or self._pool.outdated(opened.running)):
+        fresh = storage_state is not None or har is not None
+        if opened is not None and (opened.dirty or fresh or self._pool.outdated(opened.running)):
             await self._discard()
         if self._open is None:
-            self._open = await self._pool.acquire(storage_state=storage_state)
+            self._open = await self._pool.acquire(storage_state=storage_state, har=har)
         else:
             await self._open.wipe()
             self._open.running.episodes += 1

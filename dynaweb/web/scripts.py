@@ -40,6 +40,18 @@ const cover = (target, at) => {
   if (hit.contains(target) && !hit.matches('dialog')) return null;
   return hit;
 };
+const reached = (target, at) => {
+  const hit = target.getRootNode().elementFromPoint(at.x, at.y);
+  return hit === target || target.contains(hit);
+};
+const gap = target => {
+  for (const r of target.getClientRects())
+    for (const fx of [0.5, 0.15, 0.85]) for (const fy of [0.5, 0.15, 0.85]) {
+      const at = {x: r.left + r.width * fx, y: r.top + r.height * fy};
+      if (reached(target, at)) return at;
+    }
+  return null;
+};
 const describe = hit => {
   const text = squeeze(hit.getAttribute('aria-label') || hit.innerText).slice(0, 40);
   return hit.tagName.toLowerCase() + (text ? " '" + text + "'" : '');
@@ -73,11 +85,14 @@ const aim = async () => {
     at = box(target);
   }
   let over = cover(target, at);
-  if (over && target.getClientRects().length) {
+  // An ancestor that is hit instead may have scrolled the target out of its own window.
+  if (!reached(target, at) && target.getClientRects().length) {
     target.scrollIntoView({block: 'center', behavior: 'instant'});
     at = box(target) || at;
     over = cover(target, at);
   }
+  const free = over && gap(target);
+  if (free) { at = free; over = null; }
   return over ? {why: 'covered', by: describe(over)} : {...at, live, target};
 };
 const pick = (list, option) => {

@@ -14,8 +14,8 @@ Rules of the **compact** view (flat, what small models read):
    joined with single spaces. The block of a piece is its nearest ancestor that is not inline: `INLINE` roles are
    looked through, and so are generics within a paragraph. Plain `<span>`, `<b>`, `<small>` are not in the raw tree at
    all.
-3. Text within an element of rule 1 other than `dialog`, and within a label (`LabelText`), is not repeated; neither are
-   headings within a link or button. Elements within them are kept.
+3. Text within an element of rule 1 other than `dialog`, and within a label (`LabelText`) that names a control, is not
+   repeated; neither are headings within a link or button. Elements within them are kept.
 4. A heading that contains an interactive element gives that element only. A status or alert is named by the text in
    it and dropped when there is none. Interactive elements with an empty name are kept.
 5. `value`: the content of a textbox (None when empty); the current option's label of a combobox. Props are true ones
@@ -215,11 +215,17 @@ class _Compact:
         node = self.raw[index]
         if node.role in _DIALOGS:
             self._emit(node, node.name)
-        elif node.role == "LabelText":
+        elif node.role == "LabelText" and self._names_a_control(index):
             self.muted = max(self.muted, self.ends[index])
         in_paragraph = bool(self.blocks) and self.blocks[-1][1]
         if node.role not in INLINE and not (in_paragraph and node.role == "generic"):
             self.blocks.append((index, in_paragraph or node.role == "paragraph"))
+
+    def _names_a_control(self, index: int) -> bool:
+        """Whether a label's text is said by some control; a label that belongs to none is all a reader has."""
+        pieces = [_letters(node.name) for node in self.raw[index + 1 : self.ends[index]] if node.role == TEXT]
+        names = [_letters(node.name) for node in self.raw if node.role in INTERACTIVE and node.name]
+        return any(all(piece in name for piece in pieces) for name in names)
 
     def _clickable(self, index: int) -> bool:
         """An element without a role of its own that can be acted on and is small enough to be one control."""
@@ -262,6 +268,11 @@ def _options(raw: Sequence[Node], index: int, end: int) -> str:
 
 def _has_text(raw: Sequence[Node], index: int, end: int) -> bool:
     return any(node.role == TEXT for node in raw[index + 1 : end])
+
+
+def _letters(text: str) -> str:
+    """Without white space: a name runs inline pieces together where the text of the tree keeps them apart."""
+    return "".join(text.split())
 
 
 def _text_of(raw: Sequence[Node], index: int, end: int) -> str:

@@ -1,0 +1,143 @@
+"""`dynaweb play` and `dynaweb env serve`: environments for people and for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dynaweb.cli import options as o
+
+env_app = typer.Typer(no_args_is_help=True, help="Environments for other programs.", rich_markup_mode=None)
+
+Split = Annotated[str, typer.Option("--split", help="pretrain, train, validation or test.")]
+Steps = Annotated[int, typer.Option("--steps", min=0, help="Longest episode; 0 = eval.steps of the recipe.")]
+WorldModel = Annotated[
+    Path | None,
+    typer.Option("--world-model", metavar="DIR", help="Weights that dream, with --env dream; default: the base model."),
+]
+
+
+def play(
+    task: Annotated[str | None, typer.Argument(help="Id or number of a task; default: the first.")] = None,
+    recipe: Annotated[str, typer.Option("--recipe", help="A shipped recipe, or the path of a TOML file.")] = "dynaweb",
+    env: o.Env = None,
+    split: Split = "train",
+    steps: Steps = 0,
+    world_model: WorldModel = None,
+    seed: o.Seed = None,
+    sets: o.Set = None,
+    block: o.Block = None,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Play a task yourself: the page is printed, your lines are the actions. With --env dream, in a dream."""
+    from dynaweb.cli.output import emit, plain
+    from dynaweb.loop.api import run_async
+    from dynaweb.serve import terminal
+    from dynaweb.serve.place import Place
+
+    resolved = o.resolved(recipe, locals())
+    place = Place(resolved, world_model=world_model)
+    chosen = _chosen(place, split, task)
+
+    async def game() -> terminal.Played:
+        try:
+            return await terminal.play(
+                place,
+                chosen,
+                max_steps=steps or resolved.eval.steps,
+                seed=resolved.run.seed,
+                say=lambda text: typer.echo(text, err=as_json),
+                ask=_asked_aside if as_json else input,
+            )
+        finally:
+            await place.close()
+
+    played = run_async(game())
+    if as_json:
+        emit(plain(played), as_json=True)
+    elif played.finished:
+        score = "not graded" if played.score is None else f"{played.score:g}"
+        typer.echo(f"\nscore {score} after {played.steps} steps{f' ({played.why})' if played.why else ''}")
+    else:
+        typer.echo(f"\ngiven up after {played.steps} steps")
+
+
+@env_app.command("serve")
+def serve(
+    name: Annotated[str, typer.Argument(help="Environment, such as sites, miniwob or dream.")],
+    recipe: Annotated[str, typer.Option("--recipe", help="A shipped recipe, or the path of a TOML file.")] = "dynaweb",
+    split: Split = "train",
+    tasks: Annotated[int, typer.Option("--tasks", min=1, help="How many tasks are drawn; a seed chooses one.")] = 64,
+    steps: Steps = 0,
+    sessions: Annotated[int, typer.Option("--sessions", min=1, help="Clients that may play at once.")] = 8,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 8000,
+    world_model: WorldModel = None,
+    seed: o.Seed = None,
+    sets: o.Set = None,
+    block: o.Block = None,
+    debug: o.Debug = False,
+) -> None:
+    """Offer an environment, dreams included, to clients of OpenEnv, such as TRL."""
+    from importlib.util import find_spec
+
+    from dynaweb.errors import MissingError
+
+    if find_spec("openenv") is None:
+        raise MissingError("serving needs the package openenv-core: pip install 'dynaweb[openenv]'")
+    resolved = o.resolved(recipe, {**locals(), "env": name})
+    from dynaweb.serve import openenv
+
+    shared = openenv.Shared(resolved, split=_split(split), tasks=tasks, max_steps=steps, world_model=world_model)
+    typer.echo(f"{name} ({len(shared.tasks)} tasks) on http://{host}:{port}; Ctrl-C ends it", err=True)
+    openenv.serve(shared, name=name, host=host, port=port, sessions=sessions)
+
+
+@env_app.command("install")
+def install(
+    name: Annotated[str, typer.Argument(help="browsergym, webarena-verified or libwebarena.")],
+    debug: o.Debug = False,
+) -> None:
+    """Install packages whose pins clash with everybody's into an environment of their own."""
+    from dynaweb import sidecar
+    from dynaweb.errors import ConfigError
+    from dynaweb.suggest import hint
+
+    if name not in sidecar.SIDECARS:
+        raise ConfigError(f"no such environment: {name!r}; {hint(name, sidecar.SIDECARS)}")
+    typer.echo(f"installing {sidecar.SIDECARS[name].summary}...", err=True)
+    typer.echo(sidecar.install(name))
+
+
+def _asked_aside(prompt: str) -> str:
+    """A line of the terminal; the prompt goes to stderr, because stdout is for the result."""
+    typer.echo(prompt, err=True, nl=False)
+    return input()
+
+
+def _split(name: str) -> str:
+    from dynaweb.cli.tasks import checked_split
+
+    return checked_split(name)
+
+
+def _chosen(place: Any, split: str, wanted: str | None) -> Any:
+    """A task by id or number among those of a split."""
+    from dynaweb.errors import ConfigError
+    from dynaweb.suggest import hint
+
+    number = int(wanted) if wanted is not None and wanted.isdigit() else 0
+    drawn = place.tasks(_split(split), max(number + 1, 1) if wanted is None or wanted.isdigit() else DRAWN)
+    if wanted is None or wanted.isdigit():
+        return drawn[number]
+    found = {task.id: task for task in drawn}
+    if wanted not in found:
+        raise ConfigError(f"no task is called {wanted!r} among {DRAWN} of split {split!r}; {hint(wanted, found)}")
+    return found[wanted]
+
+
+DRAWN = 240
+"""Tasks among which an id is looked up."""

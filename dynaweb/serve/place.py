@@ -1,0 +1,101 @@
+"""An environment outside of a run: its tasks, a place to play them, and the verdict on what was played."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dynaweb.errors import ConfigError
+from dynaweb.loop.verdicts import judge_one
+from dynaweb.loop.workspace import MODEL, Workspace
+from dynaweb.plugins import current
+from dynaweb.runs import StageCache
+from dynaweb.seeding import derive
+
+if TYPE_CHECKING:
+    from dynaweb.config import Recipe
+    from dynaweb.protocols import Environment, Judge, TaskSource, WorldModel
+    from dynaweb.types import Action, Judgement, Observation, StepResult, Task, Trajectory
+
+
+class Place:
+    """The environment of a recipe. It belongs to one event loop; close it when nobody plays any more.
+
+    In dreams the first page of a task is taken from the real environment, everything after it from the world model:
+    the weights in the folder `world_model`, or the base model as it is.
+    """
+
+    def __init__(self, recipe: Recipe, *, world_model: Path | None = None) -> None:
+        self.recipe = recipe
+        self._ws = Workspace(recipe, current(), StageCache())
+        self._weights = world_model / MODEL if world_model and (world_model / MODEL).is_dir() else world_model
+        self._pages: dict[str, Observation] = {}
+
+    @property
+    def dreams(self) -> bool:
+        """Whether pages are dreamed."""
+        return self._ws.dreams
+
+    @property
+    def source(self) -> TaskSource:
+        """What brings the tasks."""
+        return self._ws.source
+
+    def tasks(self, split: str, count: int) -> list[Task]:
+        """Tasks of a split, drawn with the recipe's seed."""
+        return self.source.tasks(split, count=count, seed=self.recipe.run.seed)
+
+    def environment(self) -> Environment:
+        """A new environment to play in."""
+        if not self.dreams:
+            return self.source.environment()
+        dream = self._ws.dream_environment(self._world_model, lambda task: self._pages.get(task.id))()
+        return _RealStart(dream, self.source, self._pages)
+
+    async def verdict(self, environment: Environment, trajectory: Trajectory) -> Judgement:
+        """The environment's own verdict on an episode that has just ended; in dreams the recipe's judge gives it."""
+        if not self.dreams:
+            return await self.source.evaluate(environment, trajectory)
+        judgement = (await judge_one(self._judge, trajectory)).judgement
+        assert judgement is not None  # `judge_one` always gives one
+        return judgement
+
+    async def close(self) -> None:
+        """Close servers and browsers."""
+        await self._ws.close()
+
+    @cached_property
+    def _world_model(self) -> WorldModel:
+        if self._weights is not None and not self._weights.is_dir():
+            raise ConfigError(f"there is no world model in {self._weights}; name a folder of weights")
+        model = self._ws.load(self._weights) if self._weights is not None else self._ws.base
+        return self._ws.world_model(model, temperature=self.recipe.dream.temperature)
+
+    @cached_property
+    def _judge(self) -> Judge:
+        return self._ws.judge(self._ws.base_engine, self._ws.format)
+
+
+class _RealStart:
+    """A dream whose first page is looked up in the real environment, once for each task."""
+
+    def __init__(self, dream: Environment, source: TaskSource, pages: dict[str, Observation]) -> None:
+        self._dream, self._source, self._pages = dream, source, pages
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        if task.id not in self._pages:
+            real = self._source.environment()
+            try:
+                self._pages[task.id] = await real.reset(task, derive(seed, "start"))
+            finally:
+                with suppress(OSError):
+                    await real.close()
+        return await self._dream.reset(task, seed)
+
+    async def step(self, action: Action) -> StepResult:
+        return await self._dream.step(action)
+
+    async def close(self) -> None:
+        await self._dream.close()

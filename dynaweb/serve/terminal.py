@@ -1,0 +1,74 @@
+"""A person plays: the page is printed, the terminal gives the actions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dynaweb.serve.episode import TextEpisode, Turn
+
+if TYPE_CHECKING:
+    from dynaweb.serve.place import Place
+    from dynaweb.types import Task
+
+HELP = """Actions: click 'Name' [4] | type 'Name' [2] 'text' | type 'Name' [2] 'text' enter | select 'Name' [3] 'Option'
+  press 'Enter' | scroll down | goto 'url' | go_back | go_forward | new_tab | tab_focus 1 | close_tab | wait
+  stop 'answer'. In short: click 4, type 2 some text, select 3 Option. Also: help, quit."""
+_SHORT = ("click", "hover", "type", "select")
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """How a game ended: `score` None when it was given up or could not be graded."""
+
+    task: str
+    steps: int
+    finished: bool
+    score: float | None = None
+    why: str = ""
+
+
+async def play(
+    place: Place, task: Task, *, max_steps: int, seed: int, say: Callable[[str], None], ask: Callable[[str], str]
+) -> Played:
+    """Play one task to its end, or until `quit` or the end of the input (`EOFError` of `ask`)."""
+    episode = TextEpisode(place, max_steps=max_steps)
+    try:
+        turn = await episode.start(task, seed)
+        say(f"Goal: {turn.task.intent}\n\n{turn.text}")
+        while not turn.done:
+            line = await _line(ask, f"{episode.steps + 1}/{max_steps}> ")
+            if line is None or line in ("quit", "exit"):
+                return Played(turn.task.id, episode.steps, False)
+            if line in ("", "help"):
+                say(HELP)
+                continue
+            turn = await episode.reply(expand(line, turn))
+            say(f"\n{'! ' + turn.error if turn.error else turn.text}")
+    finally:
+        await episode.close()
+    verdict = turn.verdict
+    return Played(turn.task.id, episode.steps, True, turn.reward, verdict.why if verdict is not None else "")
+
+
+def expand(line: str, turn: Turn) -> str:
+    """`click 4` and `type 2 some text` as the grammar has them; everything else as it is."""
+    from dynaweb.web.quoting import quote
+
+    kind, _, rest = line.partition(" ")
+    number, _, text = rest.partition(" ")
+    if kind not in _SHORT or not number.isdigit():
+        return line
+    node = turn.page.node(int(number))
+    named = f"{kind} {quote(node.name if node is not None else '')} [{number}]"
+    return f"{named} {quote(text)}" if kind in ("type", "select") else named
+
+
+async def _line(ask: Callable[[str], str], prompt: str) -> str | None:
+    """A line of the terminal, None at the end of the input. Pages go on living while a person thinks."""
+    try:
+        return (await asyncio.to_thread(ask, prompt)).strip()
+    except EOFError:
+        return None

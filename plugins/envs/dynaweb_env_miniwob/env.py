@@ -1,0 +1,192 @@
+"""The environment `miniwob`: one page, one goal, and the page's own raw reward as the verdict."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dynaweb.config.sections import Web
+from dynaweb.errors import ConfigError, InfrastructureError, MissingError
+from dynaweb.seeding import derive
+from dynaweb.suggest import hint
+from dynaweb.types import Action, Judgement, Observation, StepResult, Task, Trajectory
+from dynaweb.web.browser import BrowserPool
+from dynaweb.web.chromium_session import ChromiumSession
+from dynaweb_env_miniwob import scripts
+from dynaweb_env_miniwob.expert import SCRIPTED, MiniwobExpert
+from dynaweb_env_miniwob.goals import Goals
+from dynaweb_env_miniwob.pages import SITE, TIMING, Pages, PageServer
+
+if TYPE_CHECKING:
+    from dynaweb.protocols import Environment, PluginContext
+    from dynaweb.web.session import Session
+    from dynaweb_env_miniwob import MiniwobConfig
+
+FIRST_SEED = {"pretrain": 0, "train": 10_000, "validation": 20_000, "test": 30_000}
+"""Seeds of a split count from here."""
+SUCCESS = 1.0
+"""The raw reward of a solved task. Less is not success: `find-greatest` gives 0.1 for a wrong card (upstream 108)."""
+
+
+class MiniwobEnvironment:
+    """Plays one episode at a time on a page of its own."""
+
+    def __init__(self, session: Session, config: MiniwobConfig) -> None:
+        self.session = session
+        self._limit = int(1000 * config.time_limit)
+        self._hidden = json.dumps([*scripts.PANEL, *([] if config.show_goal else [scripts.GOAL])])
+        self._mark = "true" if config.mark_clickable else "false"
+        self._page: Observation | None = None
+        self.state: dict[str, Any] = {}
+        """How the episode went so far: `done`, `raw` (the raw reward) and `reason`."""
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """Open the task's page and start the episode of the task's own seed; `seed` changes nothing here.
+
+        Raises `ConfigError` for tasks of other environments and `InfrastructureError` when the browser fails or the
+        page has another goal than the task.
+        """
+        own = task.meta.get("seed")
+        if not isinstance(own, int):
+            raise ConfigError(
+                f"Task {task.id!r} is not of MiniWoB: its meta has no `seed`. Draw it with MiniwobSource."
+            )
+        await self.session.reset()
+        await self.session.goto(task.start_url)
+        values = {"hidden": self._hidden, "seed": own, "limit": self._limit}
+        goal = await self.session.evaluate("last", scripts.START % values)
+        if goal != task.intent:
+            raise InfrastructureError(f"{task.start_url} says {goal!r} for seed {own}, the task says {task.intent!r}")
+        return await self._look()
+
+    async def step(self, action: Action) -> StepResult:
+        """Act and look. The page itself ends the episode; `stop` ends it too, mostly for nothing."""
+        if self._page is None:
+            raise InfrastructureError("The environment was not reset: call reset(task, seed) before step(action).")
+        if action.kind == "stop":
+            return StepResult(self._page, done=True, info=dict(self.state))
+        error = await self.session.act(action)
+        return StepResult(await self._look(), done=bool(self.state["done"]), error=error, info=dict(self.state))
+
+    async def close(self) -> None:
+        """Close the session; calling it twice is allowed."""
+        self._page = None
+        await self.session.close()
+
+    async def _look(self) -> Observation:
+        try:
+            self.state = await self.session.evaluate("last", scripts.STATE % {"mark": self._mark})
+        except ConfigError:
+            # The agent left the page: whatever it showed is lost, and so is the episode.
+            self.state = {"done": True, "raw": -1.0, "reason": "the page was left"}
+        self._page = await self.session.observe()
+        return self._page
+
+
+class MiniwobSource:
+    """The plugin object: tasks, environments, experts and verdicts of MiniWoB++.
+
+    Server and browser start with the first episode; `close` ends them. Drawing tasks opens a browser once for the goals
+    that are not in the cache yet.
+    """
+
+    def __init__(self, config: MiniwobConfig, context: PluginContext) -> None:
+        """Raises `MissingError` without the pages, `ConfigError` for unknown names in `templates`."""
+        self.config = config
+        self.web: Web = context.services.get("web") or Web()
+        self.pages = Pages(config.path)
+        self.names = _chosen(config, self.pages)
+        self._goals = Goals(self.pages, self.web)
+        self._server: PageServer | None = None
+        self._pool: BrowserPool | None = None
+
+    def tasks(self, split: str, *, count: int, seed: int) -> list[Task]:
+        """`count` tasks of a split, the same for the same seed, each name once before any comes again.
+
+        Raises `ConfigError` for an unknown split, `MissingError` without a browser.
+        """
+        if split not in FIRST_SEED:
+            raise ConfigError(f"no split is called {split!r}; {hint(split, FIRST_SEED)}")
+        drawn = [self._drawn(split, place, seed) for place in range(count)]
+        goals = self._goals.read(drawn)
+        return [self._task(name, number, split, goals[name, number]) for name, number in drawn]
+
+    def catalogue(self, split: str) -> list[Task]:
+        """Every task once."""
+        return self.tasks(split, count=len(self.names), seed=0)
+
+    def skipped(self, split: str) -> dict[str, int]:
+        """All that was asked for can be played."""
+        return {}
+
+    def environment(self) -> MiniwobEnvironment:
+        """A new environment. Raises `InfrastructureError` when the configured port is taken."""
+        return MiniwobEnvironment(ChromiumSession(self._browser()), self.config)
+
+    def expert(self, task: Task) -> MiniwobExpert:
+        """The scripted expert of a task, at its first step. Raises `MissingError` when there is none."""
+        return MiniwobExpert(task)
+
+    async def evaluate(self, environment: Environment, trajectory: Trajectory) -> Judgement:
+        """1 when the page's raw reward is 1, else 0; None when the infrastructure failed."""
+        if not isinstance(environment, MiniwobEnvironment):
+            raise InfrastructureError(f"Only episodes of MiniWoB can be evaluated here, not of {type(environment)}.")
+        if trajectory.end == "infrastructure":
+            return Judgement(None, why="the browser or the server failed during the episode")
+        state = environment.state
+        if not state.get("done"):
+            return Judgement(0.0, why=f"the page was not done when the episode ended ({trajectory.end})")
+        why = f"raw reward {state['raw']:g}" + (f" ({state['reason']})" if state["reason"] else "")
+        return Judgement(float(state["raw"] >= SUCCESS), why=why)
+
+    async def close(self) -> None:
+        """End browser and server; calling it twice is allowed."""
+        if self._pool is not None:
+            await self._pool.close()
+        if self._server is not None:
+            self._server.stop()
+        self._pool = self._server = None
+
+    def _drawn(self, split: str, place: int, seed: int) -> tuple[str, int]:
+        """Name and page seed of the task at a place of the draw; no seed comes twice before all have come."""
+        name = self.names[place % len(self.names)]
+        order = list(range(self.config.seeds))
+        random.Random(derive(seed, "miniwob", split, name)).shuffle(order)
+        return name, FIRST_SEED[split] + order[place // len(self.names) % len(order)]
+
+    def _task(self, name: str, number: int, split: str, goal: str) -> Task:
+        meta = {"seed": number, "kind": "timing" if name in TIMING else "steady", "scripted": name in SCRIPTED}
+        return Task(
+            id=f"{name}:{split}:{number}",
+            intent=goal,
+            start_url=self.pages.url(name),
+            sites=(SITE,),
+            split=split,  # type: ignore[arg-type]  # checked in `tasks`
+            template=name,
+            meta=meta,
+        )
+
+    def _browser(self) -> BrowserPool:
+        if self._pool is None:
+            self._server = PageServer(self.pages.folder, self.config.port)
+            self._pool = BrowserPool(
+                browser=self.web.browser,
+                workers=self.web.workers,
+                timeout=self.web.action_timeout,
+                urls=self._server.urls,
+                view=self.config.view,
+            )
+        return self._pool
+
+
+def _chosen(config: MiniwobConfig, pages: Pages) -> Sequence[str]:
+    unknown = [name for name in config.templates if name not in pages.names]
+    if unknown:
+        raise ConfigError(f"MiniWoB has no task {unknown[0]!r}; {hint(unknown[0], pages.names)}")
+    tests = {"all": lambda name: True, "steady": lambda name: name not in TIMING, "scripted": SCRIPTED.__contains__}
+    names = [name for name in config.templates or pages.names if tests[config.pick](name)]
+    if not names:
+        raise MissingError(f"none of the chosen MiniWoB tasks is {config.pick}: {', '.join(config.templates)}")
+    return names

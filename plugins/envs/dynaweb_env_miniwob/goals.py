@@ -1,0 +1,101 @@
+"""The goal of a task and a seed is written by the page itself, so it has to be read out of a browser, once.
+
+Goals are needed when tasks are drawn, where no browser is running and an event loop may be: they are read in a thread
+with a browser of its own, many seeds on one page, and kept in a cache file beside the stage cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dynaweb.config.recipe import digest
+from dynaweb.config.sections import Web
+from dynaweb.errors import InfrastructureError
+from dynaweb.runs.atomic import write_text
+from dynaweb.runs.cache import default_root
+from dynaweb.web.browser import BrowserPool
+from dynaweb_env_miniwob.pages import Pages, PageServer
+from dynaweb_env_miniwob.scripts import GOALS
+
+Wanted = tuple[str, int]
+"""A task's name and a seed."""
+
+
+class Goals:
+    """Goals by task and seed: from memory, from the cache file, or from the pages."""
+
+    def __init__(self, pages: Pages, web: Web, *, cache: Path | None = None) -> None:
+        self._pages, self._web = pages, web
+        self._file = (cache or default_root()) / "miniwob" / f"goals-{digest(pages.edition)}.json"
+        self._known: dict[str, dict[str, str]] | None = None
+
+    def read(self, wanted: Iterable[Wanted]) -> dict[Wanted, str]:
+        """The goal of each task and seed. Raises `MissingError` without a browser, `InfrastructureError`."""
+        wanted = list(dict.fromkeys(wanted))
+        known = self._load()
+        lacking: dict[str, list[int]] = {}
+        for name, seed in wanted:
+            if str(seed) not in known.get(name, {}):
+                lacking.setdefault(name, []).append(seed)
+        if lacking:
+            for name, goals in _in_thread(self._pages, self._web, lacking).items():
+                known.setdefault(name, {}).update(goals)
+            self._save(known)
+        return {(name, seed): known[name][str(seed)] for name, seed in wanted}
+
+    def _load(self) -> dict[str, dict[str, str]]:
+        if self._known is None:
+            self._known = {}
+            # A cache that cannot be read is made again.
+            with suppress(OSError, ValueError):
+                self._known = json.loads(self._file.read_text(encoding="utf-8"))
+        return self._known
+
+    def _save(self, known: Mapping[str, Mapping[str, str]]) -> None:
+        with suppress(OSError):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self._file, json.dumps(known, ensure_ascii=False))
+
+
+def _in_thread(pages: Pages, web: Web, wanted: Mapping[str, list[int]]) -> dict[str, dict[str, str]]:
+    """Run the reading in a loop of its own, wherever we are called from."""
+    found: dict[str, dict[str, str]] = {}
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            found.update(asyncio.run(_read(pages, web, wanted)))
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="miniwob-goals")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found
+
+
+async def _read(pages: Pages, web: Web, wanted: Mapping[str, list[int]]) -> dict[str, dict[str, str]]:
+    server = PageServer(pages.folder)
+    found: dict[str, dict[str, str]] = {}
+    try:
+        async with BrowserPool(browser=web.browser, workers=web.workers, urls=server.urls) as pool:
+            session = await pool.session()
+            await session.reset()
+            for name, seeds in wanted.items():
+                await session.goto(pages.url(name))
+                goals: dict[str, Any] = await session.evaluate("last", GOALS % {"seeds": json.dumps(seeds)})
+                if any(str(seed) not in goals for seed in seeds):
+                    raise InfrastructureError(f"the page of {name!r} in {pages.folder} tells no goal")
+                found[name] = {seed: str(goal) for seed, goal in goals.items()}
+            await session.close()
+    finally:
+        server.stop()
+    return found

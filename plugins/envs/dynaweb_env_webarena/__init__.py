@@ -1,0 +1,83 @@
+"""WebArena, its subsets, WebArena-Verified, and tasks of your own in the same format (`--env webarena`).
+
+How the parts fit together: `files` finds and reads task files, `sites` knows where the sites are and how to log in,
+`upstream` repeats WebArena's own evaluators (the repaired ones are `dynaweb.web.evaluators`), `judge` asks a model
+where text has to be compared by meaning, `verified` scores through the package webarena-verified, and `env` plays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from dynaweb.config.sections import Section
+from dynaweb.config.server import Server
+from dynaweb.hookspecs import PluginSpec, hookimpl
+
+
+class Login(Section):
+    """How to log in to a site. The form is found by its password field."""
+
+    username: str
+    """Who."""
+    password: str
+    """Of the benchmark's own accounts, which are public; never a real one."""
+    page: str = "/login"
+    """Path of the login page."""
+    check: str = "/"
+    """Path that only shows itself to somebody who is logged in, and leads elsewhere otherwise."""
+
+
+class WebarenaConfig(Section):
+    """Settings of WebArena."""
+
+    path: str = ""
+    """Task file (a JSON list, or a folder with one JSON file a task) for evaluation; empty = see `set`."""
+    train: str = ""
+    """Task file for training; without one there is nothing to train on, since the benchmark is for evaluation."""
+    set: Literal["raw", "lite", "verified", "hard"] = "raw"
+    """Which tasks when `path` is empty: the 812 of WebArena, the 812 or the hard 258 of WebArena-Verified (from the
+    installed packages libwebarena or webarena-verified), or WebArena-Lite's 165 (`path` must name its file)."""
+    evaluator: Literal["repaired", "upstream", "verified"] = "repaired"
+    """`repaired`: WebArena's evaluators without their known mistakes. `upstream`: with them. `verified`: the package
+    webarena-verified, on the recorded traffic."""
+    urls: Mapping[str, str] = Field(default_factory=dict)
+    """Address of each site by its name (shopping, shopping_admin, reddit, gitlab, map, wikipedia, homepage, or names of
+    your own); else the variables SHOPPING, REDDIT... or WA_SHOPPING, WA_REDDIT..."""
+    headers: Mapping[str, Mapping[str, str]] = Field(default_factory=dict)
+    """Extra headers by site; a task's requests carry those of all its sites."""
+    logins: Mapping[str, Login] = Field(default_factory=dict)
+    """Logins by site, beside the benchmark's own."""
+    auth: str = ".auth"
+    """Folder of stored logins."""
+    reset_url: str = ""
+    """Base address of a reset server: `GET /reset`, then `/status` until it says that it is ready; empty = no reset."""
+    reset_timeout: float = Field(default=900.0, gt=0)
+    """Seconds that a full reset may take."""
+    view: Literal["compact", "full"] = "full"
+    """What the policy sees: a flat list for small models, or the filtered accessibility tree."""
+    hosts: tuple[str, ...] = ()
+    """Further hosts that pages may load from; the sites' own are always allowed, `*` is a wildcard."""
+    judge: Server = Field(default_factory=Server)
+    """Model that compares answers by meaning (`fuzzy_match`); without one such tasks are ungraded."""
+    verified_python: str = ""
+    """Python with webarena-verified; empty = the one that `dynaweb env install webarena-verified` made."""
+    max_best_steps: int = Field(default=0, ge=0)
+    """Unused by tasks that do not tell their shortest solution; 0 = any."""
+
+
+@hookimpl
+def dynaweb_environments() -> Sequence[PluginSpec]:
+    """The environment `webarena`."""
+    return [
+        PluginSpec(
+            name="webarena",
+            target="dynaweb_env_webarena.env:WebarenaSource",
+            config=WebarenaConfig,
+            summary="WebArena-format tasks on your own sites; WebArena, Lite, Verified",
+            extra="web",
+            capabilities=frozenset({"tasks", "real", "browser"}),
+        )
+    ]

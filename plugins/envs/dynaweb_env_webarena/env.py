@@ -1,0 +1,243 @@
+"""The environment `webarena`: real sites behind the browser, tasks out of files, and three ways to grade."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from dynaweb.config.sections import Web
+from dynaweb.errors import ConfigError, InfrastructureError, MissingError
+from dynaweb.seeding import derive
+from dynaweb.suggest import hint
+from dynaweb.types import Action, Judgement, Observation, Split, StepResult, Task, Trajectory
+from dynaweb.web.browser import BrowserPool
+from dynaweb.web.chromium_session import ChromiumSession
+from dynaweb_env_webarena import files, sites
+from dynaweb_env_webarena.grading import Grader
+
+if TYPE_CHECKING:
+    from dynaweb.protocols import Environment, ExpertPolicy, PluginContext
+    from dynaweb_env_webarena import WebarenaConfig
+
+log = logging.getLogger("dynaweb")
+
+AND = " |AND| "
+"""Joins the pages that a task starts with, a tab each."""
+MAX_STEPS = 30
+
+
+class WebarenaEnvironment:
+    """Plays one episode at a time in a browsing context of its own; the sites are shared by everybody."""
+
+    def __init__(self, source: WebarenaSource) -> None:
+        self.session = ChromiumSession(source.browser())
+        self._source = source
+        self._page: Observation | None = None
+        self.har: Path | None = None
+        """The traffic of the episode, complete once the session is closed."""
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """A clean context, logged in to the task's sites, on its start pages. `seed` changes nothing here.
+
+        Raises `ConfigError` for tasks of other environments, `InfrastructureError` when a site or a login fails.
+        """
+        if "raw" not in task.meta:
+            raise ConfigError(f"Task {task.id!r} is not of WebArena's format: draw it with WebarenaSource.")
+        self.har = self._source.new_recording()
+        login = await self._source.login(task)
+        await self.session.reset(headers=self._source.headers(task), storage_state=login, har=self.har)
+        first, *others = task.start_url.split(AND)
+        await self.session.goto(first)
+        for url in others:
+            await self.session.act(Action("new_tab"))
+            await self.session.goto(url)
+        if others:
+            await self.session.act(Action("tab_focus", index=0))
+        self._page = await self.session.observe()
+        return self._page
+
+    async def step(self, action: Action) -> StepResult:
+        """Act and look. `stop` ends the episode; a refused action gives `error` beside the page as it is then."""
+        if self._page is None:
+            raise InfrastructureError("The environment was not reset: call reset(task, seed) before step(action).")
+        if action.kind == "stop":
+            return StepResult(self._page, done=True)
+        error = await self.session.act(action)
+        self._page = await self.session.observe()
+        return StepResult(self._page, error=error)
+
+    async def close(self) -> None:
+        """Close the context; calling it twice is allowed."""
+        self._page = None
+        await self.session.close()
+
+
+class WebarenaSource:
+    """The plugin object: tasks whose sites are configured, environments, and verdicts."""
+
+    def __init__(self, config: WebarenaConfig, context: PluginContext) -> None:
+        self.config = config
+        self.web: Web = context.services.get("web") or Web()
+        self.urls = sites.addresses(config)
+        self.grader = Grader(config, self.urls)
+        self._pool: BrowserPool | None = None
+        self._folder: Path | None = None
+        self._logging_in: asyncio.Lock | None = None
+        self._checked: set[str] = set()
+        self._was_reset = False
+        self._recordings = 0
+
+    # Tasks
+
+    def tasks(self, split: str, *, count: int, seed: int) -> list[Task]:
+        """`count` tasks in an order drawn from the seed, or all there are. Raises `ConfigError` or `MissingError`."""
+        found = self.catalogue(split)
+        random.Random(derive(seed, "webarena", split)).shuffle(found)
+        for why, number in self.skipped(split).items():
+            log.warning("%d tasks of split %s are skipped: %s", number, split, why)
+        return found[:count]
+
+    def catalogue(self, split: str) -> list[Task]:
+        """Every task of a split whose sites are configured, in the order of the file."""
+        if split not in get_args(Split):
+            raise ConfigError(f"no split is called {split!r}; {hint(split, get_args(Split))}")
+        found = [self._task(raw, split) for raw in files.raw_tasks(self.config, split) if not self._lacks(raw)]
+        if not found:
+            lacking = ", ".join(f"{number} tasks: {why}" for why, number in self.skipped(split).items())
+            raise MissingError(f"no task of split {split!r} can be played here ({lacking})")
+        return found
+
+    def skipped(self, split: str) -> dict[str, int]:
+        """Tasks whose sites are not configured, by what is missing. They are never scored."""
+        reasons = Counter(self._lacks(raw) for raw in files.raw_tasks(self.config, split))
+        return {why: number for why, number in sorted(reasons.items()) if why}
+
+    def expert(self, task: Task) -> ExpertPolicy:
+        """WebArena's tasks have no scripted experts: raises `MissingError`."""
+        raise MissingError(f"there is no scripted expert for {task.id!r}: WebArena's tasks have none")
+
+    # Episodes
+
+    def environment(self) -> WebarenaEnvironment:
+        """A new environment."""
+        return WebarenaEnvironment(self)
+
+    async def evaluate(self, environment: Environment, trajectory: Trajectory) -> Judgement:
+        """The verdict of the configured evaluator on the episode that has just ended in `environment`."""
+        if not isinstance(environment, WebarenaEnvironment):
+            raise InfrastructureError(f"Only episodes of WebArena can be evaluated here, not of {type(environment)}.")
+        if trajectory.end == "infrastructure":
+            return Judgement(None, why="a site or the browser failed during the episode")
+        if environment.har is not None:
+            # The recording is whole only when its context is closed.
+            await environment.session.close()
+        return await self.grader.grade(trajectory, environment.session, environment.har)
+
+    async def close(self) -> None:
+        """End the browser and drop the recordings; calling it twice is allowed."""
+        await self.grader.close()
+        if self._pool is not None:
+            await self._pool.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._pool = self._folder = None
+
+    # What environments ask for
+
+    def browser(self) -> BrowserPool:
+        """The browser that all environments share."""
+        if self._pool is None:
+            self._pool = BrowserPool(
+                browser=self.web.browser,
+                workers=self.web.workers,
+                timeout=self.web.action_timeout,
+                hosts=(*sites.hosts(self.urls.values()), *self.config.hosts),
+                view=self.config.view,
+            )
+        return self._pool
+
+    def headers(self, task: Task) -> dict[str, str]:
+        """The extra headers of all sites of a task."""
+        return {key: value for site in task.sites for key, value in self.config.headers.get(site, {}).items()}
+
+    def new_recording(self) -> Path | None:
+        """Where the traffic of the next episode is recorded, if it is needed."""
+        if self.config.evaluator != "verified":
+            return None
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="dynaweb-har-"))
+        self._recordings += 1
+        return self._folder / f"{self._recordings}.har"
+
+    async def login(self, task: Task) -> Path | None:
+        """A stored login for the sites of a task: checked once in this process, made again when it has expired.
+
+        The sites are reset before the first episode when a reset server is configured.
+        """
+        self._logging_in = self._logging_in or asyncio.Lock()
+        async with self._logging_in:
+            if self.config.reset_url and not self._was_reset:
+                await sites.full_reset(self.config.reset_url, self.config.reset_timeout)
+                self._was_reset = True
+            wanted = [site for site in task.sites if self._login_of(site, task)]
+            if not wanted:
+                return None
+            path = Path(self.config.auth) / f"{'.'.join(sorted(wanted))}_state.json"
+            if str(path) not in self._checked:
+                await self._ensure_login(path, wanted)
+                self._checked.add(str(path))
+            return path
+
+    def _login_of(self, site: str, task: Task) -> Any:
+        needed = task.meta["raw"].get("require_login", True) or site in self.config.logins
+        headed = site in self.config.headers
+        return sites.login_of(self.config, site) if needed and site in self.urls and not headed else None
+
+    async def _ensure_login(self, path: Path, wanted: list[str]) -> None:
+        session = ChromiumSession(self.browser())
+        logins = {site: login for site in wanted if (login := sites.login_of(self.config, site)) is not None}
+        try:
+            if path.exists():
+                await session.reset(storage_state=path)
+                if all([await sites.logged_in(session, self.urls[site], login) for site, login in logins.items()]):
+                    return
+                log.warning("the stored login %s has expired; logging in again", path)
+            await session.reset()
+            for site, login in logins.items():
+                await sites.log_in(session, self.urls[site], login)
+            await session.save_login(path)
+        finally:
+            await session.close()
+
+    def _lacks(self, raw: files.Raw) -> str:
+        """Why a task cannot be played here, or ''."""
+        named = sites.placeholders([files.starts(raw), raw["eval"]]) | {
+            site for site in raw["sites"] if "__" in files.starts(raw)
+        }
+        missing = sorted(site for site in named if site not in self.urls)
+        if missing:
+            return " and ".join(f"{site} has no address (set {site.upper()} or env.urls)" for site in missing)
+        verified = files.is_verified(raw)
+        if verified != (self.config.evaluator == "verified"):
+            return f"its format needs env.evaluator = {'verified' if verified else 'repaired or upstream'}"
+        return ""
+
+    def _task(self, raw: files.Raw, split: str) -> Task:
+        full = sites.filled(raw, self.urls)
+        return Task(
+            id=str(raw["task_id"]),
+            intent=str(raw["intent"]),
+            start_url=files.starts(full),
+            sites=tuple(raw["sites"]),
+            split=split,  # type: ignore[arg-type]  # checked in `catalogue`
+            evaluation=full["eval"] if isinstance(full["eval"], Mapping) else {"eval_types": ["verified"]},
+            template=str(raw.get("intent_template_id", raw.get("intent_template", ""))),
+            meta={"kind": files.kind_of(raw), "raw": dict(raw)},
+        )

@@ -1,0 +1,124 @@
+"""Task files: WebArena's format and WebArena-Verified's, one list or one file a task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynaweb import sidecar
+from dynaweb.errors import ConfigError, MissingError
+
+if TYPE_CHECKING:
+    from dynaweb_env_webarena import WebarenaConfig
+
+VERIFIED = "webarena-verified"
+_FILES = {
+    "raw": ("libwebarena", "test.raw.json"),
+    "verified": (VERIFIED, "webarena-verified.json"),
+    "hard": (VERIFIED, "webarena-verified.json"),
+}
+_HARD = "webarena-verified-hard.json"
+_NEEDED = ("task_id", "sites", "intent", "eval")
+
+Raw = Mapping[str, Any]
+
+
+def raw_tasks(config: WebarenaConfig, split: str) -> list[Raw]:
+    """The tasks of a split as their file has them. Raises `ConfigError` or `MissingError`."""
+    if split in ("train", "pretrain"):
+        if not config.train:
+            raise ConfigError(
+                f"env webarena has no tasks of split {split!r}: set env.train to a task file (WebArena's own tasks are "
+                "for evaluation)"
+            )
+        return read(Path(config.train))
+    if config.path:
+        return read(Path(config.path))
+    if config.set == "lite":
+        raise ConfigError("WebArena-Lite is in no package: set env.path to its file of 165 tasks (test_webarena_lite)")
+    found = read(packaged(*_FILES[config.set]))
+    if config.set == "hard":
+        wanted = set(json.loads(packaged(VERIFIED, _HARD).read_text(encoding="utf-8"))["task_ids"])
+        found = [task for task in found if task["task_id"] in wanted]
+    return found
+
+
+def packaged(package: str, name: str) -> Path:
+    """A data file of a package: installed here, or in an environment of its own. Raises `MissingError`."""
+    try:
+        listed = files(package) or []
+    except PackageNotFoundError:
+        listed = []
+    for file in listed:
+        if file.name == name:
+            return Path(str(file.locate()))
+    aside = next(iter(sorted((sidecar.root() / package).glob(f"lib*/**/{name}"))), None)
+    if aside is None:
+        raise MissingError(
+            f"the tasks of {package} are not installed; run: dynaweb env install {package} (or set env.path to a file)"
+        )
+    return aside
+
+
+def read(path: Path) -> list[Raw]:
+    """The tasks of a list or a folder. Raises `ConfigError` that names the file and what is wrong with it."""
+    names = sorted(path.glob("*.json"), key=_number) if path.is_dir() else [path]
+    loaded: list[Any] = [_load(name) for name in names]
+    found = loaded[0] if len(loaded) == 1 and isinstance(loaded[0], list) else loaded
+    if not found:
+        raise ConfigError(f"{path} holds no list of tasks")
+    return [_checked(task, path) for task in found]
+
+
+def kind_of(task: Raw) -> str:
+    """The types of evaluation of a task, joined by `+`."""
+    if is_verified(task):
+        return str(
+            next((part["expected"]["task_type"] for part in task["eval"] if "task_type" in part["expected"]), "-")
+        )
+    return "+".join(task["eval"].get("eval_types") or ()) or "-"
+
+
+def is_verified(task: Raw) -> bool:
+    """Whether a task is in the format of WebArena-Verified."""
+    return isinstance(task["eval"], list)
+
+
+def starts(task: Raw) -> str:
+    """The start pages of a task, joined as WebArena does."""
+    return " |AND| ".join(task["start_urls"]) if "start_urls" in task else str(task.get("start_url") or "")
+
+
+def texts(value: Any) -> Iterable[str]:
+    """Every text in a task."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from texts(inner)
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the task file {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"the task file {path} is no JSON: {error}") from None
+
+
+def _checked(task: Any, path: Path) -> Raw:
+    missing = [key for key in _NEEDED if not isinstance(task, dict) or key not in task]
+    if missing:
+        raise ConfigError(f"a task in {path} has no {', '.join(missing)}; it needs {', '.join(_NEEDED)} and start_url")
+    return dict(task)
+
+
+def _number(path: Path) -> tuple[int, str]:
+    return (int(path.stem) if path.stem.isdigit() else 0, path.name)

@@ -1,0 +1,96 @@
+"""How an episode is graded: repaired, upstream, or by webarena-verified."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynaweb import sidecar
+from dynaweb.errors import InfrastructureError
+from dynaweb.types import Judgement, Trajectory
+from dynaweb.web.evaluators import equals, evaluate
+from dynaweb_env_webarena import functions, upstream, verified
+from dynaweb_env_webarena.judge import MeaningJudge
+
+if TYPE_CHECKING:
+    from dynaweb.web.session import Session
+    from dynaweb_env_webarena import WebarenaConfig
+
+FUZZY = "fuzzy_match"
+
+
+class Grader:
+    """Grades by the configured evaluator."""
+
+    def __init__(self, config: WebarenaConfig, urls: Mapping[str, str]) -> None:
+        self.config, self.urls = config, urls
+        self._judge = MeaningJudge(config.judge) if config.judge.model else None
+
+    async def grade(self, trajectory: Trajectory, session: Session, har: Path | None) -> Judgement:
+        """The verdict on a finished episode; an episode without `stop` has failed, as upstream's own runner has it."""
+        if trajectory.answer is None or trajectory.final is None:
+            return Judgement(0.0, why=f"the episode was not ended by stop ({trajectory.end})")
+        if self.config.evaluator == "verified":
+            return await self._verified(trajectory, har)
+        url = trajectory.final.url
+        try:
+            evaluation = await self._plain(trajectory.task.evaluation, url)
+        except InfrastructureError as error:
+            return Judgement(None, why=str(error))
+        if self.config.evaluator == "upstream":
+            return await upstream.evaluate(
+                evaluation,
+                intent=trajectory.task.intent,
+                answer=trajectory.answer,
+                url=url,
+                session=session,
+                judge=self._judge,
+            )
+        return await self._repaired(evaluation, trajectory, url, session)
+
+    async def close(self) -> None:
+        """Close the judge's connections."""
+        if self._judge is not None:
+            await self._judge.close()
+
+    async def _plain(self, evaluation: Mapping[str, Any], url: str) -> dict[str, Any]:
+        targets = evaluation.get("program_html") or ()
+        found = [await functions.resolved(target, url=url, urls=self.urls) for target in targets]
+        return {**evaluation, "program_html": found}
+
+    async def _repaired(
+        self, evaluation: Mapping[str, Any], trajectory: Trajectory, url: str, session: Session
+    ) -> Judgement:
+        references = dict(evaluation.get("reference_answers") or {})
+        answer, intent = trajectory.answer or "", trajectory.task.intent
+        extra: dict[str, Any] = {}
+        if self._judge is not None and FUZZY in references:
+            # The core's evaluators know no judge: this part becomes a type of its own.
+            wanted, note = references.pop(FUZZY), str(evaluation.get("string_note") or "")
+            extra[FUZZY] = lambda _: self._fuzzy(wanted, note, intent, answer)
+            kinds = [kind for kind in evaluation["eval_types"] if kind != "string_match" or references]
+            evaluation = {**evaluation, "eval_types": [*kinds, FUZZY], "reference_answers": references}
+        return await evaluate(evaluation, answer=answer, url=url, session=session, extra=extra)
+
+    async def _fuzzy(self, wanted: Any, note: str, intent: str, answer: str) -> Judgement:
+        assert self._judge is not None  # `_repaired` has looked
+        try:
+            if wanted == "N/A":
+                good = equals("N/A", answer) or await self._judge.same_reason(intent, note, answer)
+            else:
+                parts = wanted if isinstance(wanted, list) else [wanted]
+                good = all(
+                    [equals(part, answer) or await self._judge.same_meaning(intent, part, answer) for part in parts]
+                )
+        except upstream.Ungraded as error:
+            return Judgement(None, why=str(error))
+        return Judgement(float(good), why="the judge agrees" if good else "the judge does not agree")
+
+    async def _verified(self, trajectory: Trajectory, har: Path | None) -> Judgement:
+        if har is None or not har.exists():
+            return Judgement(None, why="the traffic of the episode was not recorded")
+        python = sidecar.python_of("webarena-verified", self.config.verified_python)
+        raw = trajectory.task.meta["raw"]
+        return await asyncio.to_thread(verified.score, python, raw, trajectory.answer, har, self.urls)

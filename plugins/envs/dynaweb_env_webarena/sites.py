@@ -1,0 +1,158 @@
+"""Where the sites are, how to log in to them, and how to reset them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import time
+import urllib.request
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from dynaweb.errors import InfrastructureError
+from dynaweb_env_webarena.files import texts
+
+if TYPE_CHECKING:
+    from dynaweb.web.chromium_session import ChromiumSession
+    from dynaweb_env_webarena import Login, WebarenaConfig
+
+log = logging.getLogger("dynaweb")
+
+NAMES = ("shopping", "shopping_admin", "reddit", "gitlab", "map", "wikipedia", "homepage")
+READY = "ready for duty"
+"""What the status page of a reset server says when it is done."""
+POLL_SECONDS = 2.0
+_PLACEHOLDER = re.compile(r"__([A-Z][A-Z0-9_]*?)__")
+
+# The accounts that WebArena's images come with; they are printed in its repository.
+ACCOUNTS: Mapping[str, Mapping[str, str]] = {
+    "shopping": {
+        "username": "emma.lopez@gmail.com",
+        "password": "Password.123",
+        "page": "/customer/account/login/",
+        "check": "/wishlist/",
+    },
+    "shopping_admin": {"username": "admin", "password": "admin1234", "page": "", "check": "/dashboard"},
+    "reddit": {
+        "username": "MarvelsGrantMan136",
+        "password": "test1234",
+        "page": "/login",
+        "check": "/user/MarvelsGrantMan136/account",
+    },
+    "gitlab": {"username": "byteblaze", "password": "hello1234", "page": "/users/sign_in", "check": "/-/profile"},
+}
+
+
+def addresses(config: WebarenaConfig) -> dict[str, str]:
+    """Address by site: from the settings, else from the variables `SHOPPING` or `WA_SHOPPING` and their like."""
+    known = dict(config.urls)
+    for name in NAMES:
+        found = os.environ.get(name.upper()) or os.environ.get(f"WA_{name.upper()}")
+        if name not in known and found:
+            known[name] = found
+    return {name: url.rstrip("/") for name, url in known.items() if url}
+
+
+def placeholders(value: Any) -> set[str]:
+    """The sites that a task's addresses name, such as `shopping` for `__SHOPPING__`."""
+    return {found.lower() for text in texts(value) for found in _PLACEHOLDER.findall(text)}
+
+
+def filled(value: Any, urls: Mapping[str, str]) -> Any:
+    """A copy with every `__SITE__` replaced by the site's address; unknown ones stay."""
+    if isinstance(value, str):
+        return _PLACEHOLDER.sub(lambda found: urls.get(found[1].lower(), found[0]), value)
+    if isinstance(value, Mapping):
+        return {key: filled(inner, urls) for key, inner in value.items()}
+    return [filled(inner, urls) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def hosts(urls: Iterable[str]) -> tuple[str, ...]:
+    """The host names of addresses."""
+    return tuple(dict.fromkeys(host for url in urls if (host := urlsplit(url).hostname)))
+
+
+def login_of(config: WebarenaConfig, site: str) -> Login | None:
+    """How to log in to a site, if it needs one."""
+    from dynaweb_env_webarena import Login
+
+    if site in config.logins:
+        return config.logins[site]
+    return Login(**ACCOUNTS[site]) if site in ACCOUNTS else None
+
+
+async def logged_in(session: ChromiumSession, base: str, login: Login) -> bool:
+    """Whether the session is logged in: the page of `check` shows itself."""
+    await session.goto(base + login.check)
+    return (await session.observe()).url.split("?")[0].rstrip("/") == (base + login.check).rstrip("/")
+
+
+async def log_in(session: ChromiumSession, base: str, login: Login) -> None:
+    """Fill in the login form and send it. Raises `InfrastructureError` when that does not log in."""
+    await session.goto(base + login.page)
+    sent = await session.evaluate("last", _FORM % (_quoted(login.username), _quoted(login.password)))
+    if sent:
+        for _ in range(20):
+            await asyncio.sleep(0.1)
+            if await session.evaluate("last", "!document.querySelector('input[type=password]')"):
+                break
+    if not sent or not await logged_in(session, base, login):
+        why = "" if sent else f" (there is no password field on {base}{login.page})"
+        raise InfrastructureError(f"logging in to {base} as {login.username} failed{why}; check env.logins")
+
+
+async def full_reset(base: str, timeout: float, *, poll: float = POLL_SECONDS) -> float:
+    """Ask the reset server to reset all sites and wait until it is ready; seconds that it took.
+
+    Raises `InfrastructureError` when it does not become ready in time.
+    """
+    started = time.monotonic()
+    await asyncio.to_thread(_get, f"{base.rstrip('/')}/reset")
+    said = ""
+    while (spent := time.monotonic() - started) < timeout:
+        said = await asyncio.to_thread(_get, f"{base.rstrip('/')}/status")
+        if READY in said.lower():
+            log.info("the sites were reset in %.0f s", spent)
+            return spent
+        log.warning("resetting the sites: %.0f s, of at most %.0f s: %s", spent, timeout, said.strip()[:80])
+        await asyncio.sleep(poll)
+    raise InfrastructureError(
+        f"{base} did not become ready within {timeout:g} s; its status was {said.strip()[:120]!r}"
+    )
+
+
+def _get(url: str) -> str:
+    try:
+        # The reset server is the operator's own, so no address that a page gives ever gets here.
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            return str(answer.read(10_000).decode("utf-8", "replace"))
+    except OSError as error:
+        raise InfrastructureError(f"the reset server does not answer {url}: {error}") from None
+
+
+_FORM = """
+(() => {
+  const secret = document.querySelector('input[type=password]');
+  if (!secret) return false;
+  const form = secret.form || document;
+  const user = [...form.querySelectorAll('input')].find(one => ['text', 'email', ''].includes(one.type) && !one.hidden);
+  if (!user) return false;
+  for (const [field, text] of [[user, %s], [secret, %s]]) {
+    field.focus();
+    field.select();
+    document.execCommand('insertText', false, text);
+  }
+  const button = form.querySelector('[type=submit], button:not([type])');
+  setTimeout(() => button ? button.click() : secret.form.requestSubmit(), 0);
+  return true;
+})()
+"""
+
+
+def _quoted(text: str) -> str:
+    import json
+
+    return json.dumps(text)

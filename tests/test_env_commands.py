@@ -1,0 +1,107 @@
+"""The commands around environments, in processes of their own: lists, a game, evaluations that go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from core_kit import Cli
+
+SITES = ("--env", "sites", "--set", "env.driver=static")
+
+
+def test_tasks_are_listed_with_counts(cli: Cli) -> None:
+    done = cli(
+        "tasks", "list", *SITES, "--count", "9", "--set", "env.templates=['shop/add-to-cart','forum/open-thread']"
+    )
+    assert done.returncode == 0, done.stderr
+    *rows, number, sites, kinds = done.stdout.strip().split("\n")
+    assert number == "9 tasks" and sites == "by site: forum 4, shop 5"
+    assert kinds.startswith("by kind: ") and len(rows) == 11
+
+
+def test_an_environment_without_tasks_is_refused(cli: Cli) -> None:
+    done = cli("tasks", "list", "--env", "dream")
+    assert done.returncode == 2 and "brings no tasks of its own" in done.stderr
+    assert cli("tasks", "list", *SITES, "--split", "tset").returncode == 2
+
+
+def test_a_person_plays(cli: Cli) -> None:
+    lines = "help\nclick 999\nclick 1\nstop done\nstop 'done'\n"
+    done = _talk(cli, lines, "play", *SITES, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["score"] == 0.0 and json.loads(done.stdout)["finished"]
+    assert "Goal: " in done.stderr and "there is no element [999]" in done.stderr and "Actions: click" in done.stderr
+    given_up = _talk(cli, "click 1\n", "play", "1", *SITES)
+    assert given_up.returncode == 0 and "given up after 1 steps" in given_up.stdout
+
+
+def test_a_task_that_is_not_there_is_named(cli: Cli) -> None:
+    done = _talk(cli, "", "play", "shop/nothing", *SITES)
+    assert done.returncode == 2 and "no task is called 'shop/nothing'" in done.stderr
+
+
+def test_an_evaluation_has_a_table_by_site_and_labels(cli: Cli, tmp_path: Path) -> None:
+    done = cli("eval", *SITES, "--policy", "random", "--episodes", "6", "--workers", "2", "--out", "out", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [row["name"] for row in result["sites"]] == ["forum", "shop", "tracker", "all"]
+    assert result["sites"][-1]["episodes"] == 6 and result["sites"][-1]["success"]["n"] == 6
+    assert {failure["label"] for failure in result["failures"]} == {"agent"}
+    saved = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert saved["failures"] == result["failures"] and saved["policy"] == "random"
+    assert (tmp_path / "out" / "trajectories" / "eval-random.jsonl.gz").exists()
+    expert = cli("eval", *SITES, "--policy", "expert", "--episodes", "3", "--out", "expert")
+    assert "1.000 [" in expert.stdout and "site" in expert.stdout, expert.stderr
+
+
+def test_an_unknown_policy_is_named(cli: Cli) -> None:
+    done = cli("eval", *SITES, "--policy", "exprt", "--out", "out")
+    assert done.returncode == 2 and "sft, base, expert, random" in done.stderr
+
+
+def test_a_killed_evaluation_plays_only_what_is_left(tmp_path: Path) -> None:
+    environment = {**os.environ, "DYNAWEB_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "dynaweb", "eval", *SITES, "--policy", "random", "--episodes", "90"]
+    command += ["--set", "eval.steps=12", "--workers", "2", "--json"]
+    killed = subprocess.Popen([*command, "--out", "one"], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+    journal = _journal(tmp_path / "cache", killed)
+    size = journal.stat().st_size
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    kept = _episodes(journal)
+    assert size and 0 < len(kept) < 90
+    again = subprocess.run([*command, "--out", "two"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    first = next(line for line in again.stderr.splitlines() if line.startswith("eval random "))
+    assert int(first.split()[2].split("/")[0]) > len(kept)
+    finished = _episodes(tmp_path / "two" / "trajectories" / "eval-random.jsonl.gz")
+    assert len(finished) == 90 and {name: finished[name] for name in kept} == kept
+
+
+def _journal(cache: Path, running: subprocess.Popen[bytes]) -> Path:
+    """The episodes that a running evaluation has kept, once there are some."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert running.poll() is None, "the evaluation was over before it could be killed"
+        found = [path for path in cache.rglob("episodes.jsonl.gz") if path.stat().st_size > 4_000]
+        if found:
+            return found[0]
+        time.sleep(0.02)
+    raise AssertionError("no episode was kept within 60 s")
+
+
+def _episodes(path: Path) -> dict[str, int]:
+    from dynaweb.data.store import TrajectoryStore
+
+    return {trajectory.id: len(trajectory.steps) for trajectory in TrajectoryStore(path)}
+
+
+def _talk(cli: Cli, lines: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dynaweb", *arguments]
+    return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60, check=False)

@@ -1,0 +1,89 @@
+"""`dynaweb env serve`: a real server process, played by the clients of the package openenv-core."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("openenv")
+
+from openenv.core.generic_client import GenericEnvClient
+
+from dynaweb.protocols import PluginContext
+from dynaweb.serve.openenv import WebAction, WebClient
+from dynaweb.types import Action
+from dynaweb.web.actions import format_action
+from dynaweb.web.dialects import parse_compact
+from dynaweb_env_sites import SitesConfig
+from dynaweb_env_sites.env import SitesSource
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "dynaweb", "env", "serve", "sites", "--port", str(port), "--tasks", "6"]
+    log = tmp_path_factory.mktemp("served") / "log"
+    with log.open("wb") as output:
+        server = subprocess.Popen([*command, "--set", "env.driver=static"], stdout=output, stderr=output)
+    try:
+        _wait_for(port, server, log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.send_signal(signal.SIGINT)
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _wait_for(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert server.poll() is None, log.read_text()
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"no server after 60 s: {log.read_text()}")
+
+
+def test_the_client_plays_a_task_to_its_reward(url: str) -> None:
+    source = SitesSource(SitesConfig(driver="static"), PluginContext())
+    tasks = {task.id: task for task in source.tasks("train", count=6, seed=0)}
+    with WebClient(base_url=url).sync() as client:
+        result = client.reset(seed=3)
+        assert result.observation.task in tasks and result.observation.goal == tasks[result.observation.task].intent
+        expert = source.expert(tasks[result.observation.task])
+        while not result.done:
+            action: Action = expert.act(parse_compact(result.observation.page))
+            result = client.step(WebAction(text=format_action(action)))
+            assert result.observation.error == ""
+        assert result.reward == 1.0 and not result.observation.truncated
+        state = client.state()
+        assert state.done and state.task == result.observation.task and state.step_count > 0
+
+
+def test_a_seed_gives_the_same_episode_and_sessions_do_not_meet(url: str) -> None:
+    with WebClient(base_url=url).sync() as one, WebClient(base_url=url).sync() as other:
+        first, again = one.reset(seed=4).observation, other.reset(seed=4).observation
+        assert first == again
+        one.step(WebAction(text="stop 'x'"))
+        assert one.state().done and not other.state().done
+        assert "not an action" in other.step(WebAction(text="jump")).observation.error
+
+
+def test_a_client_that_knows_nothing_of_us_plays_too(url: str) -> None:
+    with GenericEnvClient(base_url=url).sync() as client:
+        assert client.reset(seed=0).observation["page"]
+        result = client.step({"text": "stop 'no idea'"})
+        assert result.done and result.reward == 0.0
