@@ -37,9 +37,9 @@ class GrpoConfig(BaseModel):
     """Where it goes: into the loss, or summed over a trajectory's tokens into its reward (l is then the old
     policy's)."""
     kl_log_diff_clip: float | None = Field(default=None, gt=0)
-    """k3 in the loss: f-l is clamped to +- this (verl, OpenRLHF: 20 and 10)."""
+    """k3 in the loss: f-l is clamped to +- this; None = no clamp (verl: 20)."""
     kl_value_clip: float | None = Field(default=None, gt=0)
-    """k3 in the loss: its value is capped at this (verl, OpenRLHF: 10)."""
+    """k3 in the loss: its value is capped at this; None = no cap (verl, OpenRLHF: 10)."""
     scale: Literal["group", "batch", "none"] = "group"
     """Advantages are divided by the standard deviation of the group, of the batch, or not at all."""
     eps: float = Field(default=1e-4, ge=0)
