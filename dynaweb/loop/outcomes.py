@@ -35,6 +35,13 @@ def reason_of(trajectory: Trajectory) -> str:
     return failure or (verdict.why if verdict is not None else "") or f"it ended by {trajectory.end}"
 
 
+def blocked(trajectory: Trajectory) -> str:
+    """What kept the agent out on its last page (a captcha, a login), where the environment says so."""
+    # A `stop` leads nowhere, so its page is the one that the action before it led to.
+    told = trajectory.steps[:-1] if trajectory.end == "stop" else trajectory.steps
+    return str(told[-1].info.get("blocked", "")) if told else ""
+
+
 def site_name(task: Task) -> str:
     """The site of a task; several are joined."""
     return MULTI.join(task.sites) or "-"
@@ -90,6 +97,7 @@ def failures(episodes: Sequence[Trajectory]) -> list[Mapping[str, Any]]:
             "end": trajectory.end,
             "steps": len(trajectory.steps),
             "why": reason_of(trajectory),
+            "blocked": blocked(trajectory),
         }
         for trajectory in episodes
         if label_of(trajectory) != "success"

@@ -1,0 +1,182 @@
+"""The environment `webvoyager`: one context for an episode, a limit of steps, and pages that keep agents out."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from dynaweb.config.sections import Web
+from dynaweb.errors import ConfigError, InfrastructureError, MissingError
+from dynaweb.seeding import derive
+from dynaweb.suggest import hint
+from dynaweb.types import Action, Judgement, Observation, Split, StepResult, Task, Trajectory
+from dynaweb.web.browser import BrowserPool
+from dynaweb.web.chromium_session import ChromiumSession
+from dynaweb_env_webvoyager import files
+from dynaweb_env_webvoyager.blocked import Wall, wall
+from dynaweb_rm_webvoyager_judge.judge import WebvoyagerJudge
+
+if TYPE_CHECKING:
+    from dynaweb.protocols import Environment, ExpertPolicy, PluginContext
+    from dynaweb_env_webvoyager import WebvoyagerConfig
+
+KEEPS_OUT: frozenset[Wall] = frozenset({"captcha", "login"})
+"""Walls that no agent without an account can pass; consent can be clicked away."""
+
+
+class WebvoyagerEnvironment:
+    """Plays one episode at a time in a clean context."""
+
+    def __init__(self, session: ChromiumSession, config: WebvoyagerConfig) -> None:
+        self.session = session
+        self._limit = config.max_steps
+        self._folder = Path(config.screenshots) if config.screenshots else None
+        self.pictures: list[str] = []
+        """Pictures of all pages of the episode."""
+        self._page: Observation | None = None
+        self._name = ""
+        self._steps = 0
+        self.walls: Counter[Wall] = Counter()
+        """Walls that the episode met."""
+        self.kept_out: Wall = ""
+        """The wall that the episode stands before, if no agent could pass it."""
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """A clean context on the task's site. `seed` only names pictures. Raises `InfrastructureError`."""
+        await self.session.reset()
+        await self.session.goto(task.start_url)
+        self._steps, self._name = 0, f"{task.id}-{seed}"
+        self.walls.clear()
+        self.pictures = []
+        return await self._look()
+
+    async def step(self, action: Action) -> StepResult:
+        """Act and look. `stop` and the last step end the episode."""
+        if self._page is None:
+            raise InfrastructureError("The environment was not reset: call reset(task, seed) before step(action).")
+        if action.kind == "stop":
+            return StepResult(self._page, done=True)
+        self._steps += 1
+        error = await self.session.act(action)
+        page = await self._look()
+        return StepResult(page, done=self._steps >= self._limit, error=error, info=self._told())
+
+    async def close(self) -> None:
+        """Close the context; calling it twice is allowed."""
+        self._page = None
+        await self.session.close()
+
+    async def _look(self) -> Observation:
+        self._page = await self.session.observe()
+        met = wall(self._page)
+        if met:
+            self.walls[met] += 1
+        self.kept_out = met if met in KEEPS_OUT else ""
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path = self._folder / f"{_file_name(self._name)}-{self._steps:02d}.png"
+            path.write_bytes(await self.session.screenshot())
+            self.pictures.append(str(path))
+        return self._page
+
+    def _told(self) -> dict[str, Any]:
+        """What is told beside a page: the wall on it, and its picture."""
+        assert self._page is not None  # `step` has looked
+        met = wall(self._page)
+        blocked = {"blocked": met} if met else {}
+        return blocked | ({"screenshot": self.pictures[-1]} if self.pictures else {})
+
+
+class WebvoyagerSource:
+    """The plugin object: tasks out of the files, environments, and the judge's verdicts."""
+
+    def __init__(self, config: WebvoyagerConfig, context: PluginContext) -> None:
+        self.config = config
+        self.web: Web = context.services.get("web") or Web()
+        self._judge = WebvoyagerJudge(config.judge, context) if config.judge.server.model else None
+        self._pool: BrowserPool | None = None
+
+    def tasks(self, split: str, *, count: int, seed: int) -> list[Task]:
+        """`count` tasks in an order drawn from the seed, or all there are. Raises `ConfigError` or `MissingError`."""
+        found = self.catalogue(split)
+        random.Random(derive(seed, "webvoyager", split)).shuffle(found)
+        return found[:count]
+
+    def catalogue(self, split: str) -> list[Task]:
+        """Every task of a split, in the order of the file."""
+        if split not in get_args(Split):
+            raise ConfigError(f"no split is called {split!r}; {hint(split, get_args(Split))}")
+        path = files.task_file(self.config, split)
+        raw, references = files.read(path), files.answers(path)
+        names = {str(one["web_name"]) for one in raw}
+        unknown = [name for name in self.config.sites if name not in names]
+        if unknown:
+            raise ConfigError(f"{path} has no site {unknown[0]!r}; {hint(unknown[0], names)}")
+        chosen = [one for one in raw if not self.config.sites or one["web_name"] in self.config.sites]
+        return [self._task(one, split, references.get(str(one["id"]), [])) for one in chosen]
+
+    def skipped(self, split: str) -> dict[str, int]:
+        """All tasks of the file can be tried."""
+        return {}
+
+    def environment(self) -> WebvoyagerEnvironment:
+        """A new environment."""
+        return WebvoyagerEnvironment(ChromiumSession(self._browser()), self.config)
+
+    def expert(self, task: Task) -> ExpertPolicy:
+        """WebVoyager's tasks have no scripted experts: raises `MissingError`."""
+        raise MissingError(f"there is no scripted expert for {task.id!r}: WebVoyager's tasks have none")
+
+    async def evaluate(self, environment: Environment, trajectory: Trajectory) -> Judgement:
+        """The judge's verdict; None for an episode that ended before a wall without an answer, or without a judge."""
+        if not isinstance(environment, WebvoyagerEnvironment):
+            raise InfrastructureError(f"Only episodes of WebVoyager can be evaluated here, not of {type(environment)}.")
+        if trajectory.end == "infrastructure":
+            return Judgement(None, why="the browser failed during the episode")
+        if not trajectory.answer:
+            if environment.kept_out:
+                return Judgement(None, why=f"blocked: {environment.kept_out}")
+            return Judgement(0.0, why=f"there is no answer ({trajectory.end})")
+        if self._judge is None:
+            return Judgement(None, why="there is no judge: set env.judge.server.model and env.judge.server.base_url")
+        seen = {"screenshots": environment.pictures} if environment.pictures else {}
+        return await self._judge.score(replace(trajectory, info={**trajectory.info, **seen}))
+
+    async def close(self) -> None:
+        """End browser and connections; calling it twice is allowed."""
+        if self._judge is not None:
+            await self._judge.close()
+        if self._pool is not None:
+            await self._pool.close()
+        self._pool = None
+
+    def _task(self, raw: Any, split: str, references: Any) -> Task:
+        return Task(
+            id=str(raw["id"]),
+            intent=str(raw["ques"]),
+            start_url=str(raw["web"]),
+            sites=(str(raw["web_name"]),),
+            split=split,  # type: ignore[arg-type]  # checked in `catalogue`
+            evaluation={"eval_types": ["webvoyager"], "reference": list(references)},
+            template=str(raw["web_name"]),
+            meta={"kind": str(references[0].get("type", "-")) if references else "-"},
+        )
+
+    def _browser(self) -> BrowserPool:
+        if self._pool is None:
+            self._pool = BrowserPool(
+                browser=self.web.browser,
+                workers=self.web.workers,
+                timeout=self.web.action_timeout,
+                hosts=self.config.hosts,
+                view=self.config.view,
+                region=self.config.region,
+            )
+        return self._pool
+
+
+def _file_name(text: str) -> str:
+    return "".join(char if char.isalnum() or char in "-_" else "_" for char in text)[:120]
