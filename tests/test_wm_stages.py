@@ -117,7 +117,8 @@ def test_an_automatic_horizon_is_calibrated_and_ends_dreams(tmp_path: Path) -> N
     assert 0 <= found["calibration.brier"] <= 1 and 0 < found["calibration.brier_of_base_rate"] <= 0.25
     strict = rows(tmp_path / "strict", "rl")[0]["metrics"]
     # No page can be trusted wholly: every dream ends at its first dreamed page, if it comes to one.
-    assert strict["untrusted"] > 0 and strict["untrusted"] == strict["dreamed_steps"] / 16
+    ended = strict["untrusted"] + strict["world_model_errors"]
+    assert strict["untrusted"] > 0 and ended == strict["dreamed_steps"] / 16
     run(tmp_path / "lax", *sets, "dream.fidelity_floor=0")
     assert rows(tmp_path / "lax", "rl")[0]["metrics"]["untrusted"] == 0
 
@@ -159,6 +160,7 @@ def test_fitting_on_a_store_alone_and_evaluating_on_another(
     assert "Brier score" in str(scores)
     written = json.loads((tmp_path / "eval" / "world-model.json").read_text())
     assert written["one_step"]["all"]["exact"]["n"] == 40 and len(written["steps"]) == len(scores.steps)
+    assert len(scores.probes) == 40 and all(re.match(r"train \d+", probe["site"]) for probe in scores.probes)
     page = (tmp_path / "eval" / "world-model.html").read_text()
     assert "Fidelity by step of the dream" in page and "Reliability" in page and "<svg" in page
     sets = [word for one in longer for word in ("--set", one)]
