@@ -11,7 +11,7 @@ import pytest
 from dynaweb.loop.evaluate import estimates, judge_errors, summary
 from dynaweb.loop.fidelity import Probe, f1, grade, page_kind, probes_of, rules_hold, transitions_of
 from dynaweb.loop.history import History
-from dynaweb.loop.worldmodel import Questions, fidelity_estimates, modelled, pair, split
+from dynaweb.loop.worldmodel import Questions, fidelity_estimates, modelled, pair, probes_in, split
 from dynaweb.types import Action, Judgement, Node, Observation, Prediction, Step, Task, Trajectory, Transition
 
 TASK = Task(id="t", intent="", start_url="")
@@ -200,3 +200,11 @@ def test_fidelity_has_intervals_and_counts() -> None:
     found = fidelity_estimates({"probes": [{"exact": 1.0}, {"exact": None}], "seen": [{"exact": 0.0}], "rules": []})
     assert (found["exact"].n, found["seen_exact"].value, set(found)) == (1, 0.0, {"exact", "seen_exact"})
     assert str(found["exact"]) == "1.000 [0.207, 1.000] n=1"
+
+
+def test_questions_of_a_store_know_the_next_action_of_the_same_episode_only() -> None:
+    played = transitions_of([episode(Step(HOME, GO), Step(CART, BUY), final=HOME)])
+    other = [replace(one, info={**one.info, "episode": "f"}) for one in played]
+    found = probes_in([*played, *other])
+    assert [probe.next_action for probe in found] == [BUY, None, BUY, None]
+    assert probes_in([]) == []

@@ -117,7 +117,8 @@ def test_an_automatic_horizon_is_calibrated_and_ends_dreams(tmp_path: Path) -> N
     assert 0 <= found["calibration.brier"] <= 1 and 0 < found["calibration.brier_of_base_rate"] <= 0.25
     strict = rows(tmp_path / "strict", "rl")[0]["metrics"]
     # No page can be trusted wholly: every dream ends at its first dreamed page, if it comes to one.
-    assert strict["untrusted"] > 0 and strict["untrusted"] == strict["dreamed_steps"] / 16
+    ended = strict["untrusted"] + strict["world_model_errors"]
+    assert strict["untrusted"] > 0 and ended == strict["dreamed_steps"] / 16
     run(tmp_path / "lax", *sets, "dream.fidelity_floor=0")
     assert rows(tmp_path / "lax", "rl")[0]["metrics"]["untrusted"] == 0
 
@@ -159,6 +160,7 @@ def test_fitting_on_a_store_alone_and_evaluating_on_another(
     assert "Brier score" in str(scores)
     written = json.loads((tmp_path / "eval" / "world-model.json").read_text())
     assert written["one_step"]["all"]["exact"]["n"] == 40 and len(written["steps"]) == len(scores.steps)
+    assert len(scores.probes) == 40 and all(re.match(r"train \d+", probe["site"]) for probe in scores.probes)
     page = (tmp_path / "eval" / "world-model.html").read_text()
     assert "Fidelity by step of the dream" in page and "Reliability" in page and "<svg" in page
     sets = [word for one in longer for word in ("--set", one)]
@@ -183,30 +185,27 @@ def test_evaluating_what_the_recipe_fits(tmp_path: Path) -> None:
 def test_early_stopping_keeps_the_best_weights_and_goes_on_after_a_stop(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sets = [*SMALL, "wm_fit.steps=12", "wm_fit.lr=0.05", "wm_fit.validate_every=2", "wm_fit.patience=2"]
+    # What losses a model reaches is its own affair: here the best look is the one after four updates.
+    monkeypatch.setattr("dynaweb.loop.stopping.mean_loss", lambda trainer, rows: 1.0 + abs(trainer.steps - 4))
+    sets = [*SMALL, "wm_fit.steps=12", "wm_fit.validate_every=2", "wm_fit.patience=2"]
 
-    def fit(out: str, *more: str) -> Any:
-        return dynaweb.fit_world_model("dynaweb", overrides=[*sets, *more], data=store, out=tmp_path / out)
+    def fit(out: str) -> Any:
+        return dynaweb.fit_world_model("dynaweb", overrides=sets, data=store, out=tmp_path / out)
 
     def weights(result: Any) -> bytes:
         return (result.weights / "model.safetensors").read_bytes()
 
     monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "fresh"))
     whole = fit("whole")
-    looks = [
-        (row["index"] + 1, row["metrics"]["validation_loss"])
-        for row in rows(tmp_path / "whole", "world-model")
-        if "validation_loss" in row["metrics"]
-    ]
-    best = min(looks, key=lambda look: look[1])
-    # With such a learning rate it gets worse, and two worse looks end it.
-    assert looks[-1][0] == best[0] + 4 < 12
+    updates = rows(tmp_path / "whole", "world-model")
+    looks = {row["index"] + 1: row["metrics"].get("validation_loss") for row in updates}
+    assert looks == {1: None, 2: 3.0, 3: None, 4: 1.0, 5: None, 6: 3.0, 7: None, 8: 5.0}
     breaths = 0
 
     async def stop_later(self: Workspace) -> None:
         nonlocal breaths
         breaths += 1
-        if breaths == best[0] + 3:
+        if breaths == 7:
             raise asyncio.CancelledError
 
     monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "other"))

@@ -64,7 +64,7 @@ async def drift(
 
     async def one(index: int, chain: Chain) -> list[Graded]:
         async with live():
-            task = Task(f"drift/{index}", "", chain[0].observation.url)
+            task = Task(f"drift/{index}", str(chain[0].info.get("goal", "")), chain[0].observation.url)
             return await _follow(make(), task, chain, derive(seed, "drift", index))
 
     return await asyncio.gather(*(one(index, chain) for index, chain in enumerate(episodes) if chain))

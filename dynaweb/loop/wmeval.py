@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from dynaweb.data.inspect import site_of
 from dynaweb.errors import ConfigError
 from dynaweb.loop.drift import chains, drift
 from dynaweb.loop.fidelity import Graded, Probe, grade, predictions
@@ -38,6 +39,8 @@ class WorldModelScores:
 
     `one_step` maps a group (`all`, `env HOST`, `action KIND`) to its measures, `steps[k - 1]` holds the measures of
     step k open-loop, `seconds` is the wall-clock time of one prediction in a batch of `one_step["all"]`'s size.
+    `probes` holds the measures of each question with its `site`, in the same order for every model on the same data, so
+    that models can be compared question by question.
     """
 
     name: str
@@ -47,6 +50,7 @@ class WorldModelScores:
     calibration: Calibration | None = None
     uncalibrated: str = ""
     files: Sequence[Path] = field(default_factory=tuple)
+    probes: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
 
     def __str__(self) -> str:
         lines = [f"world model {self.name}: one step, on held-out sites"]
@@ -84,7 +88,9 @@ async def score(ws: Workspace, model: LoadedModel, given: Material, *, horizon: 
     except ConfigError as error:
         why = str(error)
     steps = await _open_loop(ws, dreaming, given, horizon)
-    return WorldModelScores(ws.recipe.wm.name, by_group(questions, graded), steps, seconds, calibration, why)
+    probes = tuple({"site": site_of(q.transition), **one} for q, one in zip(questions, graded, strict=True))
+    groups = by_group(questions, graded)
+    return WorldModelScores(ws.recipe.wm.name, groups, steps, seconds, calibration, why, probes=probes)
 
 
 async def _open_loop(ws: Workspace, world_model: Any, given: Material, horizon: int) -> list[dict[str, Estimate]]:

@@ -198,7 +198,7 @@ def probes_in(transitions: Sequence[Transition]) -> list[Probe]:
     following = [*transitions[1:], None]
     return [
         Probe(one, after.action if after is not None and follows(one, after) else None)
-        for one, after in zip(transitions, following, strict=True)
+        for one, after in zip(transitions, following, strict=False)
         if needs_prediction(one.observation, one.action)
     ]
 
