@@ -65,6 +65,15 @@ def test_an_unknown_policy_is_named(cli: Cli) -> None:
     assert done.returncode == 2 and "sft, base, expert, random" in done.stderr
 
 
+def test_an_evaluation_may_be_in_another_environment(cli: Cli) -> None:
+    done = cli("config", "show", "--eval-env", "webarena", "--set", "eval.env_settings.urls.reddit=http://x", "--json")
+    assert done.returncode == 0, done.stderr
+    section = json.loads(done.stdout)["settings"]["eval"]
+    assert section["env"] == "webarena" and section["env_settings"] == {"urls": {"reddit": "http://x"}}
+    missing = cli("eval", "--policy", "random", "--set", "eval.env=webvoyager", "--out", "out")
+    assert missing.returncode == 3 and "env.download = true" in missing.stderr
+
+
 def test_a_killed_evaluation_plays_only_what_is_left(tmp_path: Path) -> None:
     environment = {**os.environ, "DYNAWEB_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "dynaweb", "eval", *SITES, "--policy", "random", "--episodes", "90"]

@@ -264,6 +264,18 @@ async def test_pages_are_graded_while_they_stand(make: Any, stub: Stub, evaluato
     assert scores == [1.0, 0.0, 0.0, 1.0, None]
 
 
+@pytest.mark.parametrize(("evaluator", "score"), [("repaired", 0.0), ("upstream", 1.0)])
+async def test_an_episode_that_did_not_stop(make: Any, stub: Stub, evaluator: str, score: float) -> None:
+    evaluation = {"eval_types": ["url_match"], "reference_url": "__REDDIT__/f/1", "url_note": "GOLD in PRED"}
+    source = make(raw(evaluation=evaluation, require_login=False), urls={"reddit": stub.url}, evaluator=evaluator)
+    (task,) = source.catalogue("test")
+    environment = source.environment()
+    page = await environment.reset(replace(task, start_url=f"{stub.url}/f/1"), 0)
+    cut = Trajectory(task.id, task, (Step(page, Action("wait")),), page, "real", "max-steps")
+    assert (await source.evaluate(environment, cut)).score == score
+    await environment.close()
+
+
 FUZZY = {"eval_types": ["string_match"], "reference_answers": {"fuzzy_match": ["blue", "red"]}}
 NOT = {"eval_types": ["string_match"], "reference_answers": {"fuzzy_match": "N/A"}, "string_note": "no such shop"}
 

@@ -36,6 +36,7 @@ def show(
     opt: o.Opt = None,
     reward: o.Reward = None,
     env: o.Env = None,
+    eval_env: o.EvalEnv = None,
     model: o.Model = None,
     seed: o.Seed = None,
     thorough: o.Thorough = False,

@@ -21,6 +21,9 @@ Wm = Annotated[str | None, typer.Option("--wm", metavar="NAME", help="World mode
 Opt = Annotated[str | None, typer.Option("--opt", metavar="NAME", help="Policy optimizer.")]
 Reward = Annotated[str | None, typer.Option("--reward", metavar="NAME", help="Reward judge.")]
 Env = Annotated[str | None, typer.Option("--env", metavar="NAME", help="Environment.")]
+EvalEnv = Annotated[
+    str | None, typer.Option("--eval-env", metavar="NAME", help="Environment of the evaluation, if it is another one.")
+]
 Model = Annotated[
     str | None, typer.Option("--model", metavar="NAME|PATH", help="Language model: `tiny`, a folder, or a hub name.")
 ]
@@ -37,7 +40,7 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder o
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_debug)]
 
-FLAGS = ("wm", "opt", "reward", "env", "model", "seed", "time_budget")
+FLAGS = ("wm", "opt", "reward", "env", "eval_env", "model", "seed", "time_budget")
 
 
 def resolved(recipe: str, arguments: dict[str, Any]) -> Any:

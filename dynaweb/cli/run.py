@@ -22,6 +22,7 @@ def run(
     opt: o.Opt = None,
     reward: o.Reward = None,
     env: o.Env = None,
+    eval_env: o.EvalEnv = None,
     model: o.Model = None,
     seed: o.Seed = None,
     thorough: o.Thorough = False,

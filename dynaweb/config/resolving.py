@@ -19,6 +19,7 @@ FLAGS: Mapping[str, str] = {
     "opt": "opt.name",
     "reward": "reward.name",
     "env": "env.name",
+    "eval_env": "eval.env",
     "model": "model.path",
     "seed": "run.seed",
     "time_budget": "run.time_budget",

@@ -5,7 +5,7 @@ Every field has its meaning, unit and, where a paper fixes it, the source. Defau
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -212,6 +212,8 @@ class Eval(Section):
     """Which sites: their names are disjoint from all others."""
     env: str = ""
     """Environment plugin of the evaluation; empty = the task environment."""
+    env_settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of that plugin, such as `env_settings.path = "tasks.json"`; without effect when `env` is empty."""
 
 
 class Controls(Section):

@@ -123,9 +123,9 @@ class Workspace:
 
     @property
     def eval_settings(self) -> tuple[str, Mapping[str, Any]]:
-        """The same for the evaluation: `eval.env` with its default settings, or the task environment."""
-        name = self.recipe.eval.env
-        return self.task_settings if not name or name == self.task_settings[0] else (name, {})
+        """The same for the evaluation: `eval.env` with `eval.env_settings`, or the task environment."""
+        name, settings = self.recipe.eval.env, self.recipe.eval.env_settings
+        return self.task_settings if not name or (name == self.task_settings[0] and not settings) else (name, settings)
 
     @property
     def task_key(self) -> dict[str, Any]:

@@ -29,8 +29,9 @@ class Grader:
         self._judge = MeaningJudge(config.judge) if config.judge.model else None
 
     async def grade(self, trajectory: Trajectory, session: Session, har: Path | None) -> Judgement:
-        """The verdict on a finished episode; an episode without `stop` has failed, as upstream's own runner has it."""
-        if trajectory.answer is None or trajectory.final is None:
+        """The verdict on an episode. One without `stop` has failed, except that upstream grades it as it stands."""
+        upstreams = self.config.evaluator == "upstream"
+        if trajectory.final is None or (trajectory.answer is None and not upstreams):
             return Judgement(0.0, why=f"the episode was not ended by stop ({trajectory.end})")
         if self.config.evaluator == "verified":
             return await self._verified(trajectory, har)
@@ -39,7 +40,7 @@ class Grader:
             evaluation = await self._plain(trajectory.task.evaluation, url)
         except InfrastructureError as error:
             return Judgement(None, why=str(error))
-        if self.config.evaluator == "upstream":
+        if upstreams:
             return await upstream.evaluate(
                 evaluation,
                 intent=trajectory.task.intent,

@@ -25,6 +25,8 @@ NAMES = ("shopping", "shopping_admin", "reddit", "gitlab", "map", "wikipedia", "
 READY = "ready for duty"
 """What the status page of a reset server says when it is done."""
 POLL_SECONDS = 2.0
+TELL_SECONDS = 15.0
+"""Seconds between two lines of progress."""
 _PLACEHOLDER = re.compile(r"__([A-Z][A-Z0-9_]*?)__")
 
 # The accounts that WebArena's images come with; they are printed in its repository.
@@ -111,13 +113,15 @@ async def full_reset(base: str, timeout: float, *, poll: float = POLL_SECONDS) -
     """
     started = time.monotonic()
     await asyncio.to_thread(_get, f"{base.rstrip('/')}/reset")
-    said = ""
+    said, told = "", 0.0
     while (spent := time.monotonic() - started) < timeout:
         said = await asyncio.to_thread(_get, f"{base.rstrip('/')}/status")
         if READY in said.lower():
             log.info("the sites were reset in %.0f s", spent)
             return spent
-        log.warning("resetting the sites: %.0f s, of at most %.0f s: %s", spent, timeout, said.strip()[:80])
+        if spent >= told:
+            log.warning("resetting the sites: %.0f s, of at most %.0f s: %s", spent, timeout, said.strip()[:80])
+            told = spent + TELL_SECONDS
         await asyncio.sleep(poll)
     raise InfrastructureError(
         f"{base} did not become ready within {timeout:g} s; its status was {said.strip()[:120]!r}"

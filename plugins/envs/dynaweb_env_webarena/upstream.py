@@ -8,7 +8,7 @@ How they differ from the repaired ones (`dynaweb.web.evaluators`):
 | `must_include` of `0` in `$0.00` | found, as a part of it | a number stands by itself |
 | one reference of one character | a token of the answer; several: any part of it | stands by itself |
 | Unicode forms, curly quotes, inner white space | must agree | do not matter |
-| no answer | compared as an empty text | 0 |
+| an episode without `stop` | graded as it stands, with an empty answer | 0 |
 | address: path | the reference anywhere in it (`/a` in `/b/a`, `/ab`) | the same, or below it |
 | address: trailing slash | of the whole address, so not before `?` | does not matter |
 | address: double slashes, escapes, case of the host | must agree | do not matter |

@@ -1,0 +1,221 @@
+"""The environment `browsergym`: observations and actions of ours on one side, BrowserGym's on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import random
+import threading
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dynaweb import sidecar
+from dynaweb.config.sections import Web
+from dynaweb.errors import ConfigError, InfrastructureError, MissingError
+from dynaweb.seeding import derive
+from dynaweb.suggest import hint, nearest
+from dynaweb.types import Action, Judgement, Observation, StepResult, Tab, Task, Trajectory
+from dynaweb.web.actions import resolve
+from dynaweb.web.chromium import find
+from dynaweb.web.tree import read_page
+from dynaweb.web.view import compact_view, full_view
+from dynaweb.web.view_benchmarks import browsergym_view
+from dynaweb_env_browsergym.actions import call_of
+from dynaweb_env_browsergym.process import Worker
+
+if TYPE_CHECKING:
+    from dynaweb.protocols import Environment, ExpertPolicy, PluginContext
+    from dynaweb_env_browsergym import BrowsergymConfig
+
+T = TypeVar("T")
+
+FIRST_SEED = {"pretrain": 0, "train": 10_000, "validation": 20_000, "test": 30_000}
+"""Seeds of a split count from here."""
+_VIEWS = {"compact": compact_view, "full": full_view, "browsergym": browsergym_view}
+
+
+class BrowsergymEnvironment:
+    """Plays one episode at a time in a process of its own."""
+
+    def __init__(self, source: BrowsergymSource) -> None:
+        self._source = source
+        self._worker = source.worker()
+        self._view = _VIEWS[source.config.view]
+        self._said: dict[str, Any] = {}
+        self._page: Observation | None = None
+        self.task: Task | None = None
+        """The task with the goal that BrowserGym told."""
+        self.reward = 0.0
+        """The highest reward of the episode so far."""
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """Start the task's own seed; `seed` changes nothing here. Raises `InfrastructureError`."""
+        if "gym_id" not in task.meta:
+            raise ConfigError(f"Task {task.id!r} is not of BrowserGym: draw it with BrowsergymSource.")
+        self.reward = 0.0
+        given = {"id": task.meta["gym_id"], "seed": task.meta["seed"], "module": self._source.module}
+        page = self._read(await self._worker.ask("reset", **given))
+        self.task = replace(task, intent=str(self._said["goal"]), start_url=page.url)
+        return page
+
+    async def step(self, action: Action) -> StepResult:
+        """Act. An action on nothing is refused here; what BrowserGym refuses comes back as its own error text."""
+        if self._page is None:
+            raise InfrastructureError("The environment was not reset: call reset(task, seed) before step(action).")
+        checked = resolve(action, self._page)
+        if isinstance(checked, str):
+            return StepResult(replace(self._page, notice=checked), error=checked)
+        call = call_of(checked, self._bid(checked), focused=str(self._said.get("focused") or ""))
+        if not call:
+            why = f"{action.kind}: BrowserGym knows no id for that element; act on another one"
+            return StepResult(replace(self._page, notice=why), error=why)
+        said = await self._worker.ask("step", action=call)
+        page = self._read(said)
+        self.reward = max(self.reward, said["reward"])
+        done = said["terminated"] or said["truncated"]
+        return StepResult(page, done=done, error=said["error"], info={"reward": said["reward"]})
+
+    async def finish(self, answer: str) -> float:
+        """Tell BrowserGym the answer of a `stop`; the highest reward of the episode."""
+        said = await self._worker.ask("step", action=call_of(Action("stop", text=answer), ""))
+        self.reward = max(self.reward, said["reward"])
+        return self.reward
+
+    async def close(self) -> None:
+        """End the process; calling it twice is allowed."""
+        self._page = None
+        await self._worker.end()
+
+    def _read(self, said: dict[str, Any]) -> Observation:
+        self._said = said
+        tree = read_page(said["nodes"])
+        viewed = self._view(tree.nodes)
+        tabs = tuple(Tab(title, url, at == said["current"]) for at, (title, url) in enumerate(said["tabs"]))
+        several = tabs if len(tabs) > 1 else ()
+        title = tree.title if self._source.config.view != "compact" else ""
+        self._page = Observation(said["url"], viewed.nodes, title, several, said["error"] or "", viewed.truncated)
+        return self._page
+
+    def _bid(self, action: Action) -> str:
+        node = self._page.node(action.target) if self._page is not None and action.target is not None else None
+        backend = (node.ref or "").rpartition(":")[2] if node is not None else ""
+        return str(self._said["bids"].get(backend, ""))
+
+
+class BrowsergymSource:
+    """The plugin object: ids that a benchmark registers, environments, and BrowserGym's own rewards as verdicts."""
+
+    def __init__(self, config: BrowsergymConfig, context: PluginContext) -> None:
+        """Raises `MissingError` without BrowserGym's environment, `ConfigError` for an id without a benchmark."""
+        self.config = config
+        self.web: Web = context.services.get("web") or Web()
+        self.python = sidecar.python_of("browsergym", config.python)
+        self.module = config.module or _module(config.id)
+        self._ids: list[str] | None = None
+
+    def tasks(self, split: str, *, count: int, seed: int) -> list[Task]:
+        """`count` tasks of a split, each id once before any comes again. Their goals are known after `reset` only."""
+        if split not in FIRST_SEED:
+            raise ConfigError(f"no split is called {split!r}; {hint(split, FIRST_SEED)}")
+        ids = self._chosen()
+        return [self._task(ids[place % len(ids)], split, place // len(ids), seed) for place in range(count)]
+
+    def catalogue(self, split: str) -> list[Task]:
+        """Every id once."""
+        return self.tasks(split, count=len(self._chosen()), seed=0)
+
+    def skipped(self, split: str) -> dict[str, int]:
+        """All that was asked for can be tried."""
+        return {}
+
+    def environment(self) -> BrowsergymEnvironment:
+        """A new environment; its process starts with the first reset."""
+        return BrowsergymEnvironment(self)
+
+    def expert(self, task: Task) -> ExpertPolicy:
+        """BrowserGym brings no experts: raises `MissingError`."""
+        raise MissingError(f"there is no scripted expert for {task.id!r}: BrowserGym's tasks have none")
+
+    async def evaluate(self, environment: Environment, trajectory: Trajectory) -> Judgement:
+        """Success when BrowserGym's reward reached `success`; the answer of a `stop` is told it first."""
+        if not isinstance(environment, BrowsergymEnvironment):
+            raise InfrastructureError(f"Only episodes of BrowserGym can be evaluated here, not of {type(environment)}.")
+        if trajectory.end == "infrastructure":
+            return Judgement(None, why="BrowserGym failed during the episode")
+        reward = environment.reward
+        if trajectory.answer is not None:
+            reward = await environment.finish(trajectory.answer)
+        return Judgement(float(reward >= self.config.success), why=f"BrowserGym's reward {reward:g}")
+
+    async def close(self) -> None:
+        """Environments end their processes themselves."""
+
+    def worker(self) -> Worker:
+        """A process that is not started yet."""
+        chromium = str(find(self.web.browser).path)
+        config = self.config
+        return Worker(self.python, chromium=chromium, variables=config.variables, timeout=config.step_seconds)
+
+    def _chosen(self) -> list[str]:
+        if self._ids is None:
+            listed: list[str] = _alone(self._listed())
+            found = [name for name in listed if fnmatch.fnmatchcase(name, self.config.id)]
+            if not found:
+                near = " or ".join(nearest(self.config.id, listed)) or f"one of {len(listed)}, such as {listed[0]}"
+                raise ConfigError(f"{self.module} registers no task {self.config.id!r}; did you mean {near}?")
+            self._ids = found
+        return self._ids
+
+    async def _listed(self) -> list[str]:
+        worker = self.worker()
+        try:
+            prefix = self.config.id.partition(".")[0]
+            listed = (await worker.ask("list", module=self.module))["ids"]
+            return [name for name in listed if name.startswith(prefix)] or list(listed)
+        finally:
+            await worker.end()
+
+    def _task(self, name: str, split: str, turn: int, seed: int) -> Task:
+        order = list(range(self.config.seeds))
+        random.Random(derive(seed, "browsergym", split, name)).shuffle(order)
+        number = FIRST_SEED[split] + order[turn % len(order)]
+        short = name.removeprefix("browsergym/")
+        return Task(
+            id=f"{short}:{split}:{number}",
+            intent="",
+            start_url="",
+            sites=(short.partition(".")[0],),
+            split=split,  # type: ignore[arg-type]  # checked in `tasks`
+            template=short,
+            meta={"gym_id": name, "seed": number},
+        )
+
+
+def _module(pattern: str) -> str:
+    benchmark = pattern.removeprefix("browsergym/").partition(".")[0]
+    if not pattern.startswith("browsergym/") or not benchmark.isidentifier():
+        raise ConfigError(
+            f"env.id = {pattern!r} is no id of BrowserGym; write one such as browsergym/miniwob.click-test or "
+            "browsergym/miniwob.*"
+        )
+    return f"browsergym.{benchmark}"
+
+
+def _alone(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a loop of its own, also where one is running already."""
+    found: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(asyncio.run(work))
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="browsergym-list")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found[0]
