@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dynaweb.api import collect, evaluate, fit_world_model, run, sft
+    from dynaweb.api import collect, evaluate, evaluate_world_model, fit_world_model, run, sft, show_prediction
     from dynaweb.config.resolving import resolve
 
 __version__ = "0.1.0"
@@ -21,7 +21,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "collect": "dynaweb.api",
     "evaluate": "dynaweb.api",
+    "evaluate_world_model": "dynaweb.api",
     "fit_world_model": "dynaweb.api",
+    "show_prediction": "dynaweb.api",
     "resolve": "dynaweb.config.resolving",
     "run": "dynaweb.api",
     "sft": "dynaweb.api",
@@ -41,4 +43,14 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES})
 
 
-__all__ = ["__version__", "collect", "evaluate", "fit_world_model", "resolve", "run", "sft"]
+__all__ = [
+    "__version__",
+    "collect",
+    "evaluate",
+    "evaluate_world_model",
+    "fit_world_model",
+    "resolve",
+    "run",
+    "sft",
+    "show_prediction",
+]

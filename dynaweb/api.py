@@ -18,6 +18,7 @@ from dynaweb.plugins import Plugins, current, use
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
     from dynaweb.loop.closing import RunResult, StageResult
+    from dynaweb.loop.wmeval import Shown, WorldModelScores
 
 
 def run(
@@ -54,26 +55,72 @@ def sft(
 def fit_world_model(
     recipe: str | Path | Recipe = DEFAULT,
     *,
+    data: str | Path | None = None,
     overrides: Overrides = (),
     out: str | Path | None = None,
     progress: bool = False,
     **flags: Any,
 ) -> StageResult:
-    """Fit the world model on real transitions and measure its fidelity."""
-    result: StageResult = _call("fit_world_model", recipe, overrides, flags, progress, out=out)
+    """Fit the world model on real transitions and measure its fidelity.
+
+    `data` is a transition store to use instead of exploration by the recipe.
+    """
+    result: StageResult = _call("fit_world_model", recipe, overrides, flags, progress, out=out, data=_path(data))
+    return result
+
+
+def evaluate_world_model(
+    recipe: str | Path | Recipe = DEFAULT,
+    *,
+    weights: str | Path | None = None,
+    data: str | Path | None = None,
+    horizon: int = 8,
+    overrides: Overrides = (),
+    out: str | Path | None = None,
+    progress: bool = False,
+    **flags: Any,
+) -> WorldModelScores:
+    """Compare a world model with real pages: one step, open-loop over `horizon` steps, and its confidence.
+
+    `weights` is a folder of weights, by default those that the recipe fits; `data` a transition store to measure on, by
+    default the held-out sites of the recipe's exploration.
+    """
+    options = {"weights": _path(weights), "data": _path(data), "horizon": horizon}
+    result: WorldModelScores = _call("evaluate_world_model", recipe, overrides, flags, progress, out=out, **options)
+    return result
+
+
+def show_prediction(
+    recipe: str | Path | Recipe = DEFAULT,
+    *,
+    index: int = 0,
+    weights: str | Path | None = None,
+    data: str | Path | None = None,
+    overrides: Overrides = (),
+    out: str | Path | None = None,
+    progress: bool = False,
+    **flags: Any,
+) -> Shown:
+    """One prediction of a held-out transition beside the truth; `weights` and `data` as in `evaluate_world_model`."""
+    options = {"weights": _path(weights), "data": _path(data), "index": index}
+    result: Shown = _call("show_prediction", recipe, overrides, flags, progress, out=out, **options)
     return result
 
 
 def collect(
     recipe: str | Path | Recipe = DEFAULT,
     *,
+    store: str | Path | None = None,
     overrides: Overrides = (),
     out: str | Path | None = None,
     progress: bool = False,
     **flags: Any,
 ) -> StageResult:
-    """Collect real transitions with the SFT policy in the browser."""
-    result: StageResult = _call("collect", recipe, overrides, flags, progress, out=out)
+    """Collect real transitions as `explore.player` says: with the SFT policy, experts, or random actions.
+
+    They are added to `store`, by default to `transitions.jsonl.gz` in the run folder.
+    """
+    result: StageResult = _call("collect", recipe, overrides, flags, progress, out=out, store=_path(store))
     return result
 
 

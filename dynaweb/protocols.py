@@ -78,12 +78,15 @@ class PluginContext:
 
 @runtime_checkable
 class WorldModel(Protocol):
-    """Predicts the next page from a page and an action."""
+    """Predicts the next page from a page and an action, and may look at the goal and the actions before."""
 
     async def predict(
-        self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = ()
+        self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = (), goal: str = ""
     ) -> Prediction:
-        """Dream one step. Never raises for malformed model output: that is `Prediction.error`."""
+        """Dream one step. Never raises for malformed model output: that is `Prediction.error`.
+
+        `history` are the actions before, oldest first; `goal` is the task in words, '' where there is none.
+        """
         ...
 
 
@@ -178,6 +181,8 @@ class LossInput:
     `tokens_N` counts agent tokens of each trajectory over all its rows, in all micro-batches and ranks.
     `log_ratio_sum_N`, when given, is the no-gradient sum of (logp - old_logp) over ALL agent tokens of each
     trajectory; an optimizer whose ratio needs the whole trajectory must get it when a trajectory is split.
+    Where the optimizer gave credit to rows, `advantage_S` and `tokens_S` hold the advantage and the number of agent
+    tokens of each row of the WHOLE batch, S of them, and `row_R` says which of them the rows of this micro-batch are.
     """
 
     logp_RT: torch.Tensor
@@ -189,6 +194,9 @@ class LossInput:
     log_ratio_sum_N: torch.Tensor | None = None
     advantage_RT: torch.Tensor | None = None
     ref_logp_RT: torch.Tensor | None = None
+    row_R: torch.Tensor | None = None
+    advantage_S: torch.Tensor | None = None
+    tokens_S: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +213,7 @@ class LossOutput:
 
 @runtime_checkable
 class PolicyOptimizer(Protocol):
-    """Group baseline and loss of one algorithm."""
+    """Group baseline and loss of one algorithm. What it may have besides is in `dynaweb.credit`."""
 
     needs_trajectory_ratio: bool
     """True when the loss needs `log_ratio_sum_N` for trajectories that lie in several micro-batches."""

@@ -205,7 +205,8 @@ class StepResult:
 class Prediction:
     """A world model's answer: the dreamed page, or None with the reason why there is none.
 
-    `logprob` is the mean natural-log probability of the generated tokens; `tokens` how many were generated.
+    `logprob` is the mean natural-log probability of the generated tokens (None = unknown), `tokens` how many were
+    generated in all `attempts`; `confidence` the expected fidelity of the page in [0, 1], where it was calibrated.
     """
 
     next_observation: Observation | None
@@ -216,3 +217,5 @@ class Prediction:
     text: str = ""
     tokens: int = 0
     logprob: float | None = None
+    attempts: int = 1
+    confidence: float | None = None

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from dynaweb.backends.torch_backend import TorchTrainer
+from dynaweb.credit import Credit
 from dynaweb.errors import CheckpointError, TrainingError
 from dynaweb.protocols import LossInput, LossOutput, TokenRow
 from dynaweb_opt_gspo import GspoConfig
@@ -310,6 +311,82 @@ def test_updates_that_are_not_finite_are_skipped_and_three_in_a_row_stop(
         trainer.policy_step(rows, broken, ADVANTAGES)
 
 
+class OneBad(Gspo):
+    """Unsound where trajectory 2 is: a loss that is nan, or a gradient that is."""
+
+    def __init__(self, gradient_only: bool) -> None:
+        super().__init__(WIDE)
+        self._gradient_only = gradient_only
+
+    def loss(self, batch: LossInput) -> LossOutput:
+        out = super().loss(batch)
+        bad = (batch.trajectory_R == 2)[:, None] & batch.mask_RT
+        if not bool(bad.any()):
+            return out
+        root = (batch.logp_RT[bad] * 0).abs().sqrt().sum()  # 0, with a gradient of nan
+        return LossOutput(out.loss + (root if self._gradient_only else root * math.nan))
+
+
+@pytest.mark.parametrize("gradient_only", [False, True])
+@pytest.mark.parametrize("micro_tokens", [1, 4096])
+def test_the_trajectory_that_makes_an_update_unsound_is_named(gradient_only: bool, micro_tokens: int) -> None:
+    rows, trainer = kit.rows_of(1), _trainer(micro_tokens=micro_tokens)
+    bad = OneBad(gradient_only)
+    metrics = trainer.policy_step(rows, bad, ADVANTAGES, _old(rows))
+    assert (metrics["updated"], trainer.offender) == (0, 2)
+    assert trainer.policy_step(rows, Gspo(WIDE), ADVANTAGES)["updated"] == 1
+    assert trainer.offender is None
+
+
+def test_no_trajectory_is_blamed_for_supervised_rows() -> None:
+    rows, trainer = kit.rows_of(1), _trainer()
+    demos = [replace(row, weight=math.nan) for row in rows[:2]]
+    metrics = trainer.policy_step(rows, Gspo(WIDE), ADVANTAGES, supervised=demos, supervised_weight=1.0)
+    assert (metrics["updated"], trainer.offender) == (0, None)
+
+
+def test_a_row_without_old_logps_has_ratio_one() -> None:
+    rows = kit.rows_of(2)
+    old = _old(rows)
+    free: list[Any] = [None if row.trajectory == 1 else values for row, values in zip(rows, old, strict=True)]
+    plain = _trainer().logprobs(rows)
+    same = [p.tolist() if row.trajectory == 1 else o for row, o, p in zip(rows, old, plain, strict=True)]
+    found = []
+    for given in (free, same):
+        for micro_tokens in (1, 4096):
+            trainer = _spy(micro_tokens=micro_tokens)
+            metrics = trainer.policy_step(rows, Gspo(WIDE), ADVANTAGES, given)
+            found.append((metrics["policy_loss"], trainer.seen))
+    for loss, gradients in found[1:]:
+        assert loss == pytest.approx(found[0][0], rel=1e-5, abs=1e-7)
+        kit.same(gradients, found[0][1], rtol=1e-3, atol=1e-4)
+
+
+def test_finer_credit_reaches_the_loss() -> None:
+    """Row credit equals trajectory credit when a trajectory's rows have the same; token credit when its tokens do."""
+    rows = kit.rows_of(2)
+    by_row = [ADVANTAGES[row.trajectory] for row in rows]
+    by_token = [[ADVANTAGES[row.trajectory]] * len(row.response_ids) for row in rows]
+    optimizer = Gspo(WIDE.model_copy(update={"level": "token"}))
+    found = []
+    for credit in (Credit(ADVANTAGES), Credit(ADVANTAGES, rows=by_row), Credit(ADVANTAGES, tokens=by_token)):
+        trainer = _spy()
+        found.append((trainer.policy_step(rows, optimizer, credit, _old(rows))["policy_loss"], trainer.seen))
+    for loss, gradients in found[1:]:
+        assert loss == found[0][0]
+        kit.same(gradients, found[0][1], rtol=0, atol=0)
+
+
+def test_rows_without_credit_are_not_computed() -> None:
+    rows = kit.rows_of(2)
+    tokens = [[0.0] * len(row.response_ids) if i % 3 else [1.0] * len(row.response_ids) for i, row in enumerate(rows)]
+    metrics = _trainer().policy_step(
+        rows, Gspo(WIDE.model_copy(update={"level": "token"})), Credit(ADVANTAGES, tokens=tokens)
+    )
+    assert metrics["rows_skipped"] == 8
+    assert metrics["tokens"] == sum(len(row.response_ids) for row in rows[::3])
+
+
 def test_parameters_that_cannot_move_are_told() -> None:
     trainer = _trainer(kit.llama().to(torch.bfloat16), lr=1e-7)
     with pytest.raises(TrainingError, match=r"did not move in the first update.*bfloat16"):
@@ -334,6 +411,8 @@ def test_frozen_parameters_stay_and_others_move() -> None:
         ({"advantages": (1.0, math.nan, 0.0, 0.0)}, "must be finite"),
         ({"old_logps": [(0.0,)]}, "old_logps must hold one number"),
         ({"ref_logps": [(0.0,)]}, "ref_logps must hold one number"),
+        ({"advantages": Credit(ADVANTAGES, tokens=[[0.0]])}, "token advantages must hold one number"),
+        ({"advantages": Credit(ADVANTAGES, rows=[math.inf] * 12)}, "of a row or token is not finite"),
     ],
 )
 def test_batches_that_cannot_be_are_refused(changes: dict[str, Any], words: str) -> None:

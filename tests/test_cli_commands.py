@@ -63,7 +63,7 @@ def test_a_broken_plugin_is_listed_and_warned_of(cli: Cli, package: PackageMaker
     done = cli("plugins", "list", path=package.folder)
     assert done.returncode == 0
     assert done.stderr == ""
-    assert "broken  ModuleNotFoundError: No module named 'no_such_module_anywhere'" in done.stdout
+    assert "broken ModuleNotFoundError: No module named 'no_such_module_anywhere'" in " ".join(done.stdout.split())
     done = cli("config", "show", path=package.folder)
     assert done.returncode == 0
     assert done.stderr.startswith("warning: plugin 'bad' of package bad-package 1.2 cannot be used: ModuleNotFound")

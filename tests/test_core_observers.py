@@ -118,6 +118,9 @@ def test_rows_before_an_update() -> None:
     assert before(rows, {"event": "update", "stage": "wm", "index": 1}) == rows[:1]
     assert before(rows, {"event": "rollout", "phase": "rl", "index": 1}) == rows[:6]
     assert before(rows, {"event": "rollout", "phase": "rl", "index": 0}) == rows[:3]
+    # Episodes that are told all at once: a kill in the middle of the telling must not double them.
+    told = [{"event": "rollout", "phase": phase, "index": -1, "id": k} for phase in ("demos", "eval") for k in range(2)]
+    assert before([*rows, *told], {"event": "rollout", "phase": "eval", "index": -1}) == [*rows, *told[:2]]
     # A count of something else, a later index, and rows without one cut nothing.
     for first in ({"stage": "fidelity", "index": 0}, {"stage": "rl", "index": 2}, {"stage": "rl"}, {"index": None}):
         assert before(rows, {"event": "update", **first}) == rows

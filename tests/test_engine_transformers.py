@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import engine_kit as kit
@@ -227,3 +228,13 @@ def test_survivors_fill_gaps_from_the_end() -> None:
     assert survivors([True, True]) == []
     assert survivors([False, False]) == [0, 1]
     assert survivors([False, True, True]) == [0]
+
+
+def test_equal_requests_are_computed_once(engine: TransformersEngine) -> None:
+    request = _requests()[0]
+    other = replace(request, seed=request.seed + 1, temperature=1.0)
+    before = engine.stats.new_tokens
+    found = engine.generate_batch([request, other, request, request])
+    assert found[0] == found[2] == found[3]
+    _close(found[0], engine.generate_batch([request])[0])
+    assert engine.stats.new_tokens - before == 2 * len(found[0].token_ids) + len(found[1].token_ids)

@@ -40,7 +40,7 @@ class Model:
         self.asked: list[Action] = []
 
     async def predict(
-        self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = ()
+        self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = (), goal: str = ""
     ) -> Prediction:
         self.asked.append(action)
         return Prediction(self.page, error="" if self.page else "line 2 is not a script line", tokens=7)
@@ -192,3 +192,32 @@ def test_the_plugin_object_offers_what_every_task_source_offers() -> None:
     assert asyncio.run(environment.reset(TASK, 0)) == HOME
     with pytest.raises(MissingError, match="world_model"):
         DreamSource(DreamConfig(), PluginContext()).environment()
+
+
+def test_dreams_of_one_seed_are_the_same_world() -> None:
+    """The seed of a prediction follows from world, page and action: not from the order in which they were met."""
+
+    class Seeds(Model):
+        async def predict(
+            self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = (), goal: str = ""
+        ) -> Prediction:
+            self.asked.append(action)
+            seeds.append(seed)
+            return Prediction(CART if observation.url == HOME.url else HOME)
+
+    seeds: list[int] = []
+
+    async def walk(world: int, *actions: Action) -> list[int]:
+        seeds.clear()
+        environment = DreamEnvironment(Seeds(), lambda task: HOME)
+        await environment.reset(TASK, world)
+        for action in actions:
+            await environment.step(action)
+        return list(seeds)
+
+    cart, home, search = on("click", 1), on("click", 2), on("type", 2, "wool", enter=True)
+    first = asyncio.run(walk(1, cart, home, cart))
+    assert first[0] == first[2] != first[1]
+    assert asyncio.run(walk(1, cart)) == [first[0]]
+    assert asyncio.run(walk(2, cart)) != [first[0]]
+    assert asyncio.run(walk(1, search)) != [first[0]]

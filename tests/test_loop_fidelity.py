@@ -11,7 +11,7 @@ import pytest
 from dynaweb.loop.evaluate import estimates, judge_errors, summary
 from dynaweb.loop.fidelity import Probe, f1, grade, page_kind, probes_of, rules_hold, transitions_of
 from dynaweb.loop.history import History
-from dynaweb.loop.worldmodel import Questions, fidelity_estimates, modelled, pair, split
+from dynaweb.loop.worldmodel import Questions, fidelity_estimates, modelled, pair, probes_in, split
 from dynaweb.types import Action, Judgement, Node, Observation, Prediction, Step, Task, Trajectory, Transition
 
 TASK = Task(id="t", intent="", start_url="")
@@ -23,7 +23,7 @@ BUY = Action("click", 2, target_role="button", target_name="Check out")
 
 def test_a_perfect_page_is_perfect_in_every_measure() -> None:
     graded = grade(Probe(Transition(HOME, GO, CART), BUY), Prediction(CART, tokens=9))
-    assert graded.pop("tokens") == 9 and graded.pop("invalid") == 0
+    assert graded.pop("tokens") == 9 and graded.pop("invalid") == 0 and graded.pop("attempts") == 1
     assert set(graded.values()) == {1.0}
 
 
@@ -39,6 +39,53 @@ def test_an_unreadable_answer_is_wrong_and_measures_that_do_not_apply_are_none()
     assert (graded["invalid"], graded["element_f1"], graded["heading"], graded["next_action"]) == (1.0, 0.0, 0.0, None)
     assert grade(Probe(Transition(CART, GO, HOME)), Prediction(HOME))["heading"] is None
     assert grade(Probe(Transition(HOME, GO, CART), Action("stop")), Prediction(CART))["next_action"] is None
+
+
+def with_node(page: Observation, number: int, **changes: object) -> Observation:
+    nodes = list(page.nodes)
+    nodes[number - 1] = replace(nodes[number - 1], **changes)  # type: ignore[arg-type]
+    return replace(page, nodes=tuple(nodes))
+
+
+def changed(before: Observation, real: Observation, dreamed: Observation) -> tuple[float | None, float | None]:
+    graded = grade(Probe(Transition(before, GO, real)), Prediction(dreamed))
+    return graded["changed_precision"], graded["changed_recall"]
+
+
+def test_what_changed_counts_what_came_and_what_went() -> None:
+    same_link = replace(CART, nodes=(HOME.nodes[0], CART.nodes[0]))
+    assert changed(HOME, same_link, with_node(same_link, 2, name="Basket")) == (0.5, 0.5)
+    assert changed(HOME, CART, CART) == (1.0, 1.0)
+    assert changed(HOME, HOME, HOME) == (1.0, 1.0)
+    # Nothing predicted where something changed, and a change that is not there.
+    assert changed(HOME, CART, HOME) == (0.0, 0.0)
+    assert changed(HOME, HOME, with_node(HOME, 2, value="abc")) == (0.0, 0.0)
+    unread = grade(Probe(Transition(HOME, GO, HOME)), Prediction(None, error="?"))
+    assert (unread["changed_f1"], unread["element_recall"], unread["exact"]) == (0.0, 0.0, 0.0)
+
+
+def test_precision_and_recall_tell_missing_from_invented() -> None:
+    more = replace(CART, nodes=(*CART.nodes, Node(3, "link", "Cart"), Node(4, "text", "?")))
+    graded = grade(Probe(Transition(HOME, GO, CART)), Prediction(more))
+    assert (graded["element_precision"], graded["element_recall"]) == (0.5, 1.0)
+    graded = grade(Probe(Transition(HOME, GO, more)), Prediction(CART))
+    assert (graded["element_precision"], graded["element_recall"]) == (1.0, 0.5)
+
+
+def test_the_heading_is_the_one_that_the_page_before_did_not_have() -> None:
+    shop = Node(1, "heading", "Shop")
+    before = replace(HOME, nodes=(shop, *HOME.nodes))
+    real = replace(CART, nodes=(shop, *CART.nodes))
+    dreamed = replace(CART, nodes=(shop, Node(2, "heading", "Basket")))
+    assert grade(Probe(Transition(before, GO, real)), Prediction(dreamed))["heading"] == 0.0
+    assert grade(Probe(Transition(before, GO, real)), Prediction(real))["heading"] == 1.0
+
+
+def test_transitions_tell_what_came_before_and_whether_the_environment_ended_there() -> None:
+    played = replace(episode(Step(HOME, TYPE), Step(HOME, GO, error="no"), Step(HOME, GO)), end="terminal")
+    first, last = transitions_of([played])
+    assert (first.info["history"], first.info["step"], "done" in first.info) == ((), 0, False)
+    assert (last.info["history"], last.info["step"], last.info["done"]) == ((TYPE,), 2, True)
 
 
 def test_f1_counts_duplicates() -> None:
@@ -153,3 +200,11 @@ def test_fidelity_has_intervals_and_counts() -> None:
     found = fidelity_estimates({"probes": [{"exact": 1.0}, {"exact": None}], "seen": [{"exact": 0.0}], "rules": []})
     assert (found["exact"].n, found["seen_exact"].value, set(found)) == (1, 0.0, {"exact", "seen_exact"})
     assert str(found["exact"]) == "1.000 [0.207, 1.000] n=1"
+
+
+def test_questions_of_a_store_know_the_next_action_of_the_same_episode_only() -> None:
+    played = transitions_of([episode(Step(HOME, GO), Step(CART, BUY), final=HOME)])
+    other = [replace(one, info={**one.info, "episode": "f"}) for one in played]
+    found = probes_in([*played, *other])
+    assert [probe.next_action for probe in found] == [BUY, None, BUY, None]
+    assert probes_in([]) == []

@@ -14,11 +14,13 @@ import pytest
 
 from dynaweb.backends.models import load_model, resolve
 from dynaweb.config.resolving import resolve as resolved
+from dynaweb.config.sections import Rl
 from dynaweb.errors import CheckpointError
 from dynaweb.loop import meter
 from dynaweb.loop.closing import StageResult, episodes_are
 from dynaweb.loop.evaluate import audit_judge, evaluate_arm
 from dynaweb.loop.explore import explore
+from dynaweb.loop.lessons import Teacher
 from dynaweb.loop.meter import Meter, memory_mib
 from dynaweb.loop.rl import Ingredients, _Learner, rl_key
 from dynaweb.loop.sft import Control, sft
@@ -28,6 +30,8 @@ from dynaweb.plugins import current
 from dynaweb.report.stats import wilson
 from dynaweb.runs import StageCache
 from dynaweb.types import Step, Task, Trajectory
+from dynaweb_opt_gspo import GspoConfig
+from dynaweb_opt_gspo.gspo import Gspo
 
 WEIGHTS = Path("weights")
 MADE = Made("given", WEIGHTS)
@@ -171,23 +175,21 @@ def rollout(reward: float | None, source: str = "dream") -> Trajectory:
     return Trajectory("r", Task("t", "", ""), (Step(None, None, response_ids=(1,)),), None, source, "stop", reward)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("mode", "kept"), [("filtered-bc", [1.0, 1.0]), ("policy", [0.0, 0.0, 1.0, 1.0])])
-def test_what_an_update_learns_from(mode: str, kept: list[float]) -> None:
-    learned: list[Trajectory] = []
+@pytest.mark.parametrize(
+    ("mode", "learned"), [("filtered-bc", [(1.0, 1.0), (1.0, 1.0)]), ("policy", [(0.0, -1.0)] * 2)]
+)
+def test_what_an_update_learns_from(mode: str, learned: list[tuple[float | None, float]]) -> None:
+    """Successes alone; or all that have a reward."""
     learner = object.__new__(_Learner)
     learner.mode = mode  # type: ignore[assignment]
-    learner.rl = SimpleNamespace(negative_scale=1.0)  # type: ignore[assignment]
-    learner.engine = SimpleNamespace(weights_changed=lambda: None)  # type: ignore[assignment]
+    learner.optimizer = Gspo(GspoConfig(scale="none"))
+    learner.teacher = Teacher(Rl(negative_scale=2.0), learner.optimizer, SimpleNamespace(critic=None), None)  # type: ignore[arg-type]
     played = [rollout(0.0), rollout(0.0), rollout(None), rollout(1.0), rollout(1.0, "expert")]
-
-    def steps(rows: Any, advantages: list[float]) -> dict[str, float]:
-        learned.extend(played[:1] * len(advantages))
-        assert {row.trajectory for row in rows} == set(range(len(advantages)))
-        return {}
-
-    learner._steps = steps  # type: ignore[method-assign]
-    learner._learn(played, [0.0] * 5)
-    assert len(learned) == len(kept)
+    lesson = learner._lesson(played)
+    found = [(t.reward, a) for t, a in zip(lesson.trajectories, lesson.credit.advantages, strict=True)]
+    assert found == (learned if mode == "filtered-bc" else [*learned, (1.0, 0.5), (1.0, 0.5)])
+    assert {row.trajectory for row in lesson.rows} == set(range(len(found)))
+    assert len(lesson.advantages) == len(played)
 
 
 def test_memory_counts_child_processes() -> None:

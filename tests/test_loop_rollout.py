@@ -13,8 +13,8 @@ from dynaweb.engines.scheduler import Lockstep
 from dynaweb.errors import BrowserError, InfrastructureError
 from dynaweb.loop.players import Decision, ExpertPlayer, MixedPolicy, RandomPolicy
 from dynaweb.loop.rollout import Episode, Rules, play, play_all, refuse_total_failure
-from dynaweb.loop.verdicts import asked, grading, judge_all, success_of
-from dynaweb.types import Action, Judgement, Node, Observation, StepResult, Task, Trajectory
+from dynaweb.loop.verdicts import asked, grading, judge_all, lacking, success_of
+from dynaweb.types import Action, Judgement, Node, Observation, Step, StepResult, Task, Trajectory
 
 TASK = Task(id="count:train:0:0", intent="Count to 3.", start_url="http://count.localhost/")
 
@@ -80,6 +80,30 @@ def once(
 ) -> Trajectory:
     place = environment or Counter()
     return asyncio.run(play(TASK, place, player, seed=5, max_steps=max_steps, invalid_ends=invalid_ends))
+
+
+def test_a_dream_that_lacks_what_the_goal_names_may_be_spared() -> None:
+    def listing(name: str) -> Observation:
+        return Observation(url=f"http://shop.localhost/{name}", nodes=(Node(1, "link", name),))
+
+    task = replace(TASK, intent="Open 'Wool Scarf' in 'Winter'.")
+    start, dreamed = listing("Winter"), listing("Lamp")
+
+    def ended(last: Observation, reply: str, source: str = "dream", end: str = "invalid") -> Trajectory:
+        steps = (Step(start, Action("click", 1)), Step(last, None, error="no such element", reply=reply))
+        return Trajectory("x", task, steps, last, source, end)  # type: ignore[arg-type]
+
+    lost = ended(dreamed, "click 'Wool Scarf' [9]")
+    cases = [
+        lost,
+        ended(start, "click 'Wool Scarf' [9]"),
+        ended(dreamed, "click 'Cotton Scarf' [9]"),
+        ended(listing("Wool Scarf"), "click 'Wool Scarf' [9]"),
+        ended(dreamed, "click 'Wool Scarf' [9]", source="real"),
+    ]
+    assert [t.reward for t in asyncio.run(judge_all(Yes(), cases, spare=True))] == [None, 0.0, 0.0, 0.0, 0.0]
+    assert [t.reward for t in asyncio.run(judge_all(Yes(), cases))] == [0.0] * 5
+    assert "Wool Scarf" in lacking(lost) and not lacking(replace(lost, end="stop"))
 
 
 def test_a_stopped_episode_records_every_step_and_its_tokens() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import dynaweb
-from dynaweb.errors import ConfigError, Interrupted
+from dynaweb.errors import ConfigError, InfrastructureError, Interrupted
 from dynaweb.loop import waves
 from dynaweb.loop.rl import _Learner
 from dynaweb.loop.rollout import play_all
@@ -154,31 +154,54 @@ from dynaweb.hookspecs import hookimpl
 from dynaweb import plugins
 from tests_run import run
 
+out, stage, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+seen = 0
+
+
+def meet(name):
+    global seen
+    seen += name.split()[0] == stage
+    if seen == count:
+        os.kill(os.getpid(), signal.SIGKILL)
+
 
 class Killer:
     @hookimpl
     def dynaweb_update(self, event):
-        if event.stage == "rl" and event.index == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
+        meet(event.stage)
+
+    @hookimpl
+    def dynaweb_rollout(self, event):
+        meet(event.phase)
 
 
 plugins.current().add_observer(Killer())
-run(sys.argv[1])
+run(out)
 """
+STAGES = {"demos": 3, "sft": 3, "explore": 5, "world-model": 2, "rl": 8, "eval": 4}
+"""In which stage the run is killed, and at which of its rollouts or updates."""
 
 
 def process(tmp_path: Path, code: str, *arguments: str) -> subprocess.Popen[bytes]:
-    overrides = f"import dynaweb\ndef run(out): dynaweb.run('dynaweb', overrides={SMALL!r}, out=out, seed=0)\n"
+    overrides = (
+        "import dynaweb, pathlib\n"
+        "def run(out):\n"
+        f"    dynaweb.run('dynaweb', overrides={SMALL!r}, out=out, seed=0, resume=pathlib.Path(out).exists())\n"
+    )
     (tmp_path / "tests_run.py").write_text(overrides, encoding="utf-8")
     (tmp_path / "main.py").write_text(code, encoding="utf-8")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     return subprocess.Popen([sys.executable, str(tmp_path / "main.py"), *arguments], cwd=tmp_path, env=env)
 
 
-def test_a_killed_run_goes_on_to_the_same_result(first: tuple[Path, Path, Any], tmp_path: Path) -> None:
+def test_a_run_that_is_killed_in_every_stage_goes_on_to_the_same_result(
+    first: tuple[Path, Path, Any], tmp_path: Path
+) -> None:
     _, folder, result = first
     out = tmp_path / "killed"
-    assert process(tmp_path, KILLED, str(out)).wait(120) == -signal.SIGKILL
+    for stage, count in STAGES.items():
+        assert process(tmp_path, KILLED, str(out), stage, str(count)).wait(120) == -signal.SIGKILL, stage
+        assert list(statuses(out)) == list(STAGES)[: list(STAGES).index(stage)], "the stages before it are finished"
     resumed = run(out, resume=True)
     assert rows(out) == rows(folder)
     assert resumed.results["arms"] == result.results["arms"]
@@ -346,6 +369,22 @@ def test_waves_that_were_played_are_not_played_again(
     assert [row for row in rest if row["event"] == "rollout"][-8:] == [
         row for row in whole if row["event"] == "rollout"
     ][-8:]
+
+
+def test_a_stage_in_which_nothing_could_be_played_leaves_nothing_behind(
+    first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A browser that was broken once must not fail the next attempt."""
+
+    async def broken(self: Any, task: Any, seed: int) -> Any:
+        raise InfrastructureError("the browser is gone")
+
+    monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "cache"))
+    with monkeypatch.context() as patch:
+        patch.setattr("dynaweb_env_sites.env.SitesEnvironment.reset", broken)
+        with pytest.raises(InfrastructureError, match="all 4 episodes failed"):
+            dynaweb.sft("dynaweb", overrides=SMALL, out=tmp_path / "broken")
+    assert dynaweb.sft("dynaweb", overrides=SMALL, out=tmp_path / "mended").weights is not None
 
 
 def test_stages_alone(first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ from dynaweb.policy.formats import CompactFormat
 from dynaweb.policy.tokenizer import build_tokenizer
 from dynaweb.protocols import Completion, GenerateRequest, PluginContext
 from dynaweb.types import Action, Node, Observation, Transition
+from dynaweb.worldmodels.change import change_text
 from dynaweb_wm_delta import DeltaConfig
-from dynaweb_wm_delta.model import DeltaWorldModel, change_text
+from dynaweb_wm_delta.model import DeltaWorldModel
 
 BEFORE = Observation(
     "http://shop.localhost/",
@@ -26,6 +27,7 @@ AFTER = Observation(
     ),
 )
 CLICK = Action("click", 4, target_role="link", target_name="Velmor Scarf")
+LABEL = change_text(Transition(BEFORE, CLICK, AFTER))
 PROMPTS = CompactFormat(build_tokenizer(["Velmor Scarf", "Home", "Cart", "Opens", "Price"] * 4, vocab_size=1000))
 
 
@@ -52,7 +54,7 @@ def model(engine: ScriptedEngine, **settings: int) -> DeltaWorldModel:
 
 
 async def test_the_true_change_predicts_the_true_page() -> None:
-    engine = ScriptedEngine(change_text(BEFORE, CLICK, AFTER))
+    engine = ScriptedEngine(LABEL)
     prediction = await model(engine).predict(BEFORE, CLICK, seed=1)
     assert prediction.error == ""
     assert prediction.next_observation == AFTER
@@ -64,12 +66,12 @@ async def test_the_true_change_predicts_the_true_page() -> None:
 def test_a_target_is_the_text_that_predict_reads() -> None:
     ((prompt, target),) = model(ScriptedEngine()).examples([Transition(BEFORE, CLICK, AFTER)])
     assert prompt == PROMPTS.world_model_prompt(BEFORE, CLICK)
-    assert PROMPTS.decode(target).strip("\n") == change_text(BEFORE, CLICK, AFTER)
+    assert PROMPTS.decode(target).strip("\n") == LABEL
     assert target[-1] == PROMPTS.stop_ids[0]
 
 
 async def test_bad_output_is_sampled_again_with_another_seed() -> None:
-    engine = ScriptedEngine("Opens.\n= [9000]-[2]\n??", change_text(BEFORE, CLICK, AFTER))
+    engine = ScriptedEngine("Opens.\n= [9000]-[2]\n??", LABEL)
     prediction = await model(engine, retries=1).predict(BEFORE, CLICK, seed=1)
     assert prediction.next_observation == AFTER
     assert len({request.seed for request in engine.requests}) == 2
@@ -82,7 +84,7 @@ async def test_output_that_stays_bad_is_an_error_and_never_the_old_page() -> Non
 
 
 async def test_an_endless_change_is_an_error() -> None:
-    engine = ScriptedEngine(change_text(BEFORE, CLICK, AFTER), finished=False)
+    engine = ScriptedEngine(LABEL, finished=False)
     prediction = await model(engine, retries=0).predict(BEFORE, CLICK, seed=1)
     assert prediction.next_observation is None
     assert "did not end" in prediction.error

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,10 @@ class Scorer(Protocol):
         """Natural-log probability and entropy [N] of the response tokens, float32; only the first has a gradient."""
         ...
 
+    def hidden(self, batch: MicroBatch) -> torch.Tensor:
+        """Final hidden states [N, D] that predict the response tokens, in the model's precision, with gradient."""
+        ...
+
 
 def scorer_for(model: nn.Module) -> Scorer:
     """The fastest scorer that serves the model."""
@@ -52,16 +56,22 @@ def token_scores(logits_NV: torch.Tensor, target_N: torch.Tensor) -> tuple[torch
     return logp_NV.gather(1, target_N[:, None])[:, 0], entropy_N
 
 
-def head_scores(head: Any, hidden_ND: torch.Tensor, target_N: torch.Tensor, vocabulary: int) -> tuple[Any, Any]:
-    """`token_scores(head(hidden), target)`, in parts that bound the memory of the logits."""
-    rows = max(1, HEAD_ELEMENTS // vocabulary)
-    if len(hidden_ND) <= rows:
-        return token_scores(head(hidden_ND), target_N)
+def head_scores(
+    weight_VD: torch.Tensor, bias_V: torch.Tensor | None, hidden_ND: torch.Tensor, target_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`token_scores` of the output head, computed in float32 at least, in parts that bound the memory of the logits.
+
+    A head in half precision would round logits of about 10 by up to 0.03, more than policies move in an update.
+    """
+    wide_VD, wide_V = llama.widen(weight_VD), None if bias_V is None else llama.widen(bias_V)
 
     def part(hidden: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return token_scores(head(hidden), target)
+        return token_scores(F.linear(llama.widen(hidden), wide_VD, wide_V), target)
 
-    pairs = [
+    rows = max(1, HEAD_ELEMENTS // len(weight_VD))
+    if len(hidden_ND) <= rows:
+        return part(hidden_ND, target_N)
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = [
         checkpoint(part, hidden_ND[i : i + rows], target_N[i : i + rows], use_reentrant=False)
         for i in range(0, len(hidden_ND), rows)
     ]
@@ -89,10 +99,20 @@ class LlamaScorer:
 
     def logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies [N] of response tokens."""
-        weights = llama.fuse(self._model) if self._proxies is None else self._proxies.weights
-        hidden_ND = shared_hidden(weights, batch).flatten(0, 1).index_select(0, batch.flat_N)
-        vocabulary = len(weights.head_VD)
-        return head_scores(lambda x: llama.logits(weights, x), hidden_ND, batch.target_N, vocabulary)
+        weights = self._weights()
+        return head_scores(weights.head_VD, None, _predictors(weights, batch), batch.target_N)
+
+    def hidden(self, batch: MicroBatch) -> torch.Tensor:
+        """Final hidden states [N, D] that predict the response tokens."""
+        return _predictors(self._weights(), batch)
+
+    def _weights(self) -> llama.Weights:
+        return llama.fuse(self._model) if self._proxies is None else self._proxies.weights
+
+
+def _predictors(weights: llama.Weights, batch: MicroBatch) -> torch.Tensor:
+    hidden_ND = shared_hidden(weights, batch).flatten(0, 1).index_select(0, batch.flat_N)
+    return llama.normalise(hidden_ND, weights.eps) * weights.norm_D
 
 
 def shared_hidden(weights: llama.Weights, batch: MicroBatch) -> torch.Tensor:
@@ -130,7 +150,7 @@ class GenericScorer:
 
     def __init__(self, model: nn.Module) -> None:
         self._model: Any = model
-        self._head: nn.Module | None = None
+        self._head: nn.Linear | None = None
         self._checked = False
 
     def step(self) -> AbstractContextManager[None]:
@@ -143,12 +163,15 @@ class GenericScorer:
         if not self._checked:
             self._find_head(ids_UL[:1], mask_UL[:1])
         if self._head is not None:
-            hidden = self._body()(input_ids=ids_UL, attention_mask=mask_UL, use_cache=False).last_hidden_state
-            chosen = hidden.flatten(0, 1).index_select(0, flat_N)
-            vocabulary = cast(Any, self._head).weight.shape[0]
-            return head_scores(self._head, chosen, batch.target_N, vocabulary)
+            return head_scores(self._head.weight, self._head.bias, self.hidden(batch), batch.target_N)
         logits = self._model(input_ids=ids_UL, attention_mask=mask_UL, use_cache=False).logits
         return token_scores(logits.flatten(0, 1).index_select(0, flat_N), batch.target_N)
+
+    def hidden(self, batch: MicroBatch) -> torch.Tensor:
+        """Final hidden states [N, D] that predict the response tokens."""
+        ids_UL, mask_UL, flat_N = _join(batch)
+        hidden: torch.Tensor = self._body()(input_ids=ids_UL, attention_mask=mask_UL, use_cache=False).last_hidden_state
+        return hidden.flatten(0, 1).index_select(0, flat_N)
 
     def _body(self) -> Any:
         return getattr(self._model, self._model.base_model_prefix)
@@ -157,7 +180,7 @@ class GenericScorer:
         """Use body and head apart only where together they are the model (no soft cap, no scale in between)."""
         self._checked = True
         head = self._model.get_output_embeddings()
-        if head is None or not hasattr(self._model, self._model.base_model_prefix):
+        if not isinstance(head, nn.Linear) or not hasattr(self._model, self._model.base_model_prefix):
             return
         with torch.no_grad():
             whole = self._model(input_ids=ids, attention_mask=mask, use_cache=False).logits

@@ -8,8 +8,6 @@ error.
 
 from __future__ import annotations
 
-import logging
-import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,26 +20,29 @@ from torch import nn
 from dynaweb.backends import batch as batching
 from dynaweb.backends import checkpoint
 from dynaweb.backends.batch import MicroBatch
+from dynaweb.backends.critic import Critic
 from dynaweb.backends.models import trainable
-from dynaweb.backends.policy_loss import Logps, PolicyBatch
+from dynaweb.backends.policy_loss import Logps, OldLogps, PolicyBatch
+from dynaweb.backends.ranks import Ranks
 from dynaweb.backends.schedule import Schedule
 from dynaweb.backends.scoring import scorer_for
+from dynaweb.backends.stepper import AdamSettings, Stepper, is_sound
 from dynaweb.backends.update import UpdatePass, frozen
+from dynaweb.credit import Credit, HasCritic
 from dynaweb.errors import CheckpointError, TrainingError
 from dynaweb.protocols import PolicyOptimizer, TokenRow
 
-MAX_SKIPPED = 3
-"""Non-finite updates in a row that stop the training."""
-ADAM_EPS = 1e-8
-
-_log = logging.getLogger(__name__)
+CRITIC = "critic."
+"""What the critic's tensors are called by in a checkpoint."""
 
 
 class TorchTrainer:
     """AdamW with a linear schedule and gradient clipping around the log-probabilities of response tokens.
 
     `micro_tokens` bounds the padded tokens of one forward pass. `total_steps`, `warmup` and `final_fraction` are those
-    of `Schedule`; `steps` counts updates, skipped ones included. `seed` is that of `draw`.
+    of `Schedule`; `steps` counts updates, skipped ones included. `seed` is that of `draw`. `critic` learns beside the
+    policy and shares its checkpoints. With several `ranks` each is given the same rows and computes a part of them.
+    `offender` is the trajectory that made the last skipped policy update unsound, where one alone does.
     """
 
     def __init__(
@@ -57,24 +58,25 @@ class TorchTrainer:
         betas: tuple[float, float] = (0.9, 0.999),
         micro_tokens: int = 4096,
         seed: int = 0,
+        critic: Critic | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.model = model
+        self.critic = critic
+        self.ranks = ranks or Ranks()
         self.schedule = Schedule(lr, total_steps, warmup, final_fraction)
         self.max_grad_norm = max_grad_norm
         self.micro_tokens = micro_tokens
         self.seed = seed
         self.steps = 0
-        self.skipped = 0
-        self._skipped_in_row = 0
-        self._moved = False
+        self.offender: int | None = None
         self._scorer = scorer_for(model)
-        self._parameters = trainable(model)
-        if not self._parameters:
-            raise TrainingError("the model has no trainable parameter")
-        matrices = [p for p in self._parameters.values() if p.ndim > 1]
-        others = [p for p in self._parameters.values() if p.ndim <= 1]
-        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self._adam = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, eps=ADAM_EPS)
+        self._stepper = Stepper(trainable(model), self.schedule, AdamSettings(weight_decay, betas), what="model")
+
+    @property
+    def skipped(self) -> int:
+        """Updates without a step because loss or gradient were not finite."""
+        return self._stepper.skipped
 
     @property
     def device(self) -> torch.device:
@@ -101,8 +103,8 @@ class TorchTrainer:
         self,
         rows: Sequence[TokenRow],
         optimizer: PolicyOptimizer,
-        advantages: Sequence[float],
-        old_logps: Logps | None = None,
+        advantages: Sequence[float] | Credit,
+        old_logps: OldLogps | None = None,
         *,
         supervised: Sequence[TokenRow] = (),
         supervised_weight: float = 0.0,
@@ -110,26 +112,33 @@ class TorchTrainer:
     ) -> dict[str, float]:
         """One policy update, plus `supervised_weight` x the cross-entropy of `supervised`.
 
-        `advantages` holds one number per trajectory, `old_logps` and `ref_logps` one per response token of each row.
-        `old_logps` None: the present model made the rows (first and only step), ratios are exactly 1. Rows of
-        trajectories with advantage 0 are not computed (unless there is a reference term); they count in all
-        denominators.
+        `advantages` holds one number per trajectory, or is finer credit; `old_logps` and `ref_logps` hold one number
+        per response token of each row. `old_logps` None: the present model made the rows (first and only step), ratios
+        are exactly 1; None for a row: its ratio counts as 1. Rows without an advantage are not computed (unless there
+        is a reference term); they count in all denominators. With a critic, credit has targets, and it takes a step
+        too.
 
         Returns what `supervised_step` does and `policy_loss`, `supervised_loss`, `clip_frac_low/high` and other sums of
-        the loss, `ratio_*` quantiles over trajectories, `approx_kl`, `entropy`, `dead_share` (trajectories with
-        advantage 0), `rows`, `rows_skipped`.
+        the loss, `ratio_*` quantiles over trajectories, `approx_kl`, `ref_kl` (with a reference), `entropy`,
+        `dead_share` (trajectories with advantage 0), `rows`, `rows_skipped`, and what `Critic.step` returns.
         """
         start = time.perf_counter()
-        batch = PolicyBatch(rows, advantages, old_logps, ref_logps)
+        credit = advantages if isinstance(advantages, Credit) else Credit(advantages)
+        batch = PolicyBatch(rows, credit, old_logps, ref_logps)
         batch.check()
         live = batch.live()
         with self._update() as update:
             policy_loss, tally = update.policy(batch, live, optimizer)
             bc_loss = update.supervised(supervised, supervised_weight) if supervised and supervised_weight else 0.0
+        loss = policy_loss + supervised_weight * bc_loss
+        self.offender = None
+        if update.computed and not is_sound(loss, update.grad_norm):
+            self.offender = self._find_offender(batch, live, optimizer)
+        critic = self._critic_step(rows, credit, optimizer)
         counts = [count for count in batch.tokens if count]
-        dead = sum(count > 0 and a == 0.0 for count, a in zip(batch.tokens, advantages, strict=True))
+        dead = sum(count > 0 and a == 0.0 for count, a in zip(batch.tokens, credit.advantages, strict=True))
         metrics = {
-            "loss": policy_loss + supervised_weight * bc_loss,
+            "loss": loss,
             "policy_loss": policy_loss,
             "supervised_loss": bc_loss,
             **tally.metrics(),
@@ -137,6 +146,7 @@ class TorchTrainer:
             "trajectories": float(len(counts)),
             "rows": float(len(rows)),
             "rows_skipped": float(len(rows) - len(live)),
+            **critic,
         }
         return self._report(update, start, metrics)
 
@@ -158,32 +168,27 @@ class TorchTrainer:
 
     def state_dict(self) -> dict[str, Any]:
         """`tensors` (parameters and AdamW state by parameter name) and `meta` (counters), all of it plain data."""
-        tensors = {f"model.{name}": p.detach() for name, p in self._parameters.items()}
-        for name, parameter in self._parameters.items():
-            for key, value in self._adam.state.get(parameter, {}).items():
-                tensors[f"adam.{key}.{name}"] = value
-        return {"tensors": tensors, "meta": {"steps": self.steps, "skipped": self.skipped}}
+        tensors, meta = self._stepper.tensors(), {"steps": self.steps, "skipped": self.skipped}
+        if self.critic is not None:
+            tensors |= {CRITIC + name: value for name, value in self.critic.stepper.tensors().items()}
+            meta["critic_skipped"] = self.critic.stepper.skipped
+        return {"tensors": tensors, "meta": meta}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` gave. Raises `CheckpointError` when it belongs to another model."""
-        tensors: dict[str, torch.Tensor] = state["tensors"]
-        for name, parameter in self._parameters.items():
-            saved = tensors.get(f"model.{name}")
-            if saved is None or saved.shape != parameter.shape:
-                found = "missing" if saved is None else f"of shape {tuple(saved.shape)}"
-                raise CheckpointError(f"parameter {name} {tuple(parameter.shape)} is {found} in the checkpoint")
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                parameter.copy_(tensors[f"model.{name}"])
-        self._adam.state.clear()
-        for key, value in tensors.items():
-            kind, _, rest = key.partition(".")
-            if kind == "adam":
-                field, _, name = rest.partition(".")
-                place = torch.device("cpu") if field == "step" else self._parameters[name].device
-                self._adam.state[self._parameters[name]][field] = value.detach().clone().to(place)
-        self.steps, self.skipped = int(state["meta"]["steps"]), int(state["meta"]["skipped"])
-        self._skipped_in_row = 0
+        """Put back what `state_dict` gave. Raises `CheckpointError` when it belongs to another model or optimizer."""
+        given, meta = state["tensors"], state["meta"]
+        critic = {name.removeprefix(CRITIC): value for name, value in given.items() if name.startswith(CRITIC)}
+        if bool(critic) != (self.critic is not None):
+            raise CheckpointError(
+                f"the checkpoint has {'a' if critic else 'no'} critic and the optimizer {'none' if critic else 'one'}:"
+                " they belong to different optimizers"
+            )
+        policy = {name: value for name, value in given.items() if not name.startswith(CRITIC)}
+        self._stepper.check(policy)
+        if self.critic is not None:
+            self.critic.stepper.load(critic, int(meta["critic_skipped"]))
+        self._stepper.load(policy, int(meta["skipped"]))
+        self.steps = int(meta["steps"])
 
     def save(self, folder: Path) -> None:
         """Write an atomic checkpoint (safetensors and JSON)."""
@@ -196,21 +201,36 @@ class TorchTrainer:
         self.load_state_dict({"tensors": tensors, "meta": meta})
 
     def _update(self) -> UpdatePass:
-        parameters = self._parameters.values()
-        return UpdatePass(self.model, self._scorer, self.micro_batches, parameters, self.max_grad_norm)
+        parameters = self._stepper.parameters.values()
+        return UpdatePass(self.model, self._scorer, self.micro_batches, parameters, self.max_grad_norm, self.ranks)
+
+    def _critic_step(self, rows: Sequence[TokenRow], credit: Credit, optimizer: PolicyOptimizer) -> dict[str, float]:
+        if self.critic is None or not rows:
+            return {}
+        if not isinstance(optimizer, HasCritic):
+            raise TrainingError(
+                f"there is a critic, but {type(optimizer).__name__} has no critic_loss to train it with"
+            )
+        return self.critic.step(rows, credit, optimizer, self.steps)
+
+    def _find_offender(self, batch: PolicyBatch, live: Sequence[int], optimizer: PolicyOptimizer) -> int | None:
+        """The first trajectory that alone gives a loss or gradient that is not finite, by computing each on its own."""
+        for trajectory in range(len(batch.advantages)):
+            mine = [i for i in live if batch.rows[i].trajectory == trajectory]
+            parameters = self._stepper.parameters.values()
+            alone = UpdatePass(self.model, self._scorer, self.micro_batches, parameters, self.max_grad_norm)
+            with alone as update:
+                loss, _ = update.policy(batch, mine, optimizer)
+            if update.computed and not is_sound(loss, update.grad_norm):
+                return trajectory
+        return None
 
     def _report(self, update: UpdatePass, start: float, metrics: dict[str, float]) -> dict[str, float]:
         """Step the optimizer if the update is sound, and add what every update reports."""
-        lr = self.schedule.at(self.steps)
         norm = update.grad_norm
-        updated = update.computed and math.isfinite(norm) and math.isfinite(metrics["loss"])
-        if updated:
-            self._step(lr)
-        elif update.computed:
-            self._skip(metrics["loss"], norm)
-        self._adam.zero_grad(set_to_none=True)
+        updated = self._stepper.update(self.steps, loss=metrics["loss"], norm=norm, computed=update.computed)
+        lr = self.schedule.at(self.steps)
         self.steps += 1
-        seconds = time.perf_counter() - start
         return {
             **metrics,
             "entropy": metrics.get("entropy", update.entropy / max(1, update.tokens)),
@@ -220,38 +240,8 @@ class TorchTrainer:
             "padded_tokens": float(update.padded_tokens),
             "updated": float(updated),
             "skipped": float(self.skipped),
-            "seconds": seconds,
+            "seconds": time.perf_counter() - start,
         }
-
-    def _step(self, lr: float) -> None:
-        self._skipped_in_row = 0
-        for group in self._adam.param_groups:
-            group["lr"] = lr
-        # Gradients below Adam's epsilon may be lost to rounding without anything being wrong.
-        before = {} if self._moved else {n: p.detach().clone() for n, p in self._parameters.items() if _felt(p)}
-        self._adam.step()
-        stuck = [name for name, value in before.items() if torch.equal(value, self._parameters[name])]
-        if stuck and lr > 0:
-            raise TrainingError(
-                f"{len(stuck)} of {len(before)} parameters with a gradient did not move in the first update, such as"
-                f" {stuck[0]} ({self._parameters[stuck[0]].dtype}); train in float32 or raise the learning rate"
-            )
-        self._moved = True
-
-    def _skip(self, loss: float, norm: float) -> None:
-        self.skipped += 1
-        self._skipped_in_row += 1
-        _log.warning("update %d skipped: loss %s, gradient norm %s", self.steps, loss, norm)
-        if self._skipped_in_row >= MAX_SKIPPED:
-            self._adam.zero_grad(set_to_none=True)
-            raise TrainingError(
-                f"{MAX_SKIPPED} updates in a row had a loss or gradient that is not finite (last: loss {loss}, gradient"
-                f" norm {norm}); lower the learning rate, or go back to the last checkpoint"
-            )
-
-
-def _felt(parameter: nn.Parameter) -> bool:
-    return parameter.grad is not None and float(parameter.grad.abs().max()) > 10 * ADAM_EPS
 
 
 __all__ = ["TorchTrainer"]

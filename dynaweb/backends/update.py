@@ -11,6 +11,7 @@ from torch import nn
 
 from dynaweb.backends.batch import MicroBatch
 from dynaweb.backends.policy_loss import PolicyBatch, PolicyTally
+from dynaweb.backends.ranks import Ranks
 from dynaweb.backends.scoring import Scorer
 from dynaweb.protocols import PolicyOptimizer, TokenRow
 
@@ -42,7 +43,9 @@ class UpdatePass:
         micro_batches: MicroBatches,
         parameters: Iterable[nn.Parameter],
         max_grad_norm: float,
+        ranks: Ranks | None = None,
     ) -> None:
+        self._ranks = ranks or Ranks()
         self._micro_batches = micro_batches
         self._scorer = scorer
         self._parameters = list(parameters)
@@ -65,30 +68,34 @@ class UpdatePass:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._step.__exit__(kind, error, trace)
         self._frozen.__exit__(kind, error, trace)
-        if kind is None and self.computed:
+        if kind is not None:
+            return
+        self._share()
+        if self.computed:
             self.grad_norm = float(nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
 
     def supervised(self, rows: Sequence[TokenRow], weight: float) -> float:
         """Backward of `weight` x the mean cross-entropy; returns the cross-entropy itself."""
         total = sum(len(row.response_ids) for row in rows)
         loss = 0.0
-        for micro in self._micro_batches(rows, range(len(rows))):
+        for micro in self._ranks.mine(self._micro_batches(rows, range(len(rows)))):
             logp_N, entropy_N = self._scorer.logprobs(micro)
             weights = [rows[row].weight for row in micro.rows]
             weight_N = torch.tensor(weights, dtype=torch.float32, device=logp_N.device)[micro.row_N]
             share = -(weight_N * logp_N).sum() / total
             self._backward(weight * share, micro, entropy_N)
             loss += float(share.detach())
-        return loss
+        return sum(self._ranks.gather(loss))
 
     def policy(self, batch: PolicyBatch, live: Sequence[int], optimizer: PolicyOptimizer) -> tuple[float, PolicyTally]:
         """Backward of the optimizer's loss over the live rows; returns its value and what was seen."""
         micros = self._micro_batches(batch.rows, live)
-        tally = PolicyTally(len(batch.advantages))
+        split = self._ranks.size > 1 or batch.splits_trajectories(micros)
+        micros = self._ranks.mine(micros)
         log_ratio_sum = None
-        if batch.old is not None and optimizer.needs_trajectory_ratio and batch.splits_trajectories(micros):
+        if batch.old is not None and optimizer.needs_trajectory_ratio and split:
             log_ratio_sum = self._log_ratio_sums(batch, micros)
-        loss = 0.0
+        tally, loss = PolicyTally(len(batch.advantages)), 0.0
         for micro in micros:
             logp_N, entropy_N = self._scorer.logprobs(micro)
             given, _ = batch.loss_input(micro, logp_N, log_ratio_sum)
@@ -96,17 +103,38 @@ class UpdatePass:
             self._backward(out.loss, micro, entropy_N)
             tally.add(given, entropy_N, out.metrics)
             loss += float(out.loss.detach())
-        return loss, tally
+        return self._together(batch, tally, loss)
+
+    def _together(self, batch: PolicyBatch, tally: PolicyTally, loss: float) -> tuple[float, PolicyTally]:
+        """Losses and tallies of all ranks as one."""
+        if self._ranks.size == 1:
+            return loss, tally
+        whole = PolicyTally(len(batch.advantages))
+        parts = self._ranks.gather((loss, tally))
+        for _, part in parts:
+            whole.merge(part)
+        return sum(part for part, _ in parts), whole
 
     def _log_ratio_sums(self, batch: PolicyBatch, micros: Sequence[MicroBatch]) -> torch.Tensor:
         """First pass: sum of (logp - old) over all agent tokens of each trajectory [N], float64, without gradients."""
-        sums = torch.zeros(len(batch.advantages), dtype=torch.float64, device=micros[0].target_N.device)
+        device = next(iter(self._parameters)).device
+        sums = torch.zeros(len(batch.advantages), dtype=torch.float64, device=device)
         with torch.no_grad():
             for micro in micros:
                 logp_N = self._scorer.logprobs(micro)[0]
                 given, old_N = batch.loss_input(micro, logp_N, None)
                 sums.index_add_(0, given.trajectory_R[micro.row_N], (logp_N - old_N).double())
+        self._ranks.add(sums)
         return sums
+
+    def _share(self) -> None:
+        """Add up gradients and counts of all ranks."""
+        self._ranks.add_gradients(self._parameters)
+        parts = self._ranks.gather((self.computed, self.tokens, self.padded_tokens, self.entropy))
+        self.computed = any(part[0] for part in parts)
+        self.tokens = sum(part[1] for part in parts)
+        self.padded_tokens = sum(part[2] for part in parts)
+        self.entropy = sum(part[3] for part in parts)
 
     def _backward(self, loss: torch.Tensor, micro: MicroBatch, entropy_N: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dynaweb import __version__
-from dynaweb.cli import listing, machine, options, places, stages, tasks
+from dynaweb.cli import data, listing, machine, options, places, stages, tasks, worlds
 from dynaweb.cli.process import Group
 from dynaweb.cli.run import run
 
@@ -41,12 +41,13 @@ def root(
 
 app.command("run")(run)
 app.command("sft")(stages.sft)
-app.command("collect")(stages.collect)
+app.command("collect")(worlds.collect)
 app.command("eval")(stages.evaluate)
 app.command("play")(places.play)
 app.command("setup")(machine.setup)
 app.command("doctor")(machine.doctor)
-app.add_typer(stages.wm_app, name="wm")
+app.add_typer(worlds.wm_app, name="wm")
+app.add_typer(data.data_app, name="data")
 app.add_typer(listing.plugins_app, name="plugins")
 app.add_typer(listing.config_app, name="config")
 app.add_typer(tasks.tasks_app, name="tasks")

@@ -1,4 +1,4 @@
-"""`dynaweb sft`, `dynaweb wm fit`, `dynaweb collect`, `dynaweb eval`: one stage of a run alone."""
+"""`dynaweb sft`, `dynaweb eval`: one stage of a run alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from dynaweb.cli import options as o
-
-wm_app = typer.Typer(no_args_is_help=True, help="Work on a world model alone.", rich_markup_mode=None)
 
 
 def sft(
@@ -23,39 +21,7 @@ def sft(
     debug: o.Debug = False,
 ) -> None:
     """Make demonstrations and fine-tune the policy on them."""
-    _stage("sft", recipe, locals())
-
-
-@wm_app.command("fit")
-def fit(
-    recipe: o.Recipe = "dynaweb",
-    wm: o.Wm = None,
-    env: o.Env = None,
-    model: o.Model = None,
-    seed: o.Seed = None,
-    sets: o.Set = None,
-    out: o.Out = None,
-    block: o.Block = None,
-    as_json: o.Json = False,
-    debug: o.Debug = False,
-) -> None:
-    """Fit a world model on real transitions and measure its fidelity."""
-    _stage("fit_world_model", recipe, locals())
-
-
-def collect(
-    recipe: o.Recipe = "dynaweb",
-    env: o.Env = None,
-    model: o.Model = None,
-    seed: o.Seed = None,
-    sets: o.Set = None,
-    out: o.Out = None,
-    block: o.Block = None,
-    as_json: o.Json = False,
-    debug: o.Debug = False,
-) -> None:
-    """Collect real transitions with the SFT policy in the browser."""
-    _stage("collect", recipe, locals())
+    run_stage("sft", recipe, locals())
 
 
 def evaluate(
@@ -82,10 +48,11 @@ def evaluate(
     arguments = locals()
     given = {"eval.episodes": episodes, "web.contexts": workers, "web.workers": workers}
     flags = [f"{path}={value}" for path, value in given.items() if value is not None]
-    _stage("evaluate", recipe, {**arguments, "sets": [*flags, *(sets or ())]}, policy=policy)
+    run_stage("evaluate", recipe, {**arguments, "sets": [*flags, *(sets or ())]}, policy=policy)
 
 
-def _stage(name: str, recipe: str, arguments: dict[str, Any], **extra: Any) -> None:
+def run_stage(name: str, recipe: str, arguments: dict[str, Any], **extra: Any) -> None:
+    """Call the function of `dynaweb.api` of that name with what a command's `locals()` say, and print the result."""
     from dynaweb import api
     from dynaweb.cli.output import emit
 

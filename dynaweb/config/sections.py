@@ -5,7 +5,7 @@ Every field has its meaning, unit and, where a paper fixes it, the source. Defau
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -88,6 +88,8 @@ class Explore(Section):
     """Sampling temperature of the policy."""
     random: float = Field(default=0.3, ge=0, le=1)
     """Share of actions replaced by a random valid action."""
+    player: Literal["policy", "expert", "random"] = "policy"
+    """Who plays: the SFT policy, the environment's scripted expert, or nobody: random valid actions only."""
 
 
 class WmFit(Section):
@@ -101,17 +103,52 @@ class WmFit(Section):
     """Peak learning rate of AdamW; 3 warm-up steps, linear decay to 10 %."""
     holdout: float = Field(default=0.1, ge=0, lt=1)
     """Share of the explored sites kept whole to measure fidelity, one at least; 0 = none."""
+    data: str = ""
+    """A transition store whose transitions are fitted too, beside those of exploration."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Rank of low-rank adapters (LoRA, arXiv 2106.09685) that are trained instead of all weights, and merged at the
+    end; 0 = all weights."""
+    validate_every: int = Field(default=0, ge=0)
+    """Updates between two looks at the loss on held-out sites; the best weights are kept. 0 = never."""
+    patience: int = Field(default=3, ge=1)
+    """Looks without a better loss after which fitting ends."""
+    refresh_every: int = Field(default=0, ge=0)
+    """Dyna: after so many policy updates, real transitions are collected with the current policy and the world model
+    is fitted further. 0 = never: the world model stays as it is."""
+    refresh_episodes: int = Field(default=32, ge=1)
+    """Real episodes of one refresh."""
+    refresh_steps: int = Field(default=20, ge=1)
+    """Optimizer steps of one refresh, on all transitions so far."""
 
 
 class Dream(Section):
     """The dreams."""
 
-    horizon: int = Field(default=6, ge=1)
-    """Longest dream in steps (DynaWeb: 5)."""
+    horizon: Annotated[int, Field(ge=1)] | Literal["auto"] = 6
+    """Longest dream in steps (DynaWeb: 5). `auto`: a dream ends where its expected fidelity, by the world model's
+    calibrated confidence, falls below `fidelity_floor`; the trajectory then gets no reward."""
+    max_horizon: int = Field(default=8, ge=1)
+    """Longest dream in steps with `horizon = "auto"`."""
+    fidelity: Literal["structure", "content"] = "structure"
+    """What an automatic horizon expects of a page of the right kind: `structure`, at least 0.9 of its elements by role
+    (names on pages never seen cannot be known), or `content`, at least 0.8 of its elements with names and values."""
+    fidelity_floor: float = Field(default=0.5, ge=0, le=1)
+    """Expected fidelity at which an automatic horizon ends a dream."""
     temperature: float = Field(default=0.7, ge=0)
     """Sampling temperature of the world model."""
     invalid_ends: bool = True
     """An action that cannot be parsed or done ends the dream with reward 0."""
+    lacking: Literal["zero", "ungraded"] = "zero"
+    """Reward of a dream that ends on an invalid action which names something of the goal that the dreamed page lacks:
+    0 like any invalid action, or none, since what an unknown page lists cannot be predicted."""
+    one_world: bool = True
+    """Rollouts of a group dream in the same world: the same action on the same page leads to the same next page, as on
+    a real site, and is computed once. False: every rollout samples its own."""
+
+    @property
+    def longest(self) -> int:
+        """Longest dream in steps."""
+        return self.max_horizon if self.horizon == "auto" else self.horizon
 
 
 class Rl(Section):
@@ -123,6 +160,9 @@ class Rl(Section):
     """Tasks of one update."""
     n: int = Field(default=8, ge=2)
     """Rollouts of one task (DynaWeb: 8)."""
+    sampling: Literal["rotation", "adaptive"] = "rotation"
+    """Which task templates an update plays: all in turn, or more often those whose last groups were mixed, since a
+    group whose rollouts all succeed or all fail carries no gradient."""
     lr: float = Field(default=1.5e-4, gt=0)
     """Peak learning rate of AdamW; linear decay to 10 % over the updates."""
     warmup: int = Field(default=3, ge=0)
@@ -147,7 +187,12 @@ class Rl(Section):
     bc_batch: int = Field(default=16, ge=0)
     """Demonstration rows in each update's behaviour-cloning term."""
     negative_scale: float = Field(default=0.25, ge=0)
-    """Negative advantages are multiplied by this."""
+    """Negative advantages are multiplied by this, whatever the optimizer; 1 = as in the papers."""
+    expert_ratio: Literal["old-policy", "one", "sft"] = "old-policy"
+    """What the ratio of expert tokens is taken against, which the policy did not sample: the policy before the update;
+    nothing, so that it is 1 always; or the policy after SFT."""
+    ref_kl_rows: int = Field(default=32, ge=0)
+    """Rows of each update on which the KL to the policy after SFT is measured; 0 = none (saves a copy of the model)."""
     mode: Literal["policy", "filtered-bc"] = "policy"
     """`policy`: the chosen optimizer. `filtered-bc`: cross-entropy on successful dreams only (a control)."""
     checkpoint_every: int = Field(default=5, ge=1)

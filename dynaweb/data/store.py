@@ -11,7 +11,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -24,6 +24,8 @@ T = TypeVar("T", Trajectory, Transition)
 
 CHUNK_RECORDS = 128
 """Most records of one chunk."""
+BATCH_RECORDS = 1024
+"""Records of one batch of `Store.extend`."""
 KNOWN_PAGES = 65_536
 """How many distinct pages a writer remembers; an older one that comes back is simply written again."""
 CACHED_PAGES = 4_096
@@ -73,6 +75,17 @@ class Store(Generic[T]):
             self._known = _Known()
             raise
         return len(records)
+
+    def extend(self, records: Iterable[T]) -> int:
+        """Add any number of records in constant memory, in batches of `BATCH_RECORDS`; returns their number.
+
+        After a kill, whole batches are there.
+        """
+        count = 0
+        source = iter(records)
+        while batch := list(islice(source, BATCH_RECORDS)):
+            count += self.append(batch)
+        return count
 
     def refresh(self) -> int:
         """Look for records that another process has added; returns the new length."""

@@ -1,8 +1,8 @@
 """The engine in this process: batched generation and scoring with a Hugging Face causal language model.
 
-Requests of concurrent episodes are gathered by `Lockstep`. Within a batch, equal prompts are computed once, rows are
-sorted by length, and rows that are finished leave the batch. What a request gets depends on its own prompt, seed and
-settings; batch mates change it by float noise only, and the same batch gives the same bits.
+Requests of concurrent episodes are gathered by `Lockstep`. Within a batch, equal requests and equal prompts are
+computed once, rows are sorted by length, and rows that are finished leave the batch. What a request gets depends on its
+own prompt, seed and settings; batch mates change it by float noise only, and the same batch gives the same bits.
 """
 
 from __future__ import annotations
@@ -89,14 +89,16 @@ class TransformersEngine:
         self._runner.weights_changed()
 
     def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
-        """Completions of many requests, in order; split by `max_batch_tokens` where needed."""
-        order = sorted(range(len(requests)), key=lambda i: _sort_key(requests[i]))
-        done: dict[int, Completion] = {}
+        """Completions of many requests, in order; split by `max_batch_tokens` where needed.
+
+        Equal requests, seed included, are computed once.
+        """
+        distinct = sorted(set(requests), key=_sort_key)
+        done: dict[GenerateRequest, Completion] = {}
         with self._work(len(requests)):
-            for part in self._parts([requests[i] for i in order]):
-                found = self._decode([requests[i] for i in order[part]])
-                done.update(zip(order[part], found, strict=True))
-        return [done[i] for i in range(len(requests))]
+            for part in self._parts(distinct):
+                done.update(zip(distinct[part], self._decode(distinct[part]), strict=True))
+        return [done[request] for request in requests]
 
     def choice_batch(self, requests: Sequence[ChoiceRequest]) -> list[tuple[float, ...]]:
         """Next-token log-probabilities for many (prompt, choices) pairs, in order; prefill only."""

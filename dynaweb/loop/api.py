@@ -16,24 +16,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dynaweb import events
 from dynaweb.errors import ConfigError, Interrupted
 from dynaweb.loop import stages
-from dynaweb.loop.closing import RunResult, StageResult, evaluated, write_summary
+from dynaweb.loop.closing import RunResult, StageResult, evaluated, write_scores, write_summary
 from dynaweb.loop.demos import demos
 from dynaweb.loop.evaluate import audit_judge, audits, evaluate_arm
 from dynaweb.loop.explore import explore
+from dynaweb.loop.fidelity import transitions_of
 from dynaweb.loop.files import files_hash
 from dynaweb.loop.players import POLICIES, WITHOUT_MODEL, without_model
 from dynaweb.loop.sft import sft as sft_stage
 from dynaweb.loop.workspace import MODEL, Workspace
-from dynaweb.loop.worldmodel import FIDELITY, fidelity_estimates, means
+from dynaweb.loop.worldmodel import FIDELITY, Material, fidelity_estimates, means
 from dynaweb.observers import MetricsFile
 from dynaweb.plugins import current
 from dynaweb.runs import StageCache, open_run
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
+    from dynaweb.loop.wmeval import Shown, WorldModelScores
+    from dynaweb.loop.workspace import LoadedModel, Made
     from dynaweb.plugins import Plugins
     from dynaweb.runs import RunFolder
 
+TRANSITIONS = "transitions.jsonl.gz"
 T = TypeVar("T")
 Job = Callable[[Workspace], Awaitable[T]]
 
@@ -64,32 +68,101 @@ def sft(recipe: Recipe, *, out: Path | None = None) -> StageResult:
     return _in_folder(recipe, job, out=out, command="sft")
 
 
-def collect(recipe: Recipe, *, out: Path | None = None) -> StageResult:
-    """Real, unrewarded transitions of the SFT policy."""
+def collect(recipe: Recipe, *, out: Path | None = None, store: Path | None = None) -> StageResult:
+    """Real, unrewarded transitions of `explore.player`, in the run folder and, with `store`, added to that store."""
 
     async def job(ws: Workspace) -> StageResult:
-        explored = await explore(ws, await sft_stage(ws, await demos(ws)))
-        episodes = explored.episodes()
-        metrics = {"episodes": len(episodes), "steps": sum(len(episode.steps) for episode in episodes)}
+        from dynaweb.data.store import TransitionStore
+
+        policy = await sft_stage(ws, await demos(ws)) if ws.recipe.explore.player == "policy" else None
+        episodes = (await explore(ws, policy)).episodes()
+        found = transitions_of(episodes)
+        target = store or _folder(ws) / TRANSITIONS
+        TransitionStore(target).extend(found)
+        steps = sum(len(episode.steps) for episode in episodes)
+        metrics = {"episodes": len(episodes), "steps": steps, "transitions": len(found), "store": str(target)}
         return StageResult("collect", _folder(ws), metrics=metrics)
 
     return _in_folder(recipe, job, out=out, command="collect")
 
 
-def fit_world_model(recipe: Recipe, *, out: Path | None = None) -> StageResult:
-    """A world model with its fidelity; everything that it needs is made first."""
+def fit_world_model(recipe: Recipe, *, out: Path | None = None, data: Path | None = None) -> StageResult:
+    """A world model with its fidelity; everything that it needs is made first, or with `data` taken from a store."""
 
     async def job(ws: Workspace) -> StageResult:
-        from dynaweb.loop.worldmodel import fit_world_model as fit_stage
-
-        shown = await demos(ws)
-        made = await fit_stage(ws, await explore(ws, await sft_stage(ws, shown)), shown)
+        made = await _world_model(ws, data)
         weights = _folder(ws) / "checkpoints" / "world-model" if made.model.is_dir() else None
         found = made.data(FIDELITY)
         metrics = means(found["probes"], found["rules"])
         return StageResult("world-model", _folder(ws), weights, metrics, fidelity_estimates(found))
 
     return _in_folder(recipe, job, out=out, command="wm fit")
+
+
+def evaluate_world_model(
+    recipe: Recipe,
+    *,
+    out: Path | None = None,
+    weights: Path | None = None,
+    data: Path | None = None,
+    horizon: int = 8,
+) -> WorldModelScores:
+    """A world model against real pages: one step, open-loop over `horizon` steps, and its confidence.
+
+    `weights` are those of a fitted model, by default those that the recipe fits. Held-out transitions of the recipe's
+    exploration are what it is measured on, or those of `data`, all of whose sites then count as held out.
+    """
+    from dataclasses import replace
+
+    from dynaweb.loop.wmeval import score
+
+    async def job(ws: Workspace) -> WorldModelScores:
+        found = await score(ws, *await _model_and_material(ws, weights, data), horizon=horizon)
+        return replace(found, files=write_scores(found, _folder(ws)))
+
+    return _in_folder(recipe, job, out=out, command="wm eval")
+
+
+def show_prediction(
+    recipe: Recipe,
+    *,
+    index: int = 0,
+    out: Path | None = None,
+    weights: Path | None = None,
+    data: Path | None = None,
+) -> Shown:
+    """One greedy prediction of a held-out transition beside the truth; arguments as in `evaluate_world_model`."""
+    from dynaweb.loop.wmeval import show
+
+    async def job(ws: Workspace) -> Shown:
+        return await show(ws, *await _model_and_material(ws, weights, data), index)
+
+    return _in_folder(recipe, job, out=out, command="wm show")
+
+
+async def _world_model(ws: Workspace, data: Path | None) -> Made:
+    from dynaweb.loop.worldmodel import fit_on_store
+    from dynaweb.loop.worldmodel import fit_world_model as fit_stage
+
+    if data is not None:
+        return await fit_on_store(ws, data)
+    shown = await demos(ws)
+    return await fit_stage(ws, await _explored(ws, shown), shown)
+
+
+async def _explored(ws: Workspace, shown: Made) -> Made:
+    return await explore(ws, await sft_stage(ws, shown) if ws.recipe.explore.player == "policy" else None)
+
+
+async def _model_and_material(ws: Workspace, weights: Path | None, data: Path | None) -> tuple[LoadedModel, Material]:
+    if weights is None:
+        made = await _world_model(ws, None)
+        weights = made.model if made.model.is_dir() else None
+    model = ws.load(weights) if weights is not None else ws.base
+    if data is not None:
+        return model, Material.for_evaluation(data)
+    shown = await demos(ws)
+    return model, Material.of_episodes(ws, (await _explored(ws, shown)).episodes(), shown.episodes())
 
 
 def evaluate(recipe: Recipe, *, out: Path | None = None, policy: str | Path | None = None) -> StageResult:

@@ -16,10 +16,12 @@ from dynaweb.runs import write_json
 
 if TYPE_CHECKING:
     from dynaweb.loop.stages import Outcome
+    from dynaweb.loop.wmeval import WorldModelScores
     from dynaweb.loop.workspace import Workspace
     from dynaweb.types import Trajectory
 
 SUMMARY = "summary.json"
+SCORES, SCORES_PAGE = "world-model.json", "world-model.html"
 RESULTS = "results.json"
 
 
@@ -138,3 +140,18 @@ def episodes_are(ws: Workspace) -> str:
         where = "in the real browser"
     best = ws.recipe.data.max_best_steps
     return f"held-out tasks of at most {best} best-case steps on unseen {ws.recipe.eval.split} sites, {where}"
+
+
+def write_scores(found: WorldModelScores, folder: Path) -> tuple[Path, ...]:
+    """Write an evaluation of a world model as JSON and as a page with its plots."""
+    from dataclasses import asdict
+
+    from dynaweb.loop.drift import MEASURES
+    from dynaweb.report.worldmodel import world_model_page
+    from dynaweb.runs.atomic import write_text
+
+    plain = {name: value for name, value in asdict(found).items() if name != "files"}
+    write_json(folder / SCORES, plain)
+    page = world_model_page(found.name, found.one_step, found.steps, found.calibration, MEASURES)
+    write_text(folder / SCORES_PAGE, page)
+    return folder / SCORES, folder / SCORES_PAGE

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dynaweb.errors import EngineError
 from dynaweb.loop.rules import in_page, needs_prediction, refusal
+from dynaweb.loop.tasks import site_of
 from dynaweb.seeding import derive
 from dynaweb.types import Action, Observation, Prediction, Step, Trajectory, Transition
+from dynaweb.worldmodels.change import DONE, GOAL, HISTORY, goal_of, history_of
 
 if TYPE_CHECKING:
     from dynaweb.protocols import WorldModel
@@ -30,53 +33,102 @@ class Probe:
 
 MEANINGS = {
     "exact": "the predicted page equals the real one in every element",
-    "element_f1": "harmonic mean of the shares of real elements predicted and of predicted elements that are real",
-    "role_f1": "the same, comparing only what kinds of elements there are",
+    "element_precision": "share of the predicted elements that are real",
+    "element_recall": "share of the real elements that were predicted",
+    "element_f1": "harmonic mean of the two",
+    "changed_precision": "share of the predicted changes (elements that came or went) that are real",
+    "changed_recall": "share of the real changes that were predicted",
+    "changed_f1": "harmonic mean of the two",
+    "role_f1": "as element F1, comparing only what kinds of elements there are",
     "url": "the address is right",
     "page_kind": "the address is of the right kind (its first part)",
-    "heading": "the first heading is right",
+    "heading": "the heading that names the page is right",
     "next_action": "the element that the expert used next is on the predicted page",
     "invalid": "the model's answer could not be read as a page",
+    "attempts": "answers that it took to get one that could be read",
     "tokens": "tokens that the model wrote for one step",
 }
 """What each measure of `grade` means, in words."""
+Graded = dict[str, float | None]
+"""One probe's measures; None where one does not apply."""
 
 
-async def measure(world_model: WorldModel, probes: Sequence[Probe], *, seed: int) -> list[dict[str, float | None]]:
+async def predictions(world_model: WorldModel, probes: Sequence[Probe], *, seed: int) -> list[Prediction]:
+    """What the world model makes of each probe, all at once. A page that does not fit the model is an error of it."""
+
+    async def one(index: int, transition: Transition) -> Prediction:
+        try:
+            return await world_model.predict(
+                transition.observation,
+                transition.action,
+                seed=derive(seed, "probe", index),
+                history=history_of(transition),
+                goal=goal_of(transition),
+            )
+        except EngineError as error:
+            return Prediction(None, error=str(error))
+
+    return await asyncio.gather(*(one(index, probe.transition) for index, probe in enumerate(probes)))
+
+
+async def measure(world_model: WorldModel, probes: Sequence[Probe], *, seed: int) -> list[Graded]:
     """Predict each probe once and grade it: one dict of `MEANINGS` keys each, None where a measure does not apply."""
-    predictions = await asyncio.gather(
-        *(
-            world_model.predict(probe.transition.observation, probe.transition.action, seed=derive(seed, "probe", i))
-            for i, probe in enumerate(probes)
-        )
-    )
-    return [grade(probe, prediction) for probe, prediction in zip(probes, predictions, strict=True)]
+    found = await predictions(world_model, probes, seed=seed)
+    return [grade(probe, prediction) for probe, prediction in zip(probes, found, strict=True)]
 
 
-def grade(probe: Probe, prediction: Prediction) -> dict[str, float | None]:
+def grade(probe: Probe, prediction: Prediction) -> Graded:
     """The measures of one prediction. An unreadable answer counts as wrong in all of them."""
-    real, page = probe.transition.next_observation, prediction.next_observation
-    nothing = Observation(url="", nodes=())
-    dreamed = page if page is not None else nothing
-    heading = _heading(real)
+    before, real = probe.transition.observation, probe.transition.next_observation
+    page = prediction.next_observation
+    dreamed = page if page is not None else Observation(url="", nodes=())
+    heading = _heading(real, before)
     return {
         "exact": float(dreamed.nodes == real.nodes and dreamed.url == real.url),
-        "element_f1": f1(_elements(dreamed), _elements(real)),
+        **overlap("element", _elements(dreamed), _elements(real)),
+        **_changes(before, page, real),
         "role_f1": f1([node.role for node in dreamed.nodes], [node.role for node in real.nodes]),
         "url": float(dreamed.url == real.url),
         "page_kind": float(page_kind(dreamed.url) == page_kind(real.url)),
-        "heading": None if heading is None else float(_heading(dreamed) == heading),
+        "heading": None if heading is None else float(_heading(dreamed, before) == heading),
         "next_action": possible(dreamed, probe.next_action),
         "invalid": float(page is None),
+        "attempts": float(prediction.attempts),
         "tokens": float(prediction.tokens),
+    }
+
+
+def overlap(name: str, predicted: Iterable[Hashable], real: Iterable[Hashable]) -> dict[str, float]:
+    """`{name}_precision`, `_recall` and `_f1` of two multisets; all 1.0 when both are empty."""
+    found, wanted = Counter(predicted), Counter(real)
+    hits = (found & wanted).total()
+    precision = hits / found.total() if found else float(not wanted)
+    recall = hits / wanted.total() if wanted else float(not found)
+    both = precision + recall
+    return {
+        f"{name}_precision": precision,
+        f"{name}_recall": recall,
+        f"{name}_f1": 2 * precision * recall / both if both else 0.0,
     }
 
 
 def f1(predicted: Iterable[Hashable], real: Iterable[Hashable]) -> float:
     """Harmonic mean of precision and recall of two multisets; 1.0 when both are empty."""
-    found, wanted = Counter(predicted), Counter(real)
-    total = found.total() + wanted.total()
-    return 2 * (found & wanted).total() / total if total else 1.0
+    return overlap("", predicted, real)["_f1"]
+
+
+def _changes(before: Observation, page: Observation | None, real: Observation) -> dict[str, float]:
+    """Overlap of what differs from the page before. Nothing predicted is no change predicted, not the right one."""
+    if page is None:
+        return dict.fromkeys(("changed_precision", "changed_recall", "changed_f1"), 0.0)
+    return overlap("changed", _signed(before, page), _signed(before, real))
+
+
+def _signed(before: Observation, after: Observation) -> list[Hashable]:
+    """Elements that came and elements that went, told apart."""
+    old, new = Counter(_elements(before)), Counter(_elements(after))
+    came = [("+", key) for key in (new - old).elements()]
+    return [*came, *(("-", key) for key in (old - new).elements())]
 
 
 def page_kind(url: str) -> str:
@@ -93,24 +145,36 @@ def possible(page: Observation, action: Action | None) -> float | None:
 
 
 def transitions_of(episodes: Iterable[Trajectory]) -> list[Transition]:
-    """All real steps that were done: page, action and next page. Refused and unparseable actions are left out."""
-    return [
-        Transition(step.observation, step.action, after, episode.task.id, episode.source, {"episode": episode.id})
-        for episode in episodes
-        for step, after in _steps(episode)
-        if step.action is not None and step.action.kind != "stop" and not step.error
-    ]
+    """All real steps that were done: page, action and next page. Refused and unparseable actions are left out.
+
+    `info` holds the episode, its step, the actions before, and whether the environment ended the episode there.
+    """
+    return [transition for episode in episodes for transition in _transitions(episode)]
+
+
+def _transitions(episode: Trajectory) -> Iterator[Transition]:
+    past: list[Action] = []
+    for at, (step, after) in enumerate(_steps(episode)):
+        if step.action is None or step.action.kind == "stop" or step.error:
+            continue
+        info: dict[str, Any] = {"episode": episode.id, "step": at, HISTORY: tuple(past), GOAL: episode.task.intent}
+        if "site_seed" in episode.task.meta:
+            info["site"] = site_of(episode.task)
+        if episode.end == "terminal" and at == len(episode.steps) - 1:
+            info[DONE] = True
+        yield Transition(step.observation, step.action, after, episode.task.id, episode.source, info)
+        past.append(step.action)
 
 
 def probes_of(experts: Iterable[Trajectory]) -> list[Probe]:
     """What the world model would be asked in expert episodes, with the expert's next action."""
     probes = []
     for episode in experts:
-        actions = [step.action for step in episode.steps][1:]
-        for (step, after), following in zip(_steps(episode), actions, strict=False):
-            action = step.action
-            if action is not None and not step.error and needs_prediction(step.observation, action):
-                probes.append(Probe(Transition(step.observation, action, after, episode.task.id, "expert"), following))
+        following = [step.action for step in episode.steps][1:]
+        for transition in _transitions(episode):
+            at: int = transition.info["step"]
+            if at < len(following) and needs_prediction(transition.observation, transition.action):
+                probes.append(Probe(transition, following[at]))
     return probes
 
 
@@ -135,5 +199,8 @@ def _elements(page: Observation) -> list[Hashable]:
     return [(node.role, node.name, node.value, node.props) for node in page.nodes]
 
 
-def _heading(page: Observation) -> str | None:
-    return next((node.name for node in page.nodes if node.role == "heading"), None)
+def _heading(page: Observation, before: Observation) -> str | None:
+    """What names the page: the first heading that the page before did not have, else its first one."""
+    known = {node.name for node in before.nodes if node.role == "heading"}
+    names = [node.name for node in page.nodes if node.role == "heading"]
+    return next((name for name in names if name not in known), names[0] if names else None)

@@ -14,8 +14,7 @@ from dynaweb.loop.evaluate import SUCCESS
 from dynaweb.loop.experts import Experts, expert_rollout, replaced, with_tokens
 from dynaweb.loop.players import ModelPolicy
 from dynaweb.loop.rollout import Episode, Finish, Rules, play_all
-from dynaweb.loop.tasks import rotation
-from dynaweb.loop.verdicts import asked, judge_all, world_model_error
+from dynaweb.loop.verdicts import asked, judge_all, lacking, untrusted, world_model_error
 from dynaweb.seeding import derive
 from dynaweb.types import Task, Trajectory
 
@@ -46,13 +45,18 @@ class Rollouts:
     place: Place
     lockstep: Lockstep
     experts: Experts
+    one_world: bool = True
+    """Rollouts of a group meet the same world: the same action on the same page leads to the same next page."""
+    spare: bool = False
+    """No reward where a dream lacked what the goal names."""
 
     async def of_update(
-        self, update: int, tasks: Sequence[Task], on_done: Callable[[Trajectory], None] | None = None
+        self, update: int, tasks: Sequence[Task], on_done: Callable[[Trajectory], None] | None = None, first: int = 0
     ) -> list[Trajectory]:
-        """All trajectories of the update, group by group, with rewards (None = ungraded)."""
-        plan = [(place, k, task) for place, task in enumerate(tasks) for k in range(self.rl.n)]
-        given = {(place, k) for place, task in enumerate(tasks) for k in self._given(update, place, task)}
+        """Trajectories of the update, group by group, with rewards (None = ungraded); groups count from `first`."""
+        places = list(enumerate(tasks, first))
+        plan = [(place, k, task) for place, task in places for k in range(self.rl.n)]
+        given = {(place, k) for place, task in places for k in self._given(update, place, task)}
         episodes = [self._episode(update, *item) for item in plan if item[:2] not in given]
         played = await play_all(
             episodes,
@@ -64,7 +68,7 @@ class Rollouts:
             finish=self.place.finish,
             on_done=on_done,
         )
-        judged = iter(await judge_all(self.judge, played))
+        judged = iter(await judge_all(self.judge, played, spare=self.spare))
         return [self._expert(update, *item) if item[:2] in given else next(judged) for item in plan]
 
     def _given(self, update: int, place: int, task: Task) -> frozenset[int]:
@@ -75,7 +79,8 @@ class Rollouts:
 
     def _episode(self, update: int, place: int, k: int, task: Task) -> Episode:
         seed = derive(self.seed, "rl", update, task.id, place, k)
-        return Episode(f"{update}/{place}/{k}", task, seed, group=f"{update}/{place}")
+        world = derive(self.seed, "world", update, task.id, place) if self.one_world else None
+        return Episode(f"{update}/{place}/{k}", task, seed, group=f"{update}/{place}", world=world)
 
     def _expert(self, update: int, place: int, k: int, task: Task) -> Trajectory:
         group = f"{update}/{place}"
@@ -83,29 +88,10 @@ class Rollouts:
         return with_tokens(rollout, self.policy.format)
 
 
-def tasks_of_rl(tasks: Sequence[Task], demonstrated: Sequence[Task], rl: Rl, *, seed: int) -> list[Task]:
-    """A task for each place of each update, templates in rotation.
-
-    With expert mixing, every second place goes to a task that has an expert: at few demonstrations, mixing would
-    otherwise almost never happen, since an expert may only stand in for its own task.
-    """
-    count = rl.updates * rl.tasks
-    if rl.expert_share == 0 or not demonstrated:
-        return rotation(tasks, count, seed=seed)
-    known = rotation(demonstrated, (count + 1) // 2, seed=derive(seed, "demonstrated"))
-    other = rotation(tasks, count // 2, seed=seed)
-    return [known[i // 2] if i % 2 == 0 else other[i // 2] for i in range(count)]
-
-
 def live(advantages: Sequence[float], groups: Sequence[str]) -> list[bool]:
     """For each trajectory, whether its group carries a gradient; a group whose rewards are all equal is dead."""
     alive = {group for advantage, group in zip(advantages, groups, strict=True) if advantage != 0.0}
     return [group in alive for group in groups]
-
-
-def scaled(advantages: Sequence[float], negative_scale: float) -> list[float]:
-    """Negative advantages made smaller: with few successes most tokens have one, and `stop` would die out."""
-    return [a * negative_scale if a < 0 else a for a in advantages]
 
 
 def measures(trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> dict[str, float]:
@@ -125,6 +111,8 @@ def measures(trajectories: Sequence[Trajectory], advantages: Sequence[float]) ->
         "yes_rate": _mean([float((t.reward or 0.0) >= SUCCESS) for t in judged]),
         "invalid_rate": sum(t.end == "invalid" for t in played) / count,
         "world_model_errors": sum(bool(world_model_error(t)) for t in played) / count,
+        "lacking": sum(bool(lacking(t)) for t in played) / count,
+        "untrusted": sum(bool(untrusted(t)) for t in played) / count,
         "infrastructure": float(sum(t.end == "infrastructure" for t in played)),
         "expert_share": (len(trajectories) - len(played)) / max(1, len(trajectories)),
         "steps": float(sum(len(t.steps) for t in played)),

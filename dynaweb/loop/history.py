@@ -15,22 +15,33 @@ HISTORY = "history.json"
 
 @dataclass(slots=True)
 class History:
-    """`rewards`: mean of each update (nan = none graded). `marks`: (updates done, real success) of each validation."""
+    """`rewards`: mean of each update (nan = none graded). `marks`: (updates done, real success) of each validation.
+    `outcomes`: template and mean reward of each group, by update."""
 
     rewards: list[float] = field(default_factory=list)
     marks: list[tuple[int, float]] = field(default_factory=list)
+    outcomes: list[list[tuple[str, float]]] = field(default_factory=list)
 
     @classmethod
     def load(cls, folder: Path, *, updates: int) -> History:
         """What `save` wrote, cut back to the first `updates` updates: a kill may have come before the checkpoint."""
         data = json.loads((folder / HISTORY).read_text(encoding="utf-8"))
         rewards = [math.nan if reward is None else reward for reward in data["rewards"]]
-        return cls(rewards[:updates], [(done, success) for done, success in data["marks"] if done <= updates])
+        marks = [(done, success) for done, success in data["marks"]]
+        outcomes = [[(name, reward) for name, reward in groups] for groups in data["outcomes"]]
+        history = cls(rewards, marks, outcomes)
+        history.cut(updates)
+        return history
 
     def save(self, folder: Path) -> None:
         """Write into a folder, atomically."""
         rewards = [None if math.isnan(reward) else reward for reward in self.rewards]
-        write_json(folder / HISTORY, {"rewards": rewards, "marks": self.marks})
+        write_json(folder / HISTORY, {"rewards": rewards, "marks": self.marks, "outcomes": self.outcomes})
+
+    def cut(self, updates: int) -> None:
+        """Forget everything after the first `updates` updates."""
+        del self.rewards[updates:], self.outcomes[updates:]
+        self.marks = [(done, success) for done, success in self.marks if done <= updates]
 
     def validated(self, success: float) -> str:
         """Note a validation; a warning when rewards rose since the last one and real success fell, else ''."""

@@ -9,10 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from dynaweb.engines.transformers_engine import TransformersEngine
+
+class Counted(Protocol):
+    """An engine as far as costs go: its statistics count `new_tokens`, and a server's `prompt_tokens` and `cost`."""
+
+    @property
+    def stats(self) -> Any:
+        """What the engine has done."""
+        ...
+
 
 MIB = 1024 * 1024
 SAMPLE_EVERY = 1.0
@@ -26,7 +33,7 @@ class Meter:
 
     tokens_trained: int = 0
     steps: dict[str, int] = field(default_factory=lambda: {"browser_steps": 0})
-    engines: list[TransformersEngine] = field(default_factory=list)
+    engines: list[Counted] = field(default_factory=list)
     earlier: Mapping[str, float] = field(default_factory=dict)
     """What a killed attempt had spent up to its last checkpoint."""
     started: float = field(default_factory=time.monotonic)
@@ -60,11 +67,23 @@ class Meter:
             "seconds": time.monotonic() - self.started,
             "tokens_generated": float(sum(engine.stats.new_tokens for engine in self.engines)),
             "tokens_trained": float(self.tokens_trained),
+            **self._servers(),
             **{name: float(count) for name, count in self.steps.items()},
         }
         before = {name: value for name, value in self.earlier.items() if name != HIGHEST}
         total = {name: spent.get(name, 0.0) + before.get(name, 0.0) for name in [*spent, *before.keys() - spent.keys()]}
         return {**total, HIGHEST: max(self.memory, peak_memory_mib(), self.earlier.get(HIGHEST, 0.0))}
+
+    def _servers(self) -> dict[str, float]:
+        """What model servers were asked; nothing where there is none."""
+        asked = [engine.stats for engine in self.engines if hasattr(engine.stats, "cost")]
+        if not asked:
+            return {}
+        return {
+            "server_requests": float(sum(stats.requests for stats in asked)),
+            "server_prompt_tokens": float(sum(stats.prompt_tokens for stats in asked)),
+            "server_cost": float(sum(stats.cost for stats in asked)),
+        }
 
 
 def peak_memory_mib() -> float:

@@ -1,9 +1,9 @@
 """Reinforcement learning: the Dyna loop, or the same loop on real pages.
 
 Each update plays groups of rollouts (`groups`), lets the judge score them, and takes a gradient step on the policy's
-own tokens, beside a behaviour-cloning term on the demonstrations; groups whose rewards are all equal carry no gradient.
-Everything random derives from (seed, update), so a run that goes on from the checkpoint of update u repeats what it
-would have done.
+own tokens, beside a behaviour-cloning term on the demonstrations. What the rollouts are worth is the optimizer's
+business (`lessons`); groups whose rewards are all equal usually carry no gradient. Everything random derives from
+(seed, update), so a run that goes on from the checkpoint of update u repeats what it would have done.
 """
 
 from __future__ import annotations
@@ -16,25 +16,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from dynaweb import events
-from dynaweb.errors import ConfigError
-from dynaweb.loop.demos import rl_tasks
+from dynaweb.credit import Credit, wants
+from dynaweb.errors import ConfigError, TrainingError
+from dynaweb.loop.curriculum import outcomes_of
 from dynaweb.loop.evaluate import SUCCESS, judge_errors, play_greedily, successes, summary
 from dynaweb.loop.experts import by_task, rows_of
-from dynaweb.loop.groups import Place, Rollouts, measures, scaled, tasks_of_rl
+from dynaweb.loop.explore import loosened
+from dynaweb.loop.groups import Rollouts, measures
 from dynaweb.loop.history import History
+from dynaweb.loop.lessons import Lesson, Teacher, kept_groups, over_steps
+from dynaweb.loop.places import dreamer_of, place_of, schedule_of
 from dynaweb.loop.players import ModelPolicy
-from dynaweb.loop.rollout import Rules, refuse_total_failure
-from dynaweb.loop.rows import dealt, logprobs, part_of, step_rows, weighted
-from dynaweb.loop.tasks import StartPages
+from dynaweb.loop.refresh import KEYS, Refresher
+from dynaweb.loop.rollout import refuse_total_failure
+from dynaweb.loop.rows import dealt, step_rows, weighted
 from dynaweb.loop.training import new_trainer, resume
-from dynaweb.loop.verdicts import grading, judge_all
+from dynaweb.loop.verdicts import judge_all
 from dynaweb.loop.workspace import EPISODES
+from dynaweb.loop.worldmodel import real_transitions
 from dynaweb.protocols import PluginContext, TokenRow
 from dynaweb.runs import write_json
-from dynaweb.types import Task, Trajectory
+from dynaweb.types import Trajectory
 
 if TYPE_CHECKING:
-    from dynaweb.backends.policy_loss import Logps
+    from dynaweb.backends.critic import Critic
     from dynaweb.backends.torch_backend import TorchTrainer
     from dynaweb.config.sections import Rl
     from dynaweb.loop.workspace import LoadedModel, Made, Workspace
@@ -101,8 +106,8 @@ async def reinforce(ws: Workspace, given: Ingredients, *, mode: Mode) -> Made:
 
 
 MATTERS = (
-    *("updates", "tasks", "n", "lr", "warmup", "max_grad_norm", "temperature", "epochs", "minibatches"),
-    *("max_new_tokens", "expert_share", "bc_weight", "bc_batch"),
+    *("updates", "tasks", "n", "sampling", "lr", "warmup", "max_grad_norm", "temperature", "epochs", "minibatches"),
+    *("max_new_tokens", "expert_share", "bc_weight", "bc_batch", "expert_ratio"),
 )
 """Settings of the section `rl` that the policy depends on in every mode."""
 
@@ -113,6 +118,7 @@ def rl_key(ws: Workspace, given: Ingredients, mode: Mode, *, done: int | None = 
     parts = ["reward", "env", "dream", "data.max_best_steps", *(f"rl.{name}" for name in MATTERS)]
     parts += ["opt", "rl.negative_scale"] if mode == "policy" else []
     parts += ["wm"] if ws.dreams else ["web.contexts"]
+    parts += [*KEYS, "web.contexts"] if ws.dreams and recipe.wm_fit.refresh_every else []
     extra: dict[str, object] = {} if done is None else {"done": done}
     if recipe.rl.validate_every:
         parts += ["rl.validate_every", "eval.steps", "controls.sft_validation", "web.contexts"]
@@ -144,8 +150,14 @@ class _Learner:
         self.bc_rows = rows_of(
             [e for found in by_task(given.demos.episodes()).values() for e in found], self.model.format
         )
-        self.place = _place(ws, given)
-        self.tasks = _tasks(ws, given, [found[0].task for found in experts.values()])
+        dreamer = dreamer_of(ws, given)
+        self.place = place_of(ws, given, dreamer)
+        self.refresher = _refresher(ws, given, dreamer)
+        self.optimizer = _optimizer(ws)
+        self.wants = wants(self.optimizer)
+        shown = [found[0].task for found in experts.values()]
+        self.schedule = schedule_of(ws, given, shown)
+        self.spare = schedule_of(ws, given, shown, spare=self.wants.refills)
         self.rollouts = Rollouts(
             self.rl,
             ws.recipe.run.seed,
@@ -154,29 +166,50 @@ class _Learner:
             self.place,
             ws.lockstep,
             experts if self.rl.expert_share > 0 else {},
+            ws.recipe.dream.one_world,
+            ws.recipe.dream.lacking == "ungraded",
         )
-        self.optimizer = _optimizer(ws)
-        self.trainer = self._trainer(self.model)
-        # The term that keeps the policy near its start needs that start as it was.
-        anchored = mode == "policy" and getattr(ws.recipe.opt.config, "beta", 0.0) > 0
-        self.reference = self._trainer(ws.load(given.sft.model)) if anchored else None
+        self.trainer = self._trainer(self.model, self._critic(given))
+        reference = self._trainer(ws.load(given.sft.model)) if self._needs_reference() else None
+        self.teacher = Teacher(self.rl, self.optimizer, self.trainer, reference)
         self.history = History()
 
     def _player(self) -> ModelPolicy:
         rl = self.rl
         return ModelPolicy(self.engine, self.model.format, temperature=rl.temperature, max_new_tokens=rl.max_new_tokens)
 
-    def _trainer(self, model: LoadedModel) -> TorchTrainer:
-        per_update = self.rl.epochs * self.rl.minibatches
+    def _needs_reference(self) -> bool:
+        """Whether the policy is kept as it starts, to pull towards it, to weigh experts with, or to measure from."""
+        rl, want = self.rl, self.wants
+        experts = rl.expert_share > 0 and rl.expert_ratio == "sft"
+        asked = want.reference_in_loss or want.reference_in_credit or experts or rl.ref_kl_rows > 0
+        return self.mode == "policy" and asked
+
+    def _trainer(self, model: LoadedModel, critic: Critic | None = None) -> TorchTrainer:
         return new_trainer(
             self.ws,
             model,
             name="rl",
             lr=self.rl.lr,
-            total_steps=self.rl.updates * per_update,
-            warmup=self.rl.warmup * per_update,
+            total_steps=self.rl.updates * self._per_update,
+            warmup=self.rl.warmup * self._per_update,
             max_grad_norm=self.rl.max_grad_norm,
+            critic=critic,
         )
+
+    def _critic(self, given: Ingredients) -> Critic | None:
+        """The optimizer's critic, if it has one: it starts from the same weights as the policy."""
+        if self.wants.critic is None or self.mode != "policy":
+            return None
+        from dynaweb.backends.critic import Critic
+
+        total, warmup = self.rl.updates * self._per_update, self.rl.warmup * self._per_update
+        return Critic(self.ws.load(given.sft.model).model, self.wants.critic, total_steps=total, warmup=warmup)
+
+    @property
+    def _per_update(self) -> int:
+        """Optimizer steps of one update."""
+        return self.rl.epochs * self.rl.minibatches
 
     async def run(self) -> None:
         """All updates that are left, with checkpoints; then the weights and the rollouts into the stage's folder."""
@@ -184,12 +217,16 @@ class _Learner:
         first = done = self._steps_done()
         if resumed:
             self.history = History.load(self.stage.scratch, updates=first)
+            if self.refresher is not None:
+                self.refresher.load(self.stage.scratch, first)
         advance = self.ws.progress(self.name, self.rl.updates, "updates", done=first)
         try:
             for update in range(first, self.rl.updates):
-                await self._update(update)
+                await self._guarded_update(update)
                 if self.rl.validate_every > 0 and (update + 1) % self.rl.validate_every == 0:
                     await self._validate(update)
+                if self.refresher is not None:
+                    await self.refresher.after(update + 1, loosened(self.ws, self.engine, self.model.format))
                 done = update + 1
                 advance(reward=self.history.rewards[-1])
                 if done % self.rl.checkpoint_every == 0 and done < self.rl.updates:
@@ -207,6 +244,8 @@ class _Learner:
     def finish(self, stage: Stage, done: int) -> None:
         """Write weights, rollouts and the number of updates into the folder of a stage."""
         self.model.save(stage.folder)
+        if self.refresher is not None:
+            self.refresher.finish(stage.folder)
         self._collect(stage, done)
         write_json(stage.folder / UPDATES, {"done": done, "planned": self.rl.updates})
 
@@ -217,78 +256,112 @@ class _Learner:
 
     def _steps_done(self) -> int:
         """Whole updates that the trainer's state holds."""
-        return self.trainer.steps // (self.rl.epochs * self.rl.minibatches)
+        return self.trainer.steps // self._per_update
 
     def _checkpoint(self) -> None:
         # The trainer's file is the last to change: what stands beside it is at least as new, and cut back when read.
         self.history.save(self.stage.scratch)
+        if self.refresher is not None:
+            self.refresher.save(self.stage.scratch, self._steps_done())
         self.trainer.save(self.stage.scratch)
+        if self.refresher is not None:
+            self.refresher.tidy(self.stage.scratch, self._steps_done())
         self.ws.remember_cost(self.stage)
+
+    async def _guarded_update(self, update: int) -> None:
+        """An update; when training cannot go on, the sound weights before it stay behind as a checkpoint."""
+        try:
+            await self._update(update)
+        except TrainingError as error:
+            self.trainer.steps = update * self._per_update
+            self.history.cut(update)
+            self._checkpoint()
+            saved = f", the first trajectory that gave it in {self._offending}" if self._offending.exists() else ""
+            raise TrainingError(f"{error}. The last sound weights are in {self.stage.scratch}{saved}") from error
 
     async def _update(self, update: int) -> None:
         started = time.monotonic()
-        tasks = self.tasks[update * self.rl.tasks : (update + 1) * self.rl.tasks]
-        rollouts = await self.rollouts.of_update(update, tasks, self.ws.count_steps)
+        rollouts = await self._play(update)
         refuse_total_failure([t for t in rollouts if t.source != "expert"], f"update {update}")
         played = time.monotonic()
-        advantages = self.optimizer.advantages([t.reward for t in rollouts], [t.group for t in rollouts])
-        metrics = self._learn(rollouts, advantages)
+        lesson = self._lesson(rollouts)
+        metrics = {**self.teacher.ref_kl(lesson.rows), **self._steps(lesson), **lesson.credit.metrics}
+        self.engine.weights_changed()
         self._save(update, rollouts)
         for trajectory in rollouts:
             self.ws.tell(events.Rollout(self.name, trajectory, update))
         times = {"time.rollout": played - started, "time.update": time.monotonic() - played}
-        seen = measures(rollouts, advantages)
+        seen = measures(rollouts, lesson.advantages)
         self.history.rewards.append(seen["reward"])
+        self.history.outcomes.append(outcomes_of(rollouts))
         self.ws.tell(events.Update(self.name, update, {**seen, **metrics, **times}))
 
-    def _learn(self, rollouts: Sequence[Trajectory], advantages: Sequence[float]) -> dict[str, float]:
-        metrics = {}
-        if self.mode == "filtered-bc":
-            # Experts too: both ways of learning from the same rollouts see the same expert data.
-            kept = [t for t in rollouts if t.reward is not None and t.reward >= SUCCESS]
-            metrics = self._steps(step_rows(kept), [1.0] * len(kept))
-        else:
-            # Dead groups too: they count in the mean over trajectories, so that the weight of the behaviour-cloning
-            # term does not depend on how many there are. The trainer does not compute their rows.
-            chosen = [i for i, t in enumerate(rollouts) if t.reward is not None]
-            given = scaled([advantages[i] for i in chosen], self.rl.negative_scale)
-            metrics = self._steps(step_rows([rollouts[i] for i in chosen]), given)
-        self.engine.weights_changed()
-        return metrics
+    async def _play(self, update: int) -> list[Trajectory]:
+        """The rollouts of an update; where the optimizer drops groups, others are played for them, so many rounds."""
+        size, rounds = self.rl.tasks, self.wants.refills if self.mode == "policy" else 0
+        tasks = self.schedule.of_update(update, self.history.outcomes)
+        rollouts = await self.rollouts.of_update(update, tasks, self.ws.count_steps)
+        for turn in range(rounds):
+            missing = size - len(kept_groups(self.optimizer, rollouts))
+            if missing <= 0:
+                break
+            more = self.spare.of_update(update * rounds + turn, ())[:missing]
+            first = (turn + 1) * size
+            rollouts += await self.rollouts.of_update(update, more, self.ws.count_steps, first=first)
+        return rollouts
 
-    def _steps(self, rows: list[TokenRow], advantages: list[float]) -> dict[str, float]:
-        """All gradient steps of one update; the metrics of the last. No rows: the behaviour-cloning term alone."""
-        several = self.rl.epochs * self.rl.minibatches > 1
-        moving = [self.reference is not None or advantages[row.trajectory] != 0.0 for row in rows]
-        old = logprobs(self.trainer, rows, moving) if several and self.mode == "policy" else None
-        reference = logprobs(self.reference, rows, moving) if self.reference is not None else None
-        metrics: dict[str, float] = {}
+    def _lesson(self, rollouts: Sequence[Trajectory]) -> Lesson:
+        if self.mode == "policy":
+            return self.teacher.lesson(rollouts)
+        # Experts too: both ways of learning from the same rollouts see the same expert data.
+        kept = [t for t in rollouts if t.reward is not None and t.reward >= SUCCESS]
+        advantages = self.optimizer.advantages([t.reward for t in rollouts], [t.group for t in rollouts])
+        return Lesson(kept, step_rows(kept), Credit([1.0] * len(kept)), advantages=advantages)
+
+    def _steps(self, lesson: Lesson) -> dict[str, float]:
+        """All gradient steps of one update. No rows: the behaviour-cloning term alone."""
+        done = []
         for _ in range(self.rl.epochs):
-            for part in dealt(len(advantages), self.rl.minibatches):
-                chosen = [i for i, row in enumerate(rows) if row.trajectory in part]
-                mine = [replace(rows[i], trajectory=part.index(rows[i].trajectory)) for i in chosen]
-                given = [advantages[i] for i in part]
-                metrics = self._step(mine, given, part_of(old, chosen), part_of(reference, chosen))
-                self.ws.meter.tokens_trained += int(metrics["tokens"])
-        return metrics
+            for part in dealt(len(lesson.trajectories), self.rl.minibatches):
+                done.append(self._step(lesson.part(part)))
+                self.ws.meter.tokens_trained += int(done[-1]["tokens"])
+        return over_steps(done)
 
-    def _step(
-        self, rows: list[TokenRow], advantages: list[float], old: Logps | None, reference: Logps | None
-    ) -> dict[str, float]:
+    def _step(self, lesson: Lesson) -> dict[str, float]:
         anchor: list[TokenRow] = []
         if self.rl.bc_weight > 0 and self.rl.bc_batch > 0 and self.bc_rows:
             anchor = [self.bc_rows[i] for i in self.trainer.draw(len(self.bc_rows), self.rl.bc_batch)]
-        if self.mode == "filtered-bc" and rows:
-            return self.trainer.supervised_step([*rows, *weighted(rows, anchor, self.rl.bc_weight)])
-        return self.trainer.policy_step(
-            rows,
-            self.optimizer,
-            advantages,
-            old,
-            supervised=anchor,
-            supervised_weight=self.rl.bc_weight,
-            ref_logps=reference,
-        )
+        if self.mode == "filtered-bc" and lesson.rows:
+            return self.trainer.supervised_step([*lesson.rows, *weighted(lesson.rows, anchor, self.rl.bc_weight)])
+        try:
+            return self.trainer.policy_step(
+                lesson.rows,
+                self.optimizer,
+                lesson.credit,
+                lesson.old,
+                supervised=anchor,
+                supervised_weight=self.rl.bc_weight,
+                ref_logps=lesson.reference,
+            )
+        finally:
+            if self.trainer.offender is not None:
+                self._keep_offender(lesson.trajectories[self.trainer.offender])
+
+    @property
+    def _offending(self) -> Path:
+        """Where the first trajectory goes that gave a loss or gradient that is not finite, prompts and all."""
+        folder = self.ws.folder.trajectories if self.ws.folder is not None else self.stage.scratch
+        return folder / f"offending-{self.name}.jsonl.gz"
+
+    def _keep_offender(self, trajectory: Trajectory) -> None:
+        from dynaweb.data.store import TrajectoryStore
+
+        if not self._offending.exists():
+            TrajectoryStore(self._offending).append([trajectory])
+            words = (
+                f"trajectory {trajectory.id} gives a loss or gradient that is not finite; it is in {self._offending}"
+            )
+            self.ws.tell(events.Failure(where=self.name, error=words))
 
     def _save(self, update: int, rollouts: Sequence[Trajectory]) -> None:
         """Keep the rollouts, without their prompts, which follow from the pages. A repeated update replaces them."""
@@ -336,29 +409,7 @@ def _optimizer(ws: Workspace) -> PolicyOptimizer:
     return cast("PolicyOptimizer", ws.plugins.create("opt", choice.name, choice.config, context))
 
 
-def _place(ws: Workspace, given: Ingredients) -> Place:
-    """The seam: dreams from recorded start pages, or the task environment itself."""
-    dream = ws.recipe.dream
-    if not ws.dreams:
-        rules = Rules(dream.horizon, source="real", invalid_ends=dream.invalid_ends)
-        return Place(ws.source.environment, ws.recipe.web.contexts, rules, grading(ws.source))
-    if given.explored is None or given.world_model is None:
-        raise ConfigError("dreams need explored start pages and a world model; run those stages first")
-    weights = given.world_model.model
-    model: LoadedModel = ws.load(weights) if weights.is_dir() else ws.base
-    starts = StartPages([*given.explored.episodes(), *given.demos.episodes()])
-    make = ws.dream_environment(ws.world_model(model, temperature=dream.temperature), starts)
-    rules = Rules(dream.horizon, source="dream", invalid_ends=dream.invalid_ends)
-    return Place(make, ws.recipe.rl.tasks * ws.recipe.rl.n, rules)
-
-
-def _tasks(ws: Workspace, given: Ingredients, demonstrated: Sequence[Task]) -> list[Task]:
-    """A task for each place of each update; for dreams, only tasks whose start page was recorded."""
-    tasks = rl_tasks(ws)
-    if given.explored is not None:
-        starts = StartPages([*given.explored.episodes(), *given.demos.episodes()])
-        tasks = [task for task in tasks if starts(task) is not None]
-        demonstrated = [task for task in demonstrated if starts(task) is not None]
-    if not tasks:
-        raise ConfigError("no training task has a recorded start page; raise explore.episodes")
-    return tasks_of_rl(tasks, demonstrated, ws.recipe.rl, seed=ws.seed("tasks", "rl"))
+def _refresher(ws: Workspace, given: Ingredients, model: LoadedModel | None) -> Refresher | None:
+    if not ws.recipe.wm_fit.refresh_every or model is None or given.explored is None:
+        return None
+    return Refresher(ws, model, real_transitions(ws, given.explored.episodes()))

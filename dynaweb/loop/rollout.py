@@ -32,12 +32,16 @@ class LiveEpisodes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One episode to play: its task, its seed, its id, and the group that shares a baseline with it."""
+    """One episode to play: its task, its seed, its id, and the group that shares a baseline with it.
+
+    `world` seeds what the environment draws; episodes with the same one meet the same world. None: its own.
+    """
 
     id: str
     task: Task
     seed: int
     group: str = ""
+    world: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +69,14 @@ async def play(
     lockstep: LiveEpisodes | None = None,
     episode_id: str = "",
     group: str = "",
+    world: int | None = None,
 ) -> Trajectory:
     """Play one task to its end. Infrastructure failures are data: `end` says so, and there is no reward.
 
     `invalid_ends`: a reply that cannot be parsed, or an action that the environment refuses, ends the episode.
+    `world` is the seed of the environment; None derives one from `seed`.
     """
-    run = _Run(task, environment, player, seed=seed, rules=Rules(max_steps, source, invalid_ends))
+    run = _Run(task, environment, player, seed=seed, world=world, rules=Rules(max_steps, source, invalid_ends))
     async with lockstep.episode() if lockstep is not None else nullcontext():
         end = await run.to_the_end()
     return Trajectory(
@@ -89,9 +95,12 @@ async def play(
 class _Run:
     """One episode in progress."""
 
-    def __init__(self, task: Task, environment: Environment, player: Player, *, seed: int, rules: Rules) -> None:
+    def __init__(
+        self, task: Task, environment: Environment, player: Player, *, seed: int, world: int | None, rules: Rules
+    ) -> None:
         self.task, self.environment, self.player = task, environment, player
         self.seed, self.rules = seed, rules
+        self.world = derive(seed, "environment") if world is None else world
         self.steps: list[Step] = []
         self.history: list[Action] = []
         self.page: Observation | None = None
@@ -100,7 +109,7 @@ class _Run:
     async def to_the_end(self) -> EndReason:
         """Play until something ends the episode; says what."""
         try:
-            self.page = await self.environment.reset(self.task, derive(self.seed, "environment"))
+            self.page = await self.environment.reset(self.task, self.world)
             # Some environments learn a task's goal when they open it.
             self.task = getattr(self.environment, "task", None) or self.task
             while len(self.steps) < self.rules.max_steps:
@@ -195,6 +204,7 @@ async def _play_in(
         invalid_ends=rules.invalid_ends,
         episode_id=episode.id,
         group=episode.group,
+        world=episode.world,
     )
     if finish is not None and trajectory.end != "infrastructure":
         try:

@@ -59,7 +59,7 @@ async def ingredients(ws: Workspace) -> Ingredients:
     policy = await sft(ws, shown)
     if not ws.dreams:
         return Ingredients(policy, shown, experts)
-    explored = await explore(ws, policy)
+    explored = await explore(ws, policy if ws.recipe.explore.player == "policy" else None)
     model = await fit_world_model(ws, explored, shown)
     return Ingredients(policy, shown, experts, explored, model)
 
@@ -133,7 +133,8 @@ def bought(ws: Workspace, arms: Sequence[ArmResult]) -> list[str]:
     recipe = ws.recipe
     sentences = []
     if ws.dreams:
-        sentences.append(f"{recipe.explore.episodes} unrewarded real episodes of the SFT policy, for the world model.")
+        who = {"policy": "the SFT policy", "expert": "experts", "random": "random actions"}[recipe.explore.player]
+        sentences.append(f"{recipe.explore.episodes} unrewarded real episodes of {who}, for the world model.")
     if getattr(recipe.reward.config, "model", "") and arms:
         sentences.append("A judge that is the language model itself; the shipped one was trained to judge other sites.")
     if recipe.data.experts == "all":

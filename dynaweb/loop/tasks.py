@@ -35,11 +35,17 @@ def draw(source: TaskSource, split: str, *, count: int, seed: int, max_best_step
     )
 
 
+def by_template(tasks: Iterable[Task]) -> dict[str, list[Task]]:
+    """The tasks of each template, in order."""
+    found: dict[str, list[Task]] = {}
+    for task in tasks:
+        found.setdefault(task.template, []).append(task)
+    return found
+
+
 def one_per_template(tasks: Iterable[Task], count: int) -> list[Task]:
     """The first task of each template, then the second of each and so on, until there are `count` (0 = one of each)."""
-    queues: dict[str, list[Task]] = {}
-    for task in tasks:
-        queues.setdefault(task.template, []).append(task)
+    queues = by_template(tasks)
     if count == 0:
         return [queue[0] for queue in queues.values()]
     rounds = max((len(queue) for queue in queues.values()), default=0)
@@ -52,9 +58,7 @@ def rotation(tasks: Sequence[Task], count: int, *, seed: int) -> list[Task]:
 
     A template starts over when all its tasks are used, so a longer rotation begins like a shorter one.
     """
-    queues: dict[str, list[Task]] = {}
-    for task in tasks:
-        queues.setdefault(task.template, []).append(task)
+    queues = by_template(tasks)
     for template, queue in queues.items():
         random.Random(derive(seed, "order", template)).shuffle(queue)
     chosen: list[Task] = []

@@ -12,7 +12,9 @@ from dynaweb.errors import TrainingError
 from dynaweb.protocols import TokenRow
 
 if TYPE_CHECKING:
+    from dynaweb.backends.critic import Critic
     from dynaweb.backends.torch_backend import TorchTrainer
+    from dynaweb.loop.stopping import EarlyStop
     from dynaweb.loop.workspace import LoadedModel, Workspace
     from dynaweb.runs import Stage
 
@@ -32,16 +34,20 @@ async def fit(
     steps: int,
     batch: int,
     lr: float,
+    watch: EarlyStop | None = None,
 ) -> None:
     """Train `model` in place for `steps` updates of `batch` rows, every row once before any comes again.
 
-    Goes on from the checkpoint in `stage.scratch` if there is one; the result is the same. Writes the weights to
-    `stage.folder`. Raises `TrainingError` without rows.
+    `watch` may end it earlier, and then gives the model its best weights. Goes on from the checkpoint in
+    `stage.scratch` if there is one; the result is the same. Writes the weights to `stage.folder`. Raises
+    `TrainingError` without rows.
     """
     if not rows:
         raise TrainingError(f"stage {name} has nothing to learn from: its data holds no usable step")
     trainer = new_trainer(ws, model, name=name, lr=lr, total_steps=steps, warmup=min(WARMUP, steps // 2))
     resume(trainer, stage.scratch)
+    if watch is not None:
+        watch.resume(trainer.steps)
     advance = ws.progress(name, steps, "updates", done=trainer.steps)
 
     def checkpoint() -> None:
@@ -49,10 +55,12 @@ async def fit(
         ws.remember_cost(stage)
 
     try:
-        while trainer.steps < steps:
+        while trainer.steps < steps and not (watch is not None and watch.given_up):
             index = trainer.steps
             metrics = trainer.supervised_step([rows[i] for i in trainer.draw(len(rows), batch)])
             ws.meter.tokens_trained += int(metrics["tokens"])
+            if watch is not None and watch.due(trainer.steps):
+                metrics["validation_loss"] = watch.look(trainer)
             ws.tell(events.Update(name, index, metrics))
             advance(loss=metrics["loss"])
             if trainer.steps % CHECKPOINT_EVERY == 0:
@@ -61,6 +69,8 @@ async def fit(
     except asyncio.CancelledError:
         checkpoint()
         raise
+    if watch is not None:
+        watch.put_back_best(trainer)
     model.save(stage.folder)
 
 
@@ -73,6 +83,7 @@ def new_trainer(
     total_steps: int,
     warmup: int,
     max_grad_norm: float = 1.0,
+    critic: Critic | None = None,
 ) -> TorchTrainer:
     """A trainer whose data order derives from the run's seed and the stage's name."""
     from dynaweb.backends.torch_backend import TorchTrainer
@@ -84,6 +95,7 @@ def new_trainer(
         warmup=warmup,
         max_grad_norm=max_grad_norm,
         seed=ws.seed("order", name),
+        critic=critic,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dynaweb.types import Judgement, Trajectory
+from dynaweb.web.quoting import quoted
 
 if TYPE_CHECKING:
     from dynaweb.loop.rollout import Finish
@@ -45,19 +46,21 @@ def grading(source: TaskSource) -> Finish:
     return finish
 
 
-async def judge_all(judge: Judge, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+async def judge_all(judge: Judge, trajectories: Sequence[Trajectory], *, spare: bool = False) -> list[Trajectory]:
     """Score every trajectory: copies that carry judgement and reward.
 
-    A failure of the infrastructure, and a dream that ended because its world model wrote no page, get no reward: the
-    policy is not to blame. An episode that reached its last step, or that an invalid action ended, gets 0 without
-    asking the judge. Everything else gets the judge's score.
+    A failure of the infrastructure, and a dream that ended because its world model wrote no page or could no longer be
+    trusted, get no reward: the policy is not to blame. An episode that reached its last step, or that an invalid action
+    ended, gets 0 without asking the judge; with `spare`, no reward where the dream lacked what the goal names (see
+    `lacking`). Everything else gets the judge's score.
     """
-    return list(await asyncio.gather(*(judge_one(judge, trajectory) for trajectory in trajectories)))
+    return list(await asyncio.gather(*(judge_one(judge, trajectory, spare=spare) for trajectory in trajectories)))
 
 
-async def judge_one(judge: Judge, trajectory: Trajectory) -> Trajectory:
+async def judge_one(judge: Judge, trajectory: Trajectory, *, spare: bool = False) -> Trajectory:
     """See `judge_all`."""
-    verdict = ungraded(trajectory) or unfinished(trajectory)
+    lack = lacking(trajectory) if spare else ""
+    verdict = Judgement(None, why=lack) if lack else ungraded(trajectory) or unfinished(trajectory)
     if verdict is None:
         verdict = await judge.score(trajectory)
     return trajectory.scored(verdict, verdict.score)
@@ -68,7 +71,10 @@ def ungraded(trajectory: Trajectory) -> Judgement | None:
     if trajectory.end == "infrastructure":
         return Judgement(None, why=f"infrastructure: {trajectory.info.get('failure', 'unknown failure')}")
     error = world_model_error(trajectory)
-    return Judgement(None, why=f"the world model wrote no page: {error}") if error else None
+    if error:
+        return Judgement(None, why=f"the world model wrote no page: {error}")
+    why = untrusted(trajectory)
+    return Judgement(None, why=why) if why else None
 
 
 def unfinished(trajectory: Trajectory) -> Judgement | None:
@@ -90,3 +96,25 @@ def asked(trajectory: Trajectory) -> bool:
 def world_model_error(trajectory: Trajectory) -> str:
     """Why the world model ended this dream, or ''."""
     return str(trajectory.steps[-1].info.get("world_model_error", "")) if trajectory.steps else ""
+
+
+def lacking(trajectory: Trajectory) -> str:
+    """Why an invalid action at the end of a dream may be the world model's fault, or ''.
+
+    It names something that the goal names, and the dreamed page has nothing of that name: what a page of an unknown
+    site lists cannot be predicted. On the real page that a dream starts from, the policy is to blame.
+    """
+    if trajectory.end != "invalid" or trajectory.source != "dream" or not trajectory.steps:
+        return ""
+    page = trajectory.steps[-1].observation
+    if page == trajectory.steps[0].observation:
+        return ""
+    names = {node.name for node in page.nodes}
+    said = set(quoted(trajectory.steps[-1].reply))
+    lost = [name for name in quoted(trajectory.task.intent) if name in said and name not in names]
+    return f"the dreamed page has nothing called {lost[0]!r}, which the goal names" if lost else ""
+
+
+def untrusted(trajectory: Trajectory) -> str:
+    """Why an automatic horizon ended this dream, or ''."""
+    return str(trajectory.steps[-1].info.get("untrusted", "")) if trajectory.steps else ""

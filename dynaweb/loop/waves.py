@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dynaweb.errors import CheckpointError
-from dynaweb.loop.rollout import Episode, Finish, LiveEpisodes, Rules, play_all
+from dynaweb.loop.rollout import Episode, Finish, LiveEpisodes, Rules, failures, play_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,9 +43,10 @@ async def play_in_waves(
 ) -> list[Trajectory]:
     """`play_all` over `web.contexts` environments, wave after wave; waves that an earlier attempt finished are read.
 
-    Without a `stage` nothing is kept. `evaluation` says what the steps are counted as. With `by_task` every episode is
-    kept as it ends, in one wave: a kill costs the running episodes only, and those that the infrastructure broke are
-    played again; model calls then share batches with other episodes than before, which may change a last bit.
+    A wave in which nothing could be played is not kept: the next attempt may find the browser mended. Without a `stage`
+    nothing is kept. `evaluation` says what the steps are counted as. With `by_task` every episode is kept as it ends,
+    in one wave: a kill costs the running episodes only, and those that the infrastructure broke are played again; model
+    calls then share batches with other episodes than before, which may change a last bit.
     """
     if by_task and stage is not None:
         journal = Journal(stage, episodes)
@@ -87,7 +88,7 @@ async def play_in_waves(
                 finish=finish,
                 on_done=on_done,
             )
-            if stage is not None:
+            if stage is not None and len(failures(played)) < len(played):
                 _write(_path(stage, number), played)
                 ws.remember_cost(stage)
         result += played

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dynaweb.policy.formats import PromptFormat
     from dynaweb.protocols import Environment, Judge, TaskSource, WorldModel
     from dynaweb.runs import RunFolder, Stage, StageCache
-    from dynaweb.types import Task, Trajectory
+    from dynaweb.types import Task, Trajectory, Transition
 
 log = logging.getLogger("dynaweb")
 
@@ -183,13 +183,21 @@ class Workspace:
         services = {"web": self.recipe.web, "max_best_steps": self.recipe.data.max_best_steps}
         return PluginContext(seed=self.seed("environment", purpose), services=services)
 
-    def world_model(self, model: LoadedModel, *, temperature: float) -> WorldModel:
-        """The chosen world model on these weights."""
+    def world_model(
+        self, model: LoadedModel, *, temperature: float, transitions: Callable[[], Sequence[Transition]] = list
+    ) -> WorldModel:
+        """The chosen world model on these weights; `transitions` gives real ones to models that show examples."""
         context = PluginContext(
             engine=self.engine(model),
             format=self.format,
             seed=self.seed("world-model"),
-            services={"temperature": temperature, "model": model.model, "tokenizer": model.tokenizer},
+            services={
+                "temperature": temperature,
+                "model": model.model,
+                "tokenizer": model.tokenizer,
+                "transitions": transitions,
+                "count": self.meter.engines.append,
+            },
         )
         return cast("WorldModel", self.plugins.create("wm", self.recipe.wm.name, self.recipe.wm.config, context))
 
@@ -202,10 +210,18 @@ class Workspace:
         context = PluginContext(engine=engine, format=prompts, seed=self.seed("judge"))
         return cast("Judge", self.plugins.create("reward", choice.name, choice.config, context))
 
-    def dream_environment(self, world_model: WorldModel, start_page: Any) -> Callable[[], Environment]:
-        """What makes dreams of the chosen environment plugin."""
+    def dream_environment(
+        self, world_model: WorldModel, start_page: Any, *, floor: float = 0.0
+    ) -> Callable[[], Environment]:
+        """What makes dreams of the chosen environment plugin; they end where expected fidelity falls below `floor`."""
         choice = self.recipe.env
-        services = {"world_model": world_model, "start_page": start_page, "tasks": self.source, "web": self.recipe.web}
+        services = {
+            "world_model": world_model,
+            "start_page": start_page,
+            "tasks": self.source,
+            "web": self.recipe.web,
+            "fidelity_floor": floor,
+        }
         context = PluginContext(seed=self.seed("dream"), services=services)
         source = cast("TaskSource", self.plugins.create("env", choice.name, choice.config, context))
         return source.environment

@@ -1,4 +1,4 @@
-"""Fitting the world model on the transitions of exploration, and measuring how true it is.
+"""Fitting the world model on real transitions, measuring how true it is, and how far its dreams can be trusted.
 
 Only transitions that need a model are learned from (`rules.needs_prediction`). Some sites are held out: nothing of them
 is fitted on, and fidelity is measured there, on the steps of exploration and of the demonstrations, which tell what the
@@ -9,13 +9,17 @@ Demonstrations on the other sites are measured apart, as `seen`.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dynaweb import events
-from dynaweb.loop.fidelity import Probe, measure, probes_of, rules_hold, transitions_of
+from dynaweb.errors import ConfigError, MissingError
+from dynaweb.loop.drift import follows
+from dynaweb.loop.fidelity import Graded, Probe, grade, measure, predictions, probes_of, rules_hold, transitions_of
 from dynaweb.loop.rules import needs_prediction
+from dynaweb.loop.stopping import MAX_ROWS, EarlyStop
 from dynaweb.loop.tasks import site_of
 from dynaweb.loop.training import fit
 from dynaweb.protocols import TokenRow
@@ -27,28 +31,47 @@ if TYPE_CHECKING:
     from dynaweb.protocols import TrainableWorldModel
     from dynaweb.runs import Stage
     from dynaweb.types import Action, Observation, Trajectory, Transition
+    from dynaweb.worldmodels.confidence import Calibration, Fidelity
 
 FIDELITY = "fidelity.json"
-Graded = Mapping[str, float | None]
-"""One probe's measures, None where one does not apply."""
+CALIBRATION = "calibration.json"
 MAX_PROBES = 256
 """Transitions of each kind that are predicted, at most."""
+FIT_SETTINGS = ("steps", "batch", "lr", "data", "lora_rank", "validate_every", "patience")
+
+T = TypeVar("T")
 
 
 async def fit_world_model(ws: Workspace, explored: Made, demos: Made) -> Made:
-    """Stage `world-model`: weights (unless frozen) and `fidelity.json`: probes, and how often the code's rules held."""
+    """Stage `world-model`: weights (unless frozen) and `fidelity.json`: probes, and how often the code's rules held.
 
+    With an automatic horizon also `calibration.json`.
+    """
+
+    def material() -> Material:
+        return Material.of_episodes(ws, explored.episodes(), demos.episodes())
+
+    return await _stage(ws, material, explored=explored.key, demos=demos.key)
+
+
+async def fit_on_store(ws: Workspace, store: Path) -> Made:
+    """Stage `world-model` from a transition store alone: no policy, no browser."""
+    return await _stage(ws, lambda: Material.of_store(ws, store), store=_file_key(store))
+
+
+async def _stage(ws: Workspace, material: Callable[[], Material], **upstream: Any) -> Made:
     async def body(stage: Stage) -> None:
-        episodes = explored.episodes()
-        fitted, held_out = split(episodes, ws.recipe.wm_fit.holdout, seed=ws.seed("holdout"))
+        given = material()
         model = ws.load()
-        known = modelled(fitted) if trains(ws) else []
         if trains(ws):
-            await _fit(ws, stage, model, known)
-        await _measure(ws, stage, model, Questions.of(known, fitted, held_out, demos.episodes()))
+            await _fit(ws, stage, model, given)
+        await _measure(ws, stage, model, given)
 
-    settings = ("wm", "wm_fit.holdout", *(("wm_fit.steps", "wm_fit.batch", "wm_fit.lr") if trains(ws) else ()))
-    key = ws.key(*settings, trains=trains(ws), model=ws.model_key, explored=explored.key, demos=demos.key)
+    settings = ["wm", "wm_fit.holdout", *([f"wm_fit.{name}" for name in FIT_SETTINGS] if trains(ws) else ())]
+    extra: dict[str, Any] = {"data": _file_key(Path(ws.recipe.wm_fit.data))} if ws.recipe.wm_fit.data else {}
+    if ws.recipe.dream.horizon == "auto":
+        extra["calibrated"] = [ws.recipe.dream.temperature, ws.recipe.dream.fidelity]
+    key = ws.key(*settings, trains=trains(ws), model=ws.model_key, **upstream, **extra)
     told = ws.recipe.settings("run.seed", "wm", "wm_fit")
     made = await ws.stage("world-model", key, body, settings=told, resumable=True)
     ws.keep(made, "world-model")
@@ -61,17 +84,36 @@ def trains(ws: Workspace) -> bool:
     return "trainable" in capabilities and ws.recipe.wm_fit.steps > 0
 
 
+def calibration_of(made: Made) -> Calibration:
+    """The calibration that a stage left. Raises `ConfigError` when it left none."""
+    from dynaweb.worldmodels.confidence import Calibration
+
+    if not (made.folder / CALIBRATION).exists():
+        raise ConfigError('the world model was fitted without dream.horizon = "auto" and has no calibration')
+    return Calibration.of_data(made.data(CALIBRATION))
+
+
+def real_transitions(ws: Workspace, explored: Sequence[Trajectory]) -> list[Transition]:
+    """The transitions that a world model may know: exploration without the held-out sites, and `wm_fit.data`."""
+    fitted, _ = split(explored, ws.recipe.wm_fit.holdout, seed=ws.seed("holdout"))
+    return [*transitions_of(fitted), *_extra(ws)]
+
+
 def split(episodes: Sequence[Trajectory], holdout: float, *, seed: int) -> tuple[list[Trajectory], list[Trajectory]]:
     """Episodes to fit on, and those of held-out sites: `holdout` of all sites, one at least; one at least is fitted.
 
     Sites are whole: no page of a held-out one is in the first part. With a single site nothing can be held out.
     """
-    sites = sorted({site_of(episode.task) for episode in episodes})
+    return split_by(episodes, lambda episode: site_of(episode.task), holdout, seed=seed)
+
+
+def split_by(items: Sequence[T], site: Callable[[T], str], holdout: float, *, seed: int) -> tuple[list[T], list[T]]:
+    """`split` for anything that belongs to a site."""
+    sites = sorted({site(item) for item in items})
     random.Random(seed).shuffle(sites)
     count = min(max(1, round(holdout * len(sites))), len(sites) - 1) if holdout > 0 else 0
     chosen = set(sites[: max(0, count)])
-    kept = [episode for episode in episodes if site_of(episode.task) not in chosen]
-    return kept, [episode for episode in episodes if site_of(episode.task) in chosen]
+    return [item for item in items if site(item) not in chosen], [item for item in items if site(item) in chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +136,77 @@ class Questions:
         demos: Sequence[Trajectory],
     ) -> Questions:
         """`known` are the transitions that were fitted on, of the episodes `fitted`."""
-        pairs, sites = {pair(transition) for transition in known}, {site_of(episode.task) for episode in fitted}
+        sites = {site_of(episode.task) for episode in fitted}
         here = [demo for demo in demos if site_of(demo.task) in sites]
         away = [demo for demo in demos if site_of(demo.task) not in sites]
+        unseen = [*new(probes(modelled(held_out)), known), *new(probes_of(away), known)]
+        return cls(unseen, new(probes_of(here), known), transitions_of(held_out))
 
-        def new(probes: Sequence[Probe]) -> list[Probe]:
-            return [probe for probe in probes if pair(probe.transition) not in pairs][:MAX_PROBES]
 
-        unseen = [*new([Probe(transition) for transition in modelled(held_out)]), *new(probes_of(away))]
-        return cls(unseen, new(probes_of(here)), transitions_of(held_out))
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What a world model is made from and measured on. `known` is fitted, `real` are all transitions of those sites,
+    `away` those of the held-out sites that need a model (for early stopping), `walks` the whole real episodes there."""
+
+    known: list[Transition]
+    real: list[Transition]
+    away: list[Transition]
+    questions: Questions
+    walks: list[Transition]
+
+    @classmethod
+    def of_episodes(cls, ws: Workspace, explored: Sequence[Trajectory], demos: Sequence[Trajectory]) -> Material:
+        """Exploration and demonstrations of a run, and the store of `wm_fit.data`."""
+        fitted, held_out = split(explored, ws.recipe.wm_fit.holdout, seed=ws.seed("holdout"))
+        extra = _extra(ws)
+        known = [*modelled(fitted), *asked(extra)] if trains(ws) else []
+        questions = Questions.of(known, fitted, held_out, demos)
+        here = {site_of(episode.task) for episode in fitted}
+        shown = transitions_of(demo for demo in demos if site_of(demo.task) not in here)
+        walks = [*shown, *transitions_of(held_out)]
+        return cls(known, [*transitions_of(fitted), *extra], modelled(held_out), questions, walks)
+
+    @classmethod
+    def of_store(cls, ws: Workspace, path: Path) -> Material:
+        """A transition store alone; its sites are what the data call so, else hosts."""
+        from dynaweb.data.inspect import site_of as site
+        from dynaweb.data.store import TransitionStore
+
+        items = list(TransitionStore(_checked_store(str(path))))
+        real, away = split_by(items, site, ws.recipe.wm_fit.holdout, seed=ws.seed("holdout"))
+        real = [*real, *_extra(ws)]
+        known = asked(real) if trains(ws) else []
+        questions = Questions(new(probes_in(away), known), [], away)
+        return cls(known, real, asked(away), questions, away)
+
+    @classmethod
+    def for_evaluation(cls, path: Path) -> Material:
+        """A transition store of which nothing was fitted: all of it is asked about."""
+        from dynaweb.data.store import TransitionStore
+
+        items = list(TransitionStore(_checked_store(str(path))))
+        return cls([], [], asked(items), Questions(probes_in(items)[:MAX_PROBES], [], items), items)
+
+
+def probes(transitions: Sequence[Transition]) -> list[Probe]:
+    """Questions without an expert's next action."""
+    return [Probe(transition) for transition in transitions]
+
+
+def probes_in(transitions: Sequence[Transition]) -> list[Probe]:
+    """Questions among transitions in their order; the next action of the same episode is the one to be possible."""
+    following = [*transitions[1:], None]
+    return [
+        Probe(one, after.action if after is not None and follows(one, after) else None)
+        for one, after in zip(transitions, following, strict=False)
+        if needs_prediction(one.observation, one.action)
+    ]
+
+
+def new(found: Sequence[Probe], known: Sequence[Transition]) -> list[Probe]:
+    """The questions that were not fitted on, `MAX_PROBES` at most."""
+    pairs: set[Hashable] = {pair(transition) for transition in known}
+    return [probe for probe in found if pair(probe.transition) not in pairs][:MAX_PROBES]
 
 
 def pair(transition: Transition) -> tuple[Observation, Action]:
@@ -112,27 +216,103 @@ def pair(transition: Transition) -> tuple[Observation, Action]:
 
 def modelled(episodes: Sequence[Trajectory]) -> list[Transition]:
     """The transitions of episodes that only a world model can predict."""
-    return [t for t in transitions_of(episodes) if needs_prediction(t.observation, t.action)]
+    return asked(transitions_of(episodes))
 
 
-async def _fit(ws: Workspace, stage: Stage, model: LoadedModel, known: Sequence[Transition]) -> None:
+def asked(transitions: Sequence[Transition]) -> list[Transition]:
+    """The transitions that only a world model can predict."""
+    return [t for t in transitions if needs_prediction(t.observation, t.action)]
+
+
+def rows_for(world_model: object, transitions: Sequence[Transition]) -> list[TokenRow]:
+    """Supervised rows of a trainable world model."""
+    able = cast("TrainableWorldModel", world_model)
+    return [TokenRow(prompt_ids=prompt, response_ids=target) for prompt, target in able.examples(transitions)]
+
+
+def _extra(ws: Workspace) -> list[Transition]:
+    from dynaweb.data.store import TransitionStore
+
+    data = ws.recipe.wm_fit.data
+    return list(TransitionStore(_checked_store(data))) if data else []
+
+
+def _checked_store(path: str) -> Path:
+    if not Path(path).is_file():
+        raise MissingError(f"there is no transition store {path}; make one with dynaweb collect or dynaweb data import")
+    return Path(path)
+
+
+def _file_key(path: Path) -> str:
+    import hashlib
+
+    with _checked_store(str(path)).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:20]
+
+
+async def _fit(ws: Workspace, stage: Stage, model: LoadedModel, given: Material) -> None:
+    from dynaweb.loop.adapters import with_adapters
+
     settings = ws.recipe.wm_fit
-    world_model = cast("TrainableWorldModel", ws.world_model(model, temperature=0.0))
-    rows = [TokenRow(prompt_ids=prompt, response_ids=target) for prompt, target in world_model.examples(known)]
-    await fit(ws, stage, model, rows, name="world-model", steps=settings.steps, batch=settings.batch, lr=settings.lr)
-
-
-async def _measure(ws: Workspace, stage: Stage, model: LoadedModel, questions: Questions) -> None:
     world_model = ws.world_model(model, temperature=0.0)
-    probes = await measure(world_model, questions.unseen, seed=ws.seed("fidelity"))
+    rows = rows_for(world_model, given.known)
+    watch = None
+    if settings.validate_every and given.away:
+        held = rows_for(world_model, given.away)[:MAX_ROWS]
+        watch = EarlyStop(held, settings.validate_every, settings.patience, stage.scratch)
+    trained = with_adapters(model, settings.lora_rank, seed=ws.seed("lora"))
+    given_to_fit: dict[str, Any] = {"steps": settings.steps, "batch": settings.batch, "lr": settings.lr}
+    await fit(ws, stage, trained, rows, name="world-model", watch=watch, **given_to_fit)
+
+
+async def _measure(ws: Workspace, stage: Stage, model: LoadedModel, given: Material) -> None:
+    questions = given.questions
+    world_model = ws.world_model(model, temperature=0.0, transitions=lambda: given.real)
+    unseen = await measure(world_model, questions.unseen, seed=ws.seed("fidelity"))
     seen = await measure(world_model, questions.seen, seed=ws.seed("fidelity", "seen"))
     rules = rules_hold(questions.transitions)
-    write_json(stage.folder / FIDELITY, {"probes": probes, "seen": seen, "rules": rules})
+    write_json(stage.folder / FIDELITY, {"probes": unseen, "seen": seen, "rules": rules})
     apart = {f"seen_{name}": value for name, value in means(seen).items()}
-    ws.tell(events.Update("fidelity", 0, means(probes, rules) | apart))
+    found = means(unseen, rules) | apart
+    if ws.recipe.dream.horizon == "auto":
+        found |= await _calibrate(ws, stage, model, given)
+    ws.tell(events.Update("fidelity", 0, found))
 
 
-def means(probes: Sequence[Graded], rules: Sequence[float] = ()) -> dict[str, float]:
+async def _calibrate(ws: Workspace, stage: Stage, model: LoadedModel, given: Material) -> dict[str, float]:
+    """Calibrate confidence at the temperature of dreams; writes it, and returns its score."""
+    found = await calibrate_on(
+        ws.world_model(model, temperature=ws.recipe.dream.temperature, transitions=lambda: given.real),
+        given.questions.unseen,
+        seed=ws.seed("calibration"),
+        fidelity=ws.recipe.dream.fidelity,
+    )
+    write_json(stage.folder / CALIBRATION, found.data())
+    return {"calibration.brier": found.brier, "calibration.brier_of_base_rate": found.brier_of_base_rate}
+
+
+async def calibrate_on(
+    world_model: Any, questions: Sequence[Probe], *, seed: int, fidelity: Fidelity = "structure"
+) -> Calibration:
+    """The calibration of a world model on questions that it was not fitted on."""
+    from dynaweb.data.inspect import site_of as site
+    from dynaweb.worldmodels.confidence import Case, calibrate, is_sound
+
+    answers = await predictions(world_model, questions, seed=seed)
+    cases = [
+        Case(
+            answer.logprob,
+            answer.tokens // answer.attempts,
+            is_sound(grade(probe, answer), fidelity),
+            site(probe.transition),
+        )
+        for probe, answer in zip(questions, answers, strict=True)
+        if answer.next_observation is not None
+    ]
+    return calibrate(cases)
+
+
+def means(probes: Sequence[Mapping[str, float | None]], rules: Sequence[float] = ()) -> dict[str, float]:
     """Mean of each measure over the probes it applies to, `n`, and the share of code-decided steps that came true."""
     found = {name: sum(values) / len(values) for name, values in _columns(probes, rules).items() if values}
     return {**found, "n": float(len(probes))}
@@ -145,7 +325,9 @@ def fidelity_estimates(data: Mapping[str, Any]) -> dict[str, Estimate]:
     return {name: share_or_mean(values) for name, values in columns.items() if values}
 
 
-def _columns(probes: Sequence[Graded], rules: Sequence[float] = ()) -> dict[str, list[float]]:
+def _columns(
+    probes: Sequence[Mapping[str, float | None]] | Sequence[Graded], rules: Sequence[float] = ()
+) -> dict[str, list[float]]:
     names = list(dict.fromkeys(name for probe in probes for name in probe))
     columns = {name: [value for p in probes if (value := p.get(name)) is not None] for name in names}
     return {**columns, "rules": list(rules)}

@@ -146,11 +146,12 @@ def before(rows: list[dict[str, Any]], first: Mapping[str, Any]) -> list[dict[st
     """The rows of a killed attempt that stay when the next one begins with the row `first`.
 
     Those from the same event, stage and index (or a later index) on are written again. One stage may count several
-    things from 0 (updates, then the fidelity), so an index alone would cut too early. A row without an index cuts
+    things from 0 (updates, then the fidelity), so an index alone would cut too early. Episodes without an update are
+    told together when all are played, so that the first one cuts all of its phase; other rows without an index cut
     nothing.
     """
     event, stage, index = _place(first)
-    if index < 0:
+    if index < 0 and event != "rollout":
         return rows
     places = enumerate(map(_place, rows))
     cut = next((at for at, place in places if place[:2] == (event, stage) and place[2] >= index), len(rows))

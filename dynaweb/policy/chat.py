@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dynaweb.policy.formats import ParsedReply
 from dynaweb.web.actions import format_action, parse_action
 from dynaweb.web.dialects import render
+from dynaweb.worldmodels.prompts import REWRITE, SYSTEM, doing
 
 if TYPE_CHECKING:
     from dynaweb.types import Action, Observation, Task, Trajectory
@@ -24,14 +25,6 @@ ACTION: exactly one of
 click [id] | hover [id] | type [id] [text] [1 to press Enter, else 0] | select [id] [option] | press [keys] |
 scroll [down or up] | goto [url] | go_back | go_forward | new_tab | tab_focus [index] | close_tab | stop [answer]
 Use stop when the objective is reached, with the answer if one is asked for, or with N/A if it cannot be reached."""
-
-_WORLD = """You predict how a web page changes. You get the accessibility tree of a page and the action done on it.
-First write one sentence of reasoning. Then the new page as a script, one line for each part of the new page in order:
-url PATH (only if it changes) | = [a]-[b] (elements a to b of the old page stay) | + role 'name' (a new element) |
-~ [id] = 'value' (an element stays with a new value) | same (nothing changes at all). What is not kept is gone."""
-
-_FULL = """You predict how a web page changes. You get the accessibility tree of a page and the action done on it.
-Write the whole next page: its url on the first line, then one line `role 'name'` for each element."""
 
 _JUDGE = """You check the work of a web agent. You get its objective, its actions, its answer and the page it ended on.
 Answer YES if the objective is reached and the answer, if one was asked for, is right and complete; otherwise NO."""
@@ -73,16 +66,26 @@ class ChatFormat:
         return ParsedReply(text=text, reasoning=reasoning, action=action)
 
     def world_model_prompt(
-        self, observation: Observation, action: Action, history: Sequence[Action] = ()
+        self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
     ) -> tuple[int, ...]:
         """The page, earlier actions, and the action with the role and name of its element."""
-        return self._chat(_WORLD, self._doing(action, history), observation)
+        return self._chat(SYSTEM["delta"], doing(action, history, goal), observation)
 
     def full_page_prompt(
-        self, observation: Observation, action: Action, history: Sequence[Action] = ()
+        self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
     ) -> tuple[int, ...]:
         """The same question for the whole next page."""
-        return self._chat(_FULL, self._doing(action, history), observation)
+        return self._chat(SYSTEM["page"], doing(action, history, goal), observation)
+
+    def rewrite_prompt(
+        self, observation: Observation, action: Action, change: str, history: Sequence[Action] = (), goal: str = ""
+    ) -> tuple[int, ...]:
+        """The question for the whole next page, with the change in words."""
+        return self._chat(REWRITE, f"{doing(action, history, goal)}\nCHANGE: {change}", observation)
+
+    def turns(self, system: str, user: str) -> tuple[int, ...]:
+        """A system and a user turn of plain text: everything before an answer. Nothing is cut."""
+        return tuple(self._encode_chat(system, user))
 
     def world_model_target(self, text: str) -> tuple[int, ...]:
         """The answer and the end of the turn."""
@@ -101,10 +104,6 @@ class ChatFormat:
         kept = [i for i in token_ids if i not in self.stop_ids]
         text: str = self.tokenizer.decode(kept, skip_special_tokens=True)
         return text.strip()
-
-    def _doing(self, action: Action, history: Sequence[Action]) -> str:
-        target = f" on the {action.target_role} {action.target_name!r}" if action.target is not None else ""
-        return f"EARLIER ACTIONS:\n{_lines(history)}\nACTION: {format_action(action, 'webarena')}{target}"
 
     def _chat(self, system: str, user: str, page: Observation) -> tuple[int, ...]:
         text = render(page, "webarena")

@@ -52,15 +52,21 @@ class PromptFormat(Protocol):
         ...
 
     def world_model_prompt(
-        self, observation: Observation, action: Action, history: Sequence[Action] = ()
+        self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
     ) -> tuple[int, ...]:
-        """The page and what is done on it, by name: everything before the change."""
+        """The goal, the page and what is done on it, by name: everything before the change."""
         ...
 
     def full_page_prompt(
-        self, observation: Observation, action: Action, history: Sequence[Action] = ()
+        self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
     ) -> tuple[int, ...]:
         """The same for a world model that writes the whole next page."""
+        ...
+
+    def rewrite_prompt(
+        self, observation: Observation, action: Action, change: str, history: Sequence[Action] = (), goal: str = ""
+    ) -> tuple[int, ...]:
+        """The same for a model that writes the whole next page from a change in words."""
         ...
 
     def world_model_target(self, text: str) -> tuple[int, ...]:
@@ -133,16 +139,22 @@ class CompactFormat:
         return ParsedReply(text=text, reasoning=reasoning, action=action)
 
     def world_model_prompt(
-        self, observation: Observation, action: Action, history: Sequence[Action] = ()
+        self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
     ) -> tuple[int, ...]:
-        """`<wm> <page> page <do> action`; earlier actions, when given, stand before the page."""
-        return self._change(marks.WM, observation, action, history)
+        """`<wm> goal <page> page <do> action`; earlier actions, when given, stand before the page."""
+        return self._change(marks.WM, observation, action, history, goal)
 
     def full_page_prompt(
-        self, observation: Observation, action: Action, history: Sequence[Action] = ()
+        self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
     ) -> tuple[int, ...]:
-        """`<next> <page> page <do> action`."""
-        return self._change(marks.NEXT, observation, action, history)
+        """`<next> goal <page> page <do> action`."""
+        return self._change(marks.NEXT, observation, action, history, goal)
+
+    def rewrite_prompt(
+        self, observation: Observation, action: Action, change: str, history: Sequence[Action] = (), goal: str = ""
+    ) -> tuple[int, ...]:
+        """`<next> goal <page> page <do> action`, and the change on a line of its own."""
+        return self._change(marks.NEXT, observation, action, history, goal, f"\n{change}")
 
     def world_model_target(self, text: str) -> tuple[int, ...]:
         """The answer behind a line break, so that its first line has the same tokens as the others."""
@@ -155,10 +167,10 @@ class CompactFormat:
         return self._prompt(marks.JUDGE, trajectory.task.intent, actions, page)
 
     def _change(
-        self, mark: str, observation: Observation, action: Action, history: Sequence[Action]
+        self, mark: str, observation: Observation, action: Action, history: Sequence[Action], goal: str, more: str = ""
     ) -> tuple[int, ...]:
-        tail = self.encode(format_action(action, "compact"))
-        return (*self._prompt(mark, "", history, observation, room=len(tail)), *tail)
+        tail = self.encode(format_action(action, "compact") + more)
+        return (*self._prompt(mark, goal, history, observation, room=len(tail)), *tail)
 
     def _prompt(
         self, mark: str, goal: str, history: Sequence[Action], page: Observation, room: int = 0

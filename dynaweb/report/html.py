@@ -35,6 +35,20 @@ def render(data: ReportData) -> str:
     return f'<!doctype html>\n<html lang="en">{page}</html>\n'
 
 
+def own_page(title: str, body: Html) -> str:
+    """Another self-contained page in the report's style, without scripts, as HTML source."""
+    style = _static("report.css")
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=f"default-src 'none'; style-src {_hash(style)}"),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("title", f"{title} - dynaweb"),
+        el("style", Html(style)),
+    )
+    return f'<!doctype html>\n<html lang="en">{join(head, el("body", body))}</html>\n'
+
+
 def _sections(data: ReportData) -> list[Html | None]:
     left = el("div", sections.fidelity(data), sections.audits(data), class_="pair")
     return [

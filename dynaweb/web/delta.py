@@ -5,7 +5,6 @@
     delta = parse(script, before)           # lenient; strict=True takes only what to_text writes
     after = apply(before, delta)            # ids are numbered again
     describe(before, action, after)         # one sentence in words
-    fidelity(predicted, actual, before)     # how good a predicted page is
 
 `DeltaError` is the only error. Everything is pure and needs neither torch nor a browser.
 """
@@ -15,7 +14,7 @@ from __future__ import annotations
 from dynaweb.web.delta_diff import apply, diff
 from dynaweb.web.delta_text import parse, to_text
 from dynaweb.web.delta_types import Add, Change, Delta, DeltaError, Keep, Op
-from dynaweb.web.delta_words import describe, fidelity
+from dynaweb.web.delta_words import describe
 
 __all__ = [
     "Add",
@@ -27,7 +26,6 @@ __all__ = [
     "apply",
     "describe",
     "diff",
-    "fidelity",
     "parse",
     "to_text",
 ]

@@ -1,9 +1,6 @@
-"""What a change means: one sentence for it, and how well a predicted page matches the real one."""
+"""What a change means: one sentence for it, from fixed templates."""
 
 from __future__ import annotations
-
-from collections import Counter
-from collections.abc import Hashable
 
 from dynaweb.types import Action, Node, Observation
 from dynaweb.web.delta_diff import match
@@ -13,9 +10,6 @@ NOTHING = "Nothing changes."
 NAME_LIMIT = 60
 """Characters of a name that a sentence repeats."""
 
-SCORES = ("precision", "recall", "f1")
-FIDELITY = (*SCORES, *(f"changed_{key}" for key in SCORES), "exact", "url", "heading")
-"""The keys of `fidelity`, in order."""
 MESSAGES = frozenset({"status", "alert", "dialog"})
 """Roles of elements that tell the user something."""
 
@@ -37,25 +31,6 @@ def describe(before: Observation, action: Action | None, after: Observation) -> 
     added = [node for node in added if node.role not in MESSAGES or _short(node.name) != message]
     sentence = _opened(before, action, after) or _content(changed, added, removed) or _moved(pairs)
     return f"{sentence[:-1]}; the page says {message}." if message and sentence != NOTHING else _said(message, sentence)
-
-
-def fidelity(predicted: Observation | None, actual: Observation, before: Observation) -> dict[str, float]:
-    """How close a predicted page comes to the real one; all values in [0, 1], all 0 for no prediction.
-
-    Elements are compared as multisets of (role, name, value, properties): `precision`, `recall`, `f1` over the page,
-    `changed_*` over what differs from `before` (elements that came and elements that went; 1 when there is nothing to
-    change and nothing was changed). `exact`: url, title and all elements in order. `url`, `heading` (the first that
-    `before` did not have, else the first): 1 when equal.
-    """
-    if predicted is None:
-        return dict.fromkeys(FIDELITY, 0.0)
-    old, guess, truth = (_bag(page) for page in (before, predicted, actual))
-    scores = _scores(guess, truth, "")
-    scores |= _scores(_signed(old, guess), _signed(old, truth), "changed_")
-    scores["exact"] = float(_plain(predicted) == _plain(actual))
-    scores["url"] = float(predicted.url == actual.url)
-    scores["heading"] = float(_heading(predicted, before) == _heading(actual, before))
-    return scores
 
 
 def _opened(before: Observation, action: Action | None, after: Observation) -> str:
@@ -136,31 +111,3 @@ def _heading(page: Observation, before: Observation) -> str:
 
 def _path(url: str) -> str:
     return url.partition("#")[0].partition("?")[0]
-
-
-def _key(node: Node) -> Hashable:
-    return (node.role, node.name, node.value, node.props)
-
-
-def _bag(page: Observation) -> Counter[Hashable]:
-    return Counter(_key(node) for node in page.nodes)
-
-
-def _signed(old: Counter[Hashable], new: Counter[Hashable]) -> Counter[Hashable]:
-    """What came and what went, told apart."""
-    signed: Counter[Hashable] = Counter({("+", key): count for key, count in (new - old).items()})
-    signed.update({("-", key): count for key, count in (old - new).items()})
-    return signed
-
-
-def _scores(guess: Counter[Hashable], truth: Counter[Hashable], prefix: str) -> dict[str, float]:
-    hits = (guess & truth).total()
-    precision = hits / guess.total() if guess else float(not truth)
-    recall = hits / truth.total() if truth else float(not guess)
-    total = precision + recall
-    f1 = 2 * precision * recall / total if total else 0.0
-    return {f"{prefix}{key}": value for key, value in zip(SCORES, (precision, recall, f1), strict=True)}
-
-
-def _plain(page: Observation) -> Hashable:
-    return (page.url, page.title, tuple((node.depth, _key(node)) for node in page.nodes))

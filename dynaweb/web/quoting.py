@@ -41,6 +41,11 @@ def scan(line: str, start: int) -> tuple[str, int]:
     return (_ESCAPE.sub(_unescape, body) if "\\" in body else body), match.end()
 
 
+def quoted(text: str) -> list[str]:
+    """All texts that stand in single quotes, in order."""
+    return [_ESCAPE.sub(_unescape, match[1]) for match in _QUOTED.finditer(text)]
+
+
 def _escape(match: re.Match[str]) -> str:
     char = match[0]
     if char in _NAMED:

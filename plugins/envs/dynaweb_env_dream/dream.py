@@ -14,6 +14,7 @@ from dynaweb.errors import EngineError, MissingError
 from dynaweb.loop.rules import in_page, refusal
 from dynaweb.seeding import derive
 from dynaweb.types import Action, Judgement, Observation, Prediction, StepResult, Tab, Task, Trajectory
+from dynaweb.web.dialects import render
 
 if TYPE_CHECKING:
     from dynaweb.protocols import Environment, ExpertPolicy, PluginContext, TaskSource, WorldModel
@@ -51,17 +52,22 @@ class _DreamTab:
 class DreamEnvironment:
     """One dream at a time: `reset` takes the recorded start page of the task, `step` follows rules, then the model.
 
+    Dreams with the same seed are the same world: the prediction is drawn from the seed, the page and the action.
     A page that the world model could not write ends the dream: `StepResult.error` says why and
-    `info["world_model_error"]` marks that the policy is not to blame.
+    `info["world_model_error"]` marks that the policy is not to blame. So does a page that cannot be trusted: when the
+    product of the predictions' confidences falls below `floor`, the dream ends and `info["untrusted"]` says why.
     """
 
-    def __init__(self, world_model: WorldModel, start_page: StartPages) -> None:
+    def __init__(self, world_model: WorldModel, start_page: StartPages, floor: float = 0.0) -> None:
         self.world_model = world_model
         self.start_page = start_page
+        self.floor = floor
+        self._trust = 1.0
         self._tabs: list[_DreamTab] = []
         self._current = 0
         self._actions: list[Action] = []
         self._seed = 0
+        self._goal = ""
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start from the real page that was recorded for the task. Raises `MissingError` when there is none."""
@@ -69,6 +75,8 @@ class DreamEnvironment:
         if start is None:
             raise MissingError(f"no start page was recorded for task {task.id!r}; explore it in its environment first")
         self._tabs, self._current, self._actions, self._seed = [_DreamTab(start)], 0, [], seed
+        self._goal = task.intent
+        self._trust = 1.0
         return start
 
     async def step(self, action: Action) -> StepResult:
@@ -113,9 +121,11 @@ class DreamEnvironment:
         return None
 
     async def _dream(self, page: Observation, action: Action) -> StepResult:
-        seed = derive(self._seed, "predict", len(self._actions))
+        seed = derive(self._seed, "predict", render(page, "compact"), repr(action))
         try:
-            prediction = await self.world_model.predict(page, action, seed=seed, history=tuple(self._actions))
+            prediction = await self.world_model.predict(
+                page, action, seed=seed, history=tuple(self._actions), goal=self._goal
+            )
         except EngineError as error:
             # A page that grew beyond the model's context ends this dream, not the run.
             prediction = Prediction(None, error=str(error))
@@ -123,6 +133,10 @@ class DreamEnvironment:
         if prediction.next_observation is None:
             why = prediction.error or "the world model gave no page"
             return StepResult(page, done=True, error=why, info={**info, "world_model_error": why})
+        self._trust *= 1.0 if prediction.confidence is None else prediction.confidence
+        if self._trust < self.floor:
+            why = f"the expected fidelity of the dream fell to {self._trust:.3f}, below {self.floor:g}"
+            return StepResult(page, done=True, info={**info, "untrusted": why})
         clicked = page.node(action.target) if action.kind == "click" and action.target is not None else None
         self._tab.visit(prediction.next_observation, submitted=action.enter or (clicked and clicked.role) == "button")
         return self._here(done=prediction.done, info=info)
@@ -157,13 +171,15 @@ class DreamEnvironment:
 
 
 def _info(prediction: Prediction) -> dict[str, Any]:
-    return {"dreamed": True, "tokens": prediction.tokens, "logprob": prediction.logprob}
+    found = {"dreamed": True, "tokens": prediction.tokens, "logprob": prediction.logprob}
+    return found if prediction.confidence is None else {**found, "confidence": prediction.confidence}
 
 
 class DreamSource:
     """`--env dream`: dreams made of another environment's tasks and start pages.
 
-    `context.services` must hold `world_model`, `start_page` (see `StartPages`) and `tasks`, the other environment.
+    `context.services` must hold `world_model`, `start_page` (see `StartPages`) and `tasks`, the other environment; it
+    may hold `fidelity_floor`, the expected fidelity at which dreams end.
     """
 
     def __init__(self, config: DreamConfig, context: PluginContext) -> None:
@@ -174,7 +190,7 @@ class DreamSource:
         """A new dream; cheap."""
         world_model = cast("WorldModel", self._service("world_model"))
         start_page = cast("StartPages", self._service("start_page"))
-        return DreamEnvironment(world_model, start_page)
+        return DreamEnvironment(world_model, start_page, float(self._services.get("fidelity_floor", 0.0)))
 
     def tasks(self, split: str, *, count: int, seed: int) -> list[Task]:
         """The tasks of the environment that is dreamed of."""

@@ -24,8 +24,9 @@ class GspoConfig(BaseModel):
     """Mean log-ratios are clamped to at most this before exp; None = no clamp (verl: 10)."""
     beta: float = Field(default=0.0, ge=0)
     """Weight of the KL term to the reference policy; 0 = no reference (the paper)."""
-    kl: Literal["k2", "k3"] = "k3"
-    """Estimator of that term: k2 = (l-f)^2/2, k3 = exp(f-l)-(f-l)-1, with l the policy's and f the reference's logp."""
+    kl: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
+    """Estimator of that term: k1 = l-f, k2 = (l-f)^2/2, k3 = exp(f-l)-(f-l)-1, with l the policy's and f the
+    reference's log-probability; `+` = that value with the gradient of k2."""
     scale: Literal["group", "batch", "none"] = "group"
     """Advantages are divided by the standard deviation of the group, of the batch, or not at all."""
     eps: float = Field(default=1e-4, ge=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from dynaweb.hookspecs import PluginSpec, hookimpl
@@ -12,10 +14,21 @@ class DeltaConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    apply: Literal["patch", "llm"] = "patch"
+    """`patch`: the model writes edits, code applies them. `llm`: the model writes the change in words and then, from
+    them, the next page (DynaWeb)."""
+    learn_apply: bool = True
+    """With `apply = "llm"`, fit the rewriting too. DynaWeb's loss is on reasoning and change only (false), which suits
+    a large model that follows instructions; a small one has to learn it."""
+    goal: bool = True
+    """The model is shown the goal (DynaWeb, appendix A.2): what a page lists follows in part from what is looked
+    for."""
+    history: int = Field(default=0, ge=0)
+    """How many earlier actions the model is shown."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus of the sampling; the temperature is `dream.temperature`."""
     max_new_tokens: int = Field(default=224, ge=8)
-    """Longest change in tokens; a longer one is invalid."""
+    """Longest answer in tokens; a longer one is invalid."""
     retries: int = Field(default=1, ge=0)
     """How often a change that cannot be read is sampled again before the dream ends as invalid."""
 

@@ -1,96 +1,101 @@
-"""The delta world model: page + action -> one sentence of reasoning and a rebuild script -> next page.
+"""The delta world model: page + action -> one sentence of reasoning and the change -> next page.
 
-DynaWeb (arXiv 2601.22149, section 3) factors the next page as a predicted change and its application to the old page;
-here the application is exact code (`dynaweb.web.delta.apply`), and the change is a script in which runs of old elements
-are kept by number and only new ones are written out. What the script leaves out is gone.
+DynaWeb (arXiv 2601.22149, section 3) factors the next page as a predicted change and its application to the old page.
+With `apply = "patch"` the change is a script in which runs of old elements are kept by number and only new ones are
+written out, and the application is exact code (`dynaweb.web.delta.apply`); what the script leaves out is gone. With
+`apply = "llm"` the change is a sentence, and the model writes the next page from it, as in the paper.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dynaweb.seeding import derive
 from dynaweb.types import Action, Observation, Prediction, Transition
-from dynaweb.web.delta import DeltaError, apply, describe, diff, parse, to_text
+from dynaweb.worldmodels.attempts import LocalModel, attempts
+from dynaweb.worldmodels.change import Words, change_text, goal_of, history_of, read_change, split_change, words_of
+from dynaweb.worldmodels.pages import page_text, parse_page
+from dynaweb.worldmodels.prompts import recent
 
 if TYPE_CHECKING:
-    from dynaweb.protocols import Completion, PluginContext
+    from dynaweb.protocols import PluginContext
     from dynaweb_wm_delta import DeltaConfig
+
+Pair = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class DeltaWorldModel:
     """Predicts changes with the engine of `context`; `context.services["temperature"]` is the sampling temperature."""
 
     def __init__(self, config: DeltaConfig, context: PluginContext) -> None:
-        if context.format is None:
-            raise ValueError("the delta world model needs a prompt format; create it through the framework")
         self.config = config
-        self.format = context.format
-        self.engine = context.engine
-        self.temperature = float(context.services.get("temperature", 0.7))
+        self.model = LocalModel("delta", context, max_new_tokens=config.max_new_tokens, top_p=config.top_p)
+        self.format = self.model.format
 
     async def predict(
-        self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = ()
+        self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = (), goal: str = ""
     ) -> Prediction:
-        """Dream one step; output that cannot be read is sampled again `retries` times, then returned as an error.
+        """Dream one step; output that cannot be read is sampled again `retries` times, then returned as an error."""
+        shown = recent(history, self.config.history)
+        goal = goal if self.config.goal else ""
+        ask = self.model.ask(self.format.world_model_prompt(observation, action, shown, goal))
+        if self.config.apply == "patch":
+            return await attempts(
+                ask, lambda text: read_change(text, observation), retries=self.config.retries, seed=seed
+            )
+        said = await attempts(ask, _read_words, retries=self.config.retries, seed=seed)
+        if said.error:
+            return said
+        change = Words(said.reasoning, said.delta.sentence if said.delta is not None else "").change
+        prompt = self.format.rewrite_prompt(observation, action, change, shown, goal)
+        return await self._rewrite(said, observation, prompt, derive(seed, "apply"))
 
-        The page and the action say all that this model was fitted on: `history` is not shown to it.
+    def examples(self, transitions: Sequence[Transition]) -> list[Pair]:
+        """Supervised pairs (prompt ids, target ids): page and action, and the true change in words and as a script.
+
+        With `apply = "llm"` the change in words only, and with `learn_apply` a second pair: the page from the words.
         """
-        prompt = self.format.world_model_prompt(observation, action)
-        tokens = 0
-        prediction = Prediction(next_observation=None, error="no attempt was made")
-        for attempt in range(self.config.retries + 1):
-            completion = await self._sample(prompt, derive(seed, attempt))
-            tokens += len(completion.token_ids)
-            prediction = self._read(completion, observation, tokens)
-            if not prediction.error:
-                break
-        return prediction
+        return [pair for transition in transitions for pair in self._examples(transition)]
 
-    def examples(self, transitions: Sequence[Transition]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Supervised pairs (prompt ids, target ids): page and action, and the true change in words and as a script."""
-        return [self._example(transition) for transition in transitions]
+    def _examples(self, transition: Transition) -> list[Pair]:
+        before, action = transition.observation, transition.action
+        shown = recent(history_of(transition), self.config.history)
+        goal = goal_of(transition) if self.config.goal else ""
+        text = change_text(transition, edits=self.config.apply == "patch")
+        pairs = [(self.format.world_model_prompt(before, action, shown, goal), self.format.world_model_target(text))]
+        if self.config.apply == "llm" and self.config.learn_apply:
+            prompt = self.format.rewrite_prompt(before, action, words_of(transition).change, shown, goal)
+            pairs.append((prompt, self.format.world_model_target(page_text(transition.next_observation))))
+        return pairs
 
-    def _example(self, transition: Transition) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        before, action, after = transition.observation, transition.action, transition.next_observation
-        prompt = self.format.world_model_prompt(before, action)
-        text = change_text(before, action, after)
-        return prompt, self.format.world_model_target(text)
-
-    async def _sample(self, prompt: tuple[int, ...], seed: int) -> Completion:
-        from dynaweb.protocols import GenerateRequest
-
-        if self.engine is None:
-            raise ValueError("the delta world model was created without an engine and cannot predict")
-        request = GenerateRequest(
-            prompt_ids=prompt,
-            max_new_tokens=self.config.max_new_tokens,
-            temperature=self.temperature,
-            top_p=self.config.top_p,
-            seed=seed,
-            stop_ids=self.format.stop_ids,
+    async def _rewrite(self, said: Prediction, before: Observation, prompt: tuple[int, ...], seed: int) -> Prediction:
+        """The second half of the paper's factorisation: the page from the change in words."""
+        ask = self.model.ask(prompt)
+        written = await attempts(
+            ask, lambda text: Prediction(parse_page(text, before)[0]), retries=self.config.retries, seed=seed
         )
-        return await self.engine.generate(request)
-
-    def _read(self, completion: Completion, before: Observation, tokens: int) -> Prediction:
-        text = self.format.decode(completion.token_ids).strip("\n")
-        logprob = sum(completion.logprobs) / max(1, len(completion.logprobs))
-        sentence, _, script = text.partition("\n")
-        if not completion.finished:
-            error = f"the change did not end within {self.config.max_new_tokens} tokens"
-            return Prediction(next_observation=None, error=error, text=text, tokens=tokens, logprob=logprob)
-        try:
-            delta = parse(script, before, strict=False)
-            after = apply(before, delta)
-        except DeltaError as error:
-            return Prediction(next_observation=None, error=str(error), text=text, tokens=tokens, logprob=logprob)
-        return Prediction(
-            next_observation=after, delta=delta, reasoning=sentence, text=text, tokens=tokens, logprob=logprob
+        return replace(
+            written,
+            delta=said.delta,
+            reasoning=said.reasoning,
+            done=said.done,
+            text=f"{said.text}\n{written.text}",
+            tokens=said.tokens + written.tokens,
+            logprob=_mean_logprob(said, written),
         )
 
 
-def change_text(before: Observation, action: Action, after: Observation) -> str:
-    """The true change as the model should write it: one sentence, then the script."""
-    delta = diff(before, after)
-    return f"{describe(before, action, after)}\n{to_text(delta)}"
+def _read_words(text: str) -> Prediction:
+    """Words alone: the page is still to come, so it is left empty here."""
+    from dynaweb.web.delta import Delta
+
+    words, _, done = split_change(text)
+    return Prediction(None, Delta(sentence=words.change), words.reasoning, done)
+
+
+def _mean_logprob(*parts: Prediction) -> float | None:
+    known = [part for part in parts if part.logprob is not None and part.tokens]
+    total = sum(part.tokens for part in known)
+    return sum((part.logprob or 0.0) * part.tokens for part in known) / total if total else None

@@ -22,8 +22,8 @@ from dynaweb_env_sites.pretrain.probe import Probe
 from dynaweb_env_sites.pretrain.train import Batches, TrainConfig, Trainer, new_model
 
 MIXTURES: dict[str, dict[str, float]] = {
-    "point": {"click": 0.35, "act": 0.2, "point": 0.35, "change": 0.1},
-    "full": {"click": 0.08, "act": 0.14, "goal": 0.2, "point": 0.06, "change": 0.18, "next": 0.04, "judge": 0.3},
+    "point": {"click": 0.3, "act": 0.18, "goal": 0.14, "point": 0.3, "change": 0.08},
+    "full": {"click": 0.06, "act": 0.12, "goal": 0.26, "point": 0.06, "change": 0.18, "next": 0.04, "judge": 0.28},
 }
 """Share of sequences of each job in each stage."""
 
@@ -48,8 +48,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--init", type=Path, help="go on from the model in this folder")
     parser.add_argument("--sites", type=int, default=BuildConfig().sites, help="pre-training site seeds")
     parser.add_argument("--probe-sites", type=int, default=BuildConfig().probe_sites, help="held-out site seeds")
-    parser.add_argument("--point", type=int, default=6000, help="most steps of stage 1")
-    parser.add_argument("--full", type=int, default=8000, help="steps of stage 2")
+    parser.add_argument("--point", type=int, default=7000, help="most steps of stage 1")
+    parser.add_argument("--full", type=int, default=9000, help="steps of stage 2")
+    parser.add_argument("--layers", type=int, default=TrainConfig().layers, help="layers of a new model")
     parser.add_argument("--tokens", type=int, default=65_536, help="tokens of one step")
     parser.add_argument("--lr", type=float, default=2.5e-3, help="peak learning rate")
     parser.add_argument("--probe-every", type=int, default=500, help="steps between probes")
@@ -85,7 +86,11 @@ def _train(corpus: Corpus, probes: Corpus, tokenizer: Path, options: argparse.Na
     backend = Tokenizer.from_file(str(tokenizer))
     pad, eos = backend.token_to_id("<pad>"), backend.token_to_id("<eos>")
     config = TrainConfig(
-        tokens_per_step=options.tokens, lr=options.lr, seed=options.seed, probe_every=options.probe_every
+        layers=options.layers,
+        tokens_per_step=options.tokens,
+        lr=options.lr,
+        seed=options.seed,
+        probe_every=options.probe_every,
     )
     model = new_model(config, backend.get_vocab_size(), eos, pad)
     if options.init:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 HOLDOUT = 1_000
 """Site seeds of the pre-training split from here on are kept for the probes."""
 
+EPISODE_SHARE = 0.25
+"""Share of the judged episodes whose page changes become samples too."""
+
 
 @dataclass(frozen=True, slots=True)
 class BuildConfig:
@@ -112,12 +115,16 @@ class SiteSeed:
         maker = Maker(prompts, self.word, self.rng)
         found = []
         for walks, goals in await self.explored():
-            found += [sample for walk in walks for sample in maker.of_walk(walk)]
-            found += [maker.of_decision(decision) for decision in goals]
+            intents = [decision.intent for decision in goals]
+            found += [sample for walk in walks for sample in maker.of_walk(walk, intents)]
+            found += maker.of_goals(goals)
         environment = self.source.environment()
         episodes = Episodes(self.source, environment, self.word)
         for task, sibling in siblings(self.tasks()):
-            found += [maker.of_verdict(one) for one in await episodes.verdicts(task, sibling, self.rng)]
+            verdicts = await episodes.verdicts(task, sibling, self.rng)
+            found += [maker.of_verdict(one) for one in verdicts]
+            if self.rng.random() < EPISODE_SHARE:
+                found += maker.of_episode(verdicts[0].trajectory)
         await environment.close()
         return found
 
@@ -185,7 +192,7 @@ def build_part(config: BuildConfig, seeds: list[int], tokenizer: Path, out: Path
 def build(config: BuildConfig, tokenizer: Path, folder: Path, seeds: Iterable[int], processes: int) -> Corpus:
     """The corpus of many site seeds; the result does not depend on the number of processes."""
     seeds = list(seeds)
-    size = 20
+    size = 5
     chunks = [seeds[i : i + size] for i in range(0, len(seeds), size)]
     outs = [folder / f"part-{chunk[0]:05d}.npz" for chunk in chunks]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:

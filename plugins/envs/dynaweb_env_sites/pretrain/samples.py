@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dynaweb.loop.rules import needs_prediction
 from dynaweb.policy import tokenizer as marks
-from dynaweb.types import Action, Observation, Task
+from dynaweb.types import Action, Observation, Task, Trajectory
 from dynaweb.web.delta import describe, diff, to_text
-from dynaweb.web.dialects import format_node, render
 from dynaweb.web.quoting import quote
+from dynaweb.worldmodels.pages import page_text
 from dynaweb_env_sites.pretrain.corpus import Sample
 from dynaweb_env_sites.pretrain.instructions import Instruction, pairs, sequence, single
 
@@ -35,20 +35,39 @@ class Maker:
         self.word = word
         self.rng = rng
 
-    def of_walk(self, walk: Walk) -> Iterator[Sample]:
-        """All samples of a walk: instructions and drills for each page, changes for each step."""
+    def of_walk(self, walk: Walk, goals: Sequence[str] = ()) -> Iterator[Sample]:
+        """All samples of a walk: instructions and drills for each page, changes for each step.
+
+        `goals` are goals on the same site: beside a change that a random walk made, they say nothing.
+        """
         past: list[Action] = []
         for i, page in enumerate(walk.pages):
             yield from self._of_page(page, past)
             if i < len(walk.actions):
-                yield from self._of_step(page, walk.actions[i], walk.pages[i + 1])
+                goal = self.rng.choice(goals) if goals and self.rng.random() < 0.3 else ""
+                yield from self._of_step(page, walk.actions[i], walk.pages[i + 1], goal)
                 past.append(walk.actions[i])
         yield from self._sequences(walk)
+
+    def of_goals(self, decisions: Sequence[Decision]) -> Iterator[Sample]:
+        """Every step of goals that were found by exploring, and the change that it made, with the goal in view."""
+        for i, decision in enumerate(decisions):
+            yield self.of_decision(decision)
+            following = decisions[i + 1] if i + 1 < len(decisions) else None
+            if following is not None and following.history == (*decision.history, decision.action):
+                yield from self._of_step(decision.page, decision.action, following.page, decision.intent)
 
     def of_decision(self, decision: Decision) -> Sample:
         """One step of a goal that was found by exploring."""
         prompt = self.prompts.policy_prompt(Task("", decision.intent, ""), decision.page, decision.history)
         return Sample.of("goal", prompt, self.prompts.policy_reply(decision.page, decision.action))
+
+    def of_episode(self, trajectory: Trajectory) -> Iterator[Sample]:
+        """The changes of a played episode, with its goal in view."""
+        pages = [*(step.observation for step in trajectory.steps[1:]), trajectory.final]
+        for step, after in zip(trajectory.steps, pages, strict=True):
+            if step.action is not None and after is not None:
+                yield from self._of_step(step.observation, step.action, after, trajectory.task.intent)
 
     def of_verdict(self, verdict: Verdict) -> Sample:
         """One judged episode."""
@@ -75,16 +94,16 @@ class Maker:
         kind = "click" if instruction.action.kind == "click" else "act"
         return Sample.of(kind, prompt, self.prompts.policy_reply(page, instruction.action))
 
-    def _of_step(self, page: Observation, action: Action, after: Observation) -> Iterator[Sample]:
+    def _of_step(self, page: Observation, action: Action, after: Observation, goal: str) -> Iterator[Sample]:
         if not needs_prediction(page, action):
             return
         text = f"{describe(page, action, after)}\n{to_text(diff(page, after))}"
         target = self.prompts.world_model_target(text)
         if len(target) <= 200:
-            yield Sample.of("change", self.prompts.world_model_prompt(page, action), target)
+            yield Sample.of("change", self.prompts.world_model_prompt(page, action, goal=goal), target)
         if self.rng.random() < 0.25:
             full = self.prompts.world_model_target(page_text(after))
-            yield Sample.of("next", self.prompts.full_page_prompt(page, action), full)
+            yield Sample.of("next", self.prompts.full_page_prompt(page, action, goal=goal), full)
 
     def _sequences(self, walk: Walk) -> Iterator[Sample]:
         for first in range(0, len(walk.actions) - 2, 2):
@@ -115,10 +134,3 @@ class Maker:
                 ids += piece
                 weights += [weight] * len(piece)
         return Sample("point", tuple(ids), tuple(weights))
-
-
-def page_text(page: Observation) -> str:
-    """A whole page as a full-state world model writes it: the address, then elements without numbers."""
-    head = render(page, "compact").split("\n", 1)[0]
-    notice = [f"notice {quote(page.notice)}"] if page.notice else []
-    return "\n".join([head, *(format_node(node, with_id=False) for node in page.nodes), *notice])

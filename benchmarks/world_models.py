@@ -1,0 +1,218 @@
+"""Trained delta, trained full-state and frozen base on the same data with the same budget, in one command:
+
+    python benchmarks/world_models.py --env sites miniwob --out runs/world-models
+
+For each environment: real transitions are collected (random walks, and experts for what comes next), some sites are
+held out whole, the trained models are fitted on the others with the same number of updates, and all of them predict the
+held-out pages one step at a time and open-loop. Written are `table.md` and `table.json`: every value with n and its
+95 % interval, the differences between delta and full-state question by question (bootstrap over sites, then over
+questions of a site), tokens per dream step, and what follows for the claim that delta needs at most a third of the
+tokens at no lower fidelity. The pages of `dynaweb wm eval` (drift and reliability curves) lie beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import dynaweb
+from dynaweb.data.inspect import contamination, site_of
+from dynaweb.data.store import TransitionStore
+from dynaweb.loop.wmeval import WorldModelScores
+from dynaweb.loop.worldmodel import split_by
+from dynaweb.plugins import current
+from dynaweb.report.stats import Estimate, paired_difference
+
+ARMS: Mapping[str, tuple[str, tuple[str, ...], bool]] = {
+    "trained delta": ("delta", (), True),
+    "trained full-state": ("full-state", (), True),
+    "frozen, asked for a delta": ("frozen-llm", ("wm.form=delta",), False),
+    "frozen, asked for the page": ("frozen-llm", ("wm.form=page",), False),
+}
+"""Label of each arm: plugin, its settings, and whether it is fitted."""
+MEASURES = ("element_f1", "changed_f1", "exact", "role_f1", "url", "page_kind", "next_action", "invalid", "tokens")
+COMPARED = ("element_f1", "changed_f1", "exact", "url")
+"""Measures in which delta must not be worse."""
+THIRD = 1 / 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Delta against full-state: the ratio of tokens, the differences (delta - full-state), and what follows."""
+
+    token_ratio: float
+    differences: Mapping[str, Estimate]
+    words: str
+
+
+def settings(given: argparse.Namespace, env: str) -> list[str]:
+    """What all calls of one environment have in common."""
+    driver = [f"env.task_settings.driver={given.driver}"] if env == "sites" else []
+    budget = [f"wm_fit.steps={given.updates}", f"wm_fit.batch={given.batch}"]
+    return [f"env.tasks={env}", *driver, *budget, "wm_fit.holdout=0", f"model.threads={given.threads}", *given.set]
+
+
+def collect(given: argparse.Namespace, env: str, folder: Path) -> tuple[Path, Path]:
+    """Stores of the sites to fit on, and of those held out."""
+    every = folder / "all.jsonl.gz"
+    every.unlink(missing_ok=True)
+    for player, share in (("random", 1.0), ("expert", given.experts)):
+        count = round(given.episodes * share)
+        sets = [f"explore.player={player}", f"explore.episodes={count}", f"explore.steps={given.horizon}"]
+        if count:
+            sets = [*settings(given, env), *sets]
+            dynaweb.collect(overrides=sets, out=folder / player, store=every, seed=given.seed, progress=True)
+    parts = split_by(list(TransitionStore(every)), site_of, given.holdout, seed=given.seed)
+    paths = folder / "fit.jsonl.gz", folder / "held-out.jsonl.gz"
+    for path, part in zip(paths, parts, strict=True):
+        path.unlink(missing_ok=True)
+        TransitionStore(path).extend(part)
+    return paths
+
+
+def score(given: argparse.Namespace, env: str, folder: Path, label: str, stores: tuple[Path, Path]) -> WorldModelScores:
+    """Fit one arm, if it is fitted, and evaluate it."""
+    name, own, fitted = ARMS[label]
+    shared: dict[str, Any] = {"wm": name, "seed": given.seed, "model": given.model, "progress": True}
+    sets, where = [*settings(given, env), *own], folder / label.replace(",", "").replace(" ", "-")
+    weights = None
+    if fitted:
+        made = dynaweb.fit_world_model(overrides=sets, data=stores[0], out=where / "fit", **shared)
+        weights = made.weights
+    else:
+        sets.append(f"wm.store={stores[0]}")
+    scores: WorldModelScores = dynaweb.evaluate_world_model(
+        overrides=sets, weights=weights or base(), data=stores[1], horizon=given.horizon, out=where / "eval", **shared
+    )
+    return scores
+
+
+def base() -> Path:
+    """The weights of the base model, for arms that are not fitted."""
+    from dynaweb.backends.models import TINY, resolve
+
+    return Path(resolve(TINY))
+
+
+def by_site(scores: WorldModelScores, measure: str) -> list[list[float | None]]:
+    """One measure of every question, site by site."""
+    sites: dict[str, list[float | None]] = {}
+    for probe in scores.probes:
+        sites.setdefault(str(probe["site"]), []).append(probe.get(measure))
+    return list(sites.values())
+
+
+def verdict(delta: WorldModelScores, full: WorldModelScores) -> Verdict:
+    """Whether delta is as true as full-state with a third of the tokens."""
+    spent = [scores.one_step["all"]["tokens"].value or 0.0 for scores in (delta, full)]
+    ratio = spent[0] / spent[1] if spent[1] else float("nan")
+    found = {name: paired_difference(by_site(full, name), by_site(delta, name)).difference for name in COMPARED}
+    lower = [name for name, one in found.items() if one.high is not None and one.high < 0]
+    tokens = (
+        f"delta needs {ratio:.2f} of full-state's tokens per dream step ({'at most' if ratio <= THIRD else 'over'} 1/3)"
+    )
+    truth = f"lower fidelity in {', '.join(lower)}" if lower else f"no measure of {', '.join(COMPARED)} is shown lower"
+    holds = "holds" if ratio <= THIRD and not lower else "does not hold"
+    return Verdict(ratio, found, f"{tokens}; {truth}: the claim {holds} here.")
+
+
+def table(env: str, found: Mapping[str, WorldModelScores], given: argparse.Namespace) -> list[str]:
+    """Lines of Markdown for one environment."""
+    head = ["measure", *found]
+    lines = [f"## {env}", "", row(head), row(["---"] * len(head))]
+    for name in MEASURES:
+        values = [scores.one_step["all"].get(name) for scores in found.values()]
+        if any(values):
+            lines.append(row([name, *(str(value) if value else "-" for value in values)]))
+    lines.append(row(["seconds a step", *(f"{scores.seconds:.4f}" for scores in found.values())]))
+    lines += ["", f"Open loop, element F1 by step (alive) up to {given.horizon}:", "", row(["step", *found])]
+    lines.append(row(["---"] * len(head)))
+    for at in range(given.horizon):
+        steps = [scores.steps[at] if at < len(scores.steps) else None for scores in found.values()]
+        lines.append(row([str(at + 1), *(_step(step) for step in steps)]))
+    lines += ["", "Confidence (Brier score; always the base rate):", ""]
+    for label, scores in found.items():
+        one = scores.calibration
+        said = f"{one.brier:.3f}; {one.brier_of_base_rate:.3f}; n={one.n}" if one else scores.uncalibrated
+        lines.append(f"- {label}: {said}")
+    return lines
+
+
+def _step(step: Mapping[str, Estimate] | None) -> str:
+    return f"{step['element_f1']} ({step['alive'].text(2)})" if step else "-"
+
+
+def row(cells: Sequence[str]) -> str:
+    """One line of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def compare(given: argparse.Namespace, env: str) -> tuple[list[str], dict[str, Any]]:
+    """Everything for one environment: lines of Markdown, and plain data."""
+    folder = given.out / env
+    stores = collect(given, env, folder)
+    found = {label: score(given, env, folder, label, stores) for label in ARMS}
+    said = verdict(found["trained delta"], found["trained full-state"])
+    shared, total = contamination(TransitionStore(stores[0]), TransitionStore(stores[1]))
+    sizes = [len(TransitionStore(path)) for path in stores]
+    differences = [f"{name} {one.text(signed=True)}" for name, one in said.differences.items()]
+    lines = [
+        *table(env, found, given),
+        "",
+        f"Delta minus full-state: {', '.join(differences)}.",
+        f"{said.words}",
+        "",
+        f"Fitted on {sizes[0]} transitions, {given.updates} updates of {given.batch}; measured on {sizes[1]} of "
+        f"held-out sites, of whose questions {shared[3].affected} of {total} were in the fitted data too.",
+        "",
+    ]
+    data = {label: {"one_step": plain(s.one_step), "steps": plain(s.steps)} for label, s in found.items()}
+    return lines, {"arms": data, "verdict": asdict(said), "transitions": sizes}
+
+
+def plain(value: Any) -> Any:
+    """Estimates as plain data."""
+    if isinstance(value, Estimate):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    return [plain(inner) for inner in value]
+
+
+def main() -> None:
+    """All environments that are there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", nargs="+", default=["sites", "miniwob"])
+    parser.add_argument("--out", type=Path, default=Path("runs/world-models"))
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--episodes", type=int, default=300, help="random walks")
+    parser.add_argument("--experts", type=float, default=0.5, help="expert episodes, as a share of that")
+    parser.add_argument("--horizon", type=int, default=8, help="longest walk, and longest open-loop run")
+    parser.add_argument("--holdout", type=float, default=0.25, help="share of the sites that nothing is fitted on")
+    parser.add_argument("--updates", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--driver", default="static", choices=["static", "chromium"], help="of the embedded sites")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="more settings of all calls")
+    given = parser.parse_args()
+    known = {(one.kind, one.name) for one in current().statuses()}
+    lines, data = ["# World models", ""], {}
+    for env in given.env:
+        if ("env", env) not in known:
+            sys.stderr.write(f"environment {env} is not installed: left out\n")
+            continue
+        more, data[env] = compare(given, env)
+        lines += more
+        (given.out / "table.md").write_text("\n".join(lines), encoding="utf-8")
+        (given.out / "table.json").write_text(json.dumps(data, indent=2), encoding="utf-8")
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

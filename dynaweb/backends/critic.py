@@ -1,0 +1,168 @@
+"""A critic beside the policy: a language model's body with a linear head, its own AdamW, and its own learning rate.
+
+A state is what the policy sees before it says an agent token, so it is the hidden state that predicts that token; a
+critic that looks at rows uses the state before the first. The head starts at 0: the first values are 0, not noise.
+
+Shapes: see `dynaweb.credit.ValueInput`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dynaweb.backends import batch as batching
+from dynaweb.backends.batch import MicroBatch
+from dynaweb.backends.models import trainable
+from dynaweb.backends.ranks import Ranks
+from dynaweb.backends.schedule import Schedule
+from dynaweb.backends.scoring import scorer_for
+from dynaweb.backends.stepper import AdamSettings, Stepper
+from dynaweb.backends.update import frozen
+from dynaweb.credit import Credit, CriticSpec, HasCritic, ValueInput
+from dynaweb.engines import llama
+from dynaweb.errors import TrainingError
+from dynaweb.protocols import TokenRow
+
+Values = list[list[list[float]]]
+"""Outputs of each state of each row."""
+
+
+class Critic:
+    """Values of states, and updates of what gives them. `model` is the critic's own copy and is changed in place."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        spec: CriticSpec,
+        *,
+        total_steps: int,
+        warmup: int = 0,
+        final_fraction: float = 0.1,
+        micro_tokens: int = 4096,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.model, self.spec = model, spec
+        body: Any = model
+        width, device = body.config.hidden_size, next(model.parameters()).device
+        self.head = nn.Linear(width, spec.outputs, device=device)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self._micro_tokens = micro_tokens
+        self._ranks = ranks or Ranks()
+        self._scorer = scorer_for(model)
+        schedule = Schedule(spec.lr, total_steps, warmup, final_fraction)
+        self.stepper = Stepper(_used(body, self.head), schedule, AdamSettings(), what="critic")
+
+    def values(self, rows: Sequence[TokenRow]) -> Values:
+        """What the critic says now, without gradients: for each row, outputs for each of its states."""
+        out: Values = [[] for _ in rows]
+        with frozen(self.model), torch.no_grad():
+            for micro in self._micro_batches(rows):
+                output_NO = self._outputs(micro)
+                for place, row in enumerate(micro.rows):
+                    out[row] = output_NO[micro.row_N == place].tolist()
+        return out
+
+    def step(self, rows: Sequence[TokenRow], credit: Credit, optimizer: HasCritic, index: int) -> dict[str, float]:
+        """One update towards `credit.targets`; `index` counts updates. Raises `TrainingError` without targets.
+
+        Returns `critic_loss`, `critic_grad_norm`, `critic_lr`, `critic_skipped` and the loss's own sums.
+        """
+        if credit.targets is None or credit.values is None:
+            raise TrainingError("a critic learns from targets and its old values; the optimizer's credit has none")
+        tally = _Tally(sum(t is not None for row in credit.targets for t in row))
+        for parameter in self.stepper.parameters.values():
+            parameter.grad = None
+        with frozen(self.model), self._scorer.step():
+            for micro in self._ranks.mine(self._micro_batches(rows)):
+                given = self._value_input(micro, credit, tally.states)
+                out = optimizer.critic_loss(given)
+                out.loss.backward()  # type: ignore[no-untyped-call]
+                tally.add(float(out.loss.detach()), out.metrics)
+        return self._finish(tally.over(self._ranks), index)
+
+    def _finish(self, tally: _Tally, index: int) -> dict[str, float]:
+        parameters = list(self.stepper.parameters.values())
+        self._ranks.add_gradients(parameters)
+        computed = tally.states > 0
+        norm = float(nn.utils.clip_grad_norm_(parameters, self.spec.max_grad_norm)) if computed else 0.0
+        self.stepper.update(index, loss=tally.loss, norm=norm, computed=computed)
+        return {
+            **tally.metrics(),
+            "critic_grad_norm": norm,
+            "critic_lr": self.stepper.schedule.at(index),
+            "critic_skipped": float(self.stepper.skipped),
+        }
+
+    def _value_input(self, micro: MicroBatch, credit: Credit, states: int) -> ValueInput:
+        targets, values = credit.targets or (), credit.values or ()
+        output_NO = self._outputs(micro)
+        flat = [t for row in micro.rows for t in targets[row]]
+        old = [o for row in micro.rows for o in values[row]]
+        target_N = output_NO.new_tensor([0.0 if t is None else t for t in flat])
+        known_N = torch.tensor([t is not None for t in flat], device=output_NO.device)
+        return ValueInput(
+            output_RTO=_spread(micro, output_NO),
+            old_RTO=_spread(micro, output_NO.new_tensor(old)),
+            target_RT=micro.spread(target_N),
+            mask_RT=micro.spread(known_N),
+            states=states,
+        )
+
+    def _outputs(self, micro: MicroBatch) -> torch.Tensor:
+        """Outputs [N, O] of the states of a micro-batch, float32."""
+        hidden_ND = llama.widen(self._scorer.hidden(micro))
+        return F.linear(hidden_ND, self.head.weight.to(hidden_ND.dtype), self.head.bias.to(hidden_ND.dtype))
+
+    def _micro_batches(self, rows: Sequence[TokenRow]) -> list[MicroBatch]:
+        if self.spec.at == "rows":
+            rows = [replace(row, response_ids=row.response_ids[:1]) for row in rows]
+        found = batching.units(rows, range(len(rows)), share=self._scorer.shares_prompts)
+        device = self.head.weight.device
+        return [batching.collate(rows, part, device) for part in batching.plan(found, self._micro_tokens)]
+
+
+def _used(model: Any, head: nn.Linear) -> dict[str, nn.Parameter]:
+    """Trainable parameters that values depend on: the body's and the head's, not an output head of its own."""
+    words = model.get_output_embeddings()
+    apart = set() if words is None else {id(p) for p in words.parameters()}
+    tied = {id(p) for p in model.get_input_embeddings().parameters()}
+    body = {n: p for n, p in trainable(model).items() if id(p) not in apart - tied}
+    return {**body, **{f"value_head.{name}": p for name, p in head.named_parameters()}}
+
+
+def _spread(micro: MicroBatch, values_NO: torch.Tensor) -> torch.Tensor:
+    """Outputs [N, O] laid out as [R, T, O]; keeps gradients."""
+    width = int(micro.column_N.max()) + 1
+    empty = values_NO.new_zeros(len(micro.rows), width, values_NO.shape[1])
+    return empty.index_put((micro.row_N, micro.column_N), values_NO)
+
+
+class _Tally:
+    """Sums of one update over micro-batches and ranks; `states` counts those with a target."""
+
+    def __init__(self, states: int) -> None:
+        self.states = states
+        self.loss = 0.0
+        self.sums: dict[str, float] = {}
+
+    def add(self, loss: float, sums: Mapping[str, float]) -> None:
+        self.loss += loss
+        for name, share in sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + share
+
+    def over(self, ranks: Ranks) -> _Tally:
+        """The sum over ranks."""
+        out = _Tally(self.states)
+        for other in ranks.gather(self):
+            out.add(other.loss, other.sums)
+        return out
+
+    def metrics(self) -> dict[str, float]:
+        return {"critic_loss": self.loss, **{name.removesuffix("_sum"): share for name, share in self.sums.items()}}

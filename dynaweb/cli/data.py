@@ -1,0 +1,182 @@
+"""`dynaweb data import|export|stats|contamination|label`: transition stores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dynaweb.cli import options as o
+
+data_app = typer.Typer(
+    no_args_is_help=True, help="Stores of real transitions: import, export, look at, label.", rich_markup_mode=None
+)
+
+StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="A transition store (.jsonl.gz).")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
+
+
+@data_app.command("import")
+def import_data(
+    name: Annotated[str, typer.Argument(metavar="FORMAT", help="nnetnav, webarena, browsergym or mind2web.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file, a folder, or a data set of the hub.")],
+    store: StorePath,
+    append: Annotated[bool, typer.Option("--append", help="Add to a store that is there.")] = False,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Read other people's data into a transition store, and say what was left out and why."""
+    from dynaweb.data.importers import ImportReport, read_foreign
+    from dynaweb.data.store import TransitionStore
+
+    if not append:
+        _refuse_existing(store, "--append adds to it")
+    report = ImportReport()
+    TransitionStore(store).extend(read_foreign(name, source, report))
+    found = {"read": report.read, "kept": report.kept, "dropped": dict(report.dropped), "noted": dict(report.noted)}
+    _print({**found, "store": str(store)}, f"{report}\n{store}", as_json)
+
+
+@data_app.command("export")
+def export_data(
+    store: StorePath,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write; a folder for `datasets`.")],
+    to: Annotated[str, typer.Option("--to", help="parquet, datasets, trl or llamafactory.")] = "parquet",
+    form: Annotated[
+        str, typer.Option("--form", help="Answer of supervised data: delta, page, or words only.")
+    ] = "delta",
+    history: Annotated[int, typer.Option("--history", min=0, help="Earlier actions in a question.")] = 0,
+    force: Force = False,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Write a transition store for other tools and trainers."""
+    from dynaweb.data.exports import export
+
+    if not force:
+        _refuse_existing(out, "--force overwrites it")
+    count, path = export(_read(store), to, out, form=form, history=history)
+    _print({"rows": count, "path": str(path)}, f"{count} rows: {path}", as_json)
+
+
+@data_app.command("stats")
+def stats(store: StorePath, as_json: o.Json = False, debug: o.Debug = False) -> None:
+    """Count what a transition store holds."""
+    from dynaweb.data.inspect import summarise
+
+    found = summarise(_read(store)).data()
+    lines = [f"{name.ljust(24)}  {_counts(value)}" for name, value in found.items()]
+    _print(found, "\n".join(lines), as_json)
+
+
+@data_app.command("contamination")
+def contamination(
+    train: Annotated[Path, typer.Argument(metavar="TRAIN", help="Transition store that was trained on.")],
+    evaluation: Annotated[Path, typer.Argument(metavar="EVALUATION", help="Transition store of the evaluation.")],
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Say which sites, tasks, pages and questions of an evaluation were in the training data."""
+    from dynaweb.cli.output import plain, table
+    from dynaweb.data.inspect import LEVELS
+    from dynaweb.data.inspect import contamination as compare
+
+    found, total = compare(_read(train), _read(evaluation))
+    if as_json:
+        typer.echo(json.dumps({"transitions": total, "levels": [plain(one) for one in found]}, indent=2))
+        return
+    rows = [
+        (
+            one.level,
+            f"{one.shared} of {one.total}",
+            f"{one.affected} of {total}",
+            LEVELS[one.level],
+        )
+        for one in found
+    ]
+    typer.echo(table(("same", "distinct", "places affected", "meaning"), rows))
+
+
+@data_app.command("label")
+def label(
+    store: StorePath,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Store of the labelled transitions; goes on if there.")],
+    model: Annotated[
+        str, typer.Option("--model", help="Model of a server; without it, words come from templates.")
+    ] = "",
+    base_url: Annotated[str, typer.Option("--base-url", help="Address of an OpenAI-compatible server.")] = "",
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Requests at once.")] = 16,
+    price_in: Annotated[float, typer.Option("--price-in", min=0, help="Price of a million prompt tokens.")] = 0.0,
+    price_out: Annotated[float, typer.Option("--price-out", min=0, help="Price of a million new tokens.")] = 0.0,
+    yes: Annotated[bool, typer.Option("--yes", help="Start without asking, whatever the estimate says.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the estimate only.")] = False,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Give transitions their reasoning and sentence of change: from templates, or from a model that sees the true page.
+
+    The key of a server is read from $OPENAI_API_KEY.
+    """
+    from dynaweb.cli.output import plain
+    from dynaweb.data.labels import estimate, label_file
+    from dynaweb.data.store import TransitionStore
+
+    _read(store)
+    settings = {"concurrency": concurrency, "price_in": price_in, "price_out": price_out}
+    engine = _engine(model, base_url, settings)
+    expected = estimate(TransitionStore(store), TransitionStore(out), engine)
+    if dry_run:
+        _print(plain(expected), str(expected), as_json)
+        return
+    typer.echo(str(expected), err=True)
+    if engine is not None and expected.left and not yes:
+        _confirm()
+    done = label_file(store, out, engine, on_batch=lambda count: typer.echo(f"{count} labelled", err=True))
+    spent = plain(engine.stats) if engine is not None else {}
+    text = f"{done.labelled} transitions labelled, {done.by_template} by template; {done.total} in {out}"
+    _print({**plain(done), "store": str(out), "spent": spent}, text, as_json)
+
+
+def _confirm() -> None:
+    import sys
+
+    from dynaweb.errors import ConfigError
+
+    if not sys.stdin.isatty():
+        raise ConfigError("a server will be asked and may cost money; say --yes to start, or --dry-run to see more")
+    typer.confirm("Start?", abort=True, err=True)
+
+
+def _engine(model: str, base_url: str, settings: dict[str, Any]) -> Any:
+    if not model:
+        return None
+    from dynaweb.config.server import Server
+    from dynaweb.engines.openai_engine import OpenAIEngine
+
+    return OpenAIEngine(Server(model=model, base_url=base_url, logprobs=False, **settings))
+
+
+def _read(path: Path) -> Any:
+    from dynaweb.data.store import TransitionStore
+    from dynaweb.errors import MissingError
+
+    if not path.is_file():
+        raise MissingError(f"there is no transition store {path}; make one with dynaweb collect or dynaweb data import")
+    return TransitionStore(path)
+
+
+def _refuse_existing(path: Path, way: str) -> None:
+    from dynaweb.errors import ConfigError
+
+    if path.exists():
+        raise ConfigError(f"{path} is there already; give another path, or {way}")
+
+
+def _counts(value: Any) -> str:
+    return ", ".join(f"{name} {count}" for name, count in value.items()) if isinstance(value, dict) else str(value)
+
+
+def _print(data: Any, text: str, as_json: bool) -> None:
+    typer.echo(json.dumps(data, indent=2, ensure_ascii=False) if as_json else text)

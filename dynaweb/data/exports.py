@@ -1,0 +1,191 @@
+"""A transition store for other tools: Parquet, a `datasets` folder, and supervised data for TRL and LLaMA-Factory.
+
+Everything is streamed: memory does not grow with the store. A target is written under a temporary name and put in its
+place when it is whole.
+
+    parquet        one row a transition: pages as `compact` text (exact), action as JSON, delta as a script
+    datasets       the same rows as a folder for `datasets.load_from_disk`
+    trl            `{"prompt": [...], "completion": [...]}`, TRL's conversational form: loss on the completion only
+    llamafactory   ShareGPT form (`conversations`, `system`) and a `dataset_info.json` beside it that names it
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from dynaweb.data.codec import to_json
+from dynaweb.data.importers.rows import library
+from dynaweb.errors import ConfigError
+from dynaweb.loop.rules import needs_prediction
+from dynaweb.runs.atomic import write_json, write_with
+from dynaweb.suggest import hint
+from dynaweb.types import Transition
+from dynaweb.web.delta import diff, to_text
+from dynaweb.web.dialects import render
+from dynaweb.worldmodels.change import history_of, words_of
+from dynaweb.worldmodels.prompts import FORMS, SYSTEM, Form, answer, question, recent
+
+Target = Literal["parquet", "datasets", "trl", "llamafactory"]
+TARGETS: tuple[Target, ...] = get_args(Target)
+BATCH = 512
+"""Rows of one Parquet row group, and of one chunk of a data set."""
+COLUMNS = (
+    *("task", "source", "url", "observation", "action", "next_url", "next_observation"),
+    *("delta", "sentence", "reasoning", "info"),
+)
+"""Columns of `parquet` and `datasets`, all of them text."""
+INFO = "dataset_info.json"
+
+
+def export(
+    transitions: Iterable[Transition], to: str, out: Path, *, form: str = "delta", history: int = 0
+) -> tuple[int, Path]:
+    """Write transitions for another tool; returns how many, and the file or folder.
+
+    `form` and `history` are those of the supervised targets, which hold only what a world model is asked (what code
+    decides is left out). Raises `ConfigError` for an unknown target or form and `MissingError` for a missing package.
+    """
+    for what, name, known in (("target", to, TARGETS), ("form", form, FORMS)):
+        if name not in known:
+            raise ConfigError(f"no {what} is called {name!r}; {hint(name, known)}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if to == "parquet":
+        return _parquet(transitions, out), out
+    if to == "datasets":
+        return _datasets(transitions, out), out
+    chosen: Any = form
+    asked = (t for t in transitions if needs_prediction(t.observation, t.action))
+    if to == "trl":
+        return _lines((trl_row(t, chosen, history) for t in asked), out), out
+    return _llamafactory((sharegpt_row(t, chosen, history) for t in asked), out), out
+
+
+def plain_row(transition: Transition) -> dict[str, str]:
+    """One row of `COLUMNS`."""
+    words = words_of(transition)
+    values = (
+        transition.task_id,
+        transition.source,
+        transition.observation.url,
+        render(transition.observation, "compact"),
+        _json(transition.action),
+        transition.next_observation.url,
+        render(transition.next_observation, "compact"),
+        to_text(diff(transition.observation, transition.next_observation)),
+        words.change,
+        words.reasoning,
+        _json(dict(transition.info)),
+    )
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def trl_row(transition: Transition, form: Form, history: int = 0) -> dict[str, Any]:
+    """TRL's conversational prompt and completion."""
+    return {
+        "prompt": [
+            {"role": "system", "content": SYSTEM[form]},
+            {"role": "user", "content": _user(transition, history)},
+        ],
+        "completion": [{"role": "assistant", "content": answer(transition, form)}],
+    }
+
+
+def sharegpt_row(transition: Transition, form: Form, history: int = 0) -> dict[str, Any]:
+    """LLaMA-Factory's ShareGPT form."""
+    return {
+        "conversations": [
+            {"from": "human", "value": _user(transition, history)},
+            {"from": "gpt", "value": answer(transition, form)},
+        ],
+        "system": SYSTEM[form],
+    }
+
+
+def dataset_entry(file: str) -> dict[str, Any]:
+    """The entry of a file of `sharegpt_row`s in LLaMA-Factory's `dataset_info.json`."""
+    columns = {"messages": "conversations", "system": "system"}
+    return {"file_name": file, "formatting": "sharegpt", "columns": columns}
+
+
+def _user(transition: Transition, history: int) -> str:
+    return question(transition.observation, transition.action, recent(history_of(transition), history))
+
+
+def _llamafactory(rows: Iterable[dict[str, Any]], out: Path) -> int:
+    count = _lines(rows, out)
+    index = out.parent / INFO
+    known = json.loads(index.read_text(encoding="utf-8")) if index.exists() else {}
+    write_json(index, {**known, out.name.split(".")[0]: dataset_entry(out.name)})
+    return count
+
+
+def _lines(rows: Iterable[dict[str, Any]], out: Path) -> int:
+    count = 0
+
+    def write(temporary: Path) -> None:
+        nonlocal count
+        with temporary.open("w", encoding="utf-8", errors="replace") as file:
+            for row in rows:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                count += 1
+
+    write_with(out, write)
+    return count
+
+
+def _batches(transitions: Iterable[Transition]) -> Iterator[list[dict[str, str]]]:
+    batch: list[dict[str, str]] = []
+    for transition in transitions:
+        batch.append({key: _whole(value) for key, value in plain_row(transition).items()})
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _whole(text: str) -> str:
+    """Pages may hold halves of surrogate pairs, which UTF-8 does not have."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _parquet(transitions: Iterable[Transition], out: Path) -> int:
+    arrow, parquet = library("pyarrow", "pyarrow"), library("pyarrow.parquet", "pyarrow")
+    schema = arrow.schema([(name, arrow.string()) for name in COLUMNS])
+    count = 0
+
+    def write(temporary: Path) -> None:
+        nonlocal count
+        with parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+            for batch in _batches(transitions):
+                writer.write_table(arrow.Table.from_pylist(batch, schema))
+                count += len(batch)
+
+    write_with(out, write)
+    return count
+
+
+def _datasets(transitions: Iterable[Transition], out: Path) -> int:
+    """By way of a Parquet file, which `datasets` reads in constant memory."""
+    sets = library("datasets", "datasets")
+    part = out.with_name(f"{out.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        count = _parquet(transitions, part / "rows.parquet")
+        found = sets.Dataset.from_parquet(str(part / "rows.parquet"), cache_dir=str(part / "cache"))
+        found.save_to_disk(str(part / "done"))
+        del found
+        shutil.rmtree(out, ignore_errors=True)
+        (part / "done").replace(out)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return count
+
+
+def _json(value: object) -> str:
+    return json.dumps(to_json(value), ensure_ascii=False)

@@ -1,0 +1,100 @@
+"""NNetNav (Murty et al., arXiv 2410.02907): supervised rows, one a step, without the page that came next.
+
+A row's user message holds the page, the address, the objective and the actions so far. Rows of one demonstration share
+`id`; ids come back with other objectives, so an episode is (id, objective). Steps are put in order by the number of
+previous actions, and the page of the next step is the page after an action. The action is the last fenced block: the
+rationale before it may hold others.
+
+Rows are first copied, step by step, to a temporary file with an index in memory, so that data of any order and size is
+read in the memory of its index.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import IO, Any
+
+from dynaweb.data.importers import ImportReport
+from dynaweb.data.importers.pages import ForeignPage, from_axtree_text
+from dynaweb.data.importers.rows import Row, rows_of
+from dynaweb.data.importers.steps import NO_PAGE, ForeignStep, transitions, webarena_action
+from dynaweb.types import Transition
+
+_USER = re.compile(
+    r"OBSERVATION:\n(?P<page>.*)\nURL: (?P<url>[^\n]*)\nOBJECTIVE: (?P<goal>.*)\nPREVIOUS ACTIONS:\n(?P<past>.*)",
+    re.DOTALL,
+)
+_ASSISTANT = re.compile(r"<\|start_header_id\|>assistant<\|end_header_id\|>|<\|eot_id\|>")
+_NUMBERED = re.compile(r"^\d+: ", re.MULTILINE)
+SOURCE = "nnetnav"
+
+
+def read(source: str, report: ImportReport) -> Iterator[Transition]:
+    """The transitions of NNetNav's rows; see `dynaweb.data.importers.read_foreign`."""
+    places: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as spool:
+        for row in rows_of(source, report):
+            report.read += 1
+            step = _step(row, report)
+            if step is None:
+                continue
+            steps = places[step["id"], step["goal"]]
+            if step["order"] in steps:
+                report.drop("the same step stands there twice")
+                continue
+            steps[step["order"]] = spool.tell()
+            spool.write(json.dumps(step) + "\n")
+        for (name, goal), steps in places.items():
+            episode = [_read_step(spool, steps[order]) for order in sorted(steps)]
+            yield from transitions(episode, report, task=f"{SOURCE}/{name}", source=SOURCE, goal=goal)
+
+
+def _step(row: Row, report: ImportReport) -> dict[str, Any] | None:
+    """What is needed of a row, or None (and why, in the report)."""
+    user, reply = _texts(row)
+    found = _USER.search(user)
+    if found is None:
+        report.drop("its prompt lacks OBSERVATION, URL, OBJECTIVE or PREVIOUS ACTIONS")
+        return None
+    if "```" not in reply:
+        report.drop("its reply has no fenced action")
+        return None
+    past = found["past"].partition("<|eot_id|>")[0]
+    name = str(row.get("id") or row.get("task_name") or "")
+    order = max(0, len(_NUMBERED.findall(past)) - 1)
+    return {
+        "id": name,
+        "goal": found["goal"].strip(),
+        "order": order,
+        "url": found["url"].strip(),
+        "page": found["page"],
+        "reply": reply,
+    }
+
+
+def _texts(row: Row) -> tuple[str, str]:
+    """The user message and the reply, from `messages` where there are some, else from `prompt` and `output`."""
+    messages = row.get("messages")
+    if isinstance(messages, list) and messages:
+        said = {str(part.get("role")): str(part.get("content")) for part in messages if isinstance(part, dict)}
+        return said.get("user", ""), said.get("assistant", str(row.get("output", "")))
+    return str(row.get("prompt", "")), _ASSISTANT.sub("", str(row.get("output", "")))
+
+
+def _read_step(spool: IO[str], place: int) -> ForeignStep:
+    spool.seek(place)
+    data = json.loads(spool.readline())
+    page = _page(data)
+    action = webarena_action(data["reply"], page) if page is not None else NO_PAGE
+    return ForeignStep(page, action, data["order"])
+
+
+def _page(data: dict[str, Any]) -> ForeignPage | None:
+    try:
+        return from_axtree_text(data["page"], data["url"])
+    except ValueError:
+        return None

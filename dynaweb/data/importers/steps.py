@@ -1,0 +1,181 @@
+"""Steps of a foreign episode become transitions: actions on their pages, each with the page that came next."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynaweb.data.importers import ImportReport
+from dynaweb.data.importers.pages import ForeignPage
+from dynaweb.types import TARGETED, Action, Transition
+from dynaweb.web.actions import parse_action, resolve
+from dynaweb.worldmodels.change import DONE, HISTORY
+
+_FENCE = re.compile(r"```(.*?)```", re.DOTALL)
+_TARGET = re.compile(r"\A\s*(click|hover|type|select)\s*\[(\w+)\]", re.IGNORECASE)
+_WHERE = re.compile(r"\s+where \[\w+\] is .*\Z", re.DOTALL)
+_DO = re.compile(r"""(\w+)=("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""")
+
+LAST, NO_PAGE = "the last step has no page after it", "its page cannot be read"
+NO_ACTION, REFUSED = "its action cannot be read", "its action does not fit its page (no such element, or wrong kind)"
+STOP, GAP = "it is the closing stop", "the step after it is missing"
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignStep:
+    """One step: its page (None = unreadable), its action (a text says why there is none), and its place."""
+
+    page: ForeignPage | None
+    action: Action | str
+    order: int
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+def transitions(
+    steps: Sequence[ForeignStep], report: ImportReport, *, task: str, source: str, done: bool = False, **info: Any
+) -> Iterator[Transition]:
+    """The transitions of one episode, in order; `done` says that the environment ended it. `report` counts the rest."""
+    past: list[Action] = []
+    for at, step in enumerate(steps):
+        following = steps[at + 1] if at + 1 < len(steps) else None
+        reason = _unusable(step, following)
+        if reason:
+            report.drop(reason)
+        else:
+            assert step.page is not None and following is not None and following.page is not None
+            assert isinstance(step.action, Action)
+            if step.page.unread:
+                report.note("lines of its page could not be read")
+            more = {**info, **step.info, "step": step.order, HISTORY: tuple(past)}
+            if done and at == len(steps) - 2:
+                more[DONE] = True
+            yield Transition(step.page.page, step.action, following.page.page, task, source, more)
+        if isinstance(step.action, Action):
+            past.append(step.action)
+
+
+def _unusable(step: ForeignStep, following: ForeignStep | None) -> str:
+    if step.page is None:
+        return NO_PAGE
+    if isinstance(step.action, str):
+        return step.action
+    if step.action.kind == "stop":
+        return STOP
+    if following is None:
+        return LAST
+    if following.order != step.order + 1:
+        return GAP
+    return "" if following.page is not None else "the page after it cannot be read"
+
+
+def webarena_action(text: str, page: ForeignPage) -> Action | str:
+    """The action in WebArena's grammar (NNetNav, WebArena): the last fenced block, else the last line."""
+    fences = _FENCE.findall(text)
+    command = (fences[-1] if fences else text.strip().rpartition("\n")[2]).strip()
+    command = _WHERE.sub("", command)
+    target = _TARGET.match(command)
+    if target is not None:
+        number = page.ids.get(target[2])
+        if number is None:
+            return REFUSED
+        command = f"{target[1].lower()} [{number}]{command[target.end() :]}"
+    found = parse_action(command, page.page, "webarena")
+    return found if isinstance(found, Action) else REFUSED if target is not None else NO_ACTION
+
+
+def do_action(text: str, page: ForeignPage) -> Action | str:
+    """The last call in WebRL's grammar: `do(action="Click", element="7")`, `exit(message="")`, `go_backward()`."""
+    call = next((line.strip() for line in reversed(text.strip().split("\n")) if "(" in line), "")
+    name, _, rest = call.partition("(")
+    given = {key: ast.literal_eval(value) for key, value in _DO.findall(rest)}
+    simple = {"go_backward": Action("go_back"), "go_forward": Action("go_forward")}
+    if name in simple:
+        return simple[name]
+    if name == "exit":
+        return Action("stop", text=str(given.get("message", "")))
+    return _done(given, page) if name == "do" else NO_ACTION
+
+
+def _done(given: dict[str, str], page: ForeignPage) -> Action | str:
+    kind, text = given.get("action", ""), given.get("argument", "")
+    target = page.ids.get(given.get("element", ""))
+    made = {
+        "Click": Action("click", target),
+        "Hover": Action("hover", target),
+        "Type": Action("type", target, text),
+        "Search": Action("type", target, text, enter=True),
+        "Select Dropdown Option": Action("select", target, text),
+        "Scroll Up": Action("scroll", text="up"),
+        "Scroll Down": Action("scroll", text="down"),
+        "Press Enter": Action("press", text="Enter"),
+        "Wait": Action("wait"),
+    }.get(kind)
+    return on_page(made, page) if made is not None else NO_ACTION
+
+
+def on_page(action: Action, page: ForeignPage) -> Action | str:
+    """The action with the role and name of its element, or why it does not fit the page."""
+    if action.kind in TARGETED and action.target is None:
+        return REFUSED
+    found = resolve(action, page.page)
+    return found if isinstance(found, Action) else REFUSED
+
+
+def gym_action(text: str, page: ForeignPage) -> Action | str:
+    """The last call in BrowserGym's high-level action set, such as `fill('12', 'tea')`."""
+    try:
+        body = ast.parse(text.strip()).body
+    except (SyntaxError, ValueError):
+        return NO_ACTION
+    call = body[-1].value if body and isinstance(body[-1], ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        return NO_ACTION
+    try:
+        given = [ast.literal_eval(value) for value in call.args]
+        given += [ast.literal_eval(word.value) for word in call.keywords if word.arg in ("value", "options", "text")]
+    except ValueError:
+        return NO_ACTION
+    return _called(call.func.id, given, page)
+
+
+_ON_ELEMENT = {
+    "click": "click",
+    "dblclick": "click",
+    "check": "click",
+    "uncheck": "click",
+    "hover": "hover",
+    "fill": "type",
+    "select_option": "select",
+}
+_PLAIN = {
+    "go_back": Action("go_back"),
+    "go_forward": Action("go_forward"),
+    "new_tab": Action("new_tab"),
+    "tab_close": Action("close_tab"),
+    "noop": Action("wait"),
+}
+
+
+def _called(name: str, given: list[Any], page: ForeignPage) -> Action | str:
+    if name in _PLAIN:
+        return _PLAIN[name]
+    first = given[0] if given else ""
+    if name in _ON_ELEMENT:
+        second = given[1] if len(given) > 1 else ""
+        text = str(second[0]) if isinstance(second, list) and second else str(second)
+        kind: Any = _ON_ELEMENT[name]
+        return on_page(Action(kind, page.ids.get(str(first)), text if kind in ("type", "select") else ""), page)
+    if name in ("press", "keyboard_press"):
+        return Action("press", text=str(given[-1])) if given else NO_ACTION
+    if name == "goto":
+        return Action("goto", text=str(first))
+    if name == "scroll" and len(given) == 2:
+        return Action("scroll", text="down" if given[1] >= 0 else "up")
+    if name == "tab_focus":
+        return Action("tab_focus", index=int(first))
+    if name in ("send_msg_to_user", "report_infeasible"):
+        return Action("stop", text=str(first) if name == "send_msg_to_user" else "N/A")
+    return NO_ACTION

@@ -1,0 +1,159 @@
+"""What is in a transition store, and what two stores share.
+
+Both read stores as streams. The contamination report holds the second store's keys in memory (8 bytes each and the
+set's own cost), so the smaller one, usually that of the evaluation, goes second.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+from urllib.parse import urlsplit
+
+from dynaweb.loop.rules import needs_prediction
+from dynaweb.types import Observation, Transition
+from dynaweb.web.delta import diff, to_text
+from dynaweb.web.dialects import render
+from dynaweb.worldmodels.change import REASONING
+
+LEVELS = {
+    "site": "an evaluation site that training saw: the generated site where the data names one, else the host",
+    "task": "an evaluation task that training saw, by id",
+    "page": "an evaluation page that training saw, element for element",
+    "question": "an evaluation question (page and action) that training saw",
+    "transition": "an evaluation transition that training saw: the answer is known",
+}
+"""What is compared, from loose to strict."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """Counts and means over a store. `asked` are those that only a world model can predict."""
+
+    transitions: int = 0
+    asked: int = 0
+    labelled: int = 0
+    unchanged: int = 0
+    actions: Counter[str] = field(default_factory=Counter)
+    sources: Counter[str] = field(default_factory=Counter)
+    sites: Counter[str] = field(default_factory=Counter)
+    tasks: set[str] = field(default_factory=set)
+    pages: set[bytes] = field(default_factory=set)
+    elements: int = 0
+    most_elements: int = 0
+    script_characters: int = 0
+    page_characters: int = 0
+
+    def add(self, transition: Transition) -> None:
+        """Count one transition."""
+        before, after = transition.observation, transition.next_observation
+        delta = diff(before, after)
+        self.transitions += 1
+        self.asked += needs_prediction(before, transition.action)
+        self.labelled += REASONING in transition.info
+        self.unchanged += delta.same
+        self.actions[transition.action.kind] += 1
+        self.sources[transition.source or "unknown"] += 1
+        self.sites[site_of(transition)] += 1
+        self.tasks.add(transition.task_id)
+        self.pages.update((page_key(before), page_key(after)))
+        self.elements += len(after.nodes)
+        self.most_elements = max(self.most_elements, len(after.nodes))
+        self.script_characters += len(to_text(delta))
+        self.page_characters += len(render(after))
+
+    def data(self) -> dict[str, Any]:
+        """Plain data; means are per transition."""
+        count = max(1, self.transitions)
+        return {
+            "transitions": self.transitions,
+            "for a world model": self.asked,
+            "labelled in words": self.labelled,
+            "without any change": self.unchanged,
+            "tasks": len(self.tasks),
+            "distinct pages": len(self.pages),
+            "elements of a page": round(self.elements / count, 2),
+            "most elements of a page": self.most_elements,
+            "characters of a delta": round(self.script_characters / count, 1),
+            "characters of a page": round(self.page_characters / count, 1),
+            "actions": dict(self.actions.most_common()),
+            "sources": dict(self.sources.most_common()),
+            "sites": dict(self.sites.most_common(20)),
+        }
+
+
+def summarise(transitions: Iterable[Transition]) -> Summary:
+    """Read a store once."""
+    summary = Summary()
+    for transition in transitions:
+        summary.add(transition)
+    return summary
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Of `total` distinct keys of the evaluation, `shared` were seen in training; `examples` are a few of them.
+
+    `affected` counts evaluation transitions with such a key.
+    """
+
+    level: str
+    shared: int
+    total: int
+    affected: int
+    examples: tuple[str, ...] = ()
+
+
+def contamination(train: Iterable[Transition], evaluation: Iterable[Transition]) -> tuple[list[Overlap], int]:
+    """What training data give away of an evaluation, per level of `LEVELS`, and the number of its transitions."""
+    counts: dict[str, Counter[bytes]] = {level: Counter() for level in LEVELS}
+    names: dict[bytes, str] = {}
+    total = 0
+    for transition in evaluation:
+        total += 1
+        for level, key, name in _keys(transition):
+            counts[level][key] += 1
+            if level in ("site", "task", "page"):
+                names.setdefault(key, name)
+    seen: dict[str, set[bytes]] = {level: set() for level in LEVELS}
+    for transition in train:
+        for level, key, _ in _keys(transition):
+            if key in counts[level]:
+                seen[level].add(key)
+    return [_overlap(level, counts[level], seen[level], names) for level in LEVELS], total
+
+
+def _overlap(level: str, counts: Counter[bytes], seen: set[bytes], names: dict[bytes, str]) -> Overlap:
+    examples = sorted({names[key] for key in seen if key in names})[:3]
+    return Overlap(level, len(seen), len(counts), sum(counts[key] for key in seen), tuple(examples))
+
+
+def _keys(transition: Transition) -> Iterator[tuple[str, bytes, str]]:
+    before, action, after = transition.observation, transition.action, transition.next_observation
+    site, page = site_of(transition), page_key(before)
+    yield "site", _hash(site), site
+    if transition.task_id:
+        yield "task", _hash(transition.task_id), transition.task_id
+    for one, key in ((before, page), (after, page_key(after))):
+        yield "page", key, one.url
+    asked = _hash((page, action))
+    yield "question", asked, ""
+    yield "transition", _hash((asked, page_key(after))), ""
+
+
+def site_of(transition: Transition) -> str:
+    """The site: what `info["site"]` says, else the host of the address, else its scheme and path (`mind2web:...`)."""
+    named = transition.info.get("site")
+    return str(named) if named else urlsplit(transition.observation.url).hostname or transition.observation.url
+
+
+def page_key(page: Observation) -> bytes:
+    """A hash of address and elements; notices do not count, since an earlier action said them."""
+    return _hash((page.url, page.nodes))
+
+
+def _hash(value: Hashable) -> bytes:
+    return blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -1,0 +1,59 @@
+"""Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685) for models that are too big to train whole, by way of `peft`.
+
+The adapters are merged into the weights when training ends: what a stage leaves is a plain model, which every engine
+and every later stage reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dynaweb.errors import MissingError
+from dynaweb.loop.workspace import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedModel(LoadedModel):
+    """A model with adapters in it, until `save` merges them."""
+
+    def save(self, folder: Path) -> None:
+        """Merge, and write the weights as those of any model; the model itself is a plain one from then on."""
+        _merge(self.model)
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(True)
+        LoadedModel.save(self, folder)
+
+
+def with_adapters(model: LoadedModel, rank: int, *, seed: int) -> LoadedModel:
+    """The model itself for rank 0, else with adapters of that rank on every linear layer, as the only trained weights.
+
+    The adapters are put into the given model, so it trains with them. Raises `MissingError` without the package `peft`.
+    """
+    if rank == 0:
+        return model
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise MissingError(
+            "wm_fit.lora_rank needs the package peft, which is not installed; run: pip install 'dynaweb[lora]'"
+        ) from error
+    import torch
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=r".*_proj", lora_dropout=0.0)
+        inject_adapter_in_model(config, model.model)
+    return AdaptedModel(model.model, model.tokenizer, model.format)
+
+
+def _merge(model: Any) -> None:
+    """Add each adapter to its layer, and put the layer back where it was."""
+    from peft.tuners.lora import LoraLayer
+
+    for name, layer in [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]:
+        adapted: Any = layer
+        adapted.merge()
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, adapted.get_base_layer())

@@ -1,0 +1,92 @@
+"""Which tasks an update plays: templates in rotation, or more often those whose groups are mixed.
+
+A group whose rollouts all succeed or all fail carries no gradient. `adaptive` draws templates by how mixed their last
+groups were; it needs no rollouts beyond those of the updates, unlike dynamic sampling (DAPO, arXiv 2503.14476).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dynaweb.loop.tasks import by_template, rotation
+from dynaweb.seeding import derive
+from dynaweb.types import Task, Trajectory
+
+if TYPE_CHECKING:
+    from dynaweb.config.sections import Rl
+
+Outcome = tuple[str, float]
+"""Template of a group, and the mean reward of its graded rollouts."""
+FLOOR = 0.03
+"""Weight of a template whose groups were all alike: it still comes back now and then."""
+MEMORY = 0.6
+"""Share of the old estimate of a template's reward that stays when a new group is seen."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The tasks of every update. Depends on the seed and on the outcomes of earlier updates only."""
+
+    rl: Rl
+    tasks: Sequence[Task]
+    demonstrated: Sequence[Task]
+    seed: int
+    _fixed: list[Task] = field(init=False)
+
+    def __post_init__(self) -> None:
+        fixed = tasks_of_rl(self.tasks, self.demonstrated, self.rl, seed=self.seed)
+        object.__setattr__(self, "_fixed", fixed)
+
+    def of_update(self, update: int, outcomes: Sequence[Sequence[Outcome]]) -> list[Task]:
+        """The tasks of an update, given the outcomes of the updates before it."""
+        planned = self._fixed[update * self.rl.tasks : (update + 1) * self.rl.tasks]
+        if self.rl.sampling == "rotation":
+            return planned
+        mixed = {task.id for task in self.demonstrated} if self.rl.expert_share > 0 else set()
+        free = [i for i, task in enumerate(planned) if task.id not in mixed]
+        for i, task in zip(free, self._drawn(update, len(free), weights(outcomes)), strict=True):
+            planned[i] = task
+        return planned
+
+    def _drawn(self, update: int, count: int, known: Mapping[str, float]) -> list[Task]:
+        """Templates without replacement by weight (Efraimidis and Spirakis, 2006), of each a task by turns."""
+        rng = random.Random(derive(self.seed, "adaptive", update))
+        pool = by_template(self.tasks)
+        order = sorted(pool, key=lambda name: -(rng.random() ** (1 / known.get(name, 0.25))))
+        chosen = [order[i % len(order)] for i in range(count)]
+        return [rng.choice(pool[name]) for name in chosen]
+
+
+def weights(outcomes: Sequence[Sequence[Outcome]]) -> dict[str, float]:
+    """For each template seen, the variance p (1 - p) of its estimated reward p, and at least `FLOOR`."""
+    rates: dict[str, float] = {}
+    for update in outcomes:
+        for template, reward in update:
+            rates[template] = MEMORY * rates.get(template, 0.5) + (1 - MEMORY) * reward
+    return {template: max(FLOOR, rate * (1 - rate)) for template, rate in rates.items()}
+
+
+def outcomes_of(rollouts: Sequence[Trajectory]) -> list[Outcome]:
+    """The outcome of each group with a graded rollout of the policy's own, in order."""
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in rollouts:
+        if trajectory.source != "expert" and trajectory.reward is not None:
+            groups.setdefault(trajectory.group, []).append(trajectory)
+    return [(group[0].task.template, sum(t.reward or 0.0 for t in group) / len(group)) for group in groups.values()]
+
+
+def tasks_of_rl(tasks: Sequence[Task], demonstrated: Sequence[Task], rl: Rl, *, seed: int) -> list[Task]:
+    """A task for each place of each update, templates in rotation.
+
+    With expert mixing, every second place goes to a task that has an expert: at few demonstrations, mixing would
+    otherwise almost never happen, since an expert may only stand in for its own task.
+    """
+    count = rl.updates * rl.tasks
+    if rl.expert_share == 0 or not demonstrated:
+        return rotation(tasks, count, seed=seed)
+    known = rotation(demonstrated, (count + 1) // 2, seed=derive(seed, "demonstrated"))
+    other = rotation(tasks, count // 2, seed=seed)
+    return [known[i // 2] if i % 2 == 0 else other[i // 2] for i in range(count)]

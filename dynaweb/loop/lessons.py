@@ -1,0 +1,176 @@
+"""What an update learns from: rollouts as token rows, with the credit and log-probabilities that the optimizer wants.
+
+Trajectories that could not be graded are left out of the batch; an optimizer that is given one all the same takes it
+out of the baseline of its group, and counts its tokens in the denominators with an advantage of 0. Dead groups stay:
+their tokens count in the denominators, so that the weight of the behaviour-cloning term does not depend on how many
+there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dynaweb.credit import Credit, CreditInput, CreditRow, credit_of, wants
+from dynaweb.loop.evaluate import SUCCESS
+from dynaweb.loop.rows import logprobs, part_of, step_rows
+from dynaweb.protocols import PolicyOptimizer, TokenRow
+from dynaweb.types import Observation, Step, Trajectory
+
+if TYPE_CHECKING:
+    from dynaweb.backends.policy_loss import Logps, OldLogps
+    from dynaweb.backends.torch_backend import TorchTrainer
+    from dynaweb.config.sections import Rl
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """Trajectories, their rows and credit; `old` and `reference` as `TorchTrainer.policy_step` takes them.
+
+    `advantages` are the optimizer's, before any scaling, one per rollout of the update, ungraded ones included.
+    """
+
+    trajectories: Sequence[Trajectory]
+    rows: list[TokenRow]
+    credit: Credit
+    old: OldLogps | None = None
+    reference: Logps | None = None
+    advantages: Sequence[float] = ()
+
+    def part(self, trajectories: Sequence[int]) -> Lesson:
+        """The lesson of some of the trajectories."""
+        place = {trajectory: i for i, trajectory in enumerate(trajectories)}
+        chosen = [i for i, row in enumerate(self.rows) if row.trajectory in place]
+        return Lesson(
+            [self.trajectories[i] for i in trajectories],
+            [replace(self.rows[i], trajectory=place[self.rows[i].trajectory]) for i in chosen],
+            self.credit.part(trajectories, chosen),
+            None if self.old is None else [self.old[i] for i in chosen],
+            part_of(self.reference, chosen),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """Makes lessons with the policy as it is and, where the optimizer or the experts need it, its start."""
+
+    rl: Rl
+    optimizer: PolicyOptimizer
+    trainer: TorchTrainer
+    reference: TorchTrainer | None
+
+    def lesson(self, rollouts: Sequence[Trajectory]) -> Lesson:
+        """The graded rollouts of an update as a lesson; rows that the optimizer does not keep are left out."""
+        graded = [t for t in rollouts if t.reward is not None]
+        rows, want = step_rows(graded), wants(self.optimizer)
+        everything = [True] * len(rows)
+        old = logprobs(self.trainer, rows, everything) if want.old_in_credit else None
+        reference = self._reference(rows, everything) if want.reference_in_credit else None
+        values = self.trainer.critic.values(rows) if self.trainer.critic is not None else None
+        credit = credit_of(self.optimizer, credit_input(graded, old=old, reference=reference, values=values))
+        advantages = iter(credit.advantages)
+        reported = [0.0 if t.reward is None else next(advantages) for t in rollouts]
+        kept = [i for i in range(len(rows)) if credit.kept is None or credit.kept[i]]
+        credit = credit.part(range(len(graded)), kept).scaled(self.rl.negative_scale)
+        rows, old = [rows[i] for i in kept], part_of(old, kept)
+        moving = [want.reference_in_loss or credit.moves(i, row.trajectory) for i, row in enumerate(rows)]
+        anchored = self._reference(rows, moving) if want.reference_in_loss else None
+        return Lesson(graded, rows, credit, self._old(graded, rows, moving, old), anchored, reported)
+
+    def _reference(self, rows: Sequence[TokenRow], wanted: Sequence[bool]) -> Logps:
+        assert self.reference is not None, "an optimizer that wants a reference has one"
+        return logprobs(self.reference, rows, wanted)
+
+    def _old(
+        self, rollouts: Sequence[Trajectory], rows: Sequence[TokenRow], moving: Sequence[bool], known: Logps | None
+    ) -> OldLogps | None:
+        """Old log-probabilities of each row; None where the ratio is 1: in a first and only step, or by `expert_ratio`.
+
+        Experts' tokens were not sampled from the policy. What their ratio is taken against is a choice: the policy
+        before the update (so it starts at 1), nothing (so it is always 1), or the policy that SFT made of such experts.
+        """
+        several = self.rl.epochs * self.rl.minibatches > 1
+        expert = [rollouts[row.trajectory].source == "expert" for row in rows]
+        against_sft = self.rl.expert_ratio == "sft" and any(expert)
+        if not (several or against_sft):
+            return None
+        own: OldLogps = [None] * len(rows)
+        if several:
+            own = known if known is not None else logprobs(self.trainer, rows, moving)
+        if self.rl.expert_ratio == "old-policy":
+            return own
+        sft: OldLogps = [None] * len(rows)
+        if against_sft:
+            sft = self._reference(rows, [e and m for e, m in zip(expert, moving, strict=True)])
+        return [s if is_expert else o for s, o, is_expert in zip(sft, own, expert, strict=True)]
+
+    def ref_kl(self, rows: Sequence[TokenRow]) -> dict[str, float]:
+        """KL(policy || its start) per token, estimated (k3) on at most `ref_kl_rows` rows spread over the update."""
+        from dynaweb.backends.kl import penalties
+
+        if self.reference is None or self.rl.ref_kl_rows == 0 or not rows:
+            return {}
+        sample = rows[:: -(-len(rows) // self.rl.ref_kl_rows)]
+        pairs = zip(self.trainer.logprobs(sample), self.reference.logprobs(sample), strict=True)
+        found = [value for now, start in pairs for value in penalties(now.tolist(), start.tolist(), "k3")]
+        return {"ref_kl": sum(found) / len(found)} if found else {}
+
+
+def credit_input(
+    rollouts: Sequence[Trajectory],
+    *,
+    old: Logps | None = None,
+    reference: Logps | None = None,
+    values: Sequence[Sequence[Sequence[float]]] | None = None,
+) -> CreditInput:
+    """Rollouts as credit assignment sees them, in the order of `step_rows`; environments give steps no reward yet."""
+    steps = [(i, k, step) for i, t in enumerate(rollouts) for k, step in enumerate(t.steps) if step.response_ids]
+    rows = [
+        CreditRow(
+            i,
+            k,
+            len(step.response_ids),
+            anchor=_anchor(step),
+            reward=float(step.info.get("reward", 0.0)),
+            old_logps=() if old is None else old[n],
+            ref_logps=() if reference is None else reference[n],
+            values=() if values is None else values[n],
+        )
+        for n, (i, k, step) in enumerate(steps)
+    ]
+    return CreditInput(
+        rewards=[t.reward for t in rollouts],
+        groups=[t.group for t in rollouts],
+        rows=rows,
+        correct=[None if t.reward is None else t.reward >= SUCCESS for t in rollouts],
+    )
+
+
+def kept_groups(optimizer: PolicyOptimizer, rollouts: Sequence[Trajectory]) -> set[str]:
+    """Groups of which the optimizer would keep any row."""
+    given = credit_input([t for t in rollouts if t.reward is not None])
+    kept = credit_of(optimizer, given).kept
+    return {given.groups[row.trajectory] for i, row in enumerate(given.rows) if kept is None or kept[i]}
+
+
+def _anchor(step: Step) -> str:
+    """The page as text, without the numbers of its elements: what makes two states the same."""
+    page: Observation | None = step.observation
+    if page is None:
+        return ""
+    nodes = (f"{node.depth} {node.role} {node.name!r} {node.value!r} {node.props!r}" for node in page.nodes)
+    return "\n".join([page.url, page.notice, *nodes])
+
+
+ADDED = frozenset({"tokens", "padded_tokens", "rows", "rows_skipped", "trajectories", "seconds"})
+LAST = frozenset({"lr", "critic_lr", "skipped", "critic_skipped"})
+
+
+def over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of an update from those of its optimizer steps: counts are added, everything else is the mean."""
+    out: dict[str, float] = {}
+    for name in {name: None for metrics in steps for name in metrics}:
+        values = [metrics[name] for metrics in steps if name in metrics]
+        out[name] = values[-1] if name in LAST else sum(values) if name in ADDED else sum(values) / len(values)
+    return out

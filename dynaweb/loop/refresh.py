@@ -1,0 +1,122 @@
+"""Dyna in full (Sutton, 1991): while the policy learns in dreams, real steps of that policy keep the world model true.
+
+Every `wm_fit.refresh_every` policy updates, the current policy plays real, unrewarded episodes as exploration does;
+their transitions join those that the world model was fitted on, and it is fitted further on all of them, in place, so
+that the next dreams come from it. The optimizer's state lasts over the run. A calibration of confidence, where there is
+one, stays as it was.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dynaweb import events
+from dynaweb.errors import ConfigError
+from dynaweb.loop.demos import training_tasks
+from dynaweb.loop.fidelity import transitions_of
+from dynaweb.loop.rollout import Episode, Rules, refuse_total_failure
+from dynaweb.loop.tasks import rotation
+from dynaweb.loop.training import new_trainer
+from dynaweb.loop.waves import play_in_waves
+from dynaweb.loop.worldmodel import asked, rows_for
+
+if TYPE_CHECKING:
+    from dynaweb.loop.players import Player
+    from dynaweb.loop.workspace import LoadedModel, Workspace
+    from dynaweb.types import Transition
+
+COLLECTED = "transitions.jsonl.gz"
+FOLDER = "refreshed"
+KEYS = (*(f"wm_fit.refresh_{name}" for name in ("every", "episodes", "steps")), "wm_fit.lr", "wm_fit.batch", "explore")
+"""Settings that a refreshed run depends on."""
+
+
+class Refresher:
+    """The world model of one RL stage, and the real transitions that it knows. `known` are those of its fitting."""
+
+    def __init__(self, ws: Workspace, model: LoadedModel, known: Sequence[Transition]) -> None:
+        if "trainable" not in ws.plugins.find("wm", ws.recipe.wm.name).spec.capabilities:
+            raise ConfigError(
+                f"wm_fit.refresh_every fits the world model further, and {ws.recipe.wm.name!r} cannot be fitted; "
+                "set it to 0, or use --wm delta or full-state"
+            )
+        self.ws, self.model = ws, model
+        self.settings = ws.recipe.wm_fit
+        self._known = list(known)
+        self._collected: list[Transition] = []
+        self._maker = ws.world_model(model, temperature=0.0)
+        rounds = ws.recipe.rl.updates // self.settings.refresh_every
+        total = max(1, rounds * self.settings.refresh_steps)
+        self.trainer = new_trainer(ws, model, name="refresh", lr=self.settings.lr, total_steps=total, warmup=0)
+
+    async def after(self, done: int, player: Player) -> None:
+        """Refresh, if it is time after `done` policy updates."""
+        if done % self.settings.refresh_every or done >= self.ws.recipe.rl.updates:
+            return
+        fresh = await self._collect(done, player)
+        self._collected += fresh
+        rows = rows_for(self._maker, asked([*self._known, *self._collected]))
+        metrics: dict[str, float] = {}
+        for _ in range(self.settings.refresh_steps if rows else 0):
+            chosen = self.trainer.draw(len(rows), self.settings.batch)
+            metrics = self.trainer.supervised_step([rows[i] for i in chosen])
+            self.ws.meter.tokens_trained += int(metrics["tokens"])
+            await self.ws.breathe()
+        found = {**metrics, "new_transitions": float(len(fresh)), "transitions": float(len(rows))}
+        self.ws.tell(events.Update("refresh", done - 1, found))
+
+    def save(self, folder: Path, done: int) -> None:
+        """Write a checkpoint for `done` policy updates; older ones stay until `tidy`."""
+        from dynaweb.data.store import TransitionStore
+
+        place = self._place(folder, done)
+        self.trainer.save(place)
+        (place / COLLECTED).unlink(missing_ok=True)
+        TransitionStore(place / COLLECTED).extend(self._collected)
+
+    def tidy(self, folder: Path, done: int) -> None:
+        """Remove the checkpoints that the policy's own, now written, no longer leads to."""
+        for old in folder.glob(f"{FOLDER}-*"):
+            if old != self._place(folder, done):
+                shutil.rmtree(old, ignore_errors=True)
+
+    def load(self, folder: Path, done: int) -> None:
+        """Go on from the checkpoint that belongs to `done` policy updates. Raises `CheckpointError`."""
+        from dynaweb.data.store import TransitionStore
+
+        self.trainer.load(self._place(folder, done))
+        self._collected = list(TransitionStore(self._place(folder, done) / COLLECTED))
+
+    def finish(self, folder: Path) -> None:
+        """Leave the last weights and all collected transitions in a stage's folder."""
+        from dynaweb.data.store import TransitionStore
+
+        place = folder / FOLDER
+        shutil.rmtree(place, ignore_errors=True)
+        self.model.save(place)
+        TransitionStore(place / COLLECTED).extend(self._collected)
+
+    def _place(self, folder: Path, done: int) -> Path:
+        return folder / f"{FOLDER}-{done:06d}"
+
+    async def _collect(self, done: int, player: Player) -> list[Transition]:
+        ws, count = self.ws, self.settings.refresh_episodes
+        tasks = rotation(training_tasks(ws, ws.recipe.explore.episodes), count, seed=ws.seed("refresh", done))
+        episodes = [Episode(f"refresh/{done}/{i}", task, ws.seed("refresh", done, i)) for i, task in enumerate(tasks)]
+        played = await play_in_waves(
+            ws,
+            None,
+            episodes,
+            ws.source.environment,
+            lambda task: player,
+            rules=Rules(ws.recipe.explore.steps),
+            phase="refresh",
+            lockstep=ws.lockstep,
+        )
+        refuse_total_failure(played, f"refresh after {done} updates")
+        for trajectory in played:
+            ws.tell(events.Rollout("refresh", trajectory, done - 1))
+        return transitions_of(played)

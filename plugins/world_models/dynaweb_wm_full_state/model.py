@@ -1,0 +1,59 @@
+"""The full-state world model: page + action -> the whole next page, element by element.
+
+The question is that of the delta world model, the answer the next page without numbers (`dynaweb.worldmodels.pages`),
+so that a comparison of the two is about what is predicted and nothing else. A last line `end` means that the episode is
+over there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dynaweb.types import Action, Observation, Prediction, Transition
+from dynaweb.web.delta import diff
+from dynaweb.worldmodels.attempts import LocalModel, attempts
+from dynaweb.worldmodels.change import DONE, END, goal_of, history_of
+from dynaweb.worldmodels.pages import page_text, parse_page
+from dynaweb.worldmodels.prompts import recent
+
+if TYPE_CHECKING:
+    from dynaweb.protocols import PluginContext
+    from dynaweb_wm_full_state import FullStateConfig
+
+
+class FullStateWorldModel:
+    """Predicts pages with the engine of `context`; `context.services["temperature"]` is the sampling temperature."""
+
+    def __init__(self, config: FullStateConfig, context: PluginContext) -> None:
+        self.config = config
+        self.model = LocalModel("full-state", context, max_new_tokens=config.max_new_tokens, top_p=config.top_p)
+        self.format = self.model.format
+
+    async def predict(
+        self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = (), goal: str = ""
+    ) -> Prediction:
+        """Dream one step; output that cannot be read is sampled again `retries` times, then returned as an error."""
+        shown = recent(history, self.config.history)
+        prompt = self.format.full_page_prompt(observation, action, shown, goal if self.config.goal else "")
+        return await attempts(
+            self.model.ask(prompt), lambda text: read_page(text, observation), retries=self.config.retries, seed=seed
+        )
+
+    def examples(self, transitions: Sequence[Transition]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Supervised pairs (prompt ids, target ids): page and action, and the true next page."""
+        return [self._example(transition) for transition in transitions]
+
+    def _example(self, transition: Transition) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        shown = recent(history_of(transition), self.config.history)
+        goal = goal_of(transition) if self.config.goal else ""
+        prompt = self.format.full_page_prompt(transition.observation, transition.action, shown, goal)
+        text = page_text(transition.next_observation) + (f"\n{END}" if transition.info.get(DONE) else "")
+        return prompt, self.format.world_model_target(text)
+
+
+def read_page(text: str, before: Observation) -> Prediction:
+    """The prediction in a written page. Raises `DeltaError` when it is none."""
+    body = text.strip("\n").removesuffix(f"\n{END}")
+    page, _ = parse_page(body, before)
+    return Prediction(page, diff(before, page), done=body != text.strip("\n"))

@@ -1,0 +1,73 @@
+"""Which tasks an update plays: in turn, or more often where groups are mixed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from dynaweb.config.sections import Rl
+from dynaweb.loop.curriculum import FLOOR, Schedule, outcomes_of, weights
+from dynaweb.types import Task, Trajectory
+
+TASKS = [Task(f"{name}/{k}", "Do it.", "http://shop.localhost/", template=name) for name in "abcdef" for k in range(4)]
+
+
+def schedule(**settings: object) -> Schedule:
+    return Schedule(Rl(updates=40, tasks=3, **settings), TASKS, [], seed=7)  # type: ignore[arg-type]
+
+
+def test_in_rotation_outcomes_change_nothing() -> None:
+    plan = schedule()
+    seen = Counter(task.template for update in range(40) for task in plan.of_update(update, [[("a", 0.5)]]))
+    assert set(seen.values()) == {20}
+    assert plan.of_update(3, []) == plan.of_update(3, [[("a", 0.5)]] * 9)
+
+
+def test_mixed_groups_come_back_more_often_and_none_is_forgotten() -> None:
+    plan = schedule(sampling="adaptive")
+    known = [[("a", 0.5), ("b", 1.0), ("c", 0.0), ("d", 1.0), ("e", 0.0), ("f", 0.5)]] * 20
+    seen = Counter(task.template for update in range(40) for task in plan.of_update(update, known))
+    assert min(seen["a"], seen["f"]) > 2 * max(seen[name] for name in "bcde")
+    assert min(seen.values()) > 0
+    for update in range(40):
+        chosen = plan.of_update(update, known)
+        assert len({task.template for task in chosen}) == 3, "without replacement"
+
+
+def test_a_draw_depends_on_seed_update_and_outcomes_alone() -> None:
+    one, two = schedule(sampling="adaptive"), schedule(sampling="adaptive")
+    known = [[("a", 0.25)], [("b", 1.0)]]
+    assert one.of_update(5, known) == two.of_update(5, known)
+    assert one.of_update(5, known) != one.of_update(6, known)
+    other = Schedule(one.rl, TASKS, [], seed=8)
+    assert [other.of_update(u, known) for u in range(5)] != [one.of_update(u, known) for u in range(5)]
+
+
+def test_more_tasks_than_templates_start_over() -> None:
+    plan = Schedule(Rl(updates=2, tasks=15, sampling="adaptive"), TASKS, [], seed=1)
+    assert max(Counter(task.template for task in plan.of_update(0, [])).values()) == 3
+
+
+def test_the_weight_is_the_variance_of_the_estimated_reward() -> None:
+    found = weights([[("a", 1.0)], [("a", 1.0), ("b", 0.0)]])
+    assert found["a"] == pytest.approx(0.82 * 0.18)
+    assert found["b"] == pytest.approx(0.3 * 0.7)
+    assert weights([[("a", 1.0)]] * 30) == {"a": FLOOR}
+
+
+def test_the_places_of_demonstrated_tasks_stay_when_experts_are_mixed_in() -> None:
+    rl = Rl(updates=10, tasks=4, sampling="adaptive", expert_share=0.5)
+    plan = Schedule(rl, TASKS, TASKS[:2], seed=3)
+    for update in range(10):
+        chosen = plan.of_update(update, [[("f", 0.5)]])
+        assert [task in TASKS[:2] for task in chosen][::2] == [True, True]
+
+
+def test_outcomes_leave_out_experts_and_ungraded_rollouts() -> None:
+    def rollout(reward: float | None, group: str, source: str = "dream") -> Trajectory:
+        return Trajectory("", TASKS[0], (), None, source, "stop", reward=reward, group=group)  # type: ignore[arg-type]
+
+    found = outcomes_of([rollout(1, "x"), rollout(0, "x"), rollout(None, "x"), rollout(1, "x", "expert")])
+    assert found == [("a", 0.5)]
+    assert outcomes_of([rollout(None, "y")]) == []

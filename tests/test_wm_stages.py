@@ -1,0 +1,276 @@
+"""World models in whole runs and as stages alone, on the embedded sites without a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_server import chat_server
+from core_kit import Cli
+
+import dynaweb
+from dynaweb.data.store import TransitionStore
+from dynaweb.errors import ConfigError, Interrupted, MissingError
+from dynaweb.loop import refresh as refresh_module
+from dynaweb.loop.workspace import Workspace
+from dynaweb.observers import read_metrics
+
+SMALL = (
+    "env.task_settings.driver=static",
+    "data.demos=4",
+    "sft.steps=4",
+    "sft.batch=8",
+    "explore.episodes=24",
+    "explore.steps=3",
+    "wm_fit.steps=3",
+    "wm_fit.batch=4",
+    "wm_fit.holdout=0.4",
+    "dream.horizon=3",
+    "rl.updates=4",
+    "rl.tasks=2",
+    "rl.n=2",
+    "rl.bc_batch=4",
+    "rl.checkpoint_every=1",
+    "eval.episodes=4",
+    "eval.steps=3",
+    "controls.sft_steps=[]",
+    "model.threads=1",
+    "wm.max_new_tokens=24",
+    "wm.retries=0",
+)
+
+
+def rows(folder: Path, stage: str = "") -> list[dict[str, Any]]:
+    found = read_metrics(folder / "metrics.jsonl", times=False)
+    return [row for row in found if row["event"] == "update" and row["stage"] == stage] if stage else found
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Demonstrations, SFT and exploration are made once."""
+    return tmp_path_factory.mktemp("wm") / "cache"
+
+
+@pytest.fixture(autouse=True)
+def shared(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAWEB_CACHE", str(cache))
+
+
+def run(out: Path, *sets: str, **more: Any) -> Any:
+    return dynaweb.run("dynaweb", overrides=[*SMALL, *sets], out=out, seed=0, **more)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """Real transitions of random actions."""
+    path = tmp_path_factory.mktemp("store") / "real.jsonl.gz"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DYNAWEB_CACHE", str(cache))
+        sets = [*SMALL, "explore.player=random", "explore.steps=6"]
+        dynaweb.collect("dynaweb", overrides=sets, out=path.parent / "run", store=path)
+    return path
+
+
+def check_run(folder: Path, arms: list[dict[str, Any]], world_model: dict[str, Any], *, fitted: bool) -> None:
+    assert [arm["name"] for arm in arms] == ["sft", "dynaweb"]
+    assert (folder / "checkpoints" / "world-model").is_dir() == fitted
+    assert len(rows(folder, "world-model")) == (3 if fitted else 0)
+    assert {"Element recall", "Changed F1", "Tokens"} <= set(world_model)
+
+
+def test_a_run_with_another_world_model_from_the_command_line(tmp_path: Path, cli: Cli, cache: Path) -> None:
+    sets = [word for one in SMALL for word in ("--set", one)]
+    done = cli("run", "--wm", "full-state", *sets, "--out", "out", "--json", DYNAWEB_CACHE=str(cache))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)["results"]
+    check_run(tmp_path / "out", result["arms"], result["world_model"], fitted=True)
+
+
+@pytest.mark.parametrize(("name", "more"), [("frozen-llm", ()), ("delta", ('wm.apply="llm"', "wm.history=2"))])
+def test_a_run_with_each_world_model(name: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    result = run(tmp_path / "out", *more, wm=name).results
+    check_run(tmp_path / "out", result["arms"], result["world_model"], fitted=name == "delta")
+
+
+def test_a_frozen_model_behind_a_server_dreams_and_its_cost_is_counted(tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    with chat_server("It opens a page.\nurl shop.localhost/x\n+ heading 'X'\n+ link 'Back'") as server:
+        sets = [f"wm.server.base_url={server.url}", "wm.server.model=big", "wm.server.price_in=3", "wm.shots=1"]
+        run(tmp_path / "out", *sets, "rl.updates=1", wm="frozen-llm")
+    stages = {row["name"]: row["metrics"] for row in rows(tmp_path / "out") if row["event"] == "stage"}
+    asked = stages["world-model"]["server_requests"] + stages["rl"]["server_requests"]
+    assert asked == len(server.requests) > 10
+    assert stages["world-model"]["server_cost"] == pytest.approx(3e-4 * stages["world-model"]["server_requests"])
+    assert "EXAMPLE 1" in server.requests[0]["messages"][1]["content"]
+    assert rows(tmp_path / "out", "rl")[0]["metrics"]["world_model_tokens"] > 0
+
+
+def test_an_automatic_horizon_is_calibrated_and_ends_dreams(tmp_path: Path) -> None:
+    sets = ['dream.horizon="auto"', "dream.max_horizon=4", "wm_fit.steps=0", "rl.updates=1", "rl.tasks=8"]
+    sets += ["wm.max_new_tokens=120", "explore.episodes=72", 'dream.fidelity="content"']
+    run(tmp_path / "strict", *sets, "dream.fidelity_floor=1.0")
+    found = rows(tmp_path / "strict", "fidelity")[0]["metrics"]
+    assert 0 <= found["calibration.brier"] <= 1 and 0 < found["calibration.brier_of_base_rate"] <= 0.25
+    strict = rows(tmp_path / "strict", "rl")[0]["metrics"]
+    # No page can be trusted wholly: every dream ends at its first dreamed page, if it comes to one.
+    ended = strict["untrusted"] + strict["world_model_errors"]
+    assert strict["untrusted"] > 0 and ended == strict["dreamed_steps"] / 16
+    run(tmp_path / "lax", *sets, "dream.fidelity_floor=0")
+    assert rows(tmp_path / "lax", "rl")[0]["metrics"]["untrusted"] == 0
+
+
+def test_an_automatic_horizon_needs_pages_to_calibrate_on(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least 20 held-out pages"):
+        run(tmp_path / "few", 'dream.horizon="auto"', "explore.episodes=4", "wm_fit.steps=0")
+
+
+def test_collect_with_experts_and_random_actions(tmp_path: Path, store: Path) -> None:
+    found = list(TransitionStore(store))
+    assert len(found) > 24 and {item.source for item in found} == {"real"}
+    assert all(re.match(r"train \d+", item.info["site"]) for item in found)
+    experts = dynaweb.collect("dynaweb", overrides=[*SMALL, "explore.player=expert"], out=tmp_path / "x")
+    shown = list(TransitionStore(Path(experts.metrics["store"])))
+    assert experts.metrics["transitions"] == len(shown) > 24
+    assert {item.source for item in shown} == {"expert"}
+    dynaweb.collect("dynaweb", overrides=[*SMALL, "explore.player=expert"], out=tmp_path / "y", store=tmp_path / "s.gz")
+    assert len(TransitionStore(tmp_path / "s.gz")) == len(shown)
+
+
+def test_fitting_on_a_store_alone_and_evaluating_on_another(
+    tmp_path: Path, store: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynaweb.loop.worldmodel.MAX_PROBES", 40)
+    monkeypatch.setattr("dynaweb.loop.wmeval.MAX_CHAINS", 8)
+    fitted = dynaweb.fit_world_model("dynaweb", overrides=SMALL, data=store, out=tmp_path / "fit")
+    assert fitted.weights is not None and fitted.metrics["n"] > 5
+    assert not any(row.get("name") == "demos" for row in rows(tmp_path / "fit"))
+    longer = [*SMALL, "wm.max_new_tokens=120"]
+    given: dict[str, Any] = {"overrides": longer, "data": store, "weights": fitted.weights}
+    scores = dynaweb.evaluate_world_model("dynaweb", **given, horizon=4, out=tmp_path / "eval")
+    assert {"all", "action click"} <= set(scores.one_step) and any("localhost" in name for name in scores.one_step)
+    assert 1 < len(scores.steps) <= 4 and scores.seconds > 0
+    counts = [step["alive"].n for step in scores.steps]
+    assert counts == sorted(counts, reverse=True) and counts[0] == 8
+    kinds = [found["exact"].n for name, found in scores.one_step.items() if name.startswith("action ")]
+    assert sum(kinds) == scores.one_step["all"]["exact"].n == 40
+    assert "Brier score" in str(scores)
+    written = json.loads((tmp_path / "eval" / "world-model.json").read_text())
+    assert written["one_step"]["all"]["exact"]["n"] == 40 and len(written["steps"]) == len(scores.steps)
+    assert len(scores.probes) == 40 and all(re.match(r"train \d+", probe["site"]) for probe in scores.probes)
+    page = (tmp_path / "eval" / "world-model.html").read_text()
+    assert "Fidelity by step of the dream" in page and "Reliability" in page and "<svg" in page
+    sets = [word for one in longer for word in ("--set", one)]
+    text = cli("wm", "show", "--data", str(store), "--weights", str(fitted.weights), *sets, "--index", "1")
+    assert text.returncode == 0 and text.stdout.startswith("page ")
+    assert {line[:2] for line in text.stdout.splitlines()} & {"- ", "  "}
+    with pytest.raises(ConfigError, match="there is no 9999"):
+        dynaweb.show_prediction("dynaweb", **given, index=9999, out=tmp_path / "show")
+    with pytest.raises(MissingError, match="no transition store"):
+        dynaweb.evaluate_world_model(
+            "dynaweb", overrides=SMALL, weights=fitted.weights, data="gone", out=tmp_path / "g"
+        )
+
+
+def test_evaluating_what_the_recipe_fits(tmp_path: Path) -> None:
+    found = dynaweb.evaluate_world_model("dynaweb", overrides=SMALL, out=tmp_path / "eval", horizon=3)
+    assert found.one_step["all"]["element_f1"].n > 10
+    # Answers were cut short, so hardly any page is there to calibrate on: it says so instead of failing.
+    assert "open loop" in str(found) and "no calibration: " in str(found) and found.calibration is None
+
+
+def test_early_stopping_keeps_the_best_weights_and_goes_on_after_a_stop(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What losses a model reaches is its own affair: here the best look is the one after four updates.
+    monkeypatch.setattr("dynaweb.loop.stopping.mean_loss", lambda trainer, rows: 1.0 + abs(trainer.steps - 4))
+    sets = [*SMALL, "wm_fit.steps=12", "wm_fit.validate_every=2", "wm_fit.patience=2"]
+
+    def fit(out: str) -> Any:
+        return dynaweb.fit_world_model("dynaweb", overrides=sets, data=store, out=tmp_path / out)
+
+    def weights(result: Any) -> bytes:
+        return (result.weights / "model.safetensors").read_bytes()
+
+    monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "fresh"))
+    whole = fit("whole")
+    updates = rows(tmp_path / "whole", "world-model")
+    looks = {row["index"] + 1: row["metrics"].get("validation_loss") for row in updates}
+    assert looks == {1: None, 2: 3.0, 3: None, 4: 1.0, 5: None, 6: 3.0, 7: None, 8: 5.0}
+    breaths = 0
+
+    async def stop_later(self: Workspace) -> None:
+        nonlocal breaths
+        breaths += 1
+        if breaths == 7:
+            raise asyncio.CancelledError
+
+    monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "other"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Workspace, "breathe", stop_later)
+        with pytest.raises(Interrupted):
+            fit("stopped")
+    again = fit("again")
+    assert weights(again) == weights(whole)
+    assert rows(tmp_path / "again", "world-model") == rows(tmp_path / "whole", "world-model")
+
+
+def test_adapters_are_trained_and_merged(tmp_path: Path, store: Path) -> None:
+    pytest.importorskip("peft")
+    from dynaweb.backends.models import TINY, load_model
+
+    sets = [*SMALL, "wm_fit.lora_rank=2"]
+    fitted = dynaweb.fit_world_model("dynaweb", overrides=sets, data=store, out=tmp_path / "lora")
+    base, tuned = load_model(TINY).state_dict(), load_model(fitted.weights).state_dict()
+    assert base.keys() == tuned.keys()
+    moved = [name for name in base if not base[name].equal(tuned[name])]
+    assert moved and all("_proj" in name for name in moved)
+
+
+def test_other_transitions_are_fitted_too(tmp_path: Path, store: Path) -> None:
+    plain = dynaweb.fit_world_model("dynaweb", overrides=SMALL, out=tmp_path / "plain")
+    more = dynaweb.fit_world_model("dynaweb", overrides=[*SMALL, f"wm_fit.data={store}"], out=tmp_path / "more")
+    assert (plain.weights / "model.safetensors").read_bytes() != (more.weights / "model.safetensors").read_bytes()
+    with pytest.raises(MissingError, match="no transition store"):
+        dynaweb.fit_world_model("dynaweb", overrides=[*SMALL, "wm_fit.data=gone"], out=tmp_path / "gone")
+
+
+def test_the_world_model_is_refreshed_on_the_way_and_a_stopped_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = ["wm_fit.refresh_every=2", "wm_fit.refresh_episodes=3", "wm_fit.refresh_steps=2", "rl.updates=5"]
+    run(tmp_path / "whole", *sets)
+    found = rows(tmp_path / "whole", "refresh")
+    assert [row["index"] for row in found] == [1, 3]
+    assert all(row["metrics"]["new_transitions"] > 0 for row in found)
+    assert found[1]["metrics"]["transitions"] > found[0]["metrics"]["transitions"]
+    stage = next(row for row in rows(tmp_path / "whole") if row["event"] == "stage" and row["name"] == "rl")
+    assert stage["metrics"]["static_steps"] > 0
+    played = [row for row in rows(tmp_path / "whole") if row["event"] == "rollout" and row["phase"] == "refresh"]
+    assert len(played) == 6
+    monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "fresh"))
+    calls = 0
+
+    async def stop_in_the_second(
+        self: Any, done: int, player: Any, whole: Any = refresh_module.Refresher.after
+    ) -> None:
+        nonlocal calls
+        await whole(self, done, player)
+        calls += 1
+        if calls == 4:
+            raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(refresh_module.Refresher, "after", stop_in_the_second)
+        with pytest.raises(Interrupted):
+            run(tmp_path / "again", *sets)
+    run(tmp_path / "again", *sets, resume=True)
+    assert rows(tmp_path / "again") == rows(tmp_path / "whole")
+
+
+def test_a_model_that_cannot_be_fitted_cannot_be_refreshed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="frozen-llm' cannot be fitted"):
+        run(tmp_path / "x", "wm_fit.refresh_every=1", wm="frozen-llm")
