@@ -23,7 +23,7 @@ from dynaweb_env_sites.world_store import WorldStore
 from dynaweb_env_webarena import WebarenaConfig
 from dynaweb_env_webarena.env import WebarenaSource
 from dynaweb_env_webarena.functions import post_url, resolved
-from dynaweb_env_webarena.sites import full_reset
+from dynaweb_env_webarena.sites import filled, full_reset, placeholders
 from dynaweb_env_webarena.verified import response_of
 
 
@@ -105,6 +105,11 @@ def test_tasks_come_out_of_lists_and_folders_and_skipped_ones_are_counted(make: 
         (folder / f"{number}.json").write_text(json.dumps(raw(number)), encoding="utf-8")
     source = make(path=str(folder), urls={"reddit": "http://127.0.0.1:9"})
     assert [task.id for task in source.catalogue("test")] == ["9", "10"]
+
+
+def test_only_sites_count_as_placeholders() -> None:
+    assert placeholders(["__SHOP__/a", {"x": ("git@__SSH_HOST__:a", "__REDDIT__")}]) == {"shop", "reddit"}
+    assert filled({"x": ["__SHOP__/a", "__OTHER__"]}, {"shop": "http://s"}) == {"x": ["http://s/a", "__OTHER__"]}
 
 
 @pytest.mark.parametrize("prefix", ["", "WA_"])

@@ -16,6 +16,7 @@ import pytest_asyncio
 from web_pages import PageServer, acted, names, reply_of, serving
 
 from dynaweb.types import Action, Observation
+from dynaweb.web import reading
 from dynaweb.web.actions import format_action, parse_action
 from dynaweb.web.browser import BrowserPool
 from dynaweb.web.chromium_session import ChromiumSession
@@ -323,6 +324,30 @@ async def test_budgets_of_characters_and_the_viewport(server: PageServer) -> Non
         assert page.truncated
         assert len("\n".join(render(page).split("\n")[1:-1])) < 300
         assert render(page).endswith("\n...")
+
+
+@pytest.mark.parametrize("view", ["compact", "webarena"])
+async def test_the_viewport_of_a_large_page_is_read_without_the_rest(
+    server: PageServer, monkeypatch: pytest.MonkeyPatch, view: str
+) -> None:
+    rows = "".join(f"<li><h3><a href=/{i}>Item {i}</a></h3><p>Price <b>{i}</b><br>new</p></li>" for i in range(400))
+    server.pages["/"] = f"""<div style="height:0"><p>Spills over</p></div><ul>{rows}</ul><div style="display:contents">
+    <select aria-label=Sort style="position:fixed;top:5px"><option>New<option>Old</select></div>
+    <iframe srcdoc="<button>Framed</button>" style="position:fixed;bottom:0"></iframe>"""
+    async with BrowserPool(region="viewport", view=view) as pool:  # type: ignore[arg-type]
+        session = await pool.session()
+        await session.reset()
+        await session.goto(server.url())
+        for _ in range(2):
+            part = await session.observe()
+            with monkeypatch.context() as patch:
+                patch.setattr(reading, "MANY_NODES", 10**9)
+                whole = await session.observe()
+            assert part == whole
+            assert {"Sort", "Framed"} <= set(names(part))
+            assert 10 < len(part.nodes) < 120
+            await session.act(Action("scroll", text="down"))
+        assert "Item 0" not in names(await session.observe())
 
 
 async def test_press_and_scroll_on_an_element(session: ChromiumSession, show: Show) -> None:

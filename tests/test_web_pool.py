@@ -73,6 +73,28 @@ async def test_twenty_episodes_share_a_context_and_leak_nothing(pool: BrowserPoo
     await session.close()
 
 
+@pytest.mark.parametrize("path", ["/writes", "/frames"])
+async def test_a_page_that_writes_while_it_is_left_leaks_nothing(
+    pool: BrowserPool, server: PageServer, path: str
+) -> None:
+    server.pages["/writes"] = """<p id=p></p><script>
+    p.textContent = [localStorage.a, sessionStorage.a, document.cookie].join('|');
+    const write = () => { sessionStorage.a = localStorage.a = 1; document.cookie = 'a=1' };
+    for (const kind of ['pagehide', 'beforeunload', 'unload', 'visibilitychange']) addEventListener(kind, write);
+    setInterval(write, 1);
+    </script>"""
+    other = server.url("/writes", host="other.localhost")
+    server.pages["/frames"] = f"<iframe src='{other}'></iframe><iframe src=/writes></iframe>"
+    session = await pool.session()
+    for episode in range(4):
+        await session.reset()
+        await session.goto(other if episode % 2 else server.url("/writes"))
+        assert await text_of(session) == "||"
+        await session.goto(server.url(path))
+        await session.observe()
+    await session.close()
+
+
 async def test_a_closed_session_gives_its_context_to_the_next(pool: BrowserPool, server: PageServer) -> None:
     first = await pool.session()
     await first.reset(headers={"X-Test": "1"})

@@ -277,6 +277,19 @@ def test_numbers_of_an_earlier_page_are_refused() -> None:
     assert stale == "textbox 'Text' is not on the page any more; look at the page again"
 
 
+def test_a_key_goes_to_the_element_it_names_and_old_names_are_refused() -> None:
+    async def play() -> None:
+        session, page = await opened()
+        alone = find(page, "Alone")
+        assert await session.act(Action("press", alone.id, "Enter", target_role="textbox", target_name="Alone")) == ""
+        after = await session.observe()
+        assert after.url.endswith("/echo?x=&q=")
+        old = Action("click", 1, target_role="textbox", target_name="Alone")
+        assert await session.act(old) == "[1] is text 'x=' now, not textbox 'Alone'; look at the page again"
+
+    run(play())
+
+
 def test_addresses_that_cannot_be_loaded() -> None:
     async def play() -> list[Observation]:
         session, _ = await opened()

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from dynaweb.errors import BrowserError, MissingError
 from dynaweb.web.chromium import Chromium, end_driver, find
-from dynaweb.web.session import VIEWPORT, Region, UrlMap, View
+from dynaweb.web.session import QUIET_WINDOW, VIEWPORT, Region, UrlMap, View
 from dynaweb.web.view import MAX_NODES
 
 if TYPE_CHECKING:
@@ -98,7 +98,9 @@ class BrowserPool:
     browser that does not answer is given up (`BrowserError`). `hosts`: allowed host names, with `*` as wildcard.
     `urls`: real <-> canonical addresses. `view`, `region`, `max_nodes` and `max_chars` (0 = no limit): what of a page
     is shown. `dialogs`: what happens to `confirm`, `prompt` and `alert`. `downloads`: a folder that keeps downloaded
-    files of up to `max_download` bytes; without one they are only reported. Permissions are denied.
+    files of up to `max_download` bytes; without one they are only reported. Permissions are denied. `keep_cache`: keep
+    what the HTTP cache holds between episodes, for sites whose files never change. `quiet`: seconds without a change
+    after which a page with scripts counts as settled; less where scripts do everything at once.
 
     A pool belongs to one event loop at a time: close it in the loop that used it. A forgotten browser is ended when the
     pool is next used, or with the process.
@@ -121,6 +123,8 @@ class BrowserPool:
         recycle: int = 400,
         downloads: Path | None = None,
         max_download: int = 50_000_000,
+        keep_cache: bool = False,
+        quiet: float = QUIET_WINDOW,
     ) -> None:
         self.browser = browser
         self.timeout = timeout
@@ -135,6 +139,8 @@ class BrowserPool:
         self.recycle = recycle
         self.downloads = downloads
         self.max_download = max_download
+        self.keep_cache = keep_cache
+        self.quiet = quiet
         self.blocked: Counter[str] = Counter()
         """Requests refused by the allow-list, by host, over the pool's life."""
         self.launches = 0

@@ -19,7 +19,7 @@ from dynaweb.web.context import BLANK
 from dynaweb.web.layout import Box, Layout, backend_of, within
 from dynaweb.web.quoting import quote
 from dynaweb.web.reading import Reading, read_tab
-from dynaweb.web.session import VIEWPORT, View, is_address
+from dynaweb.web.session import View, is_address
 from dynaweb.web.tab import Tab, TabError
 from dynaweb.web.view import Viewed, compact_view, cut, full_view
 from dynaweb.web.view_benchmarks import browsergym_view, webarena_view
@@ -210,7 +210,7 @@ class ChromiumSession:
         page = await read_tab(tab, layout=by_viewport, verbose=self._pool.view in ("webarena", "browsergym"))
         self._layout = page.layout
         if by_viewport and page.layout is not None:
-            page.nodes = tuple(within(page.nodes, page.layout, VIEWPORT["width"], VIEWPORT["height"]))
+            page.nodes = tuple(within(page.nodes, page.layout))
         return page
 
     def _remarks(self, tab: Tab) -> Iterator[str]:

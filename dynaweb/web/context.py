@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -89,15 +89,12 @@ class OpenContext:
         self._helper, self.tabs, self._current = None, [first], first
         for tab in extra:
             await self.guarded(tab.page.close(), "close a tab")
+        silenced = scripted and await _clear_session(first)
         await first.navigate(BLANK)
         await first.settle(check=False)
-        await asyncio.gather(
-            self.guarded(self.context.clear_cookies(), "clear cookies"),
-            first.send("Network.clearBrowserCache"),
-            first.send("Page.resetNavigationHistory"),
-        )
-        if scripted:
-            await self._clear_storage(first, origins)
+        await asyncio.gather(*self._cleaning(first, origins if scripted else set(), silenced))
+        if scripted and not silenced:
+            first = await self._replace(first)
         first.forget()
         self.downloads.forget()
         self.notices.clear()
@@ -172,17 +169,27 @@ class OpenContext:
         except Exception as error:
             raise as_error(error, what) from None
 
-    async def _clear_storage(self, first: Tab, origins: set[str]) -> None:
-        """Local storage and databases go by origin; the session storage of a tab goes with its page."""
-        await asyncio.gather(
-            *(first.send("Storage.clearDataForOrigin", origin=origin, storageTypes="all") for origin in origins)
-        )
+    def _cleaning(self, first: Tab, origins: set[str], silenced: bool) -> Iterator[Awaitable[Any]]:
+        """Everything that an empty tab and its context are cleaned of; the session storage apart."""
+        yield self.guarded(self.context.clear_cookies(), "clear cookies")
+        yield first.send("Page.resetNavigationHistory")
+        if not self._pool.keep_cache:
+            yield first.send("Network.clearBrowserCache")
+        for origin in origins:
+            yield first.send("Storage.clearDataForOrigin", origin=origin, storageTypes="all")
+        if silenced:
+            yield first.send("Emulation.setScriptExecutionDisabled", value=False)
+
+    async def _replace(self, first: Tab) -> Tab:
+        """A new tab in place of the only one: the session storage of a tab goes with its page."""
         self.tabs = []
-        await self.new_tab()
+        tab = await self.new_tab()
         await self.guarded(first.page.close(), "close a tab")
+        return tab
 
     async def _attach(self, page: Page) -> Tab:
-        attaching = Tab.attach(self.context, page, patience=self._pool.timeout, deadline=self._pool.deadline)
+        pool = self._pool
+        attaching = Tab.attach(self.context, page, patience=pool.timeout, deadline=pool.deadline, quiet=pool.quiet)
         tab = await self.guarded(attaching, "attach to a page")
         page.on("close", lambda _: self._drop(tab))
         page.on("download", self.downloads.take)
@@ -235,3 +242,32 @@ class OpenContext:
         if urlsplit(request.url).scheme in _WEB and not self._pool.allows(request.url):
             host = self._pool.refuse(request.url)
             self.say(f"a request to {host} was refused: this host is not allowed")
+
+
+async def _clear_session(tab: Tab) -> bool:
+    """Empty the session storage of what a tab shows and silence its scripts, so that none writes while it is left.
+
+    False when the tab has been at origins that it does not show now: their storage is out of reach.
+    """
+    shown = {_origin(frame.url) for frame in tab.page.frames}
+    if not tab.origins <= shown | {"", "://", "null"}:
+        return False
+    try:
+        await asyncio.gather(
+            tab.send("Emulation.setScriptExecutionDisabled", value=True),
+            *(
+                tab.send("DOMStorage.clear", storageId={"securityOrigin": origin, "isLocalStorage": False})
+                for origin in tab.origins & shown
+                if origin.startswith("http")
+            ),
+        )
+    except TabError:
+        await tab.send("Emulation.setScriptExecutionDisabled", value=False)
+        return False
+    return True
+
+
+def _origin(url: str) -> str:
+    """The origin of an address as the browser writes it."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}" if separator else ""

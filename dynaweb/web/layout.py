@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dynaweb.types import Node
+from dynaweb.web.session import VIEWPORT
 
 _CONTROLS = frozenset({"A", "BUTTON", "INPUT", "SELECT", "TEXTAREA", "OPTION", "LABEL", "HTML", "BODY", "#document"})
 """Tags that are clickable by nature, or so large that a listener on them says nothing."""
@@ -24,6 +25,11 @@ class Box(NamedTuple):
         """Whether any part of it shows in a viewport of that size."""
         inside = self.x < width and self.y < height and self.x + self.width > 0 and self.y + self.height > 0
         return inside and self.width > 0 and self.height > 0
+
+    @property
+    def shows(self) -> bool:
+        """Whether any part of it shows in the window."""
+        return self.meets(VIEWPORT["width"], VIEWPORT["height"])
 
 
 @dataclass(slots=True)
@@ -54,7 +60,23 @@ def read_layout(snapshot: Mapping[str, Any]) -> Layout:
     return layout
 
 
-def within(raw: Sequence[Node], layout: Layout, width: float, height: float) -> list[Node]:
+def visible_nodes(snapshot: Mapping[str, Any], layout: Layout) -> set[int]:
+    """Backend ids of what shows of the main document in its viewport, and of everything that it stands in."""
+    nodes = snapshot["documents"][0]["nodes"]
+    backends, parents = nodes["backendNodeId"], nodes["parentIndex"]
+    found: set[int] = set()
+    for start, backend in enumerate(backends):
+        box = layout.boxes.get(backend)
+        if box is None or not box.shows:
+            continue
+        at = start
+        while at >= 0 and backends[at] not in found:
+            found.add(backends[at])
+            at = parents[at]
+    return found
+
+
+def within(raw: Sequence[Node], layout: Layout) -> list[Node]:
     """The nodes of a raw tree that show in the viewport, in order; children of nodes that do not stay if they do.
 
     A node without a box (an option, `display: contents`) goes with the nearest node above it that has one.
@@ -66,7 +88,11 @@ def within(raw: Sequence[Node], layout: Layout, width: float, height: float) -> 
             above.pop()
         backend = backend_of(node.ref)
         box = None if backend is None else layout.boxes.get(backend)
-        shows = (not above or above[-1][1]) if box is None or not above else box.meets(width, height)
+        shows = (
+            (not above or above[-1][1])
+            if box is None or not above
+            else box.meets(VIEWPORT["width"], VIEWPORT["height"])
+        )
         above.append((node.depth, shows))
         if shows:
             kept.append(node)

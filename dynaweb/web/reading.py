@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dynaweb.types import Node
-from dynaweb.web.layout import Layout, read_layout
+from dynaweb.web.layout import Layout, read_layout, visible_nodes
 from dynaweb.web.tab import Tab, TabError
-from dynaweb.web.tree import iframes, read_page, read_tree
+from dynaweb.web.tree import TEXT, iframes, read_page, read_tree
 
+MANY_NODES = 3000
+"""Nodes of a document above which a viewport is read without the rest of the page."""
 MAX_FRAMES = 60
 """Frames of one page whose trees are read; further ones stay empty."""
 
@@ -31,21 +33,63 @@ class Reading:
 async def read_tab(tab: Tab, *, layout: bool = False, verbose: bool = False) -> Reading:
     """Read a tab. Raises `TabError` when its document is replaced meanwhile, and `BrowserError`.
 
-    A page with scripts has its layout read in any case, because only that tells which elements listen to clicks.
+    `layout` also asks for boxes; of a large page, only what leads to the viewport is read then. A page with scripts has
+    its layout read in any case, because only that tells which elements listen to clicks.
     `verbose` keeps the properties that benchmarks print (see `dynaweb.web.tree`).
     """
-    snapshot: Mapping[str, Any] | None = None
-    if layout or tab.live:
-        answer, snapshot = await asyncio.gather(
-            tab.send("Accessibility.getFullAXTree"), tab.send("DOMSnapshot.captureSnapshot", computedStyles=[])
-        )
-    else:
+    if not layout and not tab.live:
         answer = await tab.send("Accessibility.getFullAXTree")
-    read = None if snapshot is None else read_layout(snapshot)
-    clickable = frozenset(read.clickable if read else ())
-    inner = await _Frames(tab, verbose, clickable).below(answer["nodes"])
-    page = read_page(answer["nodes"], inner=inner, verbose=verbose, clickable=clickable)
-    return Reading(page.url, page.title, page.nodes, read)
+        return await _merged(tab, answer["nodes"], None, verbose)
+    if layout:
+        snapshot = await tab.send("DOMSnapshot.captureSnapshot", computedStyles=[])
+        read = read_layout(snapshot)
+        if len(snapshot["documents"][0]["nodes"]["nodeName"]) > MANY_NODES:
+            return await _merged(
+                tab, await _payload_of(tab, read.boxes.keys() - visible_nodes(snapshot, read)), read, verbose
+            )
+        answer = await tab.send("Accessibility.getFullAXTree")
+        return await _merged(tab, answer["nodes"], read, verbose)
+    answer, snapshot = await asyncio.gather(
+        tab.send("Accessibility.getFullAXTree"), tab.send("DOMSnapshot.captureSnapshot", computedStyles=[])
+    )
+    return await _merged(tab, answer["nodes"], read_layout(snapshot), verbose)
+
+
+async def _merged(tab: Tab, payload: Payload, layout: Layout | None, verbose: bool) -> Reading:
+    clickable = frozenset(layout.clickable if layout else ())
+    inner = await _Frames(tab, verbose, clickable).below(payload)
+    page = read_page(payload, inner=inner, verbose=verbose, clickable=clickable)
+    return Reading(page.url, page.title, page.nodes, layout)
+
+
+async def _payload_of(tab: Tab, unseen: Collection[int]) -> list[Mapping[str, Any]]:
+    """The main frame's tree, level by level, without what lies below `unseen` nodes.
+
+    Chromium needs most of its time to write nodes down: on a page of thousands of which a screenful shows, this takes
+    half the time of the whole tree.
+    """
+    await tab.send("Accessibility.enable")
+    try:
+        root = (await tab.send("Accessibility.getRootAXNode"))["node"]
+        found: dict[str, Mapping[str, Any]] = {root["nodeId"]: root}
+        level = [root]
+        while level:
+            wanted = [node for node in level if _leads_on(node, unseen, found)]
+            answers = await asyncio.gather(
+                *(tab.send("Accessibility.getChildAXNodes", id=node["nodeId"]) for node in wanted)
+            )
+            level = [node for answer in answers for node in answer["nodes"] if node["nodeId"] not in found]
+            found.update((node["nodeId"], node) for node in level)
+    finally:
+        await tab.send("Accessibility.disable")
+    return list(found.values())
+
+
+def _leads_on(node: Mapping[str, Any], unseen: Collection[int], found: Mapping[str, Any]) -> bool:
+    """Whether children of the node are to be read: it has some that are not known, and something in it may show."""
+    if node.get("role", {}).get("value") == TEXT or all(child in found for child in node.get("childIds", ())):
+        return False
+    return node.get("backendDOMNodeId") not in unseen
 
 
 class _Frames:

@@ -16,6 +16,8 @@ View = Literal["compact", "full", "webarena", "browsergym"]
 what the agents of those benchmarks are shown (see `dynaweb.web.view_benchmarks`)."""
 Region = Literal["page", "viewport"]
 """What of a page is shown: all of it, or what the window shows without scrolling."""
+QUIET_WINDOW = 0.08
+"""Seconds without a change after which a page with scripts counts as settled."""
 VIEWPORT = {"width": 1280, "height": 720}
 """Size of the window in CSS pixels."""
 

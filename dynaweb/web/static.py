@@ -114,7 +114,8 @@ class StaticSession:
 
     async def act(self, action: Action) -> str:
         """Do an action of the last observation: '' or the reason why it was refused (also the next notice)."""
-        reason = self._act_on_node(action) if action.kind in TARGETED else self._act_on_tab(action)
+        on_node = action.kind in TARGETED or action.target is not None
+        reason = self._act_on_node(action) if on_node else self._act_on_tab(action)
         self._notices += [reason] if reason else []
         return reason
 
@@ -235,11 +236,17 @@ class StaticSession:
         if node is None:
             return f"there is no element [{action.target}] on this page"
         target = f"{node.role} {quote(node.name)}"
+        if action.target_role and (action.target_role, action.target_name) != (node.role, node.name):
+            said = f"{action.target_role} {quote(action.target_name)}"
+            return f"[{node.id}] is {target} now, not {said}; look at the page again"
         if page is not self._shown_page:
             return f"{target} is not on the page any more; look at the page again"
         element = None if node.ref is None else page.elements[int(node.ref)]
-        if element is not None and is_disabled(element) and action.kind != "hover":
+        if element is not None and is_disabled(element) and action.kind not in ("hover", "scroll"):
             return f"{target} is disabled"
+        if action.kind == "press":
+            self._focus = element
+            return self._press(action.text)
         if action.kind == "type":
             return self._type(element, target, action)
         if action.kind == "select":

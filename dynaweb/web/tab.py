@@ -13,9 +13,10 @@ from playwright.async_api import Error as PlaywrightError
 
 from dynaweb.errors import BrowserError
 from dynaweb.web import scripts
+from dynaweb.web.session import QUIET_WINDOW
 
-QUIET_WINDOW = 0.08
-"""Seconds without a change after which a page with scripts counts as settled."""
+LOADED_WINDOW = 0.05
+"""Quiet window of a page that has just loaded, if it is shorter: what scripts do at once, they have done."""
 QUIET_CAP = 2.0
 """Seconds after which a page that keeps changing is read as it is."""
 _ROUNDS = 4
@@ -28,9 +29,11 @@ _GONE = ("has been closed", "Connection closed", "Target crashed", "browser has 
 class Tab:
     """A Playwright page. Every call has a deadline; what Playwright raises becomes `BrowserError` or `TabError`."""
 
-    def __init__(self, page: Page, cdp: CDPSession, *, patience: float, deadline: float) -> None:
+    def __init__(self, page: Page, cdp: CDPSession, *, patience: float, deadline: float, quiet: float) -> None:
         self.page = page
         self.cdp = cdp
+        self.quiet = quiet
+        """Seconds without a change after which the page counts as settled."""
         self.patience = patience
         """Seconds that a page may take to load before it is read as it is."""
         self.deadline = deadline
@@ -63,9 +66,11 @@ class Tab:
         self._requested = asyncio.Event()
 
     @classmethod
-    async def attach(cls, context: BrowserContext, page: Page, *, patience: float, deadline: float) -> Tab:
+    async def attach(
+        cls, context: BrowserContext, page: Page, *, patience: float, deadline: float, quiet: float = QUIET_WINDOW
+    ) -> Tab:
         """Open the DevTools session of a page."""
-        tab = cls(page, await context.new_cdp_session(page), patience=patience, deadline=deadline)
+        tab = cls(page, await context.new_cdp_session(page), patience=patience, deadline=deadline, quiet=quiet)
         page.on("crash", lambda _: tab.crash())
         listeners = {
             "Page.frameRequestedNavigation": tab._on_requested,
@@ -242,7 +247,8 @@ class Tab:
                 if not await self._wait_ready(deadline):
                     self.scripted = True
                     return navigated
-            if (not check or await self._quiet(deadline)) and not self.loading:
+            window = min(LOADED_WINDOW, self.quiet) if navigated else self.quiet
+            if (not check or await self._quiet(deadline, window)) and not self.loading:
                 break
         return navigated
 
@@ -277,11 +283,11 @@ class Tab:
 
     async def look(self) -> None:
         """Find out again whether the page has scripts and is small enough to be read."""
-        await self._quiet(time.monotonic())
+        await self._quiet(time.monotonic(), self.quiet)
 
-    async def _quiet(self, deadline: float) -> bool:
+    async def _quiet(self, deadline: float, window: float) -> bool:
         cap = max(min(QUIET_CAP, deadline - time.monotonic()), 0.05)
-        script = scripts.QUIET % {"window": int(QUIET_WINDOW * 1000), "cap": int(cap * 1000)}
+        script = scripts.QUIET % {"window": int(window * 1000), "cap": int(cap * 1000)}
         try:
             state = str(await self.evaluate(script, wait=True))
             if state == "framed":

@@ -76,7 +76,7 @@ def completed(goal: str, page: Page) -> Plan:
     end = quoted(goal, 1) if "ends with" in goal else ""
     page = yield page.fill(start)
     for _ in range(5):
-        others = [node for node in page.nodes if node.role != "textbox"]
+        others = [node for node in page.nodes if node.role not in ("textbox", "list", "status")]
         found = [node for node in others if node.name.startswith(start) and node.name.endswith(end)]
         if found:
             page = yield on("click", found[0])

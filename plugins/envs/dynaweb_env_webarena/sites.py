@@ -27,6 +27,8 @@ READY = "ready for duty"
 POLL_SECONDS = 2.0
 TELL_SECONDS = 15.0
 """Seconds between two lines of progress."""
+_NO_SITES = {"ssh_host"}
+"""Marks in answers that webarena-verified fills in itself."""
 _PLACEHOLDER = re.compile(r"__([A-Z][A-Z0-9_]*?)__")
 
 # The accounts that WebArena's images come with; they are printed in its repository.
@@ -60,7 +62,7 @@ def addresses(config: WebarenaConfig) -> dict[str, str]:
 
 def placeholders(value: Any) -> set[str]:
     """The sites that a task's addresses name, such as `shopping` for `__SHOPPING__`."""
-    return {found.lower() for text in texts(value) for found in _PLACEHOLDER.findall(text)}
+    return {found.lower() for text in texts(value) for found in _PLACEHOLDER.findall(text)} - _NO_SITES
 
 
 def filled(value: Any, urls: Mapping[str, str]) -> Any:

@@ -1,0 +1,401 @@
+"""Speed and exactness of the web layer, against libwebarena and BrowserGym on the same pages in the same run.
+
+    python benchmarks/web.py [observation] [miniwob] [delta] [memory] [fuzz] [--episodes 500] [--strings 1000000]
+
+Without names all of them run. Prints one JSON object a measurement. What is compared with another package needs its
+environment (`python scripts/reference_packages.py`), `miniwob` the pages that BrowserGym's environment holds; what is
+missing is said on standard error and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import http.server
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dynaweb.types import Action, Node, Observation
+from dynaweb.web.actions import GRAMMARS, parse_action
+from dynaweb.web.browser import BrowserPool
+from dynaweb.web.chromium import find
+from dynaweb.web.chromium_session import ChromiumSession
+from dynaweb.web.delta import apply, diff, parse, to_text
+from dynaweb.web.dialects import render
+
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCES = Path(os.environ.get("DYNAWEB_REFERENCES", "") or ROOT / ".references")
+START = "(() => { Math.seedrandom('%d'); core.EPISODE_MAX_TIME = 1e8; core.startEpisodeReal(); })()"
+
+
+def report(what: str, **numbers: Any) -> None:
+    """One line of JSON on stdout; numbers with four significant digits."""
+    rounded = {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in numbers.items()}
+    sys.stdout.write(json.dumps({"what": what, **rounded}) + "\n")
+    sys.stdout.flush()
+
+
+def missing(what: str) -> None:
+    """Say what could not be measured."""
+    sys.stderr.write(f"{what}: not compared, run `python scripts/reference_packages.py` first\n")
+
+
+# --- servers ---
+
+
+class _Files(http.server.SimpleHTTPRequestHandler):
+    pages: ClassVar[dict[str, str]] = {}
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        return
+
+    def do_GET(self) -> None:
+        body = self.pages.get(self.path)
+        if body is None:
+            super().do_GET()
+            return
+        data = f"<!doctype html><meta charset=utf-8><link rel=icon href='data:,'><body>{body}".encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextmanager
+def serving(folder: Path, pages: dict[str, str] | None = None) -> Iterator[str]:
+    """The address of a server of a folder and of pages given as HTML."""
+    _Files.pages = pages or {}
+    handler = functools.partial(_Files, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@contextmanager
+def serving_files(folder: Path) -> Iterator[str]:
+    """The address of a server of a folder, in a process of its own, as a site has it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            _wait_for(port)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+
+
+def _wait_for(port: int) -> None:
+    for _ in range(200):
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise SystemExit("the server of the pages does not start")
+
+
+def product_rows(count: int) -> str:
+    """A shop's list: about thirteen nodes of Chromium's tree a row."""
+    row = "<li><h3><a href=/p/{0}>Product {0}</a></h3><p>Price: <b>{0}.50</b></p><button>Add {0}</button></li>"
+    return f"<h1>Shop</h1><ul>{''.join(row.format(i) for i in range(count))}</ul>"
+
+
+# --- measurements ---
+
+
+async def timed(work: Callable[[], Awaitable[Any]], repeat: int) -> list[float]:
+    """Seconds of each run after one to warm up."""
+    seconds = []
+    for _ in range(repeat + 1):
+        start = time.perf_counter()
+        await work()
+        seconds.append(time.perf_counter() - start)
+    return seconds[1:]
+
+
+async def observation(_: argparse.Namespace) -> None:
+    """Tree, boxes and text of pages of three sizes, and libwebarena's observation of the largest."""
+    sizes = {"small": 22, "large": 266, "rows": 1000}
+    pages = {f"/{name}": product_rows(count) for name, count in sizes.items()}
+    with serving(ROOT / "docs", pages) as base:
+        ours: dict[str, float] = {}
+        async with BrowserPool(view="webarena", region="viewport", max_nodes=100_000) as pool:
+            session = await pool.session()
+            await session.reset()
+            for name in sizes:
+                await session.goto(f"{base}/{name}")
+                tree = await _tab(session).send("Accessibility.getFullAXTree")
+
+                async def look() -> str:
+                    return render(await session.observe(), "webarena")
+
+                seconds = await timed(look, 15 if name == "small" else 5)
+                ours[name] = statistics.median(seconds)
+                report(f"observation {name}", nodes=len(tree["nodes"]), median_ms=1e3 * ours[name])
+        _against_libwebarena(f"{base}/rows", ours["rows"])
+
+
+def _tab(session: ChromiumSession) -> Any:
+    opened = session._open
+    assert opened is not None
+    return opened.current
+
+
+def _against_libwebarena(url: str, ours: float) -> None:
+    python = REFERENCES / "webarena" / "bin" / "python"
+    if not python.exists():
+        missing("libwebarena")
+        return
+    request = {
+        "package": "webarena", "browser": str(find().path), "viewport_only": True, "plain": True,
+        "hidden_roles": [], "properties": [], "pages": [{"url": url}],
+    }  # fmt: skip
+    script = ROOT / "tests" / "reference" / "print_pages.py"
+    done = subprocess.run([python, script], input=json.dumps(request), capture_output=True, text=True, check=True)
+    theirs = json.loads(done.stdout)["seconds"]
+    report("observation of 1,000 rows against libwebarena", ours_s=ours, theirs_s=theirs, ratio=theirs / ours)
+
+
+def _miniwob() -> Path | None:
+    return next(REFERENCES.glob("browsergym/lib/python*/site-packages/miniwob/html"), None)
+
+
+async def miniwob(_: argparse.Namespace) -> None:
+    """Episodes of `click-button` (reset, two observations, a real click) and BrowserGym's reset and step."""
+    folder = _miniwob()
+    if folder is None:
+        missing("miniwob")
+        return
+    with serving_files(folder) as base:
+        url = f"{base}/miniwob/click-button.html"
+        resets, steps = await _episodes(url, workers=1, count=30)
+        report("miniwob click-button", reset_ms=1e3 * statistics.median(resets), step_ms=1e3 * statistics.median(steps))
+        for workers in (1, 2, 4):
+            # Half of an episode is waiting for the page to rest, so more sessions than cores are worth while.
+            start = time.perf_counter()
+            done, _ = await _episodes(url, workers=workers, count=60)
+            report("miniwob episodes", side_by_side=workers, per_second=len(done) / (time.perf_counter() - start))
+        _against_browsergym(base, statistics.median(resets), statistics.median(steps))
+
+
+async def _episodes(url: str, *, workers: int, count: int) -> tuple[list[float], list[float]]:
+    """Seconds of the resets and of the clicks; every click is checked by the page's own reward."""
+    resets: list[float] = []
+    steps: list[float] = []
+    # The scripts of this task do everything at once, so a short quiet window is enough; the reward proves each click.
+    async with BrowserPool(workers=workers, keep_cache=True, quiet=0.02) as pool:
+
+        async def play(first: int) -> None:
+            session = await pool.session()
+            await session.reset()
+            for seed in range(first, count, workers):
+                begun = time.perf_counter()
+                page = await _start(session, url, seed)
+                goal = str(await session.evaluate("last", "core.getUtterance()")).split('"')[1]
+                clicked = time.perf_counter()
+                number = next(node.id for node in page.nodes if node.role == "button" and node.name == goal)
+                assert await session.act(Action("click", number)) == ""
+                await session.observe()
+                resets.append(clicked - begun)
+                steps.append(time.perf_counter() - clicked)
+                assert await session.evaluate("last", "WOB_RAW_REWARD_GLOBAL") == 1
+            await session.close()
+
+        await asyncio.gather(*map(play, range(workers)))
+    return resets, steps
+
+
+async def _start(session: ChromiumSession, url: str, seed: int) -> Observation:
+    await session.reset()
+    await session.goto(url)
+    await session.evaluate("last", START % seed)
+    return await session.observe()
+
+
+def _against_browsergym(base: str, reset: float, step: float) -> None:
+    python = REFERENCES / "browsergym" / "bin" / "python"
+    command = [python, ROOT / "benchmarks" / "browsergym_steps.py", find().path, "5"]
+    environment = {**os.environ, "MINIWOB_URL": f"{base}/miniwob/"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode != 0:
+        sys.stderr.write(f"browsergym did not run: {done.stderr[-600:]}\n")
+        return
+    theirs = {key: statistics.median(value) for key, value in json.loads(done.stdout.splitlines()[-1]).items()}
+    report(
+        "miniwob click-button against BrowserGym", their_reset_s=theirs["reset"], their_step_s=theirs["step"],
+        reset_ratio=theirs["reset"] / reset, step_ratio=theirs["step"] / step,
+    )  # fmt: skip
+
+
+async def delta(_: argparse.Namespace) -> None:
+    """Exactness and length on random walks over MiniWoB++ pages; time of `diff` at two sizes."""
+    for size in (300, 4000):
+        before = Observation("http://a/", tuple(Node(i, "link", f"Name {i % 97} {i}") for i in range(1, size + 1)))
+        nodes = [node for node in before.nodes if node.id % 7] + [Node(0, "text", f"New {i}") for i in range(size // 9)]
+        after = Observation("http://a/", tuple(nodes))
+        seconds = sorted(_time_of(lambda b=before, a=after: diff(b, a)) for _ in range(9))
+        report(f"diff of {size} nodes", median_ms=1e3 * statistics.median(seconds))
+    pairs = [*await _walks_of_sites(), *await _walks_of_miniwob()]
+    exact = sum(
+        apply(before, parse(to_text(diff(before, after)), before, strict=True)) == after for before, after in pairs
+    )
+    ratios = [
+        len(to_text(diff(before, after))) / len(render(after)) for before, after in pairs if before.url == after.url
+    ]
+    report(
+        "delta of real transitions", transitions=len(pairs), exact=exact / len(pairs), same_page=len(ratios),
+        median_length_of_page=statistics.median(ratios),
+    )  # fmt: skip
+
+
+def _rebuilt(before: Observation, after: Observation) -> Observation:
+    return apply(before, parse(to_text(diff(before, after)), before, strict=True))
+
+
+def _time_of(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+Pairs = list[tuple[Observation, Observation]]
+
+
+async def _walks_of_sites(episodes: int = 40, steps: int = 10) -> Pairs:
+    from dynaweb.web.static import StaticSession
+    from dynaweb_env_sites.server import create_app
+    from dynaweb_env_sites.world_store import HEADER
+
+    app = create_app()
+    session = StaticSession(app)
+    found: Pairs = []
+    for episode in range(episodes):
+        app.store.put("1", app.store.world(episode, "pretrain"))
+        await session.reset(headers={HEADER: "1"})
+        await session.goto(f"http://{('shop', 'forum', 'tracker')[episode % 3]}.localhost/")
+        found += await _walk(session, await session.observe(), random.Random(episode), steps)
+    return found
+
+
+async def _walks_of_miniwob(steps: int = 5) -> Pairs:
+    folder = _miniwob()
+    if folder is None:
+        missing("miniwob")
+        return []
+    found: Pairs = []
+    with serving_files(folder) as base:
+        async with BrowserPool() as pool:
+            session = await pool.session()
+            for place, task in enumerate(sorted(folder.glob("miniwob/*.html"))[::3]):
+                page = await _start(session, f"{base}/miniwob/{task.name}", place)
+                found += await _walk(session, page, random.Random(place), steps)
+    return found
+
+
+async def _walk(session: Any, page: Observation, chance: random.Random, steps: int) -> Pairs:
+    found: Pairs = []
+    for _ in range(steps):
+        await session.act(_choose(page, chance))
+        after = await session.observe()
+        found.append((page, after))
+        page = after
+    return found
+
+
+def _choose(page: Observation, chance: random.Random) -> Action:
+    nodes = [node for node in page.nodes if node.role not in ("text", "heading", "status")]
+    if not nodes or chance.random() < 0.1:
+        return Action("go_back")
+    node = chance.choice(nodes)
+    if node.role == "textbox":
+        return Action("type", node.id, chance.choice(["a", "12", "it's"]), chance.random() < 0.3)
+    options = dict(node.props).get("options")
+    return Action("select", node.id, chance.choice(options.split("|"))) if options else Action("click", node.id)
+
+
+async def memory(options: argparse.Namespace) -> None:
+    """Resident memory of driver and browser over many episodes of one pool, in five parts."""
+    import psutil
+
+    pages = {"/": product_rows(50) + "<script>localStorage.a = 'x'.repeat(1e4)</script>"}
+    with serving(ROOT / "docs", pages) as base:
+        async with BrowserPool(recycle=200) as pool:
+            session = await pool.session()
+            sizes: list[float] = []
+            for episode in range(options.episodes):
+                await session.reset()
+                await session.goto(f"{base}/")
+                page = await session.observe()
+                await session.act(Action("click", page.nodes[-1].id))
+                if episode >= 20:
+                    sizes.append(_memory(psutil.Process()))
+            parts = [statistics.median(part) for part in _split(sizes, 5)]
+            report("memory", episodes=options.episodes, launches=pool.launches, mib=[round(part) for part in parts])
+
+
+def _split(values: Sequence[float], count: int) -> list[Sequence[float]]:
+    size = max(len(values) // count, 1)
+    return [values[start : start + size] for start in range(0, size * count, size)]
+
+
+def _memory(process: Any) -> float:
+    total = 0
+    for each in (process, *process.children(recursive=True)):
+        try:
+            total += each.memory_info().rss
+        except Exception:
+            continue
+    return total / 2**20
+
+
+async def fuzz(options: argparse.Namespace) -> None:
+    """Random strings through all grammars: none may raise."""
+    text = "click type stop do( exit( fill( goto [1] [ ] ' \" \\ ``` , ) = Action: Click Type ; 羊 ² 1 2 element= enter"
+    words = [*text.split(), " ", "\n"]
+    page = Observation("http://a/", (Node(1, "link", "Home"), Node(2, "textbox", "Find"), Node(3, "combobox", "Sort")))
+    rng = random.Random(0)
+    actions = 0
+    start = time.perf_counter()
+    for number in range(options.strings):
+        reply = "".join(rng.choices(words, k=rng.randint(0, 9)))
+        reply += "".join(chr(rng.randrange(0x110000)) for _ in range(rng.randint(0, 3)))
+        actions += isinstance(parse_action(reply, page, GRAMMARS[number % len(GRAMMARS)]), Action)
+    seconds = time.perf_counter() - start
+    report("fuzz", strings=options.strings, actions=actions, crashes=0, per_second=options.strings / seconds)
+
+
+MEASUREMENTS = {"observation": observation, "miniwob": miniwob, "delta": delta, "memory": memory, "fuzz": fuzz}
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MEASUREMENTS))
+    parser.add_argument("--episodes", type=int, default=500)
+    parser.add_argument("--strings", type=int, default=1_000_000)
+    options = parser.parse_args()
+    unknown = set(options.names) - set(MEASUREMENTS)
+    if unknown:
+        parser.error(f"unknown {', '.join(sorted(unknown))}; choose from {', '.join(MEASUREMENTS)}")
+    for name in options.names or MEASUREMENTS:
+        asyncio.run(MEASUREMENTS[name](options))
+
+
+if __name__ == "__main__":
+    main()
