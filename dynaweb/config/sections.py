@@ -219,7 +219,7 @@ class Eval(Section):
 class Controls(Section):
     """Arms that are trained and evaluated beside the main one, at equal expert data."""
 
-    sft_steps: tuple[int, ...] = (100, 300)
+    sft_steps: tuple[int, ...] = (60, 120)
     """SFT trained longer; the best step count on the validation sites is evaluated on the test sites."""
     sft_validation: int = Field(default=48, ge=1)
     """Validation episodes for that choice."""
