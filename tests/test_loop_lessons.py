@@ -126,7 +126,7 @@ class FineCredit:
         return Credit([1.0] * len(batch.rewards), tokens=tokens, rows=[-2.0] * len(batch.rows))
 
     def loss(self, batch: Any) -> Any:
-        raise NotImplementedError
+        pytest.fail("a lesson needs no loss")
 
 
 def test_negative_advantages_are_scaled_at_every_level_and_parts_stay_aligned() -> None:
