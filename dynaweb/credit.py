@@ -114,12 +114,12 @@ class CreditInput:
 class Credit:
     """Who gets how much. The finest of `tokens`, `rows` and `advantages` that is there is what the loss sees.
 
-    `advantages` has one number per trajectory (beside finer credit: the largest in size, so that
-    0 means that nothing of it moves the policy), `rows` one per
-    row, `tokens` one per agent token of each row. `kept` tells which rows stay in the batch: the others leave loss and
-    denominators. `targets` are what the critic should have said, one per agent token or one per row as it looks, with
-    None for what it cannot learn from; `values` what it said (outputs per state), which the loop adds. `scalable` is False when advantages
-    are targets of a regression, which no factor may change.
+    `advantages` has one number per trajectory (beside finer credit: the largest in size, so that 0 means that nothing
+    of it moves the policy), `rows` one per row, `tokens` one per agent token of each row. `kept` tells which rows stay
+    in the batch: the others leave loss and denominators. `targets` are what the critic should have said, one per agent
+    token or one per row as it looks, with None for what it cannot learn from; `values` what it said (outputs per
+    state), which the loop adds. `scalable` is False when advantages are targets of a regression, which no factor may
+    change.
     """
 
     advantages: Sequence[float]

@@ -191,8 +191,9 @@ class Rl(Section):
     expert_ratio: Literal["old-policy", "one", "sft"] = "old-policy"
     """What the ratio of expert tokens is taken against, which the policy did not sample: the policy before the update;
     nothing, so that it is 1 always; or the policy after SFT."""
-    ref_kl_rows: int = Field(default=32, ge=0)
-    """Rows of each update on which the KL to the policy after SFT is measured; 0 = none (saves a copy of the model)."""
+    ref_kl_rows: int = Field(default=0, ge=0)
+    """Rows of each update on which the KL to the policy after SFT is measured, experts' left out. 0 = none: anything
+    else keeps a second model in memory."""
     mode: Literal["policy", "filtered-bc"] = "policy"
     """`policy`: the chosen optimizer. `filtered-bc`: cross-entropy on successful dreams only (a control)."""
     checkpoint_every: int = Field(default=5, ge=1)

@@ -157,7 +157,6 @@ class _Learner:
         self.wants = wants(self.optimizer)
         shown = [found[0].task for found in experts.values()]
         self.schedule = schedule_of(ws, given, shown)
-        self.spare = schedule_of(ws, given, shown, spare=self.wants.refills)
         self.rollouts = Rollouts(
             self.rl,
             ws.recipe.run.seed,
@@ -285,7 +284,7 @@ class _Learner:
         refuse_total_failure([t for t in rollouts if t.source != "expert"], f"update {update}")
         played = time.monotonic()
         lesson = self._lesson(rollouts)
-        metrics = {**self.teacher.ref_kl(lesson.rows), **self._steps(lesson), **lesson.credit.metrics}
+        metrics = {**self.teacher.ref_kl(lesson), **self._steps(lesson), **lesson.credit.metrics}
         self.engine.weights_changed()
         self._save(update, rollouts)
         for trajectory in rollouts:
@@ -305,7 +304,9 @@ class _Learner:
             missing = size - len(kept_groups(self.optimizer, rollouts))
             if missing <= 0:
                 break
-            more = self.spare.of_update(update * rounds + turn, ())[:missing]
+            more = self.schedule.others(update, turn, [t.task for t in rollouts], missing)
+            if not more:
+                break
             first = (turn + 1) * size
             rollouts += await self.rollouts.of_update(update, more, self.ws.count_steps, first=first)
         return rollouts
