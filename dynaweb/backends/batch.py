@@ -63,9 +63,10 @@ class MicroBatch:
         return self.prefix_UP.numel() + self.tail_UQ.numel()
 
     def spread(self, values_N: torch.Tensor) -> torch.Tensor:
-        """Lay per-token values [N] out as rows [R, T], zero where a response is shorter; keeps gradients."""
+        """Lay per-token values [N, ...] out as rows [R, T, ...], zero where a response is shorter; keeps gradients."""
         width = int(self.column_N.max()) + 1
-        return values_N.new_zeros(len(self.rows), width).index_put((self.row_N, self.column_N), values_N)
+        empty = values_N.new_zeros(len(self.rows), width, *values_N.shape[1:])
+        return empty.index_put((self.row_N, self.column_N), values_N)
 
     def mask(self) -> torch.Tensor:
         """Bool [R, T]: where `spread` put values."""

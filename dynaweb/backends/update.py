@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from dynaweb.backends.batch import MicroBatch
+from dynaweb.backends.masters import Masters
 from dynaweb.backends.policy_loss import PolicyBatch, PolicyTally
 from dynaweb.backends.ranks import Ranks
 from dynaweb.backends.scoring import Scorer
@@ -30,7 +31,8 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 
 class UpdatePass:
-    """A context in which losses are computed and differentiated; on leaving, gradients are complete and clipped.
+    """A context in which losses are computed and differentiated; on leaving, the masters' gradients are complete and
+    clipped.
 
     `grad_norm` is the global norm before clipping, `computed` tells whether there was anything to differentiate,
     `tokens` counts response tokens, `padded_tokens` everything that went through the model, `entropy` sums over tokens.
@@ -41,17 +43,18 @@ class UpdatePass:
         model: nn.Module,
         scorer: Scorer,
         micro_batches: MicroBatches,
-        parameters: Iterable[nn.Parameter],
+        masters: Masters,
         max_grad_norm: float,
         ranks: Ranks | None = None,
     ) -> None:
         self._ranks = ranks or Ranks()
+        self._masters = masters
         self._micro_batches = micro_batches
         self._scorer = scorer
-        self._parameters = list(parameters)
+        self._parameters = list(masters.leaves.values())
         self._max_grad_norm = max_grad_norm
-        self._frozen = frozen(model)
-        self._step = scorer.step()
+        self._around = ExitStack()
+        self._model = model
         self.tokens = 0
         self.padded_tokens = 0
         self.entropy = 0.0
@@ -59,15 +62,13 @@ class UpdatePass:
         self.computed = False
 
     def __enter__(self) -> UpdatePass:
-        for parameter in self._parameters:
-            parameter.grad = None
-        self._frozen.__enter__()
-        self._step.__enter__()
+        self._masters.drop_gradients()
+        for context in (frozen(self._model), self._masters.collecting(), self._scorer.step()):
+            self._around.enter_context(context)
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._step.__exit__(kind, error, trace)
-        self._frozen.__exit__(kind, error, trace)
+        self._around.__exit__(kind, error, trace)
         if kind is not None:
             return
         self._share()

@@ -13,10 +13,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from dynaweb import events
-from dynaweb.credit import Credit, wants
+from dynaweb.credit import Credit, CriticSpec, wants
 from dynaweb.errors import ConfigError, TrainingError
 from dynaweb.loop.curriculum import outcomes_of
 from dynaweb.loop.evaluate import SUCCESS, judge_errors, play_greedily, successes, summary
@@ -39,7 +39,6 @@ from dynaweb.runs import write_json
 from dynaweb.types import Trajectory
 
 if TYPE_CHECKING:
-    from dynaweb.backends.critic import Critic
     from dynaweb.backends.torch_backend import TorchTrainer
     from dynaweb.config.sections import Rl
     from dynaweb.loop.workspace import LoadedModel, Made, Workspace
@@ -168,7 +167,8 @@ class _Learner:
             ws.recipe.dream.one_world,
             ws.recipe.dream.lacking == "ungraded",
         )
-        self.trainer = self._trainer(self.model, self._critic(given))
+        critic = self.wants.critic if mode == "policy" else None
+        self.trainer = self._trainer(self.model, None if critic is None else (ws.load(given.sft.model).model, critic))
         reference = self._trainer(ws.load(given.sft.model)) if self._needs_reference() else None
         self.teacher = Teacher(self.rl, self.optimizer, self.trainer, reference)
         self.history = History()
@@ -184,7 +184,7 @@ class _Learner:
         asked = want.reference_in_loss or want.reference_in_credit or experts or rl.ref_kl_rows > 0
         return self.mode == "policy" and asked
 
-    def _trainer(self, model: LoadedModel, critic: Critic | None = None) -> TorchTrainer:
+    def _trainer(self, model: LoadedModel, critic: tuple[Any, CriticSpec] | None = None) -> TorchTrainer:
         return new_trainer(
             self.ws,
             model,
@@ -195,15 +195,6 @@ class _Learner:
             max_grad_norm=self.rl.max_grad_norm,
             critic=critic,
         )
-
-    def _critic(self, given: Ingredients) -> Critic | None:
-        """The optimizer's critic, if it has one: it starts from the same weights as the policy."""
-        if self.wants.critic is None or self.mode != "policy":
-            return None
-        from dynaweb.backends.critic import Critic
-
-        total, warmup = self.rl.updates * self._per_update, self.rl.warmup * self._per_update
-        return Critic(self.ws.load(given.sft.model).model, self.wants.critic, total_steps=total, warmup=warmup)
 
     @property
     def _per_update(self) -> int:

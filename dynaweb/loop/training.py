@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dynaweb import events
 from dynaweb.errors import TrainingError
 from dynaweb.protocols import TokenRow
 
 if TYPE_CHECKING:
-    from dynaweb.backends.critic import Critic
     from dynaweb.backends.torch_backend import TorchTrainer
+    from dynaweb.credit import CriticSpec
     from dynaweb.loop.stopping import EarlyStop
     from dynaweb.loop.workspace import LoadedModel, Workspace
     from dynaweb.runs import Stage
@@ -84,9 +84,9 @@ def new_trainer(
     total_steps: int,
     warmup: int,
     max_grad_norm: float = 1.0,
-    critic: Critic | None = None,
+    critic: tuple[Any, CriticSpec] | None = None,
 ) -> TorchTrainer:
-    """A trainer whose data order derives from the run's seed and the stage's name."""
+    """A trainer whose data order derives from the run's seed and the stage's name; `critic` as it takes it."""
     from dynaweb.backends.torch_backend import TorchTrainer
 
     return TorchTrainer(
