@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,8 +33,9 @@ class Masters:
     @contextmanager
     def collecting(self) -> Iterator[None]:
         """While it lasts, backward passes add the parameters' gradients to those of the leaves, in float32."""
+        parameters: dict[str, Any] = self.parameters
         hooks = [
-            self.parameters[name].register_post_accumulate_grad_hook(partial(_add, leaf))
+            parameters[name].register_post_accumulate_grad_hook(partial(_add, leaf))
             for name, leaf in self._apart.items()
         ]
         try:
