@@ -10,7 +10,7 @@ import engine_kit as kit
 import pytest
 import torch
 
-from dynaweb.backends import scoring
+from dynaweb.backends import head
 from dynaweb.backends.batch import TAIL_TOKENS, collate, draw, plan, units
 from dynaweb.backends.schedule import Schedule
 from dynaweb.backends.scoring import GenericScorer, LlamaScorer, scorer_for
@@ -118,8 +118,8 @@ def test_a_head_in_parts_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     model = kit.llama()
     rows = kit.rows_of(2)
     found = []
-    for elements in (scoring.HEAD_ELEMENTS, 5 * kit.VOCABULARY):
-        monkeypatch.setattr(scoring, "HEAD_ELEMENTS", elements)
+    for elements in (head.HEAD_ELEMENTS, 5 * kit.VOCABULARY):
+        monkeypatch.setattr(head, "HEAD_ELEMENTS", elements)
         model.zero_grad()
         logps = _score(LlamaScorer(model), rows, 4096, torch.ones(len(rows)))
         found.append((torch.cat(logps), kit.gradients(model)))

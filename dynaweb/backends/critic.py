@@ -16,14 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dynaweb.backends import batch as batching
 from dynaweb.backends.batch import MicroBatch
-from dynaweb.backends.models import trainable
+from dynaweb.backends.models import frozen, trainable
 from dynaweb.backends.ranks import Ranks
 from dynaweb.backends.schedule import Schedule
-from dynaweb.backends.scoring import scorer_for
+from dynaweb.backends.scoring import micro_batches, scorer_for
 from dynaweb.backends.stepper import AdamSettings, Gradient, Stepper
-from dynaweb.backends.update import frozen
 from dynaweb.credit import Credit, CriticSpec, HasCritic, ValueInput
 from dynaweb.engines import llama
 from dynaweb.errors import TrainingError
@@ -54,6 +52,7 @@ class Critic:
         schedule: Schedule,
         *,
         micro_tokens: int = 4096,
+        checkpointing: bool = False,
         ranks: Ranks | None = None,
     ) -> None:
         self.model, self.spec = model, spec
@@ -64,7 +63,7 @@ class Critic:
         nn.init.zeros_(self.head.bias)
         self._micro_tokens = micro_tokens
         self._ranks = ranks or Ranks()
-        self._scorer = scorer_for(model)
+        self._scorer = scorer_for(model, checkpointing=checkpointing)
         own = replace(schedule, peak=spec.lr)
         self.stepper = Stepper(_used(body, self.head), own, AdamSettings(), what="critic")
 
@@ -131,9 +130,7 @@ class Critic:
     def _micro_batches(self, rows: Sequence[TokenRow]) -> list[MicroBatch]:
         if self.spec.at == "rows":
             rows = [replace(row, response_ids=row.response_ids[:1]) for row in rows]
-        found = batching.units(rows, range(len(rows)), share=self._scorer.shares_prompts)
-        device = self.head.weight.device
-        return [batching.collate(rows, part, device) for part in batching.plan(found, self._micro_tokens)]
+        return micro_batches(self._scorer, rows, range(len(rows)), self._micro_tokens, self.head.weight.device)
 
 
 def _used(model: Any, head: nn.Linear) -> dict[str, nn.Parameter]:

@@ -160,3 +160,14 @@ def save_model(model: nn.Module, folder: Path, tokenizer: Any = None) -> None:
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters that are trained, by name, tied ones once."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode (no dropout) for a while."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

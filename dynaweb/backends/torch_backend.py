@@ -21,13 +21,13 @@ from dynaweb.backends import batch as batching
 from dynaweb.backends import checkpoint
 from dynaweb.backends.batch import MicroBatch
 from dynaweb.backends.critic import Critic, CriticGradient
-from dynaweb.backends.models import trainable
+from dynaweb.backends.models import frozen, trainable
 from dynaweb.backends.policy_loss import Logps, OldLogps, PolicyBatch
 from dynaweb.backends.ranks import Ranks
 from dynaweb.backends.schedule import Schedule
-from dynaweb.backends.scoring import scorer_for
+from dynaweb.backends.scoring import micro_batches, scorer_for
 from dynaweb.backends.stepper import AdamSettings, Gradient, Stepper, move_together
-from dynaweb.backends.update import UpdatePass, frozen
+from dynaweb.backends.update import UpdatePass
 from dynaweb.credit import Credit, CriticSpec, HasCritic
 from dynaweb.errors import CheckpointError, TrainingError
 from dynaweb.protocols import PolicyOptimizer, TokenRow
@@ -39,11 +39,12 @@ CRITIC = "critic."
 class TorchTrainer:
     """AdamW with a linear schedule and gradient clipping around the log-probabilities of response tokens.
 
-    `micro_tokens` bounds the padded tokens of one forward pass. `total_steps`, `warmup` and `final_fraction` are those
-    of `Schedule`; `steps` counts updates, skipped ones included. `seed` is that of `draw`. `critic` is a model of its
-    own and what the optimizer says of the critic to make of it: it learns beside the policy, on the same schedule, and
-    shares its checkpoints. With several `ranks` each is given the same rows and computes a part of them. `offender` is
-    the trajectory that made the last policy update unsound, where one alone does.
+    `micro_tokens` bounds the tokens of one forward pass, padding included where there is any; with `checkpointing`
+    the activations of its layers are made again in the backward pass. `total_steps`, `warmup` and `final_fraction`
+    are those of `Schedule`; `steps` counts updates, skipped ones included. `seed` is that of `draw`. `critic` is a
+    model of its own and what the optimizer says of the critic to make of it: it learns beside the policy, on the
+    same schedule, and shares its checkpoints. With several `ranks` each is given the same rows and computes a part
+    of them. `offender` is the trajectory that made the last policy update unsound, where one alone does.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class TorchTrainer:
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
         micro_tokens: int = 4096,
+        checkpointing: bool = False,
         seed: int = 0,
         critic: tuple[nn.Module, CriticSpec] | None = None,
         ranks: Ranks | None = None,
@@ -70,11 +72,12 @@ class TorchTrainer:
         self.seed = seed
         self.steps = 0
         self.offender: int | None = None
-        self._scorer = scorer_for(model)
+        self._scorer = scorer_for(model, checkpointing=checkpointing)
         self._stepper = Stepper(trainable(model), self.schedule, AdamSettings(weight_decay, betas), what="model")
         self.critic: Critic | None = None
         if critic is not None:
-            self.critic = Critic(*critic, self.schedule, micro_tokens=micro_tokens, ranks=self.ranks)
+            more: dict[str, Any] = {"micro_tokens": micro_tokens, "checkpointing": checkpointing, "ranks": self.ranks}
+            self.critic = Critic(*critic, self.schedule, **more)
 
     @property
     def skipped(self) -> int:
@@ -166,8 +169,7 @@ class TorchTrainer:
 
     def micro_batches(self, rows: Sequence[TokenRow], chosen: Sequence[int]) -> list[MicroBatch]:
         """The chosen rows as micro-batches, rows with the same prompt together where the model's scorer shares it."""
-        found = batching.units(rows, chosen, share=self._scorer.shares_prompts)
-        return [batching.collate(rows, part, self.device) for part in batching.plan(found, self.micro_tokens)]
+        return micro_batches(self._scorer, rows, chosen, self.micro_tokens, self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """`tensors` (parameters and AdamW state by parameter name) and `meta` (counters), all of it plain data."""

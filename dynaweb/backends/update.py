@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -11,23 +11,13 @@ from torch import nn
 
 from dynaweb.backends.batch import MicroBatch
 from dynaweb.backends.masters import Masters
+from dynaweb.backends.models import frozen
 from dynaweb.backends.policy_loss import PolicyBatch, PolicyTally
 from dynaweb.backends.ranks import Ranks
 from dynaweb.backends.scoring import Scorer
 from dynaweb.protocols import PolicyOptimizer, TokenRow
 
 MicroBatches = Callable[[Sequence[TokenRow], Sequence[int]], list[MicroBatch]]
-
-
-@contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode (no dropout) for a while."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 class UpdatePass:
@@ -141,5 +131,5 @@ class UpdatePass:
         loss.backward()  # type: ignore[no-untyped-call]
         self.computed = True
         self.tokens += len(micro.target_N)
-        self.padded_tokens += micro.padded_tokens
+        self.padded_tokens += micro.tokens if self._scorer.packs else micro.padded_tokens
         self.entropy += float(entropy_N.sum())
