@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from dynaweb import events
 from dynaweb.credit import Credit, CriticSpec, wants
 from dynaweb.errors import ConfigError, TrainingError
+from dynaweb.loop.adapters import with_adapters
 from dynaweb.loop.curriculum import outcomes_of
 from dynaweb.loop.evaluate import SUCCESS, judge_errors, play_greedily, successes, summary
 from dynaweb.loop.experts import by_task, rows_of
@@ -106,7 +107,7 @@ async def reinforce(ws: Workspace, given: Ingredients, *, mode: Mode) -> Made:
 
 MATTERS = (
     *("updates", "tasks", "n", "sampling", "lr", "warmup", "max_grad_norm", "temperature", "epochs", "minibatches"),
-    *("max_new_tokens", "expert_share", "bc_weight", "bc_batch", "expert_ratio"),
+    *("max_new_tokens", "expert_share", "bc_weight", "bc_batch", "expert_ratio", "lora_rank"),
 )
 """Settings of the section `rl` that the policy depends on in every mode."""
 
@@ -142,7 +143,7 @@ class _Learner:
     def __init__(self, ws: Workspace, stage: Stage, given: Ingredients, mode: Mode) -> None:
         self.ws, self.stage, self.mode = ws, stage, mode
         self.rl: Rl = ws.recipe.rl
-        self.model = ws.load(given.sft.model)
+        self.model = with_adapters(ws.load(given.sft.model), self.rl.lora_rank, seed=ws.seed("lora", "rl"))
         self.engine = ws.engine(self.model)
         self.judge = ws.judge(self.engine, self.model.format)
         experts = by_task(given.experts.episodes())

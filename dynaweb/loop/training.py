@@ -95,6 +95,8 @@ def new_trainer(
         total_steps=total_steps,
         warmup=warmup,
         max_grad_norm=max_grad_norm,
+        micro_tokens=ws.recipe.model.micro_tokens,
+        checkpointing=ws.recipe.model.checkpointing,
         seed=ws.seed("order", name),
         critic=critic,
     )
