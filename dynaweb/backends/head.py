@@ -87,7 +87,8 @@ class _Head:
     not copied; elsewhere they are widened for a while."""
 
     def __init__(self, weight_VD: torch.Tensor, bias_V: torch.Tensor | None) -> None:
-        self._native = weight_VD.is_cuda and weight_VD.dtype in HALF
+        product: Any = torch.ops.aten.mm
+        self._native = weight_VD.is_cuda and weight_VD.dtype in HALF and "dtype" in product.overloads()
         self.weight = weight_VD if self._native else widen(weight_VD)
         self._bias = None if bias_V is None else widen(bias_V)
 
