@@ -144,7 +144,8 @@ def save_model(model: nn.Module, folder: Path, tokenizer: Any = None) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     old = folder.with_name(folder.name + ".old")
     try:
-        model.save_pretrained(temporary)  # type: ignore[operator]
+        with _quiet():
+            model.save_pretrained(temporary)  # type: ignore[operator]
         if tokenizer is not None:
             tokenizer.save_pretrained(temporary)
         temporary.chmod(0o755)
