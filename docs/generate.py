@@ -105,7 +105,12 @@ def _own(model: type[BaseModel]) -> str:
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """The string that stands below each field. Raises `KeyError` later on for a field without one."""
+    """The string that stands below each field, inherited ones too. Raises `KeyError` later for a field without one."""
+    bases = [base for base in reversed(model.__mro__) if issubclass(base, BaseModel) and base is not BaseModel]
+    return {name: text for base in bases for name, text in _own_docstrings(base).items()}
+
+
+def _own_docstrings(model: type[BaseModel]) -> dict[str, str]:
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(body, ast.ClassDef)
     found = {}

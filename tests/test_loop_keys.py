@@ -76,6 +76,11 @@ ON_TASKS = {"explore", "eval", "rl", "filtered-bc"}
     ("setting", "stages"),
     [
         ("model.threads=2", set()),
+        ("model.micro_tokens=64", set()),
+        ("model.checkpointing=true", set()),
+        ("rl.ref_kl_rows=9", set()),
+        ("sft.lora_rank=4", {"sft"}),
+        ("rl.lora_rank=4", {"rl", "filtered-bc"}),
         ("model.device=cpu", set()),
         ("rl.checkpoint_every=9", set()),
         ("run.time_budget=3", set()),

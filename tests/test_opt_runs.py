@@ -40,6 +40,7 @@ SETTINGS = (
     "rl.minibatches=2",
     "data.max_best_steps=2",
     "rl.warmup=0",
+    "rl.ref_kl_rows=32",
     # What moves the policy is the optimizer alone.
     "rl.bc_weight=0",
     "eval.episodes=1",
@@ -96,6 +97,18 @@ def test_three_updates_from_the_command_line(name: str, cli: Cli, tmp_path: Path
 
 def _run(out: Path, *sets: str) -> Any:
     return dynaweb.run("dynaweb", overrides=[*SETTINGS, *sets], out=out, seed=0)
+
+
+def test_adapters_are_all_that_is_trained_and_are_merged(tmp_path: Path) -> None:
+    """With activations computed again, and passes so small that every trajectory is split."""
+    pytest.importorskip("peft")
+    sets = ("rl.lora_rank=2", "rl.updates=2", "model.checkpointing=true", "model.micro_tokens=300")
+    assert _run(tmp_path / "run", *sets) is not None
+    assert any(metrics["updated"] for metrics in _updates(tmp_path / "run"))
+    start, end = (load_file(tmp_path / "run" / "checkpoints" / arm / "model.safetensors") for arm in ("sft", "dynaweb"))
+    assert start.keys() == end.keys()
+    moved = {key for key, tensor in start.items() if not torch.equal(tensor, end[key])}
+    assert moved == {key for key in start if key.endswith("_proj.weight")}
 
 
 def test_updates_that_are_not_finite_leave_the_trajectory_and_sound_weights(

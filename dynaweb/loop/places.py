@@ -49,13 +49,8 @@ def dreamer_of(ws: Workspace, given: Ingredients) -> LoadedModel | None:
     return ws.load() if ws.dreams and ws.recipe.wm_fit.refresh_every else None
 
 
-def schedule_of(
-    ws: Workspace, given: Ingredients, demonstrated: Sequence[Task], *, spare: int | None = None
-) -> Schedule:
-    """The tasks of all updates; for dreams, only tasks whose start page was recorded.
-
-    With `spare`, others in their place, in rotation: enough for so many further rounds of each update.
-    """
+def schedule_of(ws: Workspace, given: Ingredients, demonstrated: Sequence[Task]) -> Schedule:
+    """The tasks of all updates; for dreams, only tasks whose start page was recorded."""
     tasks = rl_tasks(ws)
     if given.explored is not None:
         starts = StartPages([*given.explored.episodes(), *given.demos.episodes()])
@@ -63,7 +58,4 @@ def schedule_of(
         demonstrated = [task for task in demonstrated if starts(task) is not None]
     if not tasks:
         raise ConfigError("no training task has a recorded start page; raise explore.episodes")
-    if spare is None:
-        return Schedule(ws.recipe.rl, tasks, demonstrated, ws.seed("tasks", "rl"))
-    more = ws.recipe.rl.model_copy(update={"updates": ws.recipe.rl.updates * spare, "sampling": "rotation"})
-    return Schedule(more, tasks, demonstrated, ws.seed("tasks", "rl", "spare"))
+    return Schedule(ws.recipe.rl, tasks, demonstrated, ws.seed("tasks", "rl"))

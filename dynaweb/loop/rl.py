@@ -13,11 +13,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from dynaweb import events
-from dynaweb.credit import Credit, wants
+from dynaweb.credit import Credit, CriticSpec, wants
 from dynaweb.errors import ConfigError, TrainingError
+from dynaweb.loop.adapters import with_adapters
 from dynaweb.loop.curriculum import outcomes_of
 from dynaweb.loop.evaluate import SUCCESS, judge_errors, play_greedily, successes, summary
 from dynaweb.loop.experts import by_task, rows_of
@@ -39,7 +40,6 @@ from dynaweb.runs import write_json
 from dynaweb.types import Trajectory
 
 if TYPE_CHECKING:
-    from dynaweb.backends.critic import Critic
     from dynaweb.backends.torch_backend import TorchTrainer
     from dynaweb.config.sections import Rl
     from dynaweb.loop.workspace import LoadedModel, Made, Workspace
@@ -107,7 +107,7 @@ async def reinforce(ws: Workspace, given: Ingredients, *, mode: Mode) -> Made:
 
 MATTERS = (
     *("updates", "tasks", "n", "sampling", "lr", "warmup", "max_grad_norm", "temperature", "epochs", "minibatches"),
-    *("max_new_tokens", "expert_share", "bc_weight", "bc_batch", "expert_ratio"),
+    *("max_new_tokens", "expert_share", "bc_weight", "bc_batch", "expert_ratio", "lora_rank"),
 )
 """Settings of the section `rl` that the policy depends on in every mode."""
 
@@ -143,7 +143,7 @@ class _Learner:
     def __init__(self, ws: Workspace, stage: Stage, given: Ingredients, mode: Mode) -> None:
         self.ws, self.stage, self.mode = ws, stage, mode
         self.rl: Rl = ws.recipe.rl
-        self.model = ws.load(given.sft.model)
+        self.model = with_adapters(ws.load(given.sft.model), self.rl.lora_rank, seed=ws.seed("lora", "rl"))
         self.engine = ws.engine(self.model)
         self.judge = ws.judge(self.engine, self.model.format)
         experts = by_task(given.experts.episodes())
@@ -157,7 +157,6 @@ class _Learner:
         self.wants = wants(self.optimizer)
         shown = [found[0].task for found in experts.values()]
         self.schedule = schedule_of(ws, given, shown)
-        self.spare = schedule_of(ws, given, shown, spare=self.wants.refills)
         self.rollouts = Rollouts(
             self.rl,
             ws.recipe.run.seed,
@@ -169,7 +168,8 @@ class _Learner:
             ws.recipe.dream.one_world,
             ws.recipe.dream.lacking == "ungraded",
         )
-        self.trainer = self._trainer(self.model, self._critic(given))
+        critic = self.wants.critic if mode == "policy" else None
+        self.trainer = self._trainer(self.model, None if critic is None else (ws.load(given.sft.model).model, critic))
         reference = self._trainer(ws.load(given.sft.model)) if self._needs_reference() else None
         self.teacher = Teacher(self.rl, self.optimizer, self.trainer, reference)
         self.history = History()
@@ -185,7 +185,7 @@ class _Learner:
         asked = want.reference_in_loss or want.reference_in_credit or experts or rl.ref_kl_rows > 0
         return self.mode == "policy" and asked
 
-    def _trainer(self, model: LoadedModel, critic: Critic | None = None) -> TorchTrainer:
+    def _trainer(self, model: LoadedModel, critic: tuple[Any, CriticSpec] | None = None) -> TorchTrainer:
         return new_trainer(
             self.ws,
             model,
@@ -196,15 +196,6 @@ class _Learner:
             max_grad_norm=self.rl.max_grad_norm,
             critic=critic,
         )
-
-    def _critic(self, given: Ingredients) -> Critic | None:
-        """The optimizer's critic, if it has one: it starts from the same weights as the policy."""
-        if self.wants.critic is None or self.mode != "policy":
-            return None
-        from dynaweb.backends.critic import Critic
-
-        total, warmup = self.rl.updates * self._per_update, self.rl.warmup * self._per_update
-        return Critic(self.ws.load(given.sft.model).model, self.wants.critic, total_steps=total, warmup=warmup)
 
     @property
     def _per_update(self) -> int:
@@ -285,7 +276,7 @@ class _Learner:
         refuse_total_failure([t for t in rollouts if t.source != "expert"], f"update {update}")
         played = time.monotonic()
         lesson = self._lesson(rollouts)
-        metrics = {**self.teacher.ref_kl(lesson.rows), **self._steps(lesson), **lesson.credit.metrics}
+        metrics = {**self.teacher.ref_kl(lesson), **self._steps(lesson), **lesson.credit.metrics}
         self.engine.weights_changed()
         self._save(update, rollouts)
         for trajectory in rollouts:
@@ -305,7 +296,9 @@ class _Learner:
             missing = size - len(kept_groups(self.optimizer, rollouts))
             if missing <= 0:
                 break
-            more = self.spare.of_update(update * rounds + turn, ())[:missing]
+            more = self.schedule.others(update, turn, [t.task for t in rollouts], missing)
+            if not more:
+                break
             first = (turn + 1) * size
             rollouts += await self.rollouts.of_update(update, more, self.ws.count_steps, first=first)
         return rollouts

@@ -73,7 +73,6 @@ class Webrl:
             rows=rows,
             kept=kept,
             targets=[[None if r is None else float(r > 0)] for r in known],
-            values=[row.values for row in batch.rows],
             scalable=False,
             metrics={"kept_steps": sum(kept) / max(1, len(kept))},
         )
