@@ -28,6 +28,7 @@ from dynaweb.loop.worldmodel import asked
 from dynaweb.plugins import current
 from dynaweb.runs import StageCache
 from dynaweb.types import Task, Transition
+from dynaweb.worldmodels.change import goal_of
 
 WITHOUT_BROWSER = "env.task_settings.driver=static"
 
@@ -58,7 +59,7 @@ class Bench:
         item = self.items[at]
         async with self.ws.lockstep.episode():
             environment = self.make()
-            task = Task(str(at), str(item.info.get("goal", "")), item.observation.url)
+            task = Task(str(at), goal_of(item), item.observation.url)
             await environment.reset(task, at)
             await environment.step(item.action)
 

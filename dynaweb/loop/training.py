@@ -59,8 +59,9 @@ async def fit(
             index = trainer.steps
             metrics = trainer.supervised_step([rows[i] for i in trainer.draw(len(rows), batch)])
             ws.meter.tokens_trained += int(metrics["tokens"])
-            if watch is not None and watch.due(trainer.steps):
+            if watch is not None and watch.due(trainer.steps, last=trainer.steps == steps):
                 metrics["validation_loss"] = watch.look(trainer)
+                ws.remember_cost(stage)
             ws.tell(events.Update(name, index, metrics))
             advance(loss=metrics["loss"])
             if trainer.steps % CHECKPOINT_EVERY == 0:
