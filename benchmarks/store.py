@@ -14,7 +14,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +68,11 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = TransitionStore(Path(folder) / "x.jsonl.gz")
-        for what, job in (
-            ("write", lambda: store.extend(marked(transitions(given.count), given.count, "written"))),
-            ("read", lambda: read(store.path)),
-        ):
+        jobs: dict[str, Callable[[], int]] = {
+            "write": lambda: store.extend(marked(transitions(given.count), given.count, "written")),
+            "read": lambda: read(store.path),
+        }
+        for what, job in jobs.items():
             started, marks = time.perf_counter(), [memory_mib()]
             count = job()
             seconds = time.perf_counter() - started
