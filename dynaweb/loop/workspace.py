@@ -192,10 +192,7 @@ class Workspace:
         transitions: Callable[[], Sequence[Transition]] = list,
         held_out: Set[str] = frozenset(),
     ) -> WorldModel:
-        """The chosen world model on these weights.
-
-        `transitions` gives real ones to models that show examples; none of the sites `held_out` may be shown.
-        """
+        """The chosen world model on these weights; examples it shows are `transitions`, of no site in `held_out`."""
         context = PluginContext(
             engine=self.engine(model),
             format=model.format,
