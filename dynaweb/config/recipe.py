@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dynaweb.config.decisive import decisive
 from dynaweb.config.layers import KINDS, flatten
 from dynaweb.config.sections import (
     Controls,
@@ -59,6 +60,10 @@ class Choice:
     def data(self) -> dict[str, Any]:
         """The section as plain data: `name`, then the plugin's own settings."""
         return {"name": self.name, **self.config.model_dump(mode="json")}
+
+    def decisive(self) -> dict[str, Any]:
+        """The settings that results depend on (`dynaweb.config.decisive`), and the package."""
+        return {"name": self.name, **decisive(self.config), "package": f"{self.package} {self.version}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +127,7 @@ class Recipe:
             raise ConfigError(f"no section is called {name!r}; {hint(name, ORDER)}")
         value: Any = self.section(name)
         if not path:
-            choice = getattr(self, name)
-            return value | {"package": f"{choice.package} {choice.version}"} if name in KINDS else value
+            return getattr(self, name).decisive() if name in KINDS else value
         for key in path.split("."):
             if key not in value:
                 raise ConfigError(f"section {name!r} has no setting {path!r}; {hint(key, value)}")

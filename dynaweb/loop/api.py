@@ -10,10 +10,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynaweb import events
+from dynaweb.data.store import existing
 from dynaweb.errors import ConfigError, Interrupted
 from dynaweb.loop import stages
 from dynaweb.loop.closing import RunResult, StageResult, evaluated, write_scores, write_summary
@@ -25,7 +27,7 @@ from dynaweb.loop.files import files_hash
 from dynaweb.loop.players import POLICIES, WITHOUT_MODEL, without_model
 from dynaweb.loop.sft import sft as sft_stage
 from dynaweb.loop.workspace import MODEL, Workspace
-from dynaweb.loop.worldmodel import FIDELITY, Material, fidelity_estimates, means
+from dynaweb.loop.worldmodel import FIDELITY, Material, check_fit, fidelity_estimates, means, trains
 from dynaweb.observers import MetricsFile
 from dynaweb.plugins import current
 from dynaweb.runs import StageCache, open_run
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from dynaweb.runs import RunFolder
 
 TRANSITIONS = "transitions.jsonl.gz"
+COLLECTED = "collected"
+"""Key of `Transition.info`: the cache key of the exploration that a collected transition comes from."""
 T = TypeVar("T")
 Job = Callable[[Workspace], Awaitable[T]]
 
@@ -69,19 +73,24 @@ def sft(recipe: Recipe, *, out: Path | None = None) -> StageResult:
 
 
 def collect(recipe: Recipe, *, out: Path | None = None, store: Path | None = None) -> StageResult:
-    """Real, unrewarded transitions of `explore.player`, in the run folder and, with `store`, added to that store."""
+    """Real, unrewarded transitions of `explore.player`, in the run folder or, with `store`, added to that store.
+
+    All are added or none, and none that the store holds from the same exploration: a repeated call changes nothing.
+    """
 
     async def job(ws: Workspace) -> StageResult:
         from dynaweb.data.store import TransitionStore
 
         policy = await sft_stage(ws, await demos(ws)) if ws.recipe.explore.player == "policy" else None
-        episodes = (await explore(ws, policy)).episodes()
-        found = transitions_of(episodes)
-        target = store or _folder(ws) / TRANSITIONS
-        TransitionStore(target).extend(found)
+        made = await explore(ws, policy)
+        episodes = made.episodes()
+        found = [replace(one, info={**one.info, COLLECTED: made.key}) for one in transitions_of(episodes)]
+        target = TransitionStore(store or _folder(ws) / TRANSITIONS)
+        there = any(one.info.get(COLLECTED) == made.key for one in target)
+        added = 0 if there else target.append(found)
         steps = sum(len(episode.steps) for episode in episodes)
-        metrics = {"episodes": len(episodes), "steps": steps, "transitions": len(found), "store": str(target)}
-        return StageResult("collect", _folder(ws), metrics=metrics)
+        counts = {"episodes": len(episodes), "steps": steps, "transitions": len(found), "added": added}
+        return StageResult("collect", _folder(ws), metrics={**counts, "store": str(target.path)})
 
     return _in_folder(recipe, job, out=out, command="collect")
 
@@ -112,8 +121,6 @@ def evaluate_world_model(
     `weights` are those of a fitted model, by default those that the recipe fits. Held-out transitions of the recipe's
     exploration are what it is measured on, or those of `data`, all of whose sites then count as held out.
     """
-    from dataclasses import replace
-
     from dynaweb.loop.wmeval import score
 
     async def job(ws: Workspace) -> WorldModelScores:
@@ -146,6 +153,7 @@ async def _world_model(ws: Workspace, data: Path | None) -> Made:
 
     if data is not None:
         return await fit_on_store(ws, data)
+    check_fit(ws)
     shown = await demos(ws)
     return await fit_stage(ws, await _explored(ws, shown), shown)
 
@@ -155,9 +163,12 @@ async def _explored(ws: Workspace, shown: Made) -> Made:
 
 
 async def _model_and_material(ws: Workspace, weights: Path | None, data: Path | None) -> tuple[LoadedModel, Material]:
-    if weights is None:
-        made = await _world_model(ws, None)
-        weights = made.model if made.model.is_dir() else None
+    """The weights of the world model, and what it is measured on. Only what is not given is made."""
+    if data is not None:
+        existing(data)
+    check_fit(ws)
+    if weights is None and trains(ws):
+        weights = (await _world_model(ws, None)).model
     model = ws.load(weights) if weights is not None else ws.base
     if data is not None:
         return model, Material.for_evaluation(data)

@@ -12,7 +12,7 @@ from dynaweb.loop.groups import Place
 from dynaweb.loop.rollout import Rules
 from dynaweb.loop.tasks import StartPages
 from dynaweb.loop.verdicts import grading
-from dynaweb.loop.worldmodel import calibration_of, real_transitions
+from dynaweb.loop.worldmodel import calibration_of, held_out_sites, real_transitions
 from dynaweb.types import Task
 from dynaweb.worldmodels.confidence import Trusted
 
@@ -32,7 +32,10 @@ def place_of(ws: Workspace, given: Ingredients, model: LoadedModel | None) -> Pl
     explored = given.explored.episodes()
     starts = StartPages([*explored, *given.demos.episodes()])
     world_model = ws.world_model(
-        model or ws.base, temperature=dream.temperature, transitions=lambda: real_transitions(ws, explored)
+        model or ws.base,
+        temperature=dream.temperature,
+        transitions=lambda: real_transitions(ws, explored),
+        held_out=held_out_sites(ws, explored),
     )
     auto = dream.horizon == "auto"
     trusted = Trusted(world_model, calibration_of(given.world_model)) if auto else world_model

@@ -28,13 +28,13 @@ from dynaweb.loop.history import History
 from dynaweb.loop.lessons import Lesson, Teacher, kept_groups, over_steps
 from dynaweb.loop.places import dreamer_of, place_of, schedule_of
 from dynaweb.loop.players import ModelPolicy
-from dynaweb.loop.refresh import KEYS, Refresher
+from dynaweb.loop.refresh import KEYS, Refresher, check_refresh
 from dynaweb.loop.rollout import refuse_total_failure
 from dynaweb.loop.rows import dealt, step_rows, weighted
 from dynaweb.loop.training import new_trainer, resume
 from dynaweb.loop.verdicts import judge_all
 from dynaweb.loop.workspace import EPISODES
-from dynaweb.loop.worldmodel import real_transitions
+from dynaweb.loop.worldmodel import check_fit
 from dynaweb.protocols import PluginContext, TokenRow
 from dynaweb.runs import write_json
 from dynaweb.types import Trajectory
@@ -127,7 +127,13 @@ def rl_key(ws: Workspace, given: Ingredients, mode: Mode, *, done: int | None = 
 
 
 def check_seam(ws: Workspace) -> None:
-    """Raise `ConfigError` when the judge cannot score what the environment gives: a verdict needs real pages."""
+    """Raise `ConfigError` when the judge cannot score what the environment gives: a verdict needs real pages.
+
+    Also, for dreams, what `check_fit` and `check_refresh` raise.
+    """
+    if ws.dreams:
+        check_fit(ws)
+        check_refresh(ws)
     able = ws.plugins.find("reward", ws.recipe.reward.name).spec.capabilities & {"dream", "real"}
     needed = "dream" if ws.dreams else "real"
     if able and needed not in able:
@@ -405,4 +411,4 @@ def _optimizer(ws: Workspace) -> PolicyOptimizer:
 def _refresher(ws: Workspace, given: Ingredients, model: LoadedModel | None) -> Refresher | None:
     if not ws.recipe.wm_fit.refresh_every or model is None or given.explored is None:
         return None
-    return Refresher(ws, model, real_transitions(ws, given.explored.episodes()))
+    return Refresher(ws, model, given.explored.episodes())

@@ -6,13 +6,14 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dynaweb import events
+from dynaweb.config.decisive import decisive
 from dynaweb.errors import ConfigError
 from dynaweb.loop.files import files_hash, link
 from dynaweb.loop.meter import Meter
@@ -143,11 +144,11 @@ class Workspace:
         return {"name": name, "settings": resolved, "package": f"{origin.package} {origin.version}"}
 
     def resolved(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings of an environment plugin with its defaults filled in, as plain data."""
+        """Settings of an environment plugin that results depend on, as plain data with its defaults filled in."""
         from pydantic import ValidationError
 
         try:
-            return self.plugins.find("env", name).spec.config.model_validate(settings).model_dump(mode="json")
+            return decisive(self.plugins.find("env", name).spec.config.model_validate(settings))
         except ValidationError as error:
             raise ConfigError(f"settings of environment {name!r}: {error}") from error
 
@@ -184,18 +185,24 @@ class Workspace:
         return PluginContext(seed=self.seed("environment", purpose), services=services)
 
     def world_model(
-        self, model: LoadedModel, *, temperature: float, transitions: Callable[[], Sequence[Transition]] = list
+        self,
+        model: LoadedModel,
+        *,
+        temperature: float,
+        transitions: Callable[[], Sequence[Transition]] = list,
+        held_out: Set[str] = frozenset(),
     ) -> WorldModel:
-        """The chosen world model on these weights; `transitions` gives real ones to models that show examples."""
+        """The chosen world model on these weights; examples it shows are `transitions`, of no site in `held_out`."""
         context = PluginContext(
             engine=self.engine(model),
-            format=self.format,
+            format=model.format,
             seed=self.seed("world-model"),
             services={
                 "temperature": temperature,
                 "model": model.model,
                 "tokenizer": model.tokenizer,
                 "transitions": transitions,
+                "held_out": held_out,
                 "count": self.meter.engines.append,
             },
         )
