@@ -33,7 +33,7 @@ def with_adapters(model: LoadedModel, rank: int, *, seed: int) -> LoadedModel:
     """
     if rank == 0:
         return model
-    peft = library("peft", "lora", what="wm_fit.lora_rank")
+    peft = library("peft", "lora", what="lora_rank")
     import torch
 
     with torch.random.fork_rng():
