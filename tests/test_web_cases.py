@@ -350,6 +350,24 @@ async def test_the_viewport_of_a_large_page_is_read_without_the_rest(
         assert "Item 0" not in names(await session.observe())
 
 
+async def test_small_and_large_pages_of_one_tab_are_read_in_turn(server: PageServer) -> None:
+    """Chromium crashes when accessibility is switched on where an earlier page was read without it."""
+    server.pages["/small"] = "<a href=/large>Many</a><iframe srcdoc='<button>Framed</button>'></iframe>"
+    server.pages["/large"] = "<a href=/small>Few</a>" + "<p>one <b>two</b></p>" * 400
+    async with BrowserPool(region="viewport") as pool:
+        session = await pool.session()
+        await session.reset()
+        for _ in range(3):
+            await session.goto(server.url("/small"))
+            page = await session.observe()
+            assert {"Many", "Framed"} <= set(names(page))
+            reason, page = await acted(session, page, "click 'Many' []")
+            assert (reason, page.url) == ("", server.url("/large"))
+            await session.act(Action("go_back"))
+            assert "Many" in names(await session.observe())
+        assert pool.launches == 1
+
+
 async def test_press_and_scroll_on_an_element(session: ChromiumSession, show: Show) -> None:
     page = await show(
         """<form action=/next><input name=a aria-label=One><input name=b aria-label=Two><button>Go</button></form>

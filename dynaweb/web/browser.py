@@ -248,13 +248,18 @@ class BrowserPool:
             raise MissingError("Playwright is not installed: pip install 'dynaweb[web]'") from None
         playwright = await async_playwright().start()
         try:
-            browser = await asyncio.wait_for(
-                playwright.chromium.launch(executable_path=str(found.path), headless=True, args=self._arguments()),
-                _LAUNCH_SECONDS,
+            # Ctrl-C reaches the driver too. It would end itself and the browser, while this process still says what it
+            # was doing and closes both.
+            launching = playwright.chromium.launch(
+                executable_path=str(found.path), headless=True, args=self._arguments(), handle_sigint=False
             )
-        except Exception as error:
+            browser = await asyncio.wait_for(launching, _LAUNCH_SECONDS)
+        except BaseException as error:
+            # Also for an interrupt: a driver that nobody stops complains when the event loop ends.
             with suppress(Exception):
                 await playwright.stop()
+            if not isinstance(error, Exception):
+                raise
             raise _launch_error(found, error) from None
         self.launches += 1
         running = Running(playwright, browser, asyncio.get_running_loop())

@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 from playwright.async_api import BrowserContext, Dialog, Page, Request
 
 from dynaweb.errors import BrowserError
+from dynaweb.web.devtools import TabError, as_error
 from dynaweb.web.downloads import Downloads
-from dynaweb.web.tab import Tab, TabError, as_error
+from dynaweb.web.tab import Tab
 
 if TYPE_CHECKING:
     from dynaweb.web.browser import BrowserPool, Running
