@@ -46,6 +46,8 @@ SIDECARS: Mapping[str, Sidecar] = {
             ("libwebarena>=0.0.4",),
             "WebArena's own evaluators, to compare with",
         ),
+        # Its one file of tasks is all that is read, so the packages that its code needs stay away.
+        Sidecar("browsergym-webarenalite", (), ("browsergym-webarenalite>=0.14",), "the 165 tasks of WebArena-Lite"),
     )
 }
 """Environments that can be installed by name."""
@@ -76,7 +78,8 @@ def install(name: str, *, base: str = sys.executable) -> Path:
     making = folder.with_name(f"{name}.partial")
     _run([base, "-m", "venv", "--clear", str(making)], name)
     pip = [str(_python(making)), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    _run([*pip, *sidecar.requirements], name)
+    if sidecar.requirements:
+        _run([*pip, *sidecar.requirements], name)
     if sidecar.bare:
         _run([*pip, "--no-deps", *sidecar.bare], name)
     making.rename(folder)
