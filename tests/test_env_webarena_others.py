@@ -38,9 +38,7 @@ SETS = {"raw": "libwebarena", "lite": "browsergym-webarenalite", "verified": "we
     ("chosen", "count"),
     [pytest.param(name, count, marks=needs(SETS[name])) for name, count in (("raw", 812), ("lite", 165))],
 )
-def test_every_packaged_task_can_be_played_and_graded(
-    chosen: str, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_packaged_task_can_be_played_and_graded(chosen: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sidecar, "root", lambda: ROOT)
     found = WebarenaSource(WebarenaConfig(set=chosen, urls=URLS), PluginContext()).catalogue("test")  # type: ignore[arg-type]
     assert len(found) == count == len({task.id for task in found})

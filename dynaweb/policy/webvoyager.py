@@ -21,8 +21,8 @@ Wait - give the page time to load
 GoBack - return to the page before
 Google - start over with a search
 ANSWER; [text] - end the task, with the answer to every question that it asks
-Choose only elements whose number is in this observation. Do not repeat an action that changed nothing. Prefer the search
-of the site. Answer only when the page shows what the task asks for, in the details that it asks for.
+Choose only elements whose number is in this observation. Do not repeat an action that changed nothing. Prefer the
+site's own search. Answer only when the page shows what the task asks for, in the details that it asks for.
 Reply in two lines:
 Thought: what you see, and what to do next, in a sentence or two
 Action: the action"""

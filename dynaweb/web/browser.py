@@ -34,9 +34,12 @@ from dynaweb.web.view import MAX_NODES
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Playwright, Route, WebSocketRoute
 
+    from dynaweb.config.sections import Web
     from dynaweb.web.chromium_session import ChromiumSession
     from dynaweb.web.context import OpenContext
 
+DOWNLOADS = "downloads"
+"""Folder of downloaded files within a run's."""
 LOOPBACK = ("*.localhost", "localhost", "127.0.0.1")
 _FLAGS = (
     "--disable-quic",
@@ -319,6 +322,21 @@ class BrowserPool:
             self._loop = loop
             self._slots, self._lock = asyncio.Semaphore(self._workers), asyncio.Lock()
         return self._slots, self._lock
+
+
+def pool_of(web: Web, folder: Path | None = None, **options: Any) -> BrowserPool:
+    """A pool with a recipe's browser settings, for environments; `options` are those of `BrowserPool`.
+
+    What pages offer for download is kept in `downloads` below `folder`, where a plugin may write; None keeps nothing.
+    """
+    downloads = folder / DOWNLOADS if folder is not None else None
+    own: dict[str, Any] = {
+        "browser": web.browser,
+        "workers": web.workers,
+        "timeout": web.action_timeout,
+        "downloads": downloads,
+    }
+    return BrowserPool(**(own | options))
 
 
 async def _browser_pid(browser: Browser) -> int:

@@ -17,7 +17,7 @@ from dynaweb.errors import ConfigError, InfrastructureError, MissingError
 from dynaweb.seeding import derive
 from dynaweb.suggest import hint
 from dynaweb.types import Action, Judgement, Observation, Split, StepResult, Task, Trajectory
-from dynaweb.web.browser import BrowserPool
+from dynaweb.web.browser import BrowserPool, pool_of
 from dynaweb.web.chromium_session import ChromiumSession
 from dynaweb_env_webarena import files, sites
 from dynaweb_env_webarena.grading import Grader
@@ -84,6 +84,7 @@ class WebarenaSource:
 
     def __init__(self, config: WebarenaConfig, context: PluginContext) -> None:
         self.config = config
+        self._context = context
         self.web: Web = context.services.get("web") or Web()
         self.urls = sites.addresses(config)
         self.grader = Grader(config, self.urls)
@@ -154,10 +155,9 @@ class WebarenaSource:
     def browser(self) -> BrowserPool:
         """The browser that all environments share."""
         if self._pool is None:
-            self._pool = BrowserPool(
-                browser=self.web.browser,
-                workers=self.web.workers,
-                timeout=self.web.action_timeout,
+            self._pool = pool_of(
+                self.web,
+                self._context.folder,
                 hosts=(*sites.hosts(self.urls.values()), *self.config.hosts),
                 view=self.config.view,
             )
