@@ -191,6 +191,10 @@ async def test_a_login_is_stored_checked_and_made_again_once(make: Any, stub: St
     expired = make(raw(), **settings)
     _, pages = await play(expired, expired.catalogue("test")[0], *asked)
     assert stub.logins == 2 and "Hello Ann" in [node.name for node in pages[-1].nodes]
+    # Somebody signed out on the site meanwhile: the episodes after it are not lost.
+    stub.valid.clear()
+    _, pages = await play(expired, expired.catalogue("test")[0], *asked)
+    assert stub.logins == 3 and "Hello Ann" in [node.name for node in pages[-1].nodes]
     wrong = make(raw(), **{**settings, "logins": {"reddit": {**login, "password": "no"}}, "auth": str(tmp_path / "b")})
     with pytest.raises(InfrastructureError, match=r"logging in to .* as ann failed"):
         await play(wrong, wrong.catalogue("test")[0], *asked)
