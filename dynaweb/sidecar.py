@@ -33,21 +33,21 @@ class Sidecar:
 SIDECARS: Mapping[str, Sidecar] = {
     one.name: one
     for one in (
-        Sidecar("webarena-verified", ("webarena-verified>=1.2",), summary="tasks and evaluation of WebArena-Verified"),
+        Sidecar("webarena-verified", ("webarena-verified>=1.2,<2",), summary="tasks and scorer of WebArena-Verified"),
         Sidecar(
             "browsergym",
-            ("browsergym-core>=0.14", "browsergym-miniwob>=0.14"),
-            ("miniwob>=1.0",),
+            ("browsergym-core>=0.14,<0.15", "browsergym-miniwob>=0.14,<0.15"),
+            ("miniwob>=1.0,<2",),
             "BrowserGym with its MiniWoB benchmark",
         ),
         Sidecar(
             "libwebarena",
-            ("beartype==0.12.0", "nltk>=3.9", "numpy", "playwright>=1.39", "requests"),
-            ("libwebarena>=0.0.4",),
-            "WebArena's own evaluators, to compare with",
+            ("beartype==0.12.0", "gymnasium", "nltk>=3.9", "numpy", "pillow", "playwright>=1.39", "requests"),
+            ("libwebarena>=0.0.5,<0.1",),
+            "WebArena's tasks, and its own texts and evaluators to compare with",
         ),
         # Its one file of tasks is all that is read, so the packages that its code needs stay away.
-        Sidecar("browsergym-webarenalite", (), ("browsergym-webarenalite>=0.14",), "the 165 tasks of WebArena-Lite"),
+        Sidecar("browsergym-webarenalite", (), ("browsergym-webarenalite>=0.14,<0.15",), "WebArena-Lite's tasks"),
     )
 }
 """Environments that can be installed by name."""
