@@ -177,6 +177,8 @@ class MiniwobSource:
                 self._context.folder,
                 urls=self._server.urls,
                 view=self.config.view,
+                # The pages never change while the server runs.
+                keep_cache=True,
             )
         return self._pool
 
