@@ -178,6 +178,8 @@ class OpenContext:
             yield first.send("Network.clearBrowserCache")
         for origin in origins:
             yield first.send("Storage.clearDataForOrigin", origin=origin, storageTypes="all")
+        if first.pointed:
+            yield first.park()
         if silenced:
             yield first.send("Emulation.setScriptExecutionDisabled", value=False)
 

@@ -55,6 +55,8 @@ class Tab:
         """The page that is shown can run scripts, so it may change by itself and elements may listen to clicks."""
         self.huge = ""
         """The size of a page that is too large to be read."""
+        self.pointed = False
+        """The mouse has been somewhere since `park`, and what appears there gets its events."""
         self.stops = 0
         """How often a script that did not end was stopped since `forget`."""
         self._calls: set[asyncio.Future[Any]] = set()
@@ -182,8 +184,14 @@ class Tab:
 
     async def mouse(self, kind: str, x: float, y: float) -> None:
         """One mouse event at a point of the viewport."""
+        self.pointed = True
         buttons = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
         await self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **buttons)
+
+    async def park(self) -> None:
+        """Take the mouse out of the window."""
+        await self.mouse("mouseMoved", -1, -1)
+        self.pointed = False
 
     async def insert(self, text: str) -> None:
         """Real input of a text in place of what is selected; the empty text deletes it."""
