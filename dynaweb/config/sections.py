@@ -32,8 +32,9 @@ class Model(Section):
 
     path: str = "tiny"
     """`tiny` (shipped), a folder, or the name of a Hugging Face causal language model."""
-    format: Literal["auto", "compact", "chat"] = "auto"
-    """Prompt layer: `compact` for the tiny model, `chat` for models with a chat template."""
+    format: Literal["auto", "compact", "chat", "webvoyager"] = "auto"
+    """Prompt layer: `compact` for the tiny model, `chat` for models with a chat template, `webvoyager` for the same in
+    the words and the grammar of WebVoyager's text-only agents."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where weights live."""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -13,6 +13,7 @@ from dynaweb import events
 from dynaweb.loop.demos import save_episodes
 from dynaweb.loop.players import ModelPolicy
 from dynaweb.loop.rollout import Episode, Rules, refuse_total_failure
+from dynaweb.loop.verdicts import SUCCESS as SUCCESS
 from dynaweb.loop.verdicts import asked, grading, judge_all, success_of
 from dynaweb.loop.waves import play_in_waves
 from dynaweb.report.stats import Estimate, proportion, wilson
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from dynaweb.policy.formats import PromptFormat
     from dynaweb.runs import Stage
 
-SUCCESS = 0.5
-"""A score from here on counts as success."""
 CHECKER = "checker"
 """The reward that is the environment's own verdict."""
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from dynaweb.protocols import Environment, Judge, TaskSource
 
 
+SUCCESS = 0.5
+"""A score from here on counts as success."""
+
+
 def with_verdict(trajectory: Trajectory, verdict: Judgement) -> Trajectory:
     """A copy that carries the environment's verdict."""
     plain = {"score": verdict.score, "probability": verdict.probability, "why": verdict.why}
@@ -31,10 +35,16 @@ def verdict_of(trajectory: Trajectory) -> Judgement | None:
     return Judgement(**plain) if plain is not None else None
 
 
+def score_of(trajectory: Trajectory) -> float | None:
+    """The score of the environment's verdict, whatever ended the episode; None when there is none."""
+    found = trajectory.info.get("verdict")
+    score = found.get("score") if isinstance(found, dict) else None
+    return float(score) if isinstance(score, int | float) else None
+
+
 def success_of(trajectory: Trajectory) -> float | None:
     """1.0 or 0.0 by the environment's verdict; None when the episode could not be graded (None is not 0)."""
-    verdict = verdict_of(trajectory)
-    return verdict.score if verdict is not None and trajectory.end != "infrastructure" else None
+    return score_of(trajectory) if trajectory.end != "infrastructure" else None
 
 
 def grading(source: TaskSource) -> Finish:

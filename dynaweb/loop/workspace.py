@@ -182,7 +182,8 @@ class Workspace:
 
     def _web_context(self, purpose: str) -> PluginContext:
         services = {"web": self.recipe.web, "max_best_steps": self.recipe.data.max_best_steps}
-        return PluginContext(seed=self.seed("environment", purpose), services=services)
+        folder = self.folder.path if self.folder is not None else None
+        return PluginContext(seed=self.seed("environment", purpose), folder=folder, services=services)
 
     def world_model(
         self,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.policy.formats import ParsedReply
-from dynaweb.web.actions import format_action, parse_action
+from dynaweb.web.actions import Grammar, format_action, parse_action
 from dynaweb.web.dialects import render
 from dynaweb.worldmodels.prompts import REWRITE, SYSTEM, doing
 
@@ -38,6 +38,13 @@ _SECTION = re.compile(r"^\s*ACTION\s*:\s*", re.IGNORECASE | re.MULTILINE)
 class ChatFormat:
     """Prompts of chat models; `tokenizer` is a Hugging Face tokenizer, with or without a chat template."""
 
+    instructions: str = _AGENT
+    """What the policy is told first."""
+    grammar: Grammar = "webarena"
+    """The grammar of its actions."""
+    history: Grammar = "compact"
+    """The grammar in which it is shown its earlier actions."""
+
     def __init__(self, tokenizer: Any, max_prompt: int = 8192) -> None:
         self.tokenizer = tokenizer
         self.max_prompt = max_prompt
@@ -49,21 +56,29 @@ class ChatFormat:
 
     def policy_prompt(self, task: Task, observation: Observation, history: Sequence[Action]) -> tuple[int, ...]:
         """System instructions, then objective, earlier actions and the page."""
-        return self._chat(_AGENT, f"OBJECTIVE: {task.intent}\nPREVIOUS ACTIONS:\n{_lines(history)}", observation)
+        done = _lines(history, self.history)
+        return self._chat(self.instructions, f"OBJECTIVE: {task.intent}\nPREVIOUS ACTIONS:\n{done}", observation)
 
     def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
         """`REASON: ... ACTION: ...` and the end of the turn."""
-        reason = reasoning or "This is the next step."
-        return self._target(f"REASON: {reason}\nACTION: {format_action(action, 'webarena')}")
+        return self._target(self.said(reasoning or "This is the next step.", format_action(action, self.grammar)))
 
     def parse_reply(self, token_ids: Sequence[int], observation: Observation) -> ParsedReply:
         """The last fenced block, else what follows the last `ACTION:`, else the last line."""
         text = self.decode(token_ids)
-        reasoning, command = _split_reply(text)
-        action = parse_action(command, observation, "webarena")
+        reasoning, command = self.taken_apart(text)
+        action = parse_action(command, observation, self.grammar)
         if isinstance(action, str):
             return ParsedReply(text=text, reasoning=reasoning, error=action)
         return ParsedReply(text=text, reasoning=reasoning, action=action)
+
+    def said(self, reason: str, action: str) -> str:
+        """A reply as it is trained on."""
+        return f"REASON: {reason}\nACTION: {action}"
+
+    def taken_apart(self, text: str) -> tuple[str, str]:
+        """Reasoning, and the part of a reply that holds its action."""
+        return _split_reply(text)
 
     def world_model_prompt(
         self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
@@ -147,8 +162,8 @@ class ChatFormat:
         return [vocabulary[name] for name in names if name in vocabulary]
 
 
-def _lines(actions: Sequence[Action]) -> str:
-    lines = [f"{i}: {format_action(action, 'compact', with_id=False)}" for i, action in enumerate(actions, 1)]
+def _lines(actions: Sequence[Action], grammar: Grammar = "compact") -> str:
+    lines = [f"{i}: {format_action(action, grammar, with_id=False)}" for i, action in enumerate(actions, 1)]
     return "\n".join(lines) or "none"
 
 

@@ -2,7 +2,8 @@
 
 `CompactFormat` belongs to models that were trained with `dynaweb.policy.tokenizer` (the shipped tiny model): one mark
 per job, the page as `compact` text, a reply that is one action. `dynaweb.policy.chat.ChatFormat` serves any model with
-a chat template. Both are token-in, token-out: what `parse_reply` reads are the very tokens that were sampled.
+a chat template, `dynaweb.policy.webvoyager` does so in WebVoyager's words. All are token-in, token-out: what
+`parse_reply` reads are the very tokens that were sampled.
 """
 
 from __future__ import annotations
@@ -207,11 +208,12 @@ def history_lines(actions: Sequence[Action]) -> list[str]:
 
 
 def format_for(tokenizer: Any, name: str = "auto") -> PromptFormat:
-    """The prompt layer for a tokenizer: `compact` where its marks are there, else `chat`."""
+    """The prompt layer for a tokenizer: `auto` is `compact` where its marks are there, else `chat`."""
     if name == "auto":
         name = "compact" if marks.ACT in tokenizer.get_vocab() else "chat"
     if name == "compact":
         return CompactFormat(tokenizer)
     from dynaweb.policy.chat import ChatFormat
+    from dynaweb.policy.webvoyager import WebVoyagerFormat
 
-    return ChatFormat(tokenizer)
+    return WebVoyagerFormat(tokenizer) if name == "webvoyager" else ChatFormat(tokenizer)

@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dynaweb.loop.verdicts import score_of
 from dynaweb.report.data import Sample
-from dynaweb.report.outcome import outcome, verdict
+from dynaweb.report.outcome import outcome
 from dynaweb.types import Observation, Step, Trajectory
 from dynaweb.web.actions import format_action
 from dynaweb.web.delta_diff import match
@@ -97,7 +98,7 @@ def _trajectory(episode: Trajectory, pages: _Pages) -> Plain:
         "id": episode.id,
         "end": episode.end,
         "reward": _finite(episode.reward),
-        "verdict": _finite(verdict(episode)),
+        "verdict": _finite(score_of(episode)),
         "steps": steps,
     }
     if judged is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dynaweb.config.sections import Web
 from dynaweb.errors import ConfigError, InfrastructureError
 from dynaweb.types import Action, Judgement, Observation, StepResult, Task, Trajectory
-from dynaweb.web.browser import BrowserPool
+from dynaweb.web.browser import BrowserPool, pool_of
 from dynaweb.web.evaluators import evaluate
 from dynaweb_env_sites.expert import SitesExpert
 from dynaweb_env_sites.server import SitesApp, SitesServer, create_app
@@ -84,6 +84,7 @@ class SitesSource:
 
     def __init__(self, config: SitesConfig, context: PluginContext) -> None:
         self.config = config
+        self._context = context
         self.web: Web = context.services.get("web") or Web()
         self._app: SitesApp = create_app(WorldStore(sites()))
         self._server: SitesServer | None = None
@@ -153,10 +154,9 @@ class SitesSource:
     def _browser(self) -> BrowserPool:
         if self._pool is None:
             self._server = SitesServer(self._app, port=self.config.port, threads=self.config.threads).start()
-            self._pool = BrowserPool(
-                browser=self.web.browser,
-                workers=self.web.workers,
-                timeout=self.web.action_timeout,
+            self._pool = pool_of(
+                self.web,
+                self._context.folder,
                 urls=self._server.urls,
                 view=self.config.view,
             )
