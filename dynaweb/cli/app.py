@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from dynaweb import __version__
-from dynaweb.cli import data, listing, machine, options, places, stages, tasks, worlds
+from dynaweb.cli import data, listing, machine, matrix, options, places, stages, tasks, worlds
+from dynaweb.cli.compare import compare
 from dynaweb.cli.process import Group
 from dynaweb.cli.run import run
 
@@ -43,9 +44,11 @@ app.command("run")(run)
 app.command("sft")(stages.sft)
 app.command("collect")(worlds.collect)
 app.command("eval")(stages.evaluate)
+app.command("compare")(compare)
 app.command("play")(places.play)
 app.command("setup")(machine.setup)
 app.command("doctor")(machine.doctor)
+app.add_typer(matrix.matrix_app, name="matrix")
 app.add_typer(worlds.wm_app, name="wm")
 app.add_typer(data.data_app, name="data")
 app.add_typer(listing.plugins_app, name="plugins")

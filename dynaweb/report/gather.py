@@ -45,15 +45,20 @@ def build_report(folder: Path, *, each: int | None = EACH) -> Path:
     return path
 
 
-def gather(folder: Path, *, each: int | None = EACH) -> ReportData:
-    """What a run folder holds, for `render`, `closing_text` and `closing_json`."""
+def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> ReportData:
+    """What a run folder holds, for `render`, `closing_text` and `closing_json`.
+
+    Without `episodes` no trajectory is read: that is quick, and leaves out what only they tell (failures by kind, the
+    audit of the judge, the viewer).
+    """
     recipe, status = _json(folder, "recipe.json", {}), _json(folder, "status.json", None)
     if status is None:
         raise CheckpointError(f"{folder} is not a run folder: it has no status.json; give the folder that a run made")
     summary = _json(folder, "summary.json", {})
     rows = _rows(folder / "metrics.jsonl")
     arms = _summary_arms(summary) or _eval_arms(rows, recipe)
-    files = [_File.read(path, each) for path in sorted((folder / "trajectories").glob(f"*{SUFFIX}"))]
+    paths = sorted((folder / "trajectories").glob(f"*{SUFFIX}")) if episodes else []
+    files = [_File.read(path, each) for path in paths]
     shown = [file for file in files if file.is_evaluation or file.name == "dreams"]
     return ReportData(
         title=folder.resolve().name,
