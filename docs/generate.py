@@ -28,6 +28,7 @@ KINDS: dict[Kind, str] = {
     "opt": "Policy optimizer",
     "reward": "Reward judge",
     "env": "Environment",
+    "observer": "Observer",
 }
 NOTE = "<!-- Written by docs/generate.py from the code; change the docstrings there and run it again. -->"
 
@@ -53,7 +54,7 @@ def recipes() -> str:
     parts += ["## Plugins", _PLUGINS_INTRO]
     for kind, spec in _first_party():
         config = spec.config or BaseModel
-        parts += [f'### `[{kind}]` with `name = "{spec.name}"`', f"{KINDS[kind]}: {spec.summary}.", _table(config)]
+        parts += [_plugin_title(kind, spec.name), f"{KINDS[kind]}: {spec.summary}.", _table(config)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -82,6 +83,12 @@ def _first_party() -> Iterator[tuple[Kind, Any]]:
         own = (one.name for one in loaded.statuses() if (one.package, one.kind) == ("dynaweb", kind))
         for name in sorted(own):
             yield kind, loaded.find(kind, name).spec
+
+
+def _plugin_title(kind: Kind, name: str) -> str:
+    if kind == "observer":
+        return f"### `[run.observer_settings.{name}]`"
+    return f'### `[{kind}]` with `name = "{name}"`'
 
 
 def _table(model: type[BaseModel]) -> str:

@@ -153,7 +153,8 @@ def _rest(comparison: Comparison) -> str:
     head = ["also", *(_letter(at) for at in range(len(comparison.groups)))]
     count = len(comparison.groups) - 1
     level = f", at the level corrected for {count} comparisons" if count > 1 else ""
-    note = f"differences in points on the episodes that both played, as many as stand under `on`; * interval without 0{level}; p: exact McNemar"
+    paired = "differences in points on the episodes that both played, as many as stand under `on`"
+    note = f"{paired}; * interval without 0{level}; p: exact McNemar"
     return f"{text_table(head, rows, width=200)}\n\n{note}"
 
 

@@ -10,7 +10,7 @@ from dynaweb.compare.records import Episodes, RunRecord
 from dynaweb.report.stats import Estimate, Outcomes, share_or_mean, success_rate, wilson
 from dynaweb.runs.folder import FREE
 
-NO_RESULT = (*FREE, "run.seed", "run.observers", "run.observer_settings", "run.time_budget")
+NO_RESULT = (*FREE, "run.seed")
 """Settings by which runs of one group may differ. A time budget changes results: it is listed as a difference all the
 same where groups differ in something else."""
 

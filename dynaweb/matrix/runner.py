@@ -1,4 +1,4 @@
-"""Runs the cells of a matrix, each in a process of its own: one that fails or runs out of memory takes nothing along."""
+"""Runs the cells of a matrix, each in a process of its own: one that fails or eats all memory takes nothing along."""
 
 from __future__ import annotations
 
