@@ -9,6 +9,7 @@ import typer
 from dynaweb import __version__
 from dynaweb.cli import data, listing, machine, matrix, options, places, stages, tasks, worlds
 from dynaweb.cli.compare import compare
+from dynaweb.cli.plugins import new_app
 from dynaweb.cli.process import Group
 from dynaweb.cli.run import run
 
@@ -52,6 +53,7 @@ app.add_typer(matrix.matrix_app, name="matrix")
 app.add_typer(worlds.wm_app, name="wm")
 app.add_typer(data.data_app, name="data")
 app.add_typer(listing.plugins_app, name="plugins")
+app.add_typer(new_app, name="new")
 app.add_typer(listing.config_app, name="config")
 app.add_typer(tasks.tasks_app, name="tasks")
 app.add_typer(places.env_app, name="env")
