@@ -1,9 +1,9 @@
-"""Check the way of a plugin's author, end to end: python scripts/check_plugins.py [--docs-only]
+"""Check the way of a plugin's author, end to end: python scripts/check_plugins.py [--each-runs]
 
-For each kind, a package from `dynaweb new plugin`, and the one under `examples/`, is installed into an environment of its
-own beside the wheel of dynaweb (built here); its tests must pass, and `dynaweb run` must end well with it. Then the
-commands of `docs/plugins.md` are typed as they stand there. Dependencies are those of the environment that runs this
-script, so nothing is downloaded.
+For each kind, a package from `dynaweb new plugin`, and the one under `examples/`, is installed into an environment of
+its own beside the wheel of dynaweb (built here), and its tests must pass. Then all kinds together take part in one
+`dynaweb run`, or with `--each-runs` every package in one of its own. At last the commands of `docs/plugins.md` are
+typed as they stand there. Dependencies are those of the environment that runs this script, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ PLUGINS = {
     "reward": ("check-reward", ("--reward", "check-reward"), (STATIC,)),
     "env": ("check-env", ("--env", "check-env", "--reward", "checker"), ()),
 }
+TOGETHER = ("--wm", "check-world", "--opt", "check-opt", "--reward", "check-reward"), ("env.tasks=check-env",)
 EXAMPLE = ("--wm", "example-memory"), (STATIC,)
 
 
@@ -53,10 +54,10 @@ class Place:
         }
         self.install(str(wheel))
 
-    def install(self, what: str) -> None:
+    def install(self, *what: str) -> None:
         """Install without dependencies."""
         pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install", "-q", "--no-deps"]
-        self.call([*pip, "--no-build-isolation", what], self.folder)
+        self.call([*pip, "--no-build-isolation", *what], self.folder)
 
     def call(self, command: Sequence[str], cwd: Path) -> str:
         """Run a command; ends the script with what it said when it fails."""
@@ -83,13 +84,12 @@ def build(folder: Path) -> Path:
     return wheel
 
 
-def check(place: Place, package: Path, flags: Sequence[str], sets: Sequence[str]) -> None:
-    """Install a package, run its tests, and run dynaweb with it."""
+def check(place: Place, package: Path) -> None:
+    """Install a package and run its tests."""
     where = place.python("site", cwd=place.folder)
     assert str(ROOT) not in where.replace(str(place.folder), ""), where
     place.install(str(package))
     place.python("pytest", "-q", "-p", "no:cacheprovider", cwd=package)
-    run(place, flags, sets)
 
 
 def run(place: Place, flags: Sequence[str], sets: Sequence[str]) -> None:
@@ -119,30 +119,41 @@ def follow(place: Place, page: Path) -> int:
                 cwd = cwd / line.removeprefix("cd ")
             elif line.startswith("pip install"):
                 place.install(str(cwd))
+                place.env = {**place.env, "PYTHONPATH": str(cwd)}  # what `-e` does, without its build requirements
             elif line.startswith("dynaweb run"):
                 run(place, line.split()[3:], (STATIC,))
+            elif line.startswith("pytest"):
+                place.python(*line.split(), cwd=cwd)
             else:
                 place.call(["bash", "-c", line], cwd)
     return count
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Check everything, or the page alone."""
+    """Check everything."""
+    each = "--each-runs" in arguments
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         wheel = build(folder)
-        if "--docs-only" not in arguments:
-            for kind, (plugin, flags, sets) in PLUGINS.items():
-                start = time.monotonic()
-                place = Place(folder / kind, wheel)
-                place.python("dynaweb", "new", "plugin", "--kind", kind, plugin, "--out", "package", cwd=place.folder)
-                check(place, place.folder / "package", flags, sets)
-                print(f"{kind}: tests and run in {time.monotonic() - start:.0f} s", flush=True)
-            place = Place(folder / "example", wheel)
-            check(place, ROOT / "examples" / "dynaweb-wm-example", *EXAMPLE)
-            print("example: tests and run", flush=True)
+        together = Place(folder / "together", wheel)
+        for kind, (plugin, flags, sets) in PLUGINS.items():
+            start = time.monotonic()
+            place = Place(folder / kind, wheel)
+            place.python("dynaweb", "new", "plugin", "--kind", kind, plugin, "--out", "package", cwd=place.folder)
+            check(place, place.folder / "package")
+            if each:
+                run(place, flags, sets)
+            together.install(str(place.folder / "package"))
+            print(f"{kind}: {time.monotonic() - start:.0f} s", flush=True)
+        run(together, *TOGETHER)
+        print("one run with all of them", flush=True)
+        place = Place(folder / "example", wheel)
+        check(place, ROOT / "examples" / "dynaweb-wm-example")
+        if each:
+            run(place, *EXAMPLE)
+        print("example", flush=True)
         count = follow(Place(folder / "docs", wheel), ROOT / "docs" / "plugins.md")
-        print(f"docs/plugins.md: {count} commands")
+        print(f"docs/plugins.md: {count} commands", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from dynaweb.cli.compare import compare
 from dynaweb.cli.plugins import new_app
 from dynaweb.cli.process import Group
 from dynaweb.cli.run import run
+from dynaweb.cli.view import report, view
 
 # Plain help: rich costs a third of the start-up time, and pipes want text.
 app = typer.Typer(
@@ -46,6 +47,8 @@ app.command("sft")(stages.sft)
 app.command("collect")(worlds.collect)
 app.command("eval")(stages.evaluate)
 app.command("compare")(compare)
+app.command("view")(view)
+app.command("report")(report)
 app.command("play")(places.play)
 app.command("setup")(machine.setup)
 app.command("doctor")(machine.doctor)

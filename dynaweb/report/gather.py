@@ -26,6 +26,7 @@ from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Rol
 from dynaweb.report.html import render
 from dynaweb.report.outcome import AuditCounts, failure_kind, outcome
 from dynaweb.report.stats import share_or_mean
+from dynaweb.report.twins import Twins
 from dynaweb.types import Trajectory
 
 EACH = 8
@@ -60,6 +61,7 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
     paths = sorted((folder / "trajectories").glob(f"*{SUFFIX}")) if episodes else []
     files = [_File.read(path, each) for path in paths]
     shown = [file for file in files if file.is_evaluation or file.name == "dreams"]
+    twins = Twins(path for path in paths if not path.name.startswith(("eval-", "dreams")))
     return ReportData(
         title=folder.resolve().name,
         subtitle=str(recipe.get("description", "")),
@@ -73,7 +75,7 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         audits=_audits(files, arms),
         failures={file.name: file.sorted_failures() for file in shown},
         episodes={file.name: file.count for file in files},
-        samples=tuple(sample for file in files for sample in file.samples),
+        samples=tuple(twins.beside(sample) for file in files for sample in file.samples),
         total=sum(file.count for file in files),
         settings=tuple(_settings(recipe)),
         plugins=tuple(_json(folder, "plugins.json", ())),

@@ -18,7 +18,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 @dataclass(frozen=True, slots=True)
 class KindOfPlugin:
-    """What differs between the kinds: `suffix` ends class names, `short` is part of package names, `file` is the module."""
+    """What differs between the kinds: `suffix` ends class names, `short` is in package names, `file` is the module."""
 
     title: str
     suffix: str

@@ -9,7 +9,8 @@
     class TestMine(WorldModelSuite):
         name = "mine"
         settings = {"size": 3}
-        xfail = {"test_a_batch_equals_singles": "asks a server"}     # strict: a test that passes all the same is an error
+        # Strict: a test that passes all the same is an error.
+        xfail = {"test_a_batch_equals_singles": "asks a server"}
 
 Suites: `WorldModelSuite`, `OptimizerSuite`, `RewardSuite`, `EnvironmentSuite`. Stand-ins (`stand_ins`): `FakeEngine`
 answers with prepared texts, `ScriptedSite` is a site of three pages without a browser. Needs pytest.

@@ -6,13 +6,13 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from dynaweb_wm_example.memory import likeness
 
 from dynaweb.plugins import Plugins
 from dynaweb.protocols import PluginContext
 from dynaweb.testing import WorldModelSuite
 from dynaweb.testing.stand_ins import BUY, HOME, OPEN, PRODUCT, TRANSITIONS
 from dynaweb.types import Node
-from dynaweb_wm_example.memory import likeness
 
 
 class TestConformance(WorldModelSuite):
