@@ -1,4 +1,4 @@
-"""`dynaweb view`: a report that follows its run, for this machine alone; dreams beside real pages; stores of any size."""
+"""`dynaweb view`: a report that follows its run, for this machine alone; dreams beside real pages; hostile text."""
 
 from __future__ import annotations
 

@@ -45,17 +45,36 @@ def _counts(found: MatrixResults) -> list[tuple[str, int]]:
 
 def _measure(found: MatrixResults, name: str) -> Html:
     axes = [el("th", axis, scope="col") for axis in found.plan.axes or ("combination",)]
-    low, high = _scale(found, name)
-    unit = (f"{100 * low:.0f} to {100 * high:.0f} %") if is_share(name) else f"{low:.2g} to {high:.2g}"
+    scale = _scale(found, name)
     with_difference = name == found.measures[0]
-    heads = [*axes, el("th", measure_label(name).capitalize(), class_="n"), el("th", unit), el("th", "n", class_="n")]
+    heads = [*axes, el("th", measure_label(name), class_="n"), el("th", _unit(name, scale)), el("th", "n", class_="n")]
     if with_difference:
         heads += [el("th", "Against the first", class_="n"), el("th", "p", class_="n")]
-    rows = [_row(row, name, (low, high), with_difference) for row in found.rows]
+    rows = [_row(row, name, scale, with_difference) for row in found.rows]
     table = el("table", el("thead", el("tr", *heads)), el("tbody", *rows), class_="stack")
-    lead = NOTE[0].upper() + NOTE[1:] + "; bold where the interval leaves out 0 at the corrected level."
-    title = "Result" if with_difference else measure_label(name).capitalize()
-    return el("section", el("h2", title), el("p", lead, class_="lead"), el("div", table, class_="card scroll"))
+    title = "Result" if with_difference else _title(name)
+    return el(
+        "section", el("h2", title), el("p", _lead(found, name), class_="lead"), el("div", table, class_="card scroll")
+    )
+
+
+def _title(name: str) -> str:
+    label = measure_label(name).removesuffix(" %")
+    return label[:1].upper() + label[1:]
+
+
+def _lead(found: MatrixResults, name: str) -> str:
+    """What the numbers of a section are."""
+    from dynaweb.loop.fidelity import MEANINGS
+
+    if name == found.measures[0]:
+        return NOTE[0].upper() + NOTE[1:] + "; bold where the interval leaves out 0 at the corrected level."
+    meaning = MEANINGS.get(name.lower().replace(" ", "_"), "")
+    if not meaning:
+        return "The same episodes, played by another arm of the same runs."
+    return (
+        f"{meaning[0].upper()}{meaning[1:]}. Mean over runs with its 95 % interval; n counts runs, or questions of one."
+    )
 
 
 def _row(row: TableRow, name: str, scale: tuple[float, float], with_difference: bool) -> Html:
@@ -69,7 +88,7 @@ def _row(row: TableRow, name: str, scale: tuple[float, float], with_difference: 
     n = str(estimate.n) if estimate is not None else "0"
     cells = [
         el("td", el("b", value_text(name, estimate, arm=is_share(name))), class_="n", data_label=measure_label(name)),
-        el("td", bar),
+        el("td", bar, data_label=_unit(name, scale)) if bar is not None else el("td"),
         el("td", el("span", n, seeds), class_="n", data_label="n"),
     ]
     return el("tr", *values, *cells, *(_against(row) if with_difference else ()))
@@ -86,6 +105,11 @@ def _against(row: TableRow) -> list[Html]:
         el("td", el("span", shown), class_="n", data_label="Against the first"),
         el("td", el("span", row.against.p), class_="n", data_label="p"),
     ]
+
+
+def _unit(name: str, scale: tuple[float, float]) -> str:
+    low, high = scale
+    return f"{100 * low:.0f} to {100 * high:.0f} %" if is_share(name) else f"{low:.2g} to {high:.2g}"
 
 
 def _scale(found: MatrixResults, name: str) -> tuple[float, float]:
@@ -132,7 +156,7 @@ def _plot(found: MatrixResults, name: str, axis: str) -> Html | None:
     if not lines:
         return None
     series = [_series(label, sorted(points, key=lambda one: one[0]), name) for label, points in lines.items()]
-    return line_chart(f"{measure_label(name).capitalize()} by {axis}", series, x_label=axis, rate=is_share(name))
+    return line_chart(f"{_title(name)} by {axis}", series, x_label=axis, rate=is_share(name))
 
 
 def _series(label: str, points: Sequence[tuple[float, TableRow]], name: str) -> Series:

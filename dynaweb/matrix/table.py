@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dynaweb.compare.records import MAIN
 from dynaweb.matrix.folder import CellStatus
 from dynaweb.matrix.results import MatrixResults, TableRow
+from dynaweb.report.gather import arm_label, measure_words
 from dynaweb.report.headline import duration
 from dynaweb.report.stats import Estimate
 from dynaweb.report.table import text_table
@@ -46,7 +48,9 @@ def status_text(statuses: Sequence[CellStatus]) -> str:
 
 def measure_label(name: str) -> str:
     """How a measure is called in the head of a table."""
-    return {"main": "success %"}.get(name, name.replace("_", " "))
+    if name == MAIN:
+        return "Success %"
+    return f"{arm_label(name)}, success %" if is_share(name) else measure_words(name)
 
 
 def value_text(name: str, estimate: Estimate | None, *, arm: bool) -> str:

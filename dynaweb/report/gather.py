@@ -96,8 +96,12 @@ def measures(probes: Sequence[Mapping[str, float | None]]) -> tuple[Measure, ...
 
 def _measure(name: str, values: Sequence[float | None], meaning: str) -> Measure:
     known = [value for value in values if value is not None]
-    label = name.replace("_", " ").capitalize().replace(" f1", " F1").replace("Url", "Address")
-    return Measure(label, share_or_mean(known), meaning)
+    return Measure(measure_words(name), share_or_mean(known), meaning)
+
+
+def measure_words(name: str) -> str:
+    """A measure's name for people."""
+    return name.replace("_", " ").capitalize().replace(" f1", " F1").replace("Url", "Address")
 
 
 def _json(folder: Path, name: str, default: Any) -> Any:
