@@ -1,7 +1,7 @@
 """How long every command takes to answer `--help`: python benchmarks/startup.py [REPEATS]
 
-Prints, for each command, the median wall-clock time of REPEATS processes (default 7) and how many modules were imported,
-and beside them the time of an empty Python process, measured in between, so that the load of the machine shows.
+Prints, for each command, the median wall-clock time of REPEATS processes (default 7) and the number of imported
+modules; beside them the time of an empty Python process, measured in between, so that the load of the machine shows.
 """
 
 from __future__ import annotations

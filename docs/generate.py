@@ -216,8 +216,8 @@ _HOOKS_INTRO = """# Hooks
 
 A plugin's module implements hooks by functions with these names, marked with `dynaweb.hookspecs.hookimpl`.
 [plugins.md](plugins.md) shows how to write one."""
-_OBSERVERS_INTRO = """Each takes one frozen event. An observer that raises is reported once with its name, and the run goes
-on, unless `DYNAWEB_STRICT=1`."""
+_OBSERVERS_INTRO = """Each takes one frozen event. An observer that raises is reported once with its name, and the run
+goes on, unless `DYNAWEB_STRICT=1`."""
 _CLI_INTRO = """# The command line
 
 stdout is data, stderr is progress. Exit codes: 0 done, 1 the run failed, 2 usage or configuration, 3 a plugin or

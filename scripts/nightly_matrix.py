@@ -3,8 +3,8 @@
     python scripts/nightly_matrix.py [FOLDER]
 
 Every cell is real, with small counts and pages without a browser. Each matrix is killed with SIGKILL when its third
-cell runs, started again, and must end with every cell done, without touching the cells that were done before, and with a
-table in which every number has its n and its interval.
+cell runs, started again, and must end with every cell done, without touching the cells that were done before, and with
+a table in which every number has its n and its interval.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def tree() -> Any:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_of_the_documentation_exist_with_their_options(name: str, tree: Any) -> None:
-    """The command is there and knows every option; whether it does what the page says is for the tests of the command."""
+    """The command is there and knows every option; whether it does what the page says is for its own tests."""
     words = shlex.split(COMMANDS[name], comments=True)[1:]
     command = tree
     while hasattr(command, "commands") and words and words[0] in command.commands:

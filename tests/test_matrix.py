@@ -311,6 +311,17 @@ def test_the_table_has_n_mean_interval_and_paired_differences(fakes: Fakes) -> N
     json.dumps(found.plain())
 
 
+def test_text_of_a_matrix_stays_text(tmp_path: Path) -> None:
+    bad = "</td><script>alert(1)</script>"
+    file = tmp_path / "m.toml"
+    values = f"[{{label = '{bad}', 'rl.n' = 2}}, {{label = 'b', 'rl.n' = 3}}]"
+    file.write_text(f"[matrix]\nbase = 'smoke'\ndescription = '{bad}'\n[matrix.axes]\n'{bad}' = {values}\n")
+    made = plan(file)
+    text = matrix_page(results(made, MatrixFolder(tmp_path / "m")), tmp_path / "m")
+    assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 4
+    assert "<script" not in text
+
+
 def test_the_command_line(cli: Cli, tmp_path: Path, file: Path) -> None:
     done = cli("matrix", "show", "study.toml", "--seeds", "7")
     assert done.returncode == 0, done.stderr

@@ -140,15 +140,15 @@ def status(
     debug: o.Debug = False,
 ) -> None:
     """Say how every cell stands: waiting, running, done, failed or interrupted."""
-    from dynaweb.cli.output import plain
-    from dynaweb.matrix.table import status_text
+    from dynaweb.cli.output import plain, table
+    from dynaweb.matrix.table import STATUS_HEAD, status_rows
 
     plan, folder = _plan(locals())
     found = [folder.status(cell) for cell in plan.cells]
     if as_json:
         typer.echo(json.dumps([{**plain(one), "labels": dict(one.labels)} for one in found], indent=2))
     else:
-        typer.echo(status_text(found))
+        typer.echo(table(STATUS_HEAD, status_rows(found)))
 
 
 @matrix_app.command("table")

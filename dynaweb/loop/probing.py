@@ -22,6 +22,5 @@ def _episode(index: int, probe: Probe, answer: Prediction) -> Trajectory:
     asked = probe.transition
     goal = goal_of(asked) or f"what follows on {asked.observation.url}"
     task = Task(asked.task_id or f"probe {index}", goal, asked.observation.url)
-    said = {"reasoning": answer.reasoning, "reply": answer.text, "error": answer.error}
-    step = Step(asked.observation, asked.action, info={"dreamed": True}, **said)
+    step = Step(asked.observation, asked.action, answer.reasoning, answer.text, answer.error, info={"dreamed": True})
     return Trajectory(f"probe/{index}", task, (step,), answer.next_observation, "dream", "max-steps")

@@ -35,15 +35,15 @@ def matrix_markdown(found: MatrixResults) -> str:
     return "\n".join(lines)
 
 
-def status_text(statuses: Sequence[CellStatus]) -> str:
-    """One line a cell."""
-    from dynaweb.cli.output import table
+STATUS_HEAD = ("cell", "state", "time", "seed", "settings", "error")
 
-    rows = [
+
+def status_rows(statuses: Sequence[CellStatus]) -> list[tuple[str, ...]]:
+    """One row a cell, under `STATUS_HEAD`."""
+    return [
         (one.id, one.state, duration(one.seconds) if one.seconds else "-", str(one.seed), _named(one), one.detail)
         for one in statuses
     ]
-    return table(("cell", "state", "time", "seed", "settings", "error"), rows)
 
 
 def measure_label(name: str) -> str:
