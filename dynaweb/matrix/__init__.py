@@ -1,8 +1,9 @@
 """Ablation matrices: many runs that differ in named settings, and one table of them.
 
     plan = plan_of(read_matrix("world-model"))          every cell composed and validated, nothing run
-    run_matrix(plan, MatrixFolder(path), jobs=2)        done cells are skipped, interrupted ones go on
-    rows = table_rows(plan, MatrixFolder(path))         n, mean and 95 % interval of every combination
+    folder = MatrixFolder(Path("runs/matrix-world-model"))
+    Runner(plan, folder, jobs=2).run()                  done cells are skipped, interrupted ones go on
+    print(matrix_text(results(plan, folder)))           n, mean and 95 % interval of every combination
 
 A cell is a run of `dynaweb run` in a process and a folder of its own. Its id is a hash of its resolved recipe, seed
 included, so that a cell which is done is never run again, whatever is added to the matrix. Cells share demonstrations,
@@ -14,8 +15,38 @@ Modules: `grammar` (the TOML file), `cells` (from the file to resolved recipes),
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from dynaweb.matrix.cells import Cell, Plan, plan_of
 from dynaweb.matrix.folder import MatrixFolder
 from dynaweb.matrix.grammar import Matrix, read_matrix, shipped_matrices
 
-__all__ = ["Cell", "Matrix", "MatrixFolder", "Plan", "plan_of", "read_matrix", "shipped_matrices"]
+if TYPE_CHECKING:
+    from dynaweb.matrix.results import results
+    from dynaweb.matrix.runner import Runner
+    from dynaweb.matrix.table import matrix_text
+
+_HOMES = {"Runner": "runner", "matrix_text": "table", "results": "results"}
+
+
+def __getattr__(name: str) -> Any:
+    # `dynaweb matrix show` needs no statistics.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"dynaweb.matrix.{_HOMES[name]}"), name)
+
+
+__all__ = [
+    "Cell",
+    "Matrix",
+    "MatrixFolder",
+    "Plan",
+    "Runner",
+    "matrix_text",
+    "plan_of",
+    "read_matrix",
+    "results",
+    "shipped_matrices",
+]
