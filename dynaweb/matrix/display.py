@@ -57,7 +57,8 @@ class Lines:
         self._states[id], self._said[id] = progress.state, now
         done = sum(cell.state == "done" for cell in self._cells)
         took = f" after {clock(progress.took)}" if progress.took >= 1 else ""
-        words = f": {progress.line}" if progress.line and progress.state != "done" else ""
+        # The last words of a finished cell are its report, but one that never ran says why.
+        words = f": {progress.line}" if progress.line and (progress.state != "done" or not took) else ""
         self._stream.write(f"[{done}/{len(self._cells)}] {id} {progress.cell}: {progress.state}{took}{words}\n")
         self._stream.flush()
 
