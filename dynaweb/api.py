@@ -158,6 +158,8 @@ def _call(
     resolved = resolve(recipe, overrides=overrides, **flags)
     for choice in resolved.choices():
         plugins.check(choice.kind, choice.name)
+    for name in resolved.run.observers:
+        plugins.check("observer", name)
     # Only now: torch and the browser's driver take seconds to import.
     from dynaweb.loop import api
 

@@ -30,6 +30,7 @@ def run(
     out: o.Out = None,
     resume: Resume = False,
     time_budget: TimeBudget = None,
+    observe: o.Observe = None,
     dry_run: DryRun = False,
     block: o.Block = None,
     as_json: o.Json = False,
@@ -81,9 +82,11 @@ def _plan(recipe: Any, as_json: bool) -> None:
     from dynaweb.plugins import current
 
     missing = []
-    for choice in recipe.choices():
+    wanted = [*((choice.kind, choice.name) for choice in recipe.choices())]
+    wanted += [("observer", name) for name in recipe.run.observers]
+    for kind, name in wanted:
         try:
-            current().check(choice.kind, choice.name)
+            current().check(kind, name)
         except MissingError as error:
             missing.append(str(error))
     if as_json:

@@ -23,6 +23,7 @@ FLAGS: Mapping[str, str] = {
     "model": "model.path",
     "seed": "run.seed",
     "time_budget": "run.time_budget",
+    "observe": "run.observers",
 }
 """What each flag of the command line sets."""
 

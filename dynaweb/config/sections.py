@@ -25,6 +25,10 @@ class Run(Section):
     time_budget: float = Field(default=0.0, ge=0)
     """Minutes after which the RL stage ends early; 0 = counts, not clocks, end the stages. A later run goes on from
     there."""
+    observers: tuple[str, ...] = ()
+    """Observers that are told what happens, such as `["tensorboard"]` (`--observe`); they change no result."""
+    observer_settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Their settings by name, such as `observer_settings.wandb.project = "mine"`."""
 
 
 class Model(Section):

@@ -29,6 +29,7 @@ from dynaweb.loop.sft import sft as sft_stage
 from dynaweb.loop.workspace import MODEL, Workspace
 from dynaweb.loop.worldmodel import FIDELITY, Material, check_fit, fidelity_estimates, means, trains
 from dynaweb.observers import MetricsFile
+from dynaweb.observers.chosen import chosen_observers
 from dynaweb.plugins import current
 from dynaweb.runs import StageCache, open_run
 
@@ -231,7 +232,7 @@ def _in_folder(
     with folder.lock():
         metrics = MetricsFile(folder.metrics)
         try:
-            with plugins.observing(metrics):
+            with plugins.observing(metrics), chosen_observers(recipe, plugins, folder.path):
                 return _told(recipe, job, folder, plugins, closing)
         finally:
             metrics.close()

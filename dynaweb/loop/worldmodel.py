@@ -20,8 +20,10 @@ from dynaweb.config.decisive import file_key
 from dynaweb.data.inspect import site_of as transition_site
 from dynaweb.data.store import existing
 from dynaweb.errors import ConfigError, MissingError
+from dynaweb.loop.demos import save_episodes
 from dynaweb.loop.drift import follows
 from dynaweb.loop.fidelity import Probe, grade, measure, predictions, probes_of, rules_hold, transitions_of
+from dynaweb.loop.probing import probe_episodes
 from dynaweb.loop.rules import needs_prediction
 from dynaweb.loop.stopping import MAX_ROWS, EarlyStop
 from dynaweb.loop.tasks import site_of
@@ -301,7 +303,9 @@ async def _fit(ws: Workspace, stage: Stage, model: LoadedModel, given: Material)
 async def _measure(ws: Workspace, stage: Stage, model: LoadedModel, given: Material) -> None:
     questions = given.questions
     world_model = given.asked_of(ws, model, temperature=0.0)
-    unseen = await measure(world_model, questions.unseen, seed=ws.seed("fidelity"))
+    answers = await predictions(world_model, questions.unseen, seed=ws.seed("fidelity"))
+    unseen = [grade(probe, answer) for probe, answer in zip(questions.unseen, answers, strict=True)]
+    save_episodes(stage, probe_episodes(questions.unseen, answers))
     seen = await measure(world_model, questions.seen, seed=ws.seed("fidelity", "seen"))
     rules = rules_hold(questions.transitions)
     write_json(stage.folder / FIDELITY, {"probes": unseen, "seen": seen, "rules": rules})

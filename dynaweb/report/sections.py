@@ -26,8 +26,8 @@ FIRST_METRICS = ("reward", "success", "loss")
 """Metrics with one of these words are shown at once; the others under a fold."""
 
 
-def header(data: ReportData) -> Html:
-    """Title, how the run ended, and its result in words."""
+def header(data: ReportData, *, live: bool = False) -> Html:
+    """Title, how the run ended, and its result in words; `live` adds the button that news brings up."""
     chips = [el("span", data.status, class_=f"chip {STATUS.get(data.status, '')}")]
     if data.seconds is not None:
         chips.append(el("span", duration(data.seconds), class_="chip"))
@@ -39,6 +39,7 @@ def header(data: ReportData) -> Html:
         el("p", data.subtitle, class_="muted") if data.subtitle else None,
         el("button", "◐", id="theme", type="button", title="light or dark", aria_label="switch between light and dark"),
         el("div", *chips, class_="chips"),
+        el("button", "There is more to see: show it", id="news", type="button", hidden=True) if live else None,
         el("p", words, class_="verdict") if words else None,
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 from dynaweb.loop.verdicts import score_of
 from dynaweb.report.data import Sample
 from dynaweb.report.outcome import outcome
-from dynaweb.types import Observation, Step, Trajectory
+from dynaweb.types import Observation, Step
 from dynaweb.web.actions import format_action
 from dynaweb.web.delta_diff import match
 from dynaweb.web.dialects import format_node, format_url
@@ -43,7 +43,7 @@ def blocks(samples: Sequence[Sample]) -> Iterator[Plain]:
     """The trajectories themselves, `BLOCK` at a time, in the order of the index."""
     for start in range(0, len(samples), BLOCK):
         pages = _Pages()
-        items = [_trajectory(sample.trajectory, pages) for sample in samples[start : start + BLOCK]]
+        items = [_trajectory(sample, pages) for sample in samples[start : start + BLOCK]]
         yield {"pages": pages.written, "items": items}
 
 
@@ -89,10 +89,15 @@ def _page(page: Observation) -> Plain:
     return data
 
 
-def _trajectory(episode: Trajectory, pages: _Pages) -> Plain:
+def _trajectory(sample: Sample, pages: _Pages) -> Plain:
+    episode = sample.trajectory
     shown = [step.observation for step in episode.steps]
     after: list[Observation | None] = [*shown[1:], episode.final]
     steps = [_step(step, page, pages) for step, page in zip(episode.steps, after, strict=True)] if shown else []
+    for step, real in zip(steps, sample.real, strict=False):
+        if real is not None and "next" in step:
+            step["real"] = pages.place(real)
+            step["beside"] = pages.origin(step["next"], step["real"])
     judged = episode.judgement
     data: Plain = {
         "id": episode.id,
