@@ -171,6 +171,21 @@ class Judge(Protocol):
         ...
 
 
+@runtime_checkable
+class TrainableJudge(Judge, Protocol):
+    """A judge that can be fitted on graded episodes; its plugin has the capability `trainable`."""
+
+    async def log_odds(self, trajectory: Trajectory) -> float:
+        """Natural-log odds of success before calibration; nan when the model gives no number."""
+        ...
+
+    def examples(
+        self, trajectories: Sequence[Trajectory], labels: Sequence[bool]
+    ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Supervised pairs (prompt ids, target ids), one per episode and label."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LossInput:
     """What a policy loss sees of one micro-batch; every tensor is float32 or float64, flat over rows.
@@ -254,6 +269,7 @@ __all__ = [
     "PolicyOptimizer",
     "TaskSource",
     "TokenRow",
+    "TrainableJudge",
     "TrainableWorldModel",
     "WorldModel",
 ]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dynaweb import __version__
-from dynaweb.cli import data, listing, machine, options, places, stages, tasks, worlds
+from dynaweb.cli import data, judges, listing, machine, options, places, stages, tasks, worlds
 from dynaweb.cli.process import Group
 from dynaweb.cli.run import run
 
@@ -47,6 +47,8 @@ app.command("play")(places.play)
 app.command("setup")(machine.setup)
 app.command("doctor")(machine.doctor)
 app.add_typer(worlds.wm_app, name="wm")
+app.add_typer(judges.orm_app, name="orm")
+app.add_typer(judges.judge_app, name="judge")
 app.add_typer(data.data_app, name="data")
 app.add_typer(listing.plugins_app, name="plugins")
 app.add_typer(listing.config_app, name="config")

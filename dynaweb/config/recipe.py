@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dynaweb.config.judging import Agent, Audit, JudgeFit
 from dynaweb.config.layers import KINDS, flatten
+from dynaweb.config.phases import Offline, Phases, Replay
 from dynaweb.config.sections import (
     Controls,
     Data,
@@ -39,6 +41,12 @@ SECTIONS: Mapping[str, type[Section]] = {
     "wm_fit": WmFit,
     "dream": Dream,
     "rl": Rl,
+    "offline": Offline,
+    "replay": Replay,
+    "phases": Phases,
+    "judge_fit": JudgeFit,
+    "audit": Audit,
+    "agent": Agent,
     "eval": Eval,
     "controls": Controls,
 }
@@ -82,6 +90,12 @@ class Recipe:
     wm_fit: WmFit
     dream: Dream
     rl: Rl
+    offline: Offline
+    replay: Replay
+    phases: Phases
+    judge_fit: JudgeFit
+    audit: Audit
+    agent: Agent
     eval: Eval
     controls: Controls
     description: str = ""

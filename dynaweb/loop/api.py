@@ -226,6 +226,10 @@ def _in_folder(
             metrics.close()
 
 
+in_folder = _in_folder
+"""For calls of other packages that leave a run folder too."""
+
+
 def _told(
     recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugins, closing: Callable[[Path], dict[str, Any]]
 ) -> T:
