@@ -154,6 +154,15 @@ class Catalogue(Protocol):
         ...
 
 
+@runtime_checkable
+class MakesVariants(Protocol):
+    """Task sources that can make further checked tasks like a given one offer this besides `tasks`."""
+
+    def variants(self, task: Task, *, count: int, seed: int) -> list[Task]:
+        """At most `count` other tasks of the same kind and split, with their own checks; the same for the same seed."""
+        ...
+
+
 class ExpertPolicy(Protocol):
     """Plays one task; keeps its place in the plan."""
 
@@ -265,6 +274,7 @@ __all__ = [
     "Judge",
     "LossInput",
     "LossOutput",
+    "MakesVariants",
     "PluginContext",
     "PolicyOptimizer",
     "TaskSource",

@@ -62,7 +62,8 @@ def audit(
     as_json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
-    """Compare judges with the environment's own verdicts: confusion, false positives with interval, by site and length."""
+    """Compare judges with the environment's own verdicts: confusion, false positives with interval, by site and
+    length."""
     from dynaweb import api
 
     resolved = o.resolved(recipe, locals())

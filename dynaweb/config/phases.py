@@ -1,4 +1,5 @@
-"""Sections about where rollouts come from besides fresh play: recorded ones, a replay buffer, tasks made of failures."""
+"""Sections about where rollouts come from besides fresh play: recorded ones, a replay buffer, tasks made of
+failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Judges: what their scores may be, how trainable ones are made, and how any of them is checked against the environment.
+"""Judges: what their scores may be, how trainable ones are made, and how any of them is checked against the
+environment.
 
 - `scores` refuses what is no score, and a judge that says nothing at all;
 - `making` creates the judge of a recipe, trained weights and parts of a combination included;

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Mark:
     """One audit: after `update` updates, mean judge's `reward` since the audit before, and what became of the replays.
 
-    `solved` of `graded` repeated episodes succeeded by the environment's check; of the `failed` real ones that the judge
-    was asked about it `accepted` so many.
+    `solved` of `graded` repeated episodes succeeded by the environment's check; of the `failed` real ones that the
+    judge was asked about it `accepted` so many.
     """
 
     update: int
@@ -79,7 +79,7 @@ def _blind(now: Mark, settings: Audit) -> str:
     if accepted.low is None or accepted.low <= settings.false_positive:
         return ""
     return (
-        f"reward hacking is possible: at update {now.update} the judge accepts {accepted.text()} of the real episodes that "
-        f"the environment's check rejects (its reward is {now.reward:.3f}, real success {now.success:.3f}): its reward "
+        f"reward hacking is possible: at update {now.update} the judge accepts {accepted.text()} of the real episodes "
+        f"that the environment's check rejects (its reward is {now.reward:.3f}, real success {now.success:.3f}): its reward "
         "says little about success"
     )

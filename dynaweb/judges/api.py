@@ -1,4 +1,5 @@
-"""The calls behind `dynaweb orm fit` and `dynaweb judge audit`; each takes a resolved recipe and leaves a run folder."""
+"""The calls behind `dynaweb orm fit` and `dynaweb judge audit`; each takes a resolved recipe and leaves a run
+folder."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb.errors import ConfigError
 from dynaweb.judges.audit import JudgeAudits, report_on
-from dynaweb.judges.fitting import fit_judge as fit_stage
 from dynaweb.judges.fitting import file_key, fitted_judge, read_graded
+from dynaweb.judges.fitting import fit_judge as fit_stage
 from dynaweb.judges.making import FITTED, judge_named, parts, to_fit
 from dynaweb.judges.rollouts import graded_rollouts
 from dynaweb.loop.api import in_folder
@@ -32,7 +33,8 @@ AUDIT = "judges.json"
 
 
 def fit_judge(recipe: Recipe, *, out: Path | None = None, data: Path | None = None) -> StageResult:
-    """Fit the recipe's judge; with `data` on the graded episodes of a trajectory store, without a policy or a browser."""
+    """Fit the recipe's judge; with `data` on the graded episodes of a trajectory store, without a policy or a
+    browser."""
 
     async def job(ws: Workspace) -> StageResult:
         made = await _fitted(ws, data)
@@ -45,8 +47,8 @@ def fit_judge(recipe: Recipe, *, out: Path | None = None, data: Path | None = No
 async def _fitted(ws: Workspace, data: Path | None) -> Made:
     if to_fit(ws) is None:
         raise ConfigError(
-            f"there is nothing to fit: reward {ws.recipe.reward.name!r} cannot be trained, or names its weights already; "
-            "use --reward orm without reward.weights"
+            f"there is nothing to fit: reward {ws.recipe.reward.name!r} cannot be trained, or names its weights "
+            "already; use --reward orm without reward.weights"
         )
     if data is not None:
         return await fit_stage(ws, read_graded(data), upstream={"store": file_key(data)})

@@ -101,8 +101,8 @@ class JudgeAudits:
 
     def __str__(self) -> str:
         head = (
-            f"{self.episodes} graded real episodes ({self.origin}): {self.successes} succeeded, {self.unfinished} did not "
-            "end by themselves and are scored 0 by code"
+            f"{self.episodes} graded real episodes ({self.origin}): {self.successes} succeeded, {self.unfinished} did "
+            "not end by themselves and are scored 0 by code"
         )
         lines = [head, "", _table("judge", [one.whole for one in self.judges]), "", self._qualities()]
         for one in self.judges:

@@ -1,9 +1,9 @@
 """Fitting a trainable judge on real episodes whose outcome the environment knows.
 
 Sites are whole: some are fitted on, of the others one half calibrates the probabilities and the rest measures them, so
-that accuracy, AUC and Brier score are of sites that the judge knows nothing about. Successes and failures weigh the same
-in the loss, however rare either is; calibration puts the base rate back. Episodes that did not end by themselves are
-scored by code, never by a judge, and are left out.
+that accuracy, AUC and Brier score are of sites that the judge knows nothing about. Successes and failures weigh the
+same in the loss, however rare either is; calibration puts the base rate back. Episodes that did not end by themselves
+are scored by code, never by a judge, and are left out.
 """
 
 from __future__ import annotations

@@ -38,8 +38,10 @@ def refused(judged: Trajectory) -> bool:
 
 
 def refuse_silence(answers: Sequence[Judgement], what: str) -> None:
-    """Raise `TrainingError` when a judge was asked and gave not one score; `answers` are those that it was asked for."""
+    """Raise `TrainingError` when a judge was asked and gave not one score; `answers` are those that it was asked
+    for."""
     if answers and all(answer.score is None for answer in answers):
         raise TrainingError(
-            f"{what}: the judge scored none of {len(answers)} episodes; the first: {answers[0].why or 'no reason given'}"
+            f"{what}: the judge scored none of {len(answers)} episodes that it was asked about; the first: "
+            f"{answers[0].why or 'no reason given'}"
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dynaweb.errors import ConfigError
 from dynaweb.loop.curriculum import Schedule
 from dynaweb.loop.demos import rl_tasks
+from dynaweb.loop.evolving import read_tasks
 from dynaweb.loop.groups import Place
 from dynaweb.loop.rollout import Rules
 from dynaweb.loop.tasks import StartPages
@@ -56,7 +57,7 @@ def schedule_of(
 
     With `spare`, others in their place, in rotation: enough for so many further rounds of each update.
     """
-    tasks = rl_tasks(ws)
+    tasks = rl_tasks(ws) if given.phase.tasks is None else read_tasks(given.phase.tasks)
     if given.explored is not None:
         starts = StartPages([*given.explored.episodes(), *given.demos.episodes()])
         tasks = [task for task in tasks if starts(task) is not None]

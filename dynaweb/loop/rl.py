@@ -12,26 +12,30 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from dynaweb import events
 from dynaweb.credit import Credit, wants
 from dynaweb.errors import ConfigError, TrainingError
+from dynaweb.judges.making import judge_key
+from dynaweb.loop.beside import FIRST_PHASE, Beside, Phase, RewardHacking, load_critic
 from dynaweb.loop.curriculum import outcomes_of
 from dynaweb.loop.evaluate import SUCCESS, judge_errors, play_greedily, successes, summary
-from dynaweb.loop.experts import by_task, rows_of
+from dynaweb.loop.experts import Experts, by_task, rows_of
 from dynaweb.loop.explore import loosened
 from dynaweb.loop.groups import Rollouts, measures
 from dynaweb.loop.history import History
 from dynaweb.loop.lessons import Lesson, Teacher, kept_groups, over_steps
+from dynaweb.loop.offline import OfflineRollouts
 from dynaweb.loop.places import dreamer_of, place_of, schedule_of
 from dynaweb.loop.players import ModelPolicy
 from dynaweb.loop.refresh import KEYS, Refresher
 from dynaweb.loop.rollout import refuse_total_failure
 from dynaweb.loop.rows import dealt, step_rows, weighted
 from dynaweb.loop.training import new_trainer, resume
-from dynaweb.loop.verdicts import judge_all
+from dynaweb.loop.verdicts import judge_all, refuse_silent_judge
 from dynaweb.loop.workspace import EPISODES
 from dynaweb.loop.worldmodel import real_transitions
 from dynaweb.protocols import PluginContext, TokenRow
@@ -61,13 +65,19 @@ class Ingredients:
     experts: Made
     explored: Made | None = None
     world_model: Made | None = None
+    judge: Made | None = None
+    """The judge that was fitted for this run."""
+    recorded: Made | None = None
+    """Rollouts that are learned from offline."""
+    phase: Phase = FIRST_PHASE
 
     def keys(self) -> dict[str, str]:
         """The cache keys of all ingredients."""
         parts = {"sft": self.sft, "demos": self.demos, "experts": self.experts}
         parts |= {"explored": self.explored} if self.explored else {}
         parts |= {"world_model": self.world_model} if self.world_model else {}
-        return {name: made.key for name, made in parts.items()}
+        parts |= {"recorded": self.recorded} if self.recorded else {}
+        return {name: made.key for name, made in parts.items()} | self.phase.keys()
 
 
 class OutOfTime(asyncio.CancelledError):
@@ -117,9 +127,12 @@ def rl_key(ws: Workspace, given: Ingredients, mode: Mode, *, done: int | None = 
     recipe = ws.recipe
     parts = ["reward", "env", "dream", "data.max_best_steps", *(f"rl.{name}" for name in MATTERS)]
     parts += ["opt", "rl.negative_scale"] if mode == "policy" else []
+    parts += ["replay"] if recipe.replay.capacity else []
+    parts += ["audit"] if recipe.audit.every else []
     parts += ["wm"] if ws.dreams else ["web.contexts"]
     parts += [*KEYS, "web.contexts"] if ws.dreams and recipe.wm_fit.refresh_every else []
     extra: dict[str, object] = {} if done is None else {"done": done}
+    extra |= {"judge": judge_key(ws)} if judge_key(ws) else {}
     if recipe.rl.validate_every:
         parts += ["rl.validate_every", "eval.steps", "controls.sft_validation", "web.contexts"]
         extra["validation"] = ws.eval_key
@@ -141,7 +154,7 @@ class _Learner:
     """One RL stage in progress."""
 
     def __init__(self, ws: Workspace, stage: Stage, given: Ingredients, mode: Mode) -> None:
-        self.ws, self.stage, self.mode = ws, stage, mode
+        self.ws, self.stage, self.given, self.mode = ws, stage, given, mode
         self.rl: Rl = ws.recipe.rl
         self.model = ws.load(given.sft.model)
         self.engine = ws.engine(self.model)
@@ -158,21 +171,29 @@ class _Learner:
         shown = [found[0].task for found in experts.values()]
         self.schedule = schedule_of(ws, given, shown)
         self.spare = schedule_of(ws, given, shown, spare=self.wants.refills)
-        self.rollouts = Rollouts(
-            self.rl,
-            ws.recipe.run.seed,
-            self._player(),
-            self.judge,
-            self.place,
-            ws.lockstep,
-            experts if self.rl.expert_share > 0 else {},
-            ws.recipe.dream.one_world,
-            ws.recipe.dream.lacking == "ungraded",
-        )
+        self.rollouts = self._rollouts(experts)
         self.trainer = self._trainer(self.model, self._critic(given))
         reference = self._trainer(ws.load(given.sft.model)) if self._needs_reference() else None
         self.teacher = Teacher(self.rl, self.optimizer, self.trainer, reference)
         self.history = History()
+        self.beside = Beside(ws, given.phase, self.judge, self.wants, self.name)
+
+    def _rollouts(self, experts: Experts) -> Rollouts | OfflineRollouts:
+        ws, rl = self.ws, self.rl
+        if self.given.recorded is not None:
+            pool = self.given.recorded.episodes()
+            return OfflineRollouts(pool, self.judge, rl.tasks * rl.n, ws.seed("offline", self.given.phase.number))
+        return Rollouts(
+            rl,
+            ws.recipe.run.seed if self.given.phase.number == 1 else ws.seed("phase", self.given.phase.number),
+            self._player(),
+            self.judge,
+            self.place,
+            ws.lockstep,
+            experts if rl.expert_share > 0 else {},
+            ws.recipe.dream.one_world,
+            ws.recipe.dream.lacking == "ungraded",
+        )
 
     def _player(self) -> ModelPolicy:
         rl = self.rl
@@ -204,7 +225,9 @@ class _Learner:
         from dynaweb.backends.critic import Critic
 
         total, warmup = self.rl.updates * self._per_update, self.rl.warmup * self._per_update
-        return Critic(self.ws.load(given.sft.model).model, self.wants.critic, total_steps=total, warmup=warmup)
+        critic = Critic(self.ws.load(given.sft.model).model, self.wants.critic, total_steps=total, warmup=warmup)
+        load_critic(critic, given.phase.before)
+        return critic
 
     @property
     def _per_update(self) -> int:
@@ -217,6 +240,7 @@ class _Learner:
         first = done = self._steps_done()
         if resumed:
             self.history = History.load(self.stage.scratch, updates=first)
+            self.beside.load(self.stage.scratch, first)
             if self.refresher is not None:
                 self.refresher.load(self.stage.scratch, first)
         advance = self.ws.progress(self.name, self.rl.updates, "updates", done=first)
@@ -225,12 +249,14 @@ class _Learner:
                 await self._guarded_update(update)
                 if self.rl.validate_every > 0 and (update + 1) % self.rl.validate_every == 0:
                     await self._validate(update)
+                await self.beside.after(update, partial(self._played, update), self.history.rewards)
                 if self.refresher is not None:
                     await self.refresher.after(update + 1, loosened(self.ws, self.engine, self.model.format))
                 done = update + 1
                 advance(reward=self.history.rewards[-1])
                 if done % self.rl.checkpoint_every == 0 and done < self.rl.updates:
                     self._checkpoint()
+                self._refuse_alarm()
                 await self.ws.breathe()
                 if self.ws.out_of_time and done < self.rl.updates:
                     raise OutOfTime(self, done)
@@ -246,6 +272,7 @@ class _Learner:
         self.model.save(stage.folder)
         if self.refresher is not None:
             self.refresher.finish(stage.folder)
+        self.beside.finish(stage.folder, self.trainer.critic, self.trainer.steps)
         self._collect(stage, done)
         write_json(stage.folder / UPDATES, {"done": done, "planned": self.rl.updates})
 
@@ -261,12 +288,22 @@ class _Learner:
     def _checkpoint(self) -> None:
         # The trainer's file is the last to change: what stands beside it is at least as new, and cut back when read.
         self.history.save(self.stage.scratch)
+        self.beside.save(self.stage.scratch, self._steps_done())
         if self.refresher is not None:
             self.refresher.save(self.stage.scratch, self._steps_done())
         self.trainer.save(self.stage.scratch)
         if self.refresher is not None:
             self.refresher.tidy(self.stage.scratch, self._steps_done())
+        self.beside.tidy(self.stage.scratch, self._steps_done())
         self.ws.remember_cost(self.stage)
+
+    def _refuse_alarm(self) -> None:
+        """End the run on an alarm, where the recipe says so; the weights of this moment stay behind as a checkpoint."""
+        try:
+            self.beside.refuse_alarm()
+        except RewardHacking:
+            self._checkpoint()
+            raise
 
     async def _guarded_update(self, update: int) -> None:
         """An update; when training cannot go on, the sound weights before it stay behind as a checkpoint."""
@@ -282,9 +319,11 @@ class _Learner:
     async def _update(self, update: int) -> None:
         started = time.monotonic()
         rollouts = await self._play(update)
-        refuse_total_failure([t for t in rollouts if t.source != "expert"], f"update {update}")
+        own = [t for t in rollouts if t.source != "expert"]
+        refuse_total_failure(own, f"update {update}")
+        refuse_silent_judge(own, f"update {update}")
         played = time.monotonic()
-        lesson = self._lesson(rollouts)
+        lesson = self._lesson(update, rollouts)
         metrics = {**self.teacher.ref_kl(lesson.rows), **self._steps(lesson), **lesson.credit.metrics}
         self.engine.weights_changed()
         self._save(update, rollouts)
@@ -310,9 +349,9 @@ class _Learner:
             rollouts += await self.rollouts.of_update(update, more, self.ws.count_steps, first=first)
         return rollouts
 
-    def _lesson(self, rollouts: Sequence[Trajectory]) -> Lesson:
+    def _lesson(self, update: int, rollouts: Sequence[Trajectory]) -> Lesson:
         if self.mode == "policy":
-            return self.teacher.lesson(rollouts)
+            return self.beside.lesson(self.teacher, update, rollouts)
         # Experts too: both ways of learning from the same rollouts see the same expert data.
         kept = [t for t in rollouts if t.reward is not None and t.reward >= SUCCESS]
         advantages = self.optimizer.advantages([t.reward for t in rollouts], [t.group for t in rollouts])
@@ -380,6 +419,12 @@ class _Learner:
         whole = TrajectoryStore(path)
         for update in range(updates):
             whole.append(TrajectoryStore(self._file(update)))
+
+    def _played(self, update: int) -> list[Trajectory]:
+        """The rollouts of an update that is done."""
+        from dynaweb.data.store import TrajectoryStore
+
+        return list(TrajectoryStore(self._file(update)))
 
     def _file(self, update: int) -> Path:
         folder = self.stage.scratch / DREAMS

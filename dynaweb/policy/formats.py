@@ -161,7 +161,8 @@ class CompactFormat:
         return (*self.encode("\n" + text), *self.stop_ids)
 
     def judge_prompt(self, trajectory: Trajectory) -> tuple[int, ...]:
-        """`<judge> goal, actions with the answer, <page> final page <do>`; of a long page, its beginning and its end."""
+        """`<judge> goal, actions with the answer, <page> final page <do>`; of a long page, its beginning and its
+        end."""
         actions = [step.action for step in trajectory.steps if step.action is not None]
         page = trajectory.final or trajectory.steps[-1].observation
         return self._prompt(marks.JUDGE, trajectory.task.intent, actions, page, ends=True)
@@ -202,7 +203,8 @@ class CompactFormat:
         return kept + cut
 
     def _both_ends(self, text: str, room: int) -> list[int]:
-        """Whole lines from the beginning and from the end of a page, half of the room each, what is between left out."""
+        """Whole lines from the beginning and from the end of a page, half of the room each, what is between left
+        out."""
         ids = self.encode(text)
         if len(ids) <= room:
             return ids

@@ -28,9 +28,11 @@ class DigirlConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     lam: float = Field(default=0.5, ge=0, le=1)
-    """Doubly robust: the verdict on the whole episode counts lam^(steps that are left), the critic's one step the rest."""
+    """Doubly robust: the verdict on the whole episode counts lam^(steps that are left), the critic's one step the
+    rest."""
     threshold: float = Field(default=0.0, ge=0, le=1)
-    """A step is learned from when its advantage is above this; 0 = 1 / (longest episode of the update), as the paper."""
+    """A step is learned from when its advantage is above this; 0 = 1 / (longest episode of the update), as the
+    paper."""
     instructions: bool = True
     """Only of episodes that did better than the mean of their task in this update: those are news."""
     critic_lr: float = Field(default=1e-3, gt=0)

@@ -7,8 +7,8 @@ chance of success on the page. `digirl` (Bai et al., 2024): w = 1 for steps whos
 
     A_h = lam^(H - h) r + (1 - lam^(H - h)) (V_(h+1) - V_h),   h = 1..H, V_(H+1) = r
 
-is above a threshold, and 0 for all others. Both learn off-policy: no ratio appears anywhere. Ungraded episodes have left
-the batch before.
+is above a threshold, and 0 for all others. Both learn off-policy: no ratio appears anywhere. Ungraded episodes have
+left the batch before.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
-
-import torch
 
 from dynaweb.backends.loss import clean
 from dynaweb.backends.returns import peaks
@@ -49,7 +47,8 @@ class Imitation:
         raise NotImplementedError
 
     def credit(self, batch: CreditInput) -> Credit:
-        """Weights of the steps as their advantages, and the critic's targets. Steps without a reward leave the batch."""
+        """Weights of the steps as their advantages, and the critic's targets. Steps without a reward leave the
+        batch."""
         steps, graded = batch.steps(), batch.graded
         values = [[self.value(batch.rows[i].values[0]) for i in indices] for indices in steps]
         weights = self.weights(batch, values)

@@ -1,8 +1,8 @@
 """A model behind a server as the judge of dreamed and real episodes.
 
 Its reply must end with a line that is `VERDICT: YES` or `VERDICT: NO` and nothing else. Anything that merely mentions
-these words (a quotation of the page, "I cannot say VERDICT: YES") is no verdict: it is asked again, and then there is no
-score. Page text and answers stand between marks that they cannot contain.
+these words (a quotation of the page, "I cannot say VERDICT: YES") is no verdict: it is asked again, and then there is
+no score. Page text and answers stand between marks that they cannot contain.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ class WeightedJudge:
         self.judges = {name: cast("Judge", make(name, part.settings)) for name, part in config.judges.items()}
 
     async def score(self, trajectory: Trajectory) -> Judgement:
-        """sum of weight x score / sum of weights; None as `missing` says. The probability is combined in the same way."""
+        """sum of weight x score / sum of weights; None as `missing` says. The probability is combined in the same
+        way."""
         answers = await asyncio.gather(*(judge.score(trajectory) for judge in self.judges.values()))
         said = {name: checked(answer) for name, answer in zip(self.judges, answers, strict=True)}
         why = ", ".join(
