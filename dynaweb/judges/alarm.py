@@ -80,6 +80,6 @@ def _blind(now: Mark, settings: Audit) -> str:
         return ""
     return (
         f"reward hacking is possible: at update {now.update} the judge accepts {accepted.text()} of the real episodes "
-        f"that the environment's check rejects (its reward is {now.reward:.3f}, real success {now.success:.3f}): its reward "
-        "says little about success"
+        f"that the environment's check rejects; its reward ({now.reward:.3f}) says little about success "
+        f"({now.success:.3f})"
     )

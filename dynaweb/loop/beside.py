@@ -53,8 +53,8 @@ class Beside:
         if ws.recipe.replay.capacity:
             if wants.critic is None:
                 raise ConfigError(
-                    f"replay.capacity asks for a replay buffer, and opt {ws.recipe.opt.name!r} compares the rollouts of "
-                    "a task with each other; use --opt webrl, awr or digirl, or set replay.capacity = 0"
+                    f"replay.capacity asks for a replay buffer, and opt {ws.recipe.opt.name!r} compares the rollouts "
+                    "of a task with each other; use --opt webrl, awr or digirl, or set replay.capacity = 0"
                 )
             earlier = read_buffer(phase.before.folder / BUFFER) if phase.before is not None else []
             self.replay = ReplayBuffer(ws.recipe.replay, ws.seed("replay", phase.number), earlier)
@@ -88,7 +88,7 @@ class Beside:
         if self._alarm and self.auditor is not None and self.auditor.settings.stop:
             raise RewardHacking(
                 f"{self._alarm}. The run ends here because audit.stop is set; the weights of this moment are a "
-                "checkpoint, and the same command without it goes on from there"
+                "checkpoint, from which the same command with audit.stop=false goes on"
             )
 
     def load(self, folder: Path, done: int) -> None:

@@ -120,6 +120,8 @@ MATTERS = (
     *("max_new_tokens", "expert_share", "bc_weight", "bc_batch", "expert_ratio"),
 )
 """Settings of the section `rl` that the policy depends on in every mode."""
+AUDITED = ("every", "episodes", "confidence", "margin", "false_positive")
+"""Settings of the section `audit` that a stage's metrics depend on; whether an alarm ends the run does not change them."""
 
 
 def rl_key(ws: Workspace, given: Ingredients, mode: Mode, *, done: int | None = None) -> str:
@@ -128,7 +130,7 @@ def rl_key(ws: Workspace, given: Ingredients, mode: Mode, *, done: int | None = 
     parts = ["reward", "env", "dream", "data.max_best_steps", *(f"rl.{name}" for name in MATTERS)]
     parts += ["opt", "rl.negative_scale"] if mode == "policy" else []
     parts += ["replay"] if recipe.replay.capacity else []
-    parts += ["audit"] if recipe.audit.every else []
+    parts += [f"audit.{name}" for name in AUDITED] if recipe.audit.every else []
     parts += ["wm"] if ws.dreams else ["web.contexts"]
     parts += [*KEYS, "web.contexts"] if ws.dreams and recipe.wm_fit.refresh_every else []
     extra: dict[str, object] = {} if done is None else {"done": done}

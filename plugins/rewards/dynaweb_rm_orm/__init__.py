@@ -28,8 +28,8 @@ def dynaweb_rewards() -> list[PluginSpec]:
             name="orm",
             target="dynaweb_rm_orm.orm:OutcomeRewardModel",
             config=OrmConfig,
-            summary="outcome reward model: fitted, calibrated P(YES) on task, actions, final page (WebRL, arXiv
-            2411.02337)", extra="train",
+            summary="outcome reward model: fitted, calibrated P(YES) on the final page (WebRL, arXiv 2411.02337)",
+            extra="train",
             capabilities=frozenset({"dream", "real", "trainable"}),
         )
     ]
