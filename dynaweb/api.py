@@ -129,6 +129,7 @@ def evaluate(
     recipe: str | Path | Recipe = DEFAULT,
     *,
     policy: str | Path | None = None,
+    world_model: str | Path | None = None,
     overrides: Overrides = (),
     out: str | Path | None = None,
     progress: bool = False,
@@ -137,9 +138,11 @@ def evaluate(
     """Evaluate a policy on held-out tasks in the real browser.
 
     `policy` is a folder of weights or one of `sft` (default), `base` (the model as it is), `expert`, `random`. The
-    result has rows by site and by kind of task, and every failure with its label.
+    result has rows by site and by kind of task, and every failure with its label. With `agent="lookahead"` the policy
+    looks ahead in the world model of these weights (`world_model`), by default the one that the recipe fits.
     """
-    result: StageResult = _call("evaluate", recipe, overrides, flags, progress, out=out, policy=policy)
+    options = {"policy": policy, "world_model": _path(world_model)}
+    result: StageResult = _call("evaluate", recipe, overrides, flags, progress, out=out, **options)
     return result
 
 

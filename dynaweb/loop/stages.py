@@ -87,6 +87,10 @@ def check_beside(ws: Workspace) -> None:
             f"offline.episodes records real episodes, and env {ws.recipe.env.name!r} dreams; use --env sites, or set "
             "offline.episodes = 0"
         )
+    if ws.recipe.offline.episodes and ws.recipe.phases.count > 1:
+        raise ConfigError(
+            "recorded episodes are of the environment's own tasks: set offline.episodes = 0 or phases.count = 1"
+        )
     if ws.recipe.phases.count > 1 and ws.recipe.rl.updates:
         chosen_generator(ws, ws.recipe.phases)
 
