@@ -56,8 +56,8 @@ def evaluate(
     arguments = locals()
     given = {"eval.episodes": episodes, "web.contexts": workers, "web.workers": workers}
     flags = [f"{path}={value}" for path, value in given.items() if value is not None]
-    given = {**arguments, "sets": [*flags, *(sets or ())]}
-    run_stage("evaluate", recipe, given, policy=policy, world_model=world_model)
+    told = {**arguments, "sets": [*flags, *(sets or ())]}
+    run_stage("evaluate", recipe, told, policy=policy, world_model=world_model)
 
 
 def run_stage(name: str, recipe: str, arguments: dict[str, Any], **extra: Any) -> None:

@@ -27,7 +27,7 @@ from dynaweb.loop.rollout import Episode, Rules
 from dynaweb.loop.verdicts import grading, judge_all, success_of
 from dynaweb.loop.waves import play_in_waves
 from dynaweb.runs import write_json
-from dynaweb.types import Action, Observation, Step, Task, Trajectory
+from dynaweb.types import Action, Observation, Task, Trajectory
 
 if TYPE_CHECKING:
     from dynaweb.loop.workspace import Workspace
@@ -49,20 +49,20 @@ class Repeated:
 
     def __init__(self, recorded: Trajectory) -> None:
         self.recorded = recorded
+        self._steps = [step for step in recorded.steps if step.action is not None]
 
     async def act(self, task: Task, observation: Observation, history: Sequence[Action], *, seed: int) -> Decision:
-        """The recorded action on this page; none where its element is not there."""
-        step = self._steps()[len(history)]
+        """The recorded action on this page; none where its element is not there, or the record is at its end."""
         info = {"player": "repeated", "repeats": self.recorded.id}
+        if len(history) >= len(self._steps):
+            return Decision(None, error="the recorded episode did not go on", info=info)
+        step = self._steps[len(history)]
         action = step.action
         assert action is not None  # `_steps` has those only
         found = on_page(action, step.observation, observation)
         if found is None:
             return Decision(None, error=f"the real page has no {action.target_role} {action.target_name!r}", info=info)
         return Decision(found, info=info)
-
-    def _steps(self) -> list[Step]:
-        return [step for step in self.recorded.steps if step.action is not None]
 
 
 class Auditor:

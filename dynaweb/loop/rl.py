@@ -121,8 +121,7 @@ MATTERS = (
 )
 """Settings of the section `rl` that the policy depends on in every mode."""
 AUDITED = ("every", "episodes", "confidence", "margin", "false_positive")
-"""Settings of the section `audit` that a stage's metrics depend on; whether an alarm ends the run does not change
-them."""
+"""Settings of the section `audit` that a stage's metrics depend on: whether an alarm ends the run is not one."""
 
 
 def rl_key(ws: Workspace, given: Ingredients, mode: Mode, *, done: int | None = None) -> str:

@@ -89,7 +89,7 @@ def check_beside(ws: Workspace) -> None:
         )
     if ws.recipe.offline.episodes and ws.recipe.phases.count > 1:
         raise ConfigError(
-            "recorded episodes are of the environment's own tasks: set offline.episodes = 0 or phases.count = 1"
+            "recorded episodes are of the environment's own tasks; set offline.episodes = 0, or phases.count = 1"
         )
     if ws.recipe.phases.count > 1 and ws.recipe.rl.updates:
         chosen_generator(ws, ws.recipe.phases)
