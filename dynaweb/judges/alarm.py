@@ -17,6 +17,9 @@ from dynaweb.report.stats import wilson
 if TYPE_CHECKING:
     from dynaweb.config.judging import Audit
 
+POOLED = 4
+"""Audits whose real failures are counted together: one alone has few that the judge is asked about."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:
@@ -48,7 +51,7 @@ def alarm(marks: Sequence[Mark], settings: Audit) -> str:
     if not marks:
         return ""
     *earlier, now = marks
-    return next((why for before in earlier if (why := _diverged(before, now, settings))), "") or _blind(now, settings)
+    return next((why for before in earlier if (why := _diverged(before, now, settings))), "") or _blind(marks, settings)
 
 
 def _diverged(before: Mark, now: Mark, settings: Audit) -> str:
@@ -74,12 +77,13 @@ def fell(before: Mark, now: Mark, confidence: float) -> bool:
     return before.success - now.success > half
 
 
-def _blind(now: Mark, settings: Audit) -> str:
-    accepted = wilson(now.accepted, now.failed)
+def _blind(marks: Sequence[Mark], settings: Audit) -> str:
+    now, recent = marks[-1], marks[-POOLED:]
+    accepted = wilson(sum(mark.accepted for mark in recent), sum(mark.failed for mark in recent))
     if accepted.low is None or accepted.low <= settings.false_positive:
         return ""
     return (
-        f"reward hacking is possible: at update {now.update} the judge accepts {accepted.text()} of the real episodes "
-        f"that the environment's check rejects; its reward ({now.reward:.3f}) says little about success "
-        f"({now.success:.3f})"
+        f"reward hacking is possible: at update {now.update} and in up to {POOLED - 1} audits before, the judge accepts "
+        f"{accepted.text()} of the real episodes that the environment's check rejects; its reward ({now.reward:.3f}) "
+        f"says little about success ({now.success:.3f})"
     )
