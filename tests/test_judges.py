@@ -9,7 +9,7 @@ import pytest
 from judge_kit import PAGE, PROMPTS, FixedEngine, episode
 from judge_server import EMPTY, MALFORMED, judge_server
 
-from dynaweb.errors import ConfigError, TrainingError
+from dynaweb.errors import TrainingError
 from dynaweb.judges.calibration import Platt
 from dynaweb.judges.scores import checked, refuse_silence, refused
 from dynaweb.loop.verdicts import judge_all, refuse_silent_judge
@@ -183,7 +183,7 @@ async def test_a_part_without_a_score_is_never_a_zero(nothing: Any) -> None:
 
 
 def test_a_combination_of_nothing_or_of_itself_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"set reward.judges.NAME.weight"):
+    with pytest.raises(ValueError, match=r"set reward.judges.NAME.weight"):
         weighted({}, {})
     with pytest.raises(ValueError, match="part of itself"):
         WeightedConfig.model_validate({"judges": {"weighted": {}}})

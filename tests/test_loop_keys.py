@@ -20,9 +20,10 @@ from dynaweb.loop import meter
 from dynaweb.loop.closing import StageResult, episodes_are
 from dynaweb.loop.evaluate import audit_judge, evaluate_arm
 from dynaweb.loop.explore import explore
+from dynaweb.loop.ingredients import Ingredients, rl_key
 from dynaweb.loop.lessons import Teacher
 from dynaweb.loop.meter import Meter, memory_mib
-from dynaweb.loop.rl import Ingredients, _Learner, rl_key
+from dynaweb.loop.rl import _Learner
 from dynaweb.loop.sft import Control, sft
 from dynaweb.loop.stages import _control_arm
 from dynaweb.loop.workspace import Made, Workspace

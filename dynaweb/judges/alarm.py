@@ -83,7 +83,7 @@ def _blind(marks: Sequence[Mark], settings: Audit) -> str:
     if accepted.low is None or accepted.low <= settings.false_positive:
         return ""
     return (
-        f"reward hacking is possible: at update {now.update} and in up to {POOLED - 1} audits before, the judge accepts "
-        f"{accepted.text()} of the real episodes that the environment's check rejects; its reward ({now.reward:.3f}) "
-        f"says little about success ({now.success:.3f})"
+        f"reward hacking is possible: at update {now.update}, with up to {POOLED - 1} audits before, the judge "
+        f"accepts {accepted.text()} of the real episodes that the environment's check rejects; its reward "
+        f"({now.reward:.3f}) says little about success ({now.success:.3f})"
     )

@@ -22,6 +22,8 @@ from dynaweb.types import Trajectory
 if TYPE_CHECKING:
     from dynaweb.protocols import Judge
 
+WIDTH = 160
+"""Characters of a line of the tables."""
 LONG = 6
 """Episodes of at least so many steps are one group."""
 
@@ -119,7 +121,9 @@ class JudgeAudits:
             off = found.calibration_error if found is not None else None
             base = found.brier_of_base_rate if found is not None else None
             rows.append((one.name, *values, *("-" if value is None else f"{value:.3f}" for value in (base, off))))
-        return text_table(("judge", "accuracy", "AUC", "Brier", "Brier of base rate", "calibration error"), rows)
+        return text_table(
+            ("judge", "accuracy", "AUC", "Brier", "Brier of base rate", "calibration error"), rows, width=WIDTH
+        )
 
 
 def _table(head: str, rows: Sequence[Confusion]) -> str:
@@ -137,7 +141,8 @@ def _table(head: str, rows: Sequence[Confusion]) -> str:
         for one in rows
     ]
     names = ("yes, right", "yes, wrong", "no, right", "no, wrong", "no score")
-    return text_table((head, *names, "accepts failures [95 %]", "rejects successes [95 %]"), cells)
+    head_row = (head, *names, "accepts failures [95 %]", "rejects successes [95 %]")
+    return text_table(head_row, cells, width=WIDTH)
 
 
 async def report_on(name: str, judge: Judge, episodes: Sequence[Trajectory]) -> JudgeReport:

@@ -19,6 +19,7 @@ from dynaweb.judges.fitting import fitted_judge
 from dynaweb.judges.making import to_fit
 from dynaweb.loop import stages
 from dynaweb.loop.agents import lookahead, lookahead_key, looks_ahead
+from dynaweb.loop.checks import check_together
 from dynaweb.loop.closing import RunResult, StageResult, evaluated, write_scores, write_summary
 from dynaweb.loop.demos import demos
 from dynaweb.loop.evaluate import audit_judge, audits, evaluate_arm
@@ -199,7 +200,7 @@ def evaluate(
 
 async def _ahead(ws: Workspace, arm: str, weights: Path | None, key: str, given: Path | None) -> StageResult:
     """The evaluation of a policy that looks ahead."""
-    stages.check_beside(ws)
+    check_together(ws)
     if to_fit(ws) is not None:
         shown = await demos(ws)
         await fitted_judge(ws, await sft_stage(ws, shown), shown)

@@ -12,13 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaweb.errors import ConfigError
 from dynaweb.loop.auditing import MARKS, Auditor, RewardHacking
 from dynaweb.loop.replay import BUFFER, ReplayBuffer, keep_of, read_buffer
 
 if TYPE_CHECKING:
     from dynaweb.backends.critic import Critic
-    from dynaweb.credit import Wants
     from dynaweb.loop.lessons import Lesson, Teacher
     from dynaweb.loop.workspace import Made, Workspace
     from dynaweb.protocols import Judge
@@ -47,15 +45,9 @@ FIRST_PHASE = Phase()
 class Beside:
     """The companions of one RL stage."""
 
-    def __init__(self, ws: Workspace, phase: Phase, judge: Judge, wants: Wants, name: str) -> None:
-        """Raises `ConfigError` for a replay buffer whose steps the optimizer could not value one by one."""
+    def __init__(self, ws: Workspace, phase: Phase, judge: Judge, name: str) -> None:
         self.replay: ReplayBuffer | None = None
         if ws.recipe.replay.capacity:
-            if wants.critic is None:
-                raise ConfigError(
-                    f"replay.capacity asks for a replay buffer, and opt {ws.recipe.opt.name!r} compares the rollouts "
-                    "of a task with each other; use --opt webrl, awr or digirl, or set replay.capacity = 0"
-                )
             earlier = read_buffer(phase.before.folder / BUFFER) if phase.before is not None else []
             self.replay = ReplayBuffer(ws.recipe.replay, ws.seed("replay", phase.number), earlier)
         self.auditor = Auditor(ws, judge, name) if ws.recipe.audit.every else None
@@ -83,9 +75,10 @@ class Beside:
         if self.auditor is not None and self.auditor.due(update):
             self._alarm = await self.auditor.after(update, played(), rewards)
 
-    def refuse_alarm(self) -> None:
+    def refuse_alarm(self, checkpoint: Callable[[], None]) -> None:
         """Raise `RewardHacking` when the last audit was alarming and the recipe says that this ends the run."""
         if self._alarm and self.auditor is not None and self.auditor.settings.stop:
+            checkpoint()
             raise RewardHacking(
                 f"{self._alarm}. The run ends here because audit.stop is set; the weights of this moment are a "
                 "checkpoint, from which the same command with audit.stop=false goes on"

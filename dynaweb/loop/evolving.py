@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dynaweb import events
 from dynaweb.loop.beside import CRITIC, Phase, load_critic, parts_of
+from dynaweb.loop.checks import make_optimizer
 from dynaweb.loop.proposing import Proposals, by_environment, by_server, chosen_generator, counted
 from dynaweb.loop.tasks import StartPages
-from dynaweb.protocols import MakesVariants, PluginContext, PolicyOptimizer, TokenRow
+from dynaweb.protocols import MakesVariants, TokenRow
 from dynaweb.runs import write_json
 from dynaweb.types import Observation, Task, Trajectory
 
 if TYPE_CHECKING:
-    from dynaweb.loop.rl import Ingredients, Mode
+    from dynaweb.loop.ingredients import Ingredients, Mode
     from dynaweb.loop.workspace import Made, Workspace
     from dynaweb.runs import Stage
 
@@ -134,8 +135,7 @@ async def first_values(
     from dynaweb.backends.critic import Critic
     from dynaweb.credit import wants
 
-    context = PluginContext(seed=ws.seed("optimizer"))
-    optimizer = cast("PolicyOptimizer", ws.plugins.create("opt", ws.recipe.opt.name, ws.recipe.opt.config, context))
+    optimizer = make_optimizer(ws)
     spec, value = wants(optimizer).critic, getattr(optimizer, "value", None)
     if spec is None or value is None or not (before.folder / CRITIC).is_dir() or not tasks:
         return None

@@ -18,7 +18,7 @@ from dynaweb.types import Task
 from dynaweb.worldmodels.confidence import Trusted
 
 if TYPE_CHECKING:
-    from dynaweb.loop.rl import Ingredients
+    from dynaweb.loop.ingredients import Ingredients
     from dynaweb.loop.workspace import LoadedModel, Workspace
 
 

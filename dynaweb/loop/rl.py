@@ -11,34 +11,35 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING
 
 from dynaweb import events
 from dynaweb.credit import Credit, wants
 from dynaweb.errors import ConfigError, TrainingError
-from dynaweb.judges.making import judge_key
-from dynaweb.loop.beside import FIRST_PHASE, Beside, Phase, RewardHacking, load_critic
+from dynaweb.loop.beside import Beside, load_critic
+from dynaweb.loop.checks import make_optimizer
 from dynaweb.loop.curriculum import outcomes_of
 from dynaweb.loop.evaluate import SUCCESS, judge_errors, play_greedily, successes, summary
 from dynaweb.loop.experts import Experts, by_task, rows_of
 from dynaweb.loop.explore import loosened
 from dynaweb.loop.groups import Rollouts, measures
 from dynaweb.loop.history import History
+from dynaweb.loop.ingredients import Ingredients, Mode, rl_key
 from dynaweb.loop.lessons import Lesson, Teacher, kept_groups, over_steps
 from dynaweb.loop.offline import OfflineRollouts
 from dynaweb.loop.places import dreamer_of, place_of, schedule_of
 from dynaweb.loop.players import ModelPolicy
-from dynaweb.loop.refresh import KEYS, Refresher
+from dynaweb.loop.refresh import Refresher
 from dynaweb.loop.rollout import refuse_total_failure
 from dynaweb.loop.rows import dealt, step_rows, weighted
 from dynaweb.loop.training import new_trainer, resume
 from dynaweb.loop.verdicts import judge_all, refuse_silent_judge
 from dynaweb.loop.workspace import EPISODES
 from dynaweb.loop.worldmodel import real_transitions
-from dynaweb.protocols import PluginContext, TokenRow
+from dynaweb.protocols import TokenRow
 from dynaweb.runs import write_json
 from dynaweb.types import Trajectory
 
@@ -47,37 +48,11 @@ if TYPE_CHECKING:
     from dynaweb.backends.torch_backend import TorchTrainer
     from dynaweb.config.sections import Rl
     from dynaweb.loop.workspace import LoadedModel, Made, Workspace
-    from dynaweb.protocols import PolicyOptimizer
     from dynaweb.runs import Stage
 
-Mode = Literal["policy", "filtered-bc"]
 DREAMS = "dreams"
 UPDATES = "updates.json"
 """How many updates a finished stage did, and how many were planned."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ingredients:
-    """What RL starts from: finished stages. `explored` and `world_model` are None when it happens on real pages."""
-
-    sft: Made
-    demos: Made
-    experts: Made
-    explored: Made | None = None
-    world_model: Made | None = None
-    judge: Made | None = None
-    """The judge that was fitted for this run."""
-    recorded: Made | None = None
-    """Rollouts that are learned from offline."""
-    phase: Phase = FIRST_PHASE
-
-    def keys(self) -> dict[str, str]:
-        """The cache keys of all ingredients."""
-        parts = {"sft": self.sft, "demos": self.demos, "experts": self.experts}
-        parts |= {"explored": self.explored} if self.explored else {}
-        parts |= {"world_model": self.world_model} if self.world_model else {}
-        parts |= {"recorded": self.recorded} if self.recorded else {}
-        return {name: made.key for name, made in parts.items()} | self.phase.keys()
 
 
 class OutOfTime(asyncio.CancelledError):
@@ -115,32 +90,6 @@ async def reinforce(ws: Workspace, given: Ingredients, *, mode: Mode) -> Made:
     return made
 
 
-MATTERS = (
-    *("updates", "tasks", "n", "sampling", "lr", "warmup", "max_grad_norm", "temperature", "epochs", "minibatches"),
-    *("max_new_tokens", "expert_share", "bc_weight", "bc_batch", "expert_ratio"),
-)
-"""Settings of the section `rl` that the policy depends on in every mode."""
-AUDITED = ("every", "episodes", "confidence", "margin", "false_positive")
-"""Settings of the section `audit` that a stage's metrics depend on: whether an alarm ends the run is not one."""
-
-
-def rl_key(ws: Workspace, given: Ingredients, mode: Mode, *, done: int | None = None) -> str:
-    """The cache key of the stage; `done` is the number of updates when the time budget ended it early."""
-    recipe = ws.recipe
-    parts = ["reward", "env", "dream", "data.max_best_steps", *(f"rl.{name}" for name in MATTERS)]
-    parts += ["opt", "rl.negative_scale"] if mode == "policy" else []
-    parts += ["replay"] if recipe.replay.capacity else []
-    parts += [f"audit.{name}" for name in AUDITED] if recipe.audit.every else []
-    parts += ["wm"] if ws.dreams else ["web.contexts"]
-    parts += [*KEYS, "web.contexts"] if ws.dreams and recipe.wm_fit.refresh_every else []
-    extra: dict[str, object] = {} if done is None else {"done": done}
-    extra |= {"judge": judge_key(ws)} if judge_key(ws) else {}
-    if recipe.rl.validate_every:
-        parts += ["rl.validate_every", "eval.steps", "controls.sft_validation", "web.contexts"]
-        extra["validation"] = ws.eval_key
-    return ws.key(*parts, mode=mode, model=ws.model_key, tasks=ws.task_key, **extra, **given.keys())
-
-
 def check_seam(ws: Workspace) -> None:
     """Raise `ConfigError` when the judge cannot score what the environment gives: a verdict needs real pages."""
     able = ws.plugins.find("reward", ws.recipe.reward.name).spec.capabilities & {"dream", "real"}
@@ -168,7 +117,7 @@ class _Learner:
         dreamer = dreamer_of(ws, given)
         self.place = place_of(ws, given, dreamer)
         self.refresher = _refresher(ws, given, dreamer)
-        self.optimizer = _optimizer(ws)
+        self.optimizer = make_optimizer(ws)
         self.wants = wants(self.optimizer)
         shown = [found[0].task for found in experts.values()]
         self.schedule = schedule_of(ws, given, shown)
@@ -178,7 +127,7 @@ class _Learner:
         reference = self._trainer(ws.load(given.sft.model)) if self._needs_reference() else None
         self.teacher = Teacher(self.rl, self.optimizer, self.trainer, reference)
         self.history = History()
-        self.beside = Beside(ws, given.phase, self.judge, self.wants, self.name)
+        self.beside = Beside(ws, given.phase, self.judge, self.name)
 
     def _rollouts(self, experts: Experts) -> Rollouts | OfflineRollouts:
         ws, rl = self.ws, self.rl
@@ -251,14 +200,14 @@ class _Learner:
                 await self._guarded_update(update)
                 if self.rl.validate_every > 0 and (update + 1) % self.rl.validate_every == 0:
                     await self._validate(update)
-                await self.beside.after(update, partial(self._played, update), self.history.rewards)
+                await self.beside.after(update, partial(stored, self._file(update)), self.history.rewards)
                 if self.refresher is not None:
                     await self.refresher.after(update + 1, loosened(self.ws, self.engine, self.model.format))
                 done = update + 1
                 advance(reward=self.history.rewards[-1])
                 if done % self.rl.checkpoint_every == 0 and done < self.rl.updates:
                     self._checkpoint()
-                self._refuse_alarm()
+                self.beside.refuse_alarm(self._checkpoint)
                 await self.ws.breathe()
                 if self.ws.out_of_time and done < self.rl.updates:
                     raise OutOfTime(self, done)
@@ -298,14 +247,6 @@ class _Learner:
             self.refresher.tidy(self.stage.scratch, self._steps_done())
         self.beside.tidy(self.stage.scratch, self._steps_done())
         self.ws.remember_cost(self.stage)
-
-    def _refuse_alarm(self) -> None:
-        """End the run on an alarm, where the recipe says so; the weights of this moment stay behind as a checkpoint."""
-        try:
-            self.beside.refuse_alarm()
-        except RewardHacking:
-            self._checkpoint()
-            raise
 
     async def _guarded_update(self, update: int) -> None:
         """An update; when training cannot go on, the sound weights before it stay behind as a checkpoint."""
@@ -422,12 +363,6 @@ class _Learner:
         for update in range(updates):
             whole.append(TrajectoryStore(self._file(update)))
 
-    def _played(self, update: int) -> list[Trajectory]:
-        """The rollouts of an update that is done."""
-        from dynaweb.data.store import TrajectoryStore
-
-        return list(TrajectoryStore(self._file(update)))
-
     def _file(self, update: int) -> Path:
         folder = self.stage.scratch / DREAMS
         folder.mkdir(exist_ok=True)
@@ -445,15 +380,16 @@ class _Learner:
             self.ws.tell(events.Failure(where=f"{self.name} update {update}", error=warning))
 
 
+def stored(path: Path) -> list[Trajectory]:
+    """The rollouts that an update left in a file."""
+    from dynaweb.data.store import TrajectoryStore
+
+    return list(TrajectoryStore(path))
+
+
 def _light(trajectory: Trajectory, update: int) -> Trajectory:
     steps = tuple(replace(step, prompt_ids=()) for step in trajectory.steps)
     return replace(trajectory, steps=steps, info={**trajectory.info, "update": update})
-
-
-def _optimizer(ws: Workspace) -> PolicyOptimizer:
-    choice = ws.recipe.opt
-    context = PluginContext(seed=ws.seed("optimizer"))
-    return cast("PolicyOptimizer", ws.plugins.create("opt", choice.name, choice.config, context))
 
 
 def _refresher(ws: Workspace, given: Ingredients, model: LoadedModel | None) -> Refresher | None:

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynaweb.errors import ConfigError
 from dynaweb.judges.fitting import fitted_judge
 from dynaweb.judges.making import to_fit
 from dynaweb.loop.agents import lookahead, lookahead_key, looks_ahead
+from dynaweb.loop.checks import check_together
 from dynaweb.loop.demos import all_experts, demos, no_demos
 from dynaweb.loop.evaluate import audit_judge, evaluate_arm
 from dynaweb.loop.evolving import in_phases
 from dynaweb.loop.explore import explore
+from dynaweb.loop.ingredients import Ingredients
 from dynaweb.loop.offline import recorded
-from dynaweb.loop.proposing import chosen_generator
-from dynaweb.loop.rl import UPDATES, Ingredients, check_seam, reinforce
+from dynaweb.loop.rl import UPDATES, check_seam, reinforce
 from dynaweb.loop.sft import Control, longer_sft, sft
 from dynaweb.loop.worldmodel import fit_world_model
 from dynaweb.report.data import Role
@@ -75,26 +75,6 @@ async def ingredients(ws: Workspace) -> Ingredients:
     return Ingredients(policy, shown, experts, explored, model, judge)
 
 
-def check_beside(ws: Workspace) -> None:
-    """Raise `ConfigError` for settings that need another environment, before anything is made."""
-    if looks_ahead(ws) and not ws.dreams:
-        raise ConfigError(
-            f"agent.kind = lookahead imagines with a world model, and env {ws.recipe.env.name!r} has none; use "
-            "--env dream"
-        )
-    if ws.recipe.offline.episodes and ws.dreams:
-        raise ConfigError(
-            f"offline.episodes records real episodes, and env {ws.recipe.env.name!r} dreams; use --env sites, or set "
-            "offline.episodes = 0"
-        )
-    if ws.recipe.offline.episodes and ws.recipe.phases.count > 1:
-        raise ConfigError(
-            "recorded episodes are of the environment's own tasks; set offline.episodes = 0, or phases.count = 1"
-        )
-    if ws.recipe.phases.count > 1 and ws.recipe.rl.updates:
-        chosen_generator(ws, ws.recipe.phases)
-
-
 def learns(ws: Workspace) -> bool:
     """Whether anything of the run learns from demonstrations; else the model is used as it is."""
     recipe = ws.recipe
@@ -104,7 +84,7 @@ def learns(ws: Workspace) -> bool:
 async def whole_run(ws: Workspace) -> Outcome:
     """All stages of a run up to the evaluations; the report is made from what they leave in the run folder."""
     check_seam(ws)
-    check_beside(ws)
+    check_together(ws)
     given = await ingredients(ws)
     main = _ahead(ws, given, await _main(ws, given))
     control = await longer_sft(ws, given.experts)

@@ -17,9 +17,9 @@ SHOWN = {
     "judge_false_positive": "real failures that the judge accepts",
 }
 LEAD = (
-    "Every few updates, rollouts of the last update were repeated on real pages, where the environment's own check knows "
-    "the outcome. Reward that rises while success falls means that the policy learns to please its judge or its world "
-    "model. Where the judge accepts most real failures, its reward says little."
+    "Every few updates, rollouts of the last update were repeated on real pages, where the environment's own check "
+    "knows the outcome. Reward that rises while success falls means that the policy learns to please its judge or its "
+    "world model. Where the judge accepts most real failures, its reward says little."
 )
 
 

@@ -31,6 +31,11 @@ class WeightedConfig(Section):
 
     @model_validator(mode="after")
     def _some(self) -> Self:
+        if not self.judges:
+            raise ValueError(
+                "a combination needs judges: set reward.judges.NAME.weight for each, such as "
+                "reward.judges.self-assess.weight = 1"
+            )
         if "weighted" in self.judges:
             raise ValueError("a combination cannot be a part of itself")
         return self

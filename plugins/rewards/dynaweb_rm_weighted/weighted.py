@@ -6,7 +6,6 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, cast
 
-from dynaweb.errors import ConfigError
 from dynaweb.judges.scores import checked
 from dynaweb.types import Judgement, Trajectory
 
@@ -19,11 +18,6 @@ class WeightedJudge:
     """`--reward weighted`. `context.services["judges"]` makes a judge from its name and settings."""
 
     def __init__(self, config: WeightedConfig, context: PluginContext) -> None:
-        if not config.judges:
-            raise ConfigError(
-                "a combination needs judges: set reward.judges.NAME.weight for each, such as "
-                "reward.judges.self-assess.weight = 1"
-            )
         make = context.services.get("judges")
         if make is None:
             raise ValueError("a combination is made of other judges: create it through a recipe")
