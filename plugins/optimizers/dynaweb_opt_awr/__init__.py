@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from dynaweb.config.sections import Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class AwrConfig(BaseModel):
+class AwrConfig(Section):
     """Settings of advantage-weighted regression (arXiv 1910.00177)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     beta: float = Field(default=0.5, gt=0)
     """Temperature: a step weighs exp(advantage / beta)."""
@@ -22,10 +21,8 @@ class AwrConfig(BaseModel):
     """The norm of the critic's gradient is clipped to this."""
 
 
-class DigirlConfig(BaseModel):
+class DigirlConfig(Section):
     """Settings of DigiRL (arXiv 2406.11896)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     lam: float = Field(default=0.5, ge=0, le=1)
     """Doubly robust: the verdict on the whole episode counts lam^(steps that are left), the critic's one step the

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from dynaweb.config.sections import Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class OrmConfig(BaseModel):
+class OrmConfig(Section):
     """Settings of the outcome reward model. How it is fitted is in the recipe's section `judge_fit`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     weights: str = ""
     """A folder that `dynaweb orm fit` made; empty = the run fits one itself."""
