@@ -30,9 +30,9 @@ SMALL = (
     "data.max_best_steps=3",
     "sft.steps=6",
     "sft.batch=8",
-    "explore.episodes=12",
+    "explore.episodes=8",
     "explore.steps=3",
-    "wm_fit.steps=4",
+    "wm_fit.steps=2",
     "wm_fit.batch=8",
     "dream.horizon=3",
     "rl.updates=2",
@@ -116,39 +116,37 @@ def sets(*more: str) -> list[str]:
 # Fitting and auditing
 
 
-def test_a_judge_is_fitted_and_three_are_audited_side_by_side_from_the_command_line(cli: Cli, tmp_path: Path) -> None:
+def test_a_judge_is_fitted_from_the_command_line_and_three_are_audited_side_by_side(cli: Cli, tmp_path: Path) -> None:
     fitted = cli("orm", "fit", "--out", "orm", "--json", *sets(DREAM), timeout=120)
     assert fitted.returncode == 0, fitted.stderr
     result = json.loads(fitted.stdout)
     assert {"accuracy", "auc", "brier"} == set(result["estimates"])
-    counts = [result["metrics"][f"episodes {part}"] for part in ("fitted", "calibration", "measured")]
-    assert all(counts) and result["estimates"]["brier"]["n"] == counts[2]
+    sizes = [result["metrics"][f"episodes {part}"] for part in ("fitted", "calibration", "measured")]
+    assert all(sizes) and result["estimates"]["brier"]["n"] == sizes[2]
     assert (tmp_path / "orm" / "checkpoints" / "judge" / "judge.json").is_file()
 
-    options = [word for name in ("self-assess", "orm", "checker") for word in ("--judge", name)]
-    audit = cli("judge", "audit", "--episodes", "16", "--out", "audit", *options, *sets(DREAM), timeout=120)
-    assert audit.returncode == 0, audit.stderr
+    overrides = [*SMALL, DREAM]
+    names = ("self-assess", "orm", "checker")
+    audit = dynaweb.audit_judges(judges=names, episodes=16, out=tmp_path / "audit", overrides=overrides)
     found = json.loads((tmp_path / "audit" / "judges.json").read_text())
     whole = {one["name"]: one["all"] for one in found["judges"]}
-    assert list(whole) == ["self-assess", "orm", "checker"]
+    assert tuple(whole) == names
     # The checker repeats the environment's verdicts: whatever else it says is a fault of the audit.
     assert whole["checker"]["false_positive"] == whole["checker"]["false_negative"] == 0
-    names = ("true_positive", "false_positive", "true_negative", "false_negative", "silent")
-    assert {sum(one[name] for name in names) for one in whole.values()} == {found["episodes"] - found["unfinished"]}
+    counts = ("true_positive", "false_positive", "true_negative", "false_negative", "silent")
+    assert {sum(one[count] for count in counts) for one in whole.values()} == {found["episodes"] - found["unfinished"]}
     for one in found["judges"]:
         for part in ("sites", "lengths"):
             assert sum(group["true_positive"] for group in one[part]) == one["all"]["true_positive"]
-    assert "accepts failures [95 %]" in audit.stdout and "by site" in audit.stdout and "AUC" in audit.stdout
+    text = str(audit)
+    assert "accepts failures [95 %]" in text and "self-assess by site" in text and "AUC" in text
 
     # The fitted weights serve another run without being fitted again, on episodes from a file.
     store = next((tmp_path / "audit" / "trajectories").glob("graded-validation*"))
-    again = cli(
-        *("judge", "audit", "--reward", "orm", "--set", "reward.weights=orm", "--data", str(store), "--json"),
-        *sets(DREAM),
-        timeout=120,
-    )
-    assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["judges"][0]["all"] == whole["orm"]
+    weights = f"reward.weights={tmp_path / 'orm'}"
+    again = dynaweb.audit_judges(data=store, reward="orm", out=tmp_path / "again", overrides=[*overrides, weights])
+    assert again.judges[0].whole.data()["true_positive"] == whole["orm"]["true_positive"]
+    assert again.judges[0].whole.false_positive == whole["orm"]["false_positive"]
 
 
 @pytest.mark.parametrize(
