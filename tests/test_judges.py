@@ -141,6 +141,13 @@ async def test_the_orm_weighs_yes_against_no_in_log_space() -> None:
     assert found.score == 1.0
 
 
+async def test_the_decision_leaves_out_how_frequent_success_is() -> None:
+    # Nine of ten succeed, and this episode looks like a failure: its probability is 0.8 all the same.
+    judge = orm(FixedEngine(-1.0, -1.0), Platt(1.0, math.log(4), 40, math.log(9)))
+    found = await judge.score(episode())
+    assert found.probability == pytest.approx(0.8) and found.score == 0.0
+
+
 async def test_calibration_moves_the_probability_before_the_threshold() -> None:
     judge = orm(FixedEngine(-1.0, -2.0), Platt(2.0, -3.0, 50), soft=True)
     assert (await judge.score(episode())).score == pytest.approx(1 / (1 + math.exp(1.0)))

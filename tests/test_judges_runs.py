@@ -120,7 +120,7 @@ def test_a_judge_is_fitted_from_the_command_line_and_three_are_audited_side_by_s
     fitted = cli("orm", "fit", "--out", "orm", "--json", *sets(DREAM), timeout=120)
     assert fitted.returncode == 0, fitted.stderr
     result = json.loads(fitted.stdout)
-    assert {"accuracy", "auc", "brier"} == set(result["estimates"])
+    assert {"accuracy", "accepts_failures", "auc", "brier"} == set(result["estimates"])
     sizes = [result["metrics"][f"episodes {part}"] for part in ("fitted", "calibration", "measured")]
     assert all(sizes) and result["estimates"]["brier"]["n"] == sizes[2]
     assert (tmp_path / "orm" / "checkpoints" / "judge" / "judge.json").is_file()

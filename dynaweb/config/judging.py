@@ -16,11 +16,11 @@ class JudgeFit(Section):
     """Real episodes of the SFT policy on training tasks, each with the environment's verdict."""
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature of the policy that plays them."""
-    steps: int = Field(default=60, ge=0)
+    steps: int = Field(default=30, ge=0)
     """Optimizer steps; 0 = the base model as it is, calibrated only."""
     batch: int = Field(default=32, ge=1)
     """Episodes of one optimizer step."""
-    lr: float = Field(default=2e-4, gt=0)
+    lr: float = Field(default=1e-4, gt=0)
     """Peak learning rate of AdamW; 3 warm-up steps, linear decay to 10 %."""
     holdout: float = Field(default=0.5, gt=0, lt=1)
     """Share of the sites that are not fitted on: half of their episodes calibrate, the other sites measure."""

@@ -61,12 +61,13 @@ async def _fitted(ws: Workspace, data: Path | None) -> Made:
 def _result(made: Made, folder: Path) -> StageResult:
     found = made.data(FITTED)
     platt, measured = found["calibration"], found["quality"]
-    estimates = {name: Estimate(**measured[name]) for name in ("accuracy", "auc", "brier")}
+    estimates = {name: Estimate(**measured[name]) for name in ("accuracy", "accepts_failures", "auc", "brier")}
     metrics = {
         **{f"episodes {name}": count for name, count in found["episodes"].items()},
         "calibrated on": platt["n"],
         "slope": platt["slope"],
         "intercept": platt["intercept"],
+        "prior": platt["prior"],
         "brier of base rate": measured["brier_of_base_rate"],
         "calibration error": measured["calibration_error"],
     }

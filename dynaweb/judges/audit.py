@@ -22,6 +22,7 @@ from dynaweb.types import Trajectory
 if TYPE_CHECKING:
     from dynaweb.protocols import Judge
 
+SHOWN = ("accuracy", "auc", "brier")
 WIDTH = 160
 """Characters of a line of the tables."""
 LONG = 6
@@ -117,7 +118,7 @@ class JudgeAudits:
         rows = []
         for one in self.judges:
             found = one.quality
-            values = [e.text() for e in found.estimates().values()] if found is not None else ["-", "-", "-"]
+            values = [getattr(found, name).text() if found is not None else "-" for name in SHOWN]
             off = found.calibration_error if found is not None else None
             base = found.brier_of_base_rate if found is not None else None
             rows.append((one.name, *values, *("-" if value is None else f"{value:.3f}" for value in (base, off))))
@@ -172,11 +173,13 @@ def _grouped(judged: Sequence[Trajectory], key: Callable[[Trajectory], str]) -> 
 
 def _quality(judged: Sequence[Trajectory]) -> Quality | None:
     pairs = [
-        (t.judgement.probability, real >= SUCCESS)
+        (t.judgement.probability, real >= SUCCESS, (t.judgement.score or 0.0) >= SUCCESS)
         for t in judged
         if t.judgement is not None
         and t.judgement.probability is not None
         and answers_for(t)
         and (real := success_of(t)) is not None
     ]
-    return quality([p for p, _ in pairs], [label for _, label in pairs]) if pairs else None
+    if not pairs:
+        return None
+    return quality([p for p, _, _ in pairs], [label for _, label, _ in pairs], [yes for _, _, yes in pairs])

@@ -23,15 +23,26 @@ LIMIT = 50.0
 
 @dataclass(frozen=True, slots=True)
 class Platt:
-    """Slope and intercept on log-odds; `n` examples fitted (0: nothing was, and the judge's own probability stands)."""
+    """Slope and intercept on log-odds; `n` examples fitted (0: nothing was, and the judge's own probability stands).
+
+    `prior` is the log-odds of success among them.
+    """
 
     slope: float = 1.0
     intercept: float = 0.0
     n: int = 0
+    prior: float = 0.0
 
     def probability(self, log_odds: float) -> float:
         """P(success)."""
         return sigmoid(self.slope * log_odds + self.intercept)
+
+    def evidence(self, log_odds: float) -> float:
+        """P(success) if successes and failures were equally frequent: what the episode itself says.
+
+        A decision by the probability would accept most failures where success is frequent, and reward them.
+        """
+        return sigmoid(self.slope * log_odds + self.intercept - self.prior)
 
     def data(self) -> dict[str, float]:
         """Plain data."""
@@ -58,7 +69,8 @@ def fit_platt(log_odds: Sequence[float], labels: Sequence[bool]) -> Platt:
         if max(map(abs, step)) < 1e-9:
             break
     # A judge whose order is wrong on few examples is not turned around: its probability then is the base rate.
-    return Platt(a, b, len(z)) if a > 0 else Platt(0.0, math.log(good / bad), len(z))
+    prior = math.log(good / bad)
+    return Platt(a, b, len(z), prior) if a > 0 else Platt(0.0, prior, len(z), prior)
 
 
 def _newton(z: Sequence[float], targets: Sequence[float], a: float, b: float) -> tuple[float, float]:
@@ -112,11 +124,13 @@ class Bin:
 class Quality:
     """How well probabilities of success do on episodes whose outcome is known.
 
-    `brier_of_base_rate` is the Brier score of always saying the base rate, which any useful judge is below;
-    `calibration_error` the mean distance of said and happened over bins, weighted by their size.
+    `accepts_failures` is the false-positive rate; `brier_of_base_rate` is the Brier score of always saying the base
+    rate, which any useful judge is below; `calibration_error` the mean distance of said and happened over bins,
+    weighted by their size.
     """
 
     accuracy: Estimate
+    accepts_failures: Estimate
     auc: Estimate
     brier: Estimate
     brier_of_base_rate: float | None
@@ -125,19 +139,23 @@ class Quality:
 
     def estimates(self) -> dict[str, Estimate]:
         """The measures that have an interval."""
-        return {"accuracy": self.accuracy, "auc": self.auc, "brier": self.brier}
+        names = ("accuracy", "accepts_failures", "auc", "brier")
+        return {name: getattr(self, name) for name in names}
 
 
-def quality(probabilities: Sequence[float], labels: Sequence[bool], *, threshold: float = 0.5) -> Quality:
-    """Accuracy at `threshold`, AUC, Brier score and calibration."""
+def quality(probabilities: Sequence[float], labels: Sequence[bool], decisions: Sequence[bool] | None = None) -> Quality:
+    """Accuracy and false positives of decisions (default: from 0.5 on), AUC, Brier score and calibration."""
     n = len(labels)
-    right = sum((p >= threshold) == label for p, label in zip(probabilities, labels, strict=True))
+    said = [p >= 0.5 for p in probabilities] if decisions is None else decisions
+    right = sum(yes == label for yes, label in zip(said, labels, strict=True))
+    accepted = sum(yes and not label for yes, label in zip(said, labels, strict=True))
     squares = [(p - label) ** 2 for p, label in zip(probabilities, labels, strict=True)]
     rate = fmean(labels) if n else None
     bins = reliability(probabilities, labels)
     off = sum(b.happened.n * abs(b.said - (b.happened.value or 0.0)) for b in bins if b.said is not None)
     return Quality(
         wilson(right, n),
+        wilson(accepted, n - sum(labels)),
         auc(probabilities, labels),
         mean(squares),
         rate * (1 - rate) if rate is not None else None,

@@ -44,9 +44,14 @@ class Parts:
 
     @classmethod
     def of(cls, episodes: Sequence[Trajectory], holdout: float, *, seed: int) -> Parts:
-        """Split by site; where a single site is held out, its episodes are dealt out in turn."""
+        """Split by site; where a single site is held out, its episodes are dealt out in turn.
+
+        Experts' episodes are fitted on only: they nearly always succeed, which would shift the base rate that
+        probabilities are calibrated to.
+        """
         usable = [episode for episode in episodes if success_of(episode) is not None and answers_for(episode)]
         known, away = split_by(usable, lambda episode: site_of(episode.task), holdout, seed=seed)
+        away = [episode for episode in away if episode.source != "expert"]
         measured, calibration = split_by(away, lambda episode: site_of(episode.task), 0.5, seed=seed)
         if away and not calibration:
             measured, calibration = away[::2], away[1::2]
@@ -155,7 +160,8 @@ async def _calibrated(judge: TrainableJudge, episodes: Sequence[Trajectory]) -> 
 async def measured(judge: TrainableJudge, episodes: Sequence[Trajectory], platt: Platt, *, threshold: float) -> Quality:
     """How well the calibrated judge does on episodes of sites that it was not fitted on."""
     odds, labels = await _odds(judge, episodes)
-    return quality([platt.probability(value) for value in odds], labels, threshold=threshold)
+    decisions = [platt.evidence(value) >= threshold for value in odds]
+    return quality([platt.probability(value) for value in odds], labels, decisions)
 
 
 async def _odds(judge: TrainableJudge, episodes: Sequence[Trajectory]) -> tuple[list[float], list[bool]]:

@@ -114,7 +114,7 @@ def calibration_in(folder: Path) -> Platt:
         return Platt()
     try:
         found: Mapping[str, float] = json.loads(path.read_text(encoding="utf-8"))["calibration"]
-        return Platt(float(found["slope"]), float(found["intercept"]), int(found["n"]))
+        return Platt(float(found["slope"]), float(found["intercept"]), int(found["n"]), float(found["prior"]))
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error}); fit the judge again") from error
 

@@ -14,7 +14,8 @@ class OrmConfig(Section):
     weights: str = ""
     """A folder that `dynaweb orm fit` made; empty = the run fits one itself."""
     threshold: float = Field(default=0.5, ge=0, le=1)
-    """Calibrated P(YES) from which the reward is 1 (WebRL: 0.5); ignored when `soft`."""
+    """Calibrated P(YES), at even odds of success and failure, from which the reward is 1 (WebRL: 0.5); ignored when
+    `soft`."""
     soft: bool = False
     """The reward is the calibrated P(YES) itself."""
 

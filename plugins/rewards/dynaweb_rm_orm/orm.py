@@ -1,8 +1,8 @@
 """The outcome reward model of WebRL (arXiv 2411.02337, section 2.3): intent, actions, final page -> YES or NO.
 
 The score is P(YES) / (P(YES) + P(NO)) of the next token, from the difference of log-probabilities, so nothing
-overflows; then it is calibrated. The prompt layer cuts the middle of a long page, never the task or the place where the
-answer stands.
+overflows; then it is calibrated. The decision leaves out how frequent success is (`Platt.evidence`). The prompt layer
+cuts the middle of a long page, never the task or the place where the answer stands.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ class OutcomeRewardModel:
         if math.isnan(odds):
             return Judgement(score=None, why="the model gave no usable probability of YES and NO")
         probability = self.calibration.probability(odds)
-        score = probability if self.config.soft else float(probability >= self.config.threshold)
-        return Judgement(score=score, probability=probability, why=f"P(YES) = {probability:.3f}")
+        evidence = self.calibration.evidence(odds)
+        score = probability if self.config.soft else float(evidence >= self.config.threshold)
+        why = f"P(YES) = {probability:.3f}, {evidence:.3f} at even odds"
+        return Judgement(score=score, probability=probability, why=why)
 
     async def log_odds(self, trajectory: Trajectory) -> float:
         """log P(YES) - log P(NO) before calibration; nan when the model gives no number."""
