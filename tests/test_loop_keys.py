@@ -22,9 +22,10 @@ from dynaweb.loop import meter
 from dynaweb.loop.closing import StageResult, episodes_are
 from dynaweb.loop.evaluate import audit_judge, evaluate_arm
 from dynaweb.loop.explore import explore
+from dynaweb.loop.ingredients import Ingredients, rl_key
 from dynaweb.loop.lessons import Teacher
 from dynaweb.loop.meter import Meter, memory_mib
-from dynaweb.loop.rl import Ingredients, _Learner, rl_key
+from dynaweb.loop.rl import _Learner
 from dynaweb.loop.sft import Control, sft
 from dynaweb.loop.stages import _control_arm
 from dynaweb.loop.workspace import Made, Workspace
@@ -235,7 +236,8 @@ def test_what_an_update_learns_from(mode: str, learned: list[tuple[float | None,
     learner.optimizer = Gspo(GspoConfig(scale="none"))
     learner.teacher = Teacher(Rl(negative_scale=2.0), learner.optimizer, SimpleNamespace(critic=None), None)  # type: ignore[arg-type]
     played = [rollout(0.0), rollout(0.0), rollout(None), rollout(1.0), rollout(1.0, "expert")]
-    lesson = learner._lesson(played)
+    learner.beside = SimpleNamespace(lesson=lambda teacher, update, rollouts: teacher.lesson(rollouts))  # type: ignore[assignment]
+    lesson = learner._lesson(0, played)
     found = [(t.reward, a) for t, a in zip(lesson.trajectories, lesson.credit.advantages, strict=True)]
     assert found == (learned if mode == "filtered-bc" else [*learned, (1.0, 0.5), (1.0, 0.5)])
     assert {row.trajectory for row in lesson.rows} == set(range(len(found)))

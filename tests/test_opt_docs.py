@@ -15,7 +15,7 @@ from dynaweb.config.sections import Rl, Section
 from dynaweb.plugins import current
 
 PAGE = (Path(__file__).parent.parent / "docs" / "optimizers.md").read_text(encoding="utf-8")
-NAMES = ("cispo", "gigpo", "grpo", "gspo", "ppo", "reinforce-pp", "rloo", "webrl")
+NAMES = ("awr", "cispo", "digirl", "gigpo", "grpo", "gspo", "ppo", "reinforce-pp", "rloo", "webrl")
 
 
 def config(name: str) -> type[BaseModel]:

@@ -48,7 +48,7 @@ SETTINGS = (
     "controls.sft_steps=[]",
     "model.threads=1",
 )
-NAMES = ("cispo", "gigpo", "grpo", "gspo", "ppo", "reinforce-pp", "rloo", "webrl")
+NAMES = ("awr", "cispo", "digirl", "gigpo", "grpo", "gspo", "ppo", "reinforce-pp", "rloo", "webrl")
 LOGGED = {
     *("reward", "dead_groups", "clip_frac_low", "clip_frac_high", "approx_kl", "ref_kl", "entropy", "grad_norm"),
     *("tokens", "ratio_min", "ratio_p10", "ratio_p50", "ratio_p90", "ratio_max", "skipped"),
@@ -84,14 +84,16 @@ def test_three_updates_from_the_command_line(name: str, cli: Cli, tmp_path: Path
     updates = _updates(folder)
     assert len(updates) == 3
     assert set().union(*updates) >= LOGGED
-    assert any(metrics["updated"] for metrics in updates)
+    # Where no step stands out, DigiRL learns from none, as it should.
+    assert name == "digirl" or any(metrics["updated"] for metrics in updates)
     for metrics in updates:
         assert metrics.get("ref_kl", 0.0) >= 0.0 and metrics["skipped"] == 0.0
         assert 0.0 <= metrics["dead_groups"] <= 1.0
     start, end = (load_file(folder / "checkpoints" / arm / "model.safetensors") for arm in ("sft", "dynaweb"))
     assert start.keys() == end.keys()
-    assert [key for key, tensor in start.items() if torch.equal(tensor, end[key])] == []
-    if name in ("ppo", "webrl"):
+    moved = any(metrics["updated"] for metrics in updates)
+    assert [key for key, tensor in start.items() if torch.equal(tensor, end[key])] == ([] if moved else [*start])
+    if name in ("awr", "digirl", "ppo", "webrl"):
         assert any(metrics["critic_grad_norm"] > 0 for metrics in updates)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dynaweb import __version__
-from dynaweb.cli import data, listing, machine, matrix, options, places, stages, tasks, worlds
+from dynaweb.cli import data, judges, listing, machine, matrix, options, places, stages, tasks, worlds
 from dynaweb.cli.compare import compare
 from dynaweb.cli.plugins import new_app
 from dynaweb.cli.process import Group
@@ -54,6 +54,8 @@ app.command("setup")(machine.setup)
 app.command("doctor")(machine.doctor)
 app.add_typer(matrix.matrix_app, name="matrix")
 app.add_typer(worlds.wm_app, name="wm")
+app.add_typer(judges.orm_app, name="orm")
+app.add_typer(judges.judge_app, name="judge")
 app.add_typer(data.data_app, name="data")
 app.add_typer(listing.plugins_app, name="plugins")
 app.add_typer(new_app, name="new")

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.decisive import decisive
+from dynaweb.config.judging import Agent, Audit, JudgeFit
 from dynaweb.config.layers import KINDS, flatten
+from dynaweb.config.phases import Offline, Phases, Replay
 from dynaweb.config.sections import (
     Controls,
     Data,
@@ -40,6 +42,12 @@ SECTIONS: Mapping[str, type[Section]] = {
     "wm_fit": WmFit,
     "dream": Dream,
     "rl": Rl,
+    "offline": Offline,
+    "replay": Replay,
+    "phases": Phases,
+    "judge_fit": JudgeFit,
+    "audit": Audit,
+    "agent": Agent,
     "eval": Eval,
     "controls": Controls,
 }
@@ -87,6 +95,12 @@ class Recipe:
     wm_fit: WmFit
     dream: Dream
     rl: Rl
+    offline: Offline
+    replay: Replay
+    phases: Phases
+    judge_fit: JudgeFit
+    audit: Audit
+    agent: Agent
     eval: Eval
     controls: Controls
     description: str = ""

@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dynaweb import events
 from dynaweb.data.store import existing
 from dynaweb.errors import ConfigError, Interrupted
+from dynaweb.judges.fitting import fitted_judge
+from dynaweb.judges.making import to_fit
 from dynaweb.loop import stages
+from dynaweb.loop.agents import lookahead, lookahead_key, looks_ahead
+from dynaweb.loop.checks import check_together
 from dynaweb.loop.closing import RunResult, StageResult, evaluated, write_scores, write_summary
 from dynaweb.loop.demos import demos
 from dynaweb.loop.evaluate import audit_judge, audits, evaluate_arm
@@ -177,16 +181,25 @@ async def _model_and_material(ws: Workspace, weights: Path | None, data: Path | 
     return model, Material.of_episodes(ws, (await _explored(ws, shown)).episodes(), shown.episodes())
 
 
-def evaluate(recipe: Recipe, *, out: Path | None = None, policy: str | Path | None = None) -> StageResult:
+def evaluate(
+    recipe: Recipe,
+    *,
+    out: Path | None = None,
+    policy: str | Path | None = None,
+    world_model: Path | None = None,
+) -> StageResult:
     """A policy on the held-out tasks: the weights in a folder, or one of `players.POLICIES` (default: `sft`).
 
     An interrupted evaluation goes on with the tasks that are left. `results.json` holds the table by site and by kind,
-    and every failure with its label.
+    and every failure with its label. An agent that looks ahead does so in the world model of these weights, by default
+    the one that the recipe fits.
     """
 
     async def job(ws: Workspace) -> StageResult:
         arm, weights, key = await _policy(ws, policy)
         player = without_model(arm, ws) if arm in WITHOUT_MODEL else None
+        if player is None and looks_ahead(ws):
+            return await _ahead(ws, arm, weights, key, world_model)
         made = await evaluate_arm(ws, arm, weights, key, player=player, by_task=True)
         if player is None:
             made = await audit_judge(ws, arm, made, weights)
@@ -195,6 +208,22 @@ def evaluate(recipe: Recipe, *, out: Path | None = None, policy: str | Path | No
         return evaluated(arm, _folder(ws), weights, made.episodes(), judged=player is None and audits(ws))
 
     return _in_folder(recipe, job, out=out, command="eval")
+
+
+async def _ahead(ws: Workspace, arm: str, weights: Path | None, key: str, given: Path | None) -> StageResult:
+    """The evaluation of a policy that looks ahead."""
+    check_together(ws)
+    if to_fit(ws) is not None:
+        shown = await demos(ws)
+        await fitted_judge(ws, await sft_stage(ws, shown), shown)
+    shared = None if given is not None else await _world_model(ws, None)
+    fitted = shared.model if shared is not None and shared.model.is_dir() else given
+    name = f"{arm}-ahead"
+    told = shared.key if shared is not None else files_hash(given) if given is not None else ""
+    player = lookahead(ws, weights, fitted, None)
+    made = await evaluate_arm(ws, name, weights, f"{key} {lookahead_key(ws, told)}", player=player, by_task=True)
+    made = await audit_judge(ws, name, made, weights)
+    return evaluated(name, _folder(ws), weights, made.episodes(), judged=audits(ws))
 
 
 async def _policy(ws: Workspace, policy: str | Path | None) -> tuple[str, Path | None, str]:
@@ -236,6 +265,10 @@ def _in_folder(
                 return _told(recipe, job, folder, plugins, closing)
         finally:
             metrics.close()
+
+
+in_folder = _in_folder
+"""For calls of other packages that leave a run folder too."""
 
 
 def _told(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dynaweb import events
+from dynaweb.judges.making import judge_key
 from dynaweb.loop.demos import save_episodes
 from dynaweb.loop.players import ModelPolicy
 from dynaweb.loop.rollout import Episode, Rules, refuse_total_failure
@@ -139,7 +140,8 @@ async def audit_judge(ws: Workspace, arm: str, evaluated: Made, weights: Path | 
 
     made = evaluated
     if audits(ws):
-        key = ws.key("reward", evaluated=evaluated.key, model=ws.model_key)
+        extra = {"judge": judge_key(ws)} if judge_key(ws) else {}
+        key = ws.key("reward", evaluated=evaluated.key, model=ws.model_key, **extra)
         made = await ws.stage("judge", key, body, settings=ws.recipe.settings("reward") | {"arm": arm})
     ws.keep(made, f"eval-{arm}")
     return made

@@ -61,8 +61,11 @@ class Teacher:
     trainer: TorchTrainer
     reference: TorchTrainer | None
 
-    def lesson(self, rollouts: Sequence[Trajectory]) -> Lesson:
-        """The graded rollouts of an update as a lesson; rows that the optimizer does not keep are left out."""
+    def lesson(self, rollouts: Sequence[Trajectory], *, keep: Sequence[bool] | None = None) -> Lesson:
+        """The graded rollouts of an update as a lesson; rows that the optimizer does not keep are left out.
+
+        `keep` says for each row whether it may be learned from at all; the others still show what follows a row.
+        """
         graded = [t for t in rollouts if t.reward is not None]
         rows, want = step_rows(graded), wants(self.optimizer)
         everything = [True] * len(rows)
@@ -74,6 +77,7 @@ class Teacher:
         advantages = iter(credit.advantages)
         reported = [0.0 if t.reward is None else next(advantages) for t in rollouts]
         kept = [i for i in range(len(rows)) if credit.kept is None or credit.kept[i]]
+        kept = kept if keep is None else [i for i in kept if keep[i]]
         credit = credit.part(range(len(graded)), kept).scaled(self.rl.negative_scale)
         rows, old = [rows[i] for i in kept], part_of(old, kept)
         moving = [want.reference_in_loss or credit.moves(i, row.trajectory) for i, row in enumerate(rows)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dynaweb.errors import ConfigError
 from dynaweb.loop.curriculum import Schedule
 from dynaweb.loop.demos import rl_tasks
+from dynaweb.loop.evolving import read_tasks
 from dynaweb.loop.groups import Place
 from dynaweb.loop.rollout import Rules
 from dynaweb.loop.tasks import StartPages
@@ -17,7 +18,7 @@ from dynaweb.types import Task
 from dynaweb.worldmodels.confidence import Trusted
 
 if TYPE_CHECKING:
-    from dynaweb.loop.rl import Ingredients
+    from dynaweb.loop.ingredients import Ingredients
     from dynaweb.loop.workspace import LoadedModel, Workspace
 
 
@@ -54,7 +55,7 @@ def dreamer_of(ws: Workspace, given: Ingredients) -> LoadedModel | None:
 
 def schedule_of(ws: Workspace, given: Ingredients, demonstrated: Sequence[Task]) -> Schedule:
     """The tasks of all updates; for dreams, only tasks whose start page was recorded."""
-    tasks = rl_tasks(ws)
+    tasks = rl_tasks(ws) if given.phase.tasks is None else read_tasks(given.phase.tasks)
     if given.explored is not None:
         starts = StartPages([*given.explored.episodes(), *given.demos.episodes()])
         tasks = [task for task in tasks if starts(task) is not None]

@@ -30,12 +30,14 @@ class Control:
 
 
 async def sft(ws: Workspace, demos: Made, *, steps: int | None = None, keep_as: str = "sft") -> Made:
-    """Stage `sft`: the base model trained on every step of the successful demonstrations."""
+    """Stage `sft`: the base model trained on every step of the successful demonstrations; as it is for 0 steps."""
     settings = ws.recipe.sft
     count = settings.steps if steps is None else steps
     name = "sft" if steps is None else f"sft-{count}"
 
     async def body(stage: Stage) -> None:
+        if count == 0:
+            return ws.load().save(stage.folder)
         experts = [episode for found in by_task(demos.episodes()).values() for episode in found]
         model = ws.load()
         rows = rows_of(experts, model.format)

@@ -95,6 +95,7 @@ class Workspace:
         self.recipe, self.plugins, self.cache, self.folder = recipe, plugins, cache, folder
         self.meter = Meter()
         self.deadline: float | None = None
+        self.fitted_judge: Path | None = None
         self._tasks: dict[tuple[int, str, int], list[Task]] = {}
 
     # Seeds and keys
@@ -210,13 +211,10 @@ class Workspace:
         return cast("WorldModel", self.plugins.create("wm", self.recipe.wm.name, self.recipe.wm.config, context))
 
     def judge(self, policy: TransformersEngine, policy_format: PromptFormat) -> Judge:
-        """The chosen judge, on the frozen base model or on `policy`, as its setting `model` says."""
-        choice = self.recipe.reward
-        wants = getattr(choice.config, "model", None)
-        engine = policy if wants == "policy" else self.base_engine if wants == "base" else None
-        prompts = policy_format if wants == "policy" else self.format
-        context = PluginContext(engine=engine, format=prompts, seed=self.seed("judge"))
-        return cast("Judge", self.plugins.create("reward", choice.name, choice.config, context))
+        """The chosen judge: on the frozen base model, on `policy`, or on weights that were fitted for it."""
+        from dynaweb.judges.making import make_judge
+
+        return make_judge(self, policy, policy_format)
 
     def dream_environment(
         self, world_model: WorldModel, start_page: Any, *, floor: float = 0.0

@@ -107,12 +107,12 @@ class ChatFormat:
         return self._target(text)
 
     def judge_prompt(self, trajectory: Trajectory) -> tuple[int, ...]:
-        """Objective, actions, answer and final page."""
+        """Objective, actions, answer and final page; of a long page, its beginning and its end."""
         actions = [step.action for step in trajectory.steps if step.action is not None]
         page = trajectory.final or trajectory.steps[-1].observation
         answer = trajectory.answer if trajectory.answer is not None else "(it did not stop)"
         head = f"OBJECTIVE: {trajectory.task.intent}\nACTIONS:\n{_lines(actions)}\nANSWER: {answer}"
-        return self._chat(_JUDGE, head, page)
+        return self._chat(_JUDGE, head, page, ends=True)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled tokens, without the stop token."""
@@ -120,14 +120,15 @@ class ChatFormat:
         text: str = self.tokenizer.decode(kept, skip_special_tokens=True)
         return text.strip()
 
-    def _chat(self, system: str, user: str, page: Observation) -> tuple[int, ...]:
+    def _chat(self, system: str, user: str, page: Observation, *, ends: bool = False) -> tuple[int, ...]:
         text = render(page, "webarena")
         ids = self._encode_chat(system, f"{user}\nURL: {page.url}\nPAGE:\n{text}")
         if len(ids) > self.max_prompt:
             # Shorten the page, never the instructions: proportionally first, then until it fits.
             keep = int(len(text) * (1 - (len(ids) - self.max_prompt) / max(1, len(ids)))) - 64
             while len(ids) > self.max_prompt and keep > 0:
-                ids = self._encode_chat(system, f"{user}\nURL: {page.url}\nPAGE:\n{text[:keep]}\n[page cut]")
+                kept = _both_ends(text, keep) if ends else f"{text[:keep]}\n[page cut]"
+                ids = self._encode_chat(system, f"{user}\nURL: {page.url}\nPAGE:\n{kept}")
                 keep = keep * 9 // 10
         return tuple(ids)
 
@@ -160,6 +161,12 @@ class ChatFormat:
         names = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
         vocabulary = self.tokenizer.get_vocab()
         return [vocabulary[name] for name in names if name in vocabulary]
+
+
+def _both_ends(text: str, keep: int) -> str:
+    """`keep` characters of a page: half from its beginning, half from its end."""
+    end = keep // 2
+    return f"{text[: keep - end]}\n[page cut]\n{text[len(text) - end :]}"
 
 
 def _lines(actions: Sequence[Action], grammar: Grammar = "compact") -> str:

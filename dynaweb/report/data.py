@@ -145,6 +145,8 @@ class ReportData:
     plugins: tuple[Mapping[str, str], ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
+    alarms: tuple[str, ...] = ()
+    """What audits found alarming, a sentence each."""
 
     @property
     def reference(self) -> Arm | None:

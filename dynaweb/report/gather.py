@@ -22,6 +22,7 @@ from typing import Any
 
 from dynaweb.data.store import SUFFIX, TrajectoryStore
 from dynaweb.errors import CheckpointError
+from dynaweb.report.alarms import alarms_in
 from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Role, Sample, Setting, Stage
 from dynaweb.report.html import render
 from dynaweb.report.outcome import AuditCounts, failure_kind, outcome
@@ -80,6 +81,7 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         settings=tuple(_settings(recipe)),
         plugins=tuple(_json(folder, "plugins.json", ())),
         versions=_json(folder, "versions.json", {}),
+        alarms=alarms_in(rows),
         seed=int(_json(folder, "seeds.json", {}).get("run", 0)),
         # Without a summary nobody has said whether there was a browser.
         episodes_are=str(summary.get("episodes_are", "held-out episodes")),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from dynaweb.report import sections, viewer
+from dynaweb.report import alarms, sections, viewer
 from dynaweb.report.data import ReportData
 from dynaweb.report.markup import Html, el, embed, join
 
@@ -57,6 +57,7 @@ def _sections(data: ReportData) -> list[Html | None]:
     return [
         sections.arms(data),
         sections.bought(data),
+        alarms.audited(data),
         sections.curves(data),
         sections.stages(data),
         left if data.fidelity or data.audits else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from dynaweb.report.alarms import STAGE
 from dynaweb.report.data import Curve, JudgeAudit, Measure, ReportData, Stage
 from dynaweb.report.headline import (
     ClosingRow,
@@ -118,7 +119,7 @@ def curves(data: ReportData) -> Html | None:
     """Small charts, one a metric; several stages with one metric share a chart."""
     metrics: dict[str, list[Curve]] = {}
     for curve in data.curves:
-        if any(value is not None for _, value in curve.points):
+        if curve.stage != STAGE and any(value is not None for _, value in curve.points):
             metrics.setdefault(curve.metric, []).append(curve)
     if not metrics:
         return None

@@ -13,7 +13,7 @@ from dynaweb.web.browser import BrowserPool, pool_of
 from dynaweb.web.evaluators import evaluate
 from dynaweb_env_sites.expert import SitesExpert
 from dynaweb_env_sites.server import SitesApp, SitesServer, create_app
-from dynaweb_env_sites.tasks import site_seeds, sites, sites_tasks
+from dynaweb_env_sites.tasks import site_seeds, sites, sites_tasks, task_variants
 from dynaweb_env_sites.world_store import HEADER, WorldStore
 
 if TYPE_CHECKING:
@@ -101,6 +101,11 @@ class SitesSource:
             templates=self.config.templates or None,
             site_seeds=site_seeds(split, sites_of_split),
         )
+
+    def variants(self, task: Task, *, count: int, seed: int) -> list[Task]:
+        """Other tasks of the template of `task`, on the sites of its split, that are no longer than configured."""
+        seeds = site_seeds(task.split, getattr(self.config, f"{task.split}_sites", 0))
+        return task_variants(task, count, seed, site_seeds=seeds, max_best_steps=self.config.max_best_steps)
 
     def environment(self) -> SitesEnvironment:
         """A new environment. Raises `InfrastructureError` when the configured port is taken."""
