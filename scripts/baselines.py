@@ -77,10 +77,20 @@ def run(recipe: str, out: Path, *, driver: str, seed: int, limit: float, more: l
         return {"recipe": recipe, "ok": False, "seconds": limit, "error": f"took longer than {limit:g} s"}
     seconds = time.monotonic() - started
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return {"recipe": recipe, "ok": False, "seconds": seconds, "error": f"exit {done.returncode}: {last}"}
+        return {
+            "recipe": recipe,
+            "ok": False,
+            "seconds": seconds,
+            "error": f"exit {done.returncode}: {why(done.stderr)}",
+        }
     results = json.loads(done.stdout)["results"]
     return {"recipe": recipe, "ok": True, "seconds": seconds, "arm": results["arms"][-1], "cost": results["cost"]}
+
+
+def why(stderr: str) -> str:
+    """The error in what a run wrote; the interpreter may have said something after it."""
+    lines = stderr.strip().splitlines() or ["no message"]
+    return next((text for text in reversed(lines) if text.startswith("error: ")), lines[-1])
 
 
 def line(found: dict[str, Any]) -> str:
