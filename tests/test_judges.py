@@ -21,7 +21,7 @@ from dynaweb_rm_llm_judge.judge import LlmJudge, messages, middle_cut, verdict
 from dynaweb_rm_orm import OrmConfig
 from dynaweb_rm_orm.orm import OutcomeRewardModel
 from dynaweb_rm_self_assess import SelfAssessConfig
-from dynaweb_rm_self_assess.judge import SelfAssessJudge
+from dynaweb_rm_self_assess.judge import SelfAssessJudge, evident
 from dynaweb_rm_weighted import WeightedConfig
 from dynaweb_rm_weighted.weighted import WeightedJudge
 
@@ -70,6 +70,44 @@ async def test_a_judge_that_never_scores_ends_the_update_and_one_that_scores_onc
     # Nobody was asked: nothing to complain about.
     refuse_silent_judge([t for t in silent if t.end == "invalid"], "update 3")
     refuse_silence([], "update 3")
+
+
+# Evidence for an answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "there"),
+    [
+        ("84", True),
+        ("8", False),
+        ("Tall Nimor lamp", True),
+        ("tall nimor LAMP", True),
+        ("Nimor lamp", True),
+        ("Nimo lamp", False),
+        ("Nim", False),
+        ("4.5 (2)", True),
+        ("red", True),
+        ("N/A", True),
+        ("", True),
+        (None, True),
+        (" ", True),
+        (".*", False),
+    ],
+)
+def test_an_answer_is_evident_when_it_stands_on_the_page_as_whole_words(answer: str | None, there: bool) -> None:
+    nodes = (Node(1, "text", "Votes: 84"), Node(2, "link", "Tall Nimor lamp"), Node(3, "text", "Rating: 4.5 (2)"))
+    page = Observation("http://shop.localhost/", (*nodes, Node(4, "combobox", "Colour", value="Red")))
+    assert evident(answer, page) is there
+
+
+async def test_without_evidence_the_judge_is_not_asked_where_the_recipe_says_so() -> None:
+    for setting, score, asked in ((True, 0.0, 0), (False, 1.0, 1)):
+        engine = FixedEngine(-0.01, -5.0)
+        found = await assess(engine, evidence=setting).score(episode())
+        assert (found.score, len(engine.prompts)) == (score, asked), "42 does not stand on the page"
+    engine = FixedEngine(-0.01, -5.0)
+    shown = Observation("http://shop.localhost/", (Node(1, "text", "Answer: 42"),))
+    assert (await assess(engine, evidence=True).score(episode(final=shown))).score == 1.0
 
 
 # Self-assessment by votes

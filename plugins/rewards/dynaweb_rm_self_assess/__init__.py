@@ -20,6 +20,9 @@ class SelfAssessConfig(BaseModel):
     """P(YES) from which the reward is 1; ignored when `soft`."""
     soft: bool = False
     """The reward is P(YES) itself."""
+    evidence: bool = False
+    """An answer that cannot be read on the final page (as whole words; `N/A` and no answer aside) gets 0 without
+    asking: for tasks whose answers are read off pages, where a small model takes a misspelt one for right."""
     votes: int = Field(default=1, ge=1)
     """1: P(YES) against P(NO) at the place of the answer. More: so many sampled replies, whose last YES or NO counts;
     P(YES) is then the share of YES among those that have one."""
