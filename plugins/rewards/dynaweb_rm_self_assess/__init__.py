@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from dynaweb.config.sections import Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class SelfAssessConfig(BaseModel):
+class SelfAssessConfig(Section):
     """Settings of the self-assessing judge."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: Literal["base", "policy"] = "base"
     """`base`: the frozen base model judges. `policy`: the policy that is being trained does (DynaWeb)."""
