@@ -153,13 +153,21 @@ class TorchTrainer:
     def logprobs(self, rows: Sequence[TokenRow]) -> list[np.ndarray]:
         """Natural-log probabilities of each row's response tokens, float32, without gradients."""
         out = [np.zeros(len(row.response_ids), dtype=np.float32) for row in rows]
+        found: dict[int, np.ndarray] = {}
+        micros = self.micro_batches(rows, range(len(rows)))
         with frozen(self.model), torch.no_grad():
-            for micro in self.micro_batches(rows, range(len(rows))):
+            for micro in self.ranks.mine(micros):
                 values = self._scorer.logprobs(micro)[0].cpu().numpy()
                 sizes = np.cumsum([len(rows[row].response_ids) for row in micro.rows])[:-1]
-                for row, part in zip(micro.rows, np.split(values, sizes), strict=True):
-                    out[row] = part
+                found.update(zip(micro.rows, np.split(values, sizes), strict=True))
+            self._even_out(len(micros))
+        for part in self.ranks.gather(found):
+            for row, logps in part.items():
+                out[row] = logps
         return out
+
+    def _even_out(self, count: int) -> None:
+        """Called when this rank has computed its part of `count` micro-batches; see `UpdatePass`."""
 
     def micro_batches(self, rows: Sequence[TokenRow], chosen: Sequence[int]) -> list[MicroBatch]:
         """The chosen rows as micro-batches, rows with the same prompt together where the model's scorer shares it."""
