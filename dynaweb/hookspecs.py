@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dynaweb import events
 
 PROJECT = "dynaweb"
-Kind = Literal["wm", "opt", "reward", "env"]
+Kind = Literal["wm", "opt", "reward", "env", "engine"]
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -54,6 +54,11 @@ def dynaweb_rewards() -> Sequence[PluginSpec]:  # type: ignore[empty-body]
 @hookspec
 def dynaweb_environments() -> Sequence[PluginSpec]:  # type: ignore[empty-body]
     """Return the environments of this plugin (`--env NAME`)."""
+
+
+@hookspec
+def dynaweb_engines() -> Sequence[PluginSpec]:  # type: ignore[empty-body]
+    """Return the engines of this plugin (`policy.engine.name`, `wm.engine.name`, `reward.engine.name`)."""
 
 
 @hookspec

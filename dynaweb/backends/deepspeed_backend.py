@@ -46,6 +46,11 @@ class ZeroSettings:
     config: str = ""
 
 
+def zero_settings(section: Mapping[str, Any]) -> ZeroSettings:
+    """What the section `backend` says of ZeRO."""
+    return ZeroSettings(section["stage"], section["offload"], section["config"])
+
+
 def deepspeed_config(settings: ZeroSettings, *, dtype: torch.dtype, max_grad_norm: float) -> dict[str, Any]:
     """DeepSpeed's configuration: ours, over which the user's file goes, except for what exactness needs.
 

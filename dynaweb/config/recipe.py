@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.layers import KINDS, flatten
 from dynaweb.config.sections import (
+    Backend,
     Controls,
     Data,
     Dream,
+    EngineChoice,
     Eval,
     Explore,
     Model,
+    Policy,
     Rl,
     Run,
     Section,
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 SECTIONS: Mapping[str, type[Section]] = {
     "run": Run,
     "model": Model,
+    "policy": Policy,
+    "backend": Backend,
     "web": Web,
     "data": Data,
     "sft": Sft,
@@ -55,10 +60,13 @@ class Choice:
     config: BaseModel
     package: str = ""
     version: str = ""
+    engine: EngineChoice = EngineChoice()
+    """What answers for a world model or a judge on the run's own model; not part of the plugin's settings."""
 
     def data(self) -> dict[str, Any]:
         """The section as plain data: `name`, then the plugin's own settings."""
-        return {"name": self.name, **self.config.model_dump(mode="json")}
+        engine = {} if self.engine == EngineChoice() else {"engine": self.engine.model_dump(mode="json")}
+        return {"name": self.name, **engine, **self.config.model_dump(mode="json")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,8 @@ class Recipe:
     name: str
     run: Run
     model: Model
+    policy: Policy
+    backend: Backend
     wm: Choice
     opt: Choice
     reward: Choice
@@ -101,8 +111,13 @@ class Recipe:
         return dict(flatten(self.tree()))
 
     def choices(self) -> tuple[Choice, ...]:
-        """The chosen plugins: world model, optimizer, judge, environment."""
+        """The chosen plugins: world model, optimizer, judge, environment (engines are found by `engine_of`)."""
         return (self.wm, self.opt, self.reward, self.env)
+
+    def engine_of(self, role: str) -> EngineChoice:
+        """The engine of `policy`, `wm` or `reward`."""
+        choice: EngineChoice = getattr(self, role).engine
+        return choice
 
     def key(self, *parts: str, **extra: Any) -> str:
         """A stable hash (20 hex digits) of the settings that matter to a stage.

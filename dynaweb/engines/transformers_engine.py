@@ -60,7 +60,7 @@ class TransformersEngine:
         self.lockstep = lockstep
         self.stats = EngineStats()
         self._runner: Runner = runner_for(model, pad_id)
-        self._max_batch_tokens = max_batch_tokens
+        self.max_batch_tokens = max_batch_tokens
         config: Any = getattr(model, "config", None)
         self._vocabulary: int = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
         self._context: int | None = getattr(config, "max_position_embeddings", None)
@@ -72,16 +72,20 @@ class TransformersEngine:
 
         Raises `EngineError` for a prompt that the model cannot take.
         """
+        return await self._generations.ask(self.fitted(request))
+
+    def fitted(self, request: GenerateRequest) -> GenerateRequest:
+        """The request, ended where the model's context ends. Raises `EngineError` where nothing fits."""
         if request.max_new_tokens < 1:
             raise EngineError(f"max_new_tokens is {request.max_new_tokens}; it must be at least 1")
-        self._check(request.prompt_ids, 1)
+        self.check(request.prompt_ids, 1)
         if self._context is not None and len(request.prompt_ids) + request.max_new_tokens > self._context:
             request = replace(request, max_new_tokens=self._context - len(request.prompt_ids))
-        return await self._generations.ask(request)
+        return request
 
     async def choice_logprobs(self, prompt_ids: tuple[int, ...], choices: tuple[int, ...]) -> tuple[float, ...]:
         """Natural-log probability of each token of `choices` as the next token after the prompt."""
-        self._check(prompt_ids, 0)
+        self.check(prompt_ids, 0)
         return await self._choices.ask((prompt_ids, choices))
 
     def weights_changed(self) -> None:
@@ -105,7 +109,7 @@ class TransformersEngine:
         prompts = sorted({prompt for prompt, _ in requests}, key=lambda prompt: (len(prompt), prompt))
         with self._work(len(requests)):
             table: dict[Prompt, torch.Tensor] = {}
-            for part in spans([len(prompt) for prompt in prompts], self._max_batch_tokens):
+            for part in spans([len(prompt) for prompt in prompts], self.max_batch_tokens):
                 logp_BV = torch.log_softmax(self._runner.next_logits(prompts[part]), dim=-1)
                 table.update(zip(prompts[part], logp_BV, strict=True))
             self.stats.prompt_tokens += sum(len(prompt) for prompt, _ in requests)
@@ -121,7 +125,8 @@ class TransformersEngine:
                 found.append(np.array([_force(session, token) for token in row.response_ids], dtype=np.float32))
         return found
 
-    def _check(self, prompt: Prompt, room: int) -> None:
+    def check(self, prompt: Prompt, room: int) -> None:
+        """Raise `EngineError` for a prompt that the model cannot take with room for so many tokens."""
         if not prompt:
             raise EngineError("an empty prompt was sent to the engine; it needs at least one token")
         if min(prompt) < 0 or max(prompt) >= self._vocabulary:
@@ -136,7 +141,7 @@ class TransformersEngine:
             )
 
     def _parts(self, requests: Sequence[GenerateRequest]) -> Iterator[slice]:
-        return spans([len(r.prompt_ids) + r.max_new_tokens for r in requests], self._max_batch_tokens)
+        return spans([len(r.prompt_ids) + r.max_new_tokens for r in requests], self.max_batch_tokens)
 
     def _decode(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         prompts = [request.prompt_ids for request in requests]

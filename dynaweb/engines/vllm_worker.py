@@ -51,6 +51,18 @@ class WeightReceiver:
             reload(weights_iterator=weights)
         else:
             runner.model.load_weights(weights)
+        _renew_tied_head(runner.model)
+
+
+def _renew_tied_head(model: Any) -> None:
+    """An output head tied to the word embeddings: the reload passes it over, and on CPU it keeps a packed copy."""
+    head, body = getattr(model, "lm_head", None), getattr(model, "model", None)
+    words = getattr(body, "embed_tokens", None)
+    if head is None or words is None or not getattr(model.config, "tie_word_embeddings", False):
+        return
+    with torch.no_grad():
+        head.weight.copy_(getattr(words, "base_layer", words).weight)
+    head.quant_method.process_weights_after_loading(head)
 
 
 def _attach(name: str) -> shared_memory.SharedMemory:

@@ -86,16 +86,18 @@ def new_trainer(
     critic: Critic | None = None,
 ) -> TorchTrainer:
     """A trainer whose data order derives from the run's seed and the stage's name."""
-    from dynaweb.backends.torch_backend import TorchTrainer
+    from dynaweb.backends.choice import make_trainer
 
-    return TorchTrainer(
+    return make_trainer(
         model.model,
+        ws.recipe.backend,
+        ws.team,
+        critic=critic,
         lr=lr,
         total_steps=total_steps,
         warmup=warmup,
         max_grad_norm=max_grad_norm,
         seed=ws.seed("order", name),
-        critic=critic,
     )
 
 
