@@ -56,7 +56,11 @@ def recipes() -> str:
     parts += ["## Plugins", _PLUGINS_INTRO]
     for kind, spec in _first_party():
         config = spec.config or BaseModel
-        parts += [f'### `[{TABLES.get(kind, kind)}]` with `name = "{spec.name}"`', f"{KINDS[kind]}: {spec.summary}.", _table(config)]
+        parts += [
+            f'### `[{TABLES.get(kind, kind)}]` with `name = "{spec.name}"`',
+            f"{KINDS[kind]}: {spec.summary}.",
+            _table(config),
+        ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -100,16 +100,25 @@ class Checks:
         done = await self.sampled(5)
         rows = [TokenRow(prompt, one.token_ids) for prompt, one in zip(self.prompts, done, strict=True)]
         own = self.plain().token_logprobs(rows)
-        apart = [abs(float(a) - b) for x, one in zip(own, done, strict=True) for a, b in zip(x, one.logprobs, strict=True)]
+        apart = [
+            abs(float(a) - b) for x, one in zip(own, done, strict=True) for a, b in zip(x, one.logprobs, strict=True)
+        ]
         self.report(f"log-probabilities {when}", max(apart) < 2e-3, worst=max(apart), tokens=len(apart))
 
     async def run(self) -> None:
         """Everything, in order."""
         started = time.monotonic()
         first = await self.sampled(5)
-        self.report("starts and passes the probe", True, seconds=round(time.monotonic() - started), **self.engine.mismatch)
-        self.report("the same seed gives the same tokens", [a.token_ids for a in first] == [a.token_ids for a in await self.sampled(5)])
-        self.report("another seed gives others", [a.token_ids for a in first] != [a.token_ids for a in await self.sampled(99)])
+        self.report(
+            "starts and passes the probe", True, seconds=round(time.monotonic() - started), **self.engine.mismatch
+        )
+        self.report(
+            "the same seed gives the same tokens",
+            [a.token_ids for a in first] == [a.token_ids for a in await self.sampled(5)],
+        )
+        self.report(
+            "another seed gives others", [a.token_ids for a in first] != [a.token_ids for a in await self.sampled(99)]
+        )
         await self.agreement("at the start")
         await self.greedy()
         await self.choices()
@@ -150,7 +159,9 @@ class Checks:
             for parameter in self.model.parameters():
                 if parameter.requires_grad:
                     noise = torch.randn(parameter.shape, generator=generator)
-                    parameter.add_(scale * (float(parameter.std()) if parameter.ndim > 1 else 1.0) * noise + scale * 1e-3)
+                    parameter.add_(
+                        scale * (float(parameter.std()) if parameter.ndim > 1 else 1.0) * noise + scale * 1e-3
+                    )
 
     async def refuse(self) -> None:
         """Weights that changed and were not pushed do not pass the probe."""

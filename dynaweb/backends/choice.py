@@ -32,11 +32,13 @@ def make_trainer(
     from dynaweb.backends.team_trainer import TeamTrainer
 
     if team is None:
-        return cast("TorchTrainer", _alone(model, backend, critic, named))
+        return _alone(model, backend, critic, named)
     beside = None
     if critic is not None:
         schedule = critic.stepper.schedule
-        beside = team.make("dynaweb.backends.choice:critic_of", critic.model, critic.spec, schedule.total, schedule.warmup)
+        beside = team.make(
+            "dynaweb.backends.choice:critic_of", critic.model, critic.spec, schedule.total, schedule.warmup
+        )
     zero = backend.model_dump() if backend.name == "deepspeed" else None
     made = team.make("dynaweb.backends.choice:trainer_of", model, zero, beside, **named)
     return cast("TorchTrainer", TeamTrainer(team, made))
@@ -52,7 +54,7 @@ def _alone(model: nn.Module, backend: Backend, critic: Critic | None, named: dic
         import torch
 
         os.environ.setdefault("LOCAL_RANK", "0")
-        store = dist.HashStore()
+        store = torch.distributed.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", store=store, rank=0, world_size=1)
     return DeepSpeedTrainer(model, zero=zero_settings(backend.model_dump()), critic=critic, **named)
 

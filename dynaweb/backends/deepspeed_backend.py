@@ -322,7 +322,9 @@ class DeepSpeedTrainer(TorchTrainer):
     def _find_offender(self, batch: PolicyBatch, live: Sequence[int], optimizer: PolicyOptimizer) -> int | None:
         """The first trajectory with a log-probability that is not finite; others are not told apart here."""
         found = self.logprobs([batch.rows[i] for i in live])
-        bad = [batch.rows[i].trajectory for i, one in zip(live, found, strict=True) if not bool((abs(one) < 1e30).all())]
+        bad = [
+            batch.rows[i].trajectory for i, one in zip(live, found, strict=True) if not bool((abs(one) < 1e30).all())
+        ]
         return min(bad, default=None)
 
 

@@ -5,8 +5,8 @@ folder, the browser and every decision. Models, trainers and shares of engines e
 rank 0 makes or calls, every rank makes or calls, so that collective operations meet.
 
 A failure never hangs. A rank that raises tells rank 0 at once, through the store of the process group; if rank 0 then
-waits in a collective that cannot end, it is ended with the failing rank's words. A rank that dies breaks the connection,
-and the launcher ends the others.
+waits in a collective that cannot end, it is ended with the failing rank's words. A rank that dies breaks the
+connection, and the launcher ends the others.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -358,13 +359,14 @@ def _store() -> Any:
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not host or not port:
         return None
-    return dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+    make: Any = dist.TCPStore  # type: ignore[attr-defined]
+    return make(host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
 
 
 def split(count: int, size: int) -> list[slice]:
     """`count` things in `size` neighbouring shares, as even as can be."""
     edges = [count * part // size for part in range(size + 1)]
-    return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return [slice(a, b) for a, b in pairwise(edges)]
 
 
 __all__ = ["Ref", "Team", "launched", "rank", "serve", "split", "wants_team"]

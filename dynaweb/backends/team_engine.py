@@ -50,6 +50,10 @@ def share_of(team: Team, model: nn.Module, pad_id: int, max_batch_tokens: int) -
     return Share(team, model, pad_id, max_batch_tokens)
 
 
+def _order(request: GenerateRequest) -> tuple[Any, ...]:
+    return request.prompt_ids, request.seed, request.max_new_tokens, request.temperature, request.top_p
+
+
 class TeamEngine:
     """Rank 0's `TransformersEngine`, whose batches are computed by all ranks."""
 
@@ -77,7 +81,9 @@ class TeamEngine:
 
     def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         """Completions of many requests, in order; equal ones are computed once."""
-        distinct = sorted(set(requests), key=lambda one: (one.prompt_ids, one.seed, one.max_new_tokens, one.temperature))
+        distinct = sorted(
+            set(requests), key=lambda one: (one.prompt_ids, one.seed, one.max_new_tokens, one.temperature)
+        )
         found: list[Completion] = self._team.call(self._share, "generate", distinct)
         done = dict(zip(distinct, found, strict=True))
         self._count(requests, sum(len(one.token_ids) for one in found))

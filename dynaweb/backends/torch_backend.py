@@ -109,14 +109,16 @@ class TorchTrainer:
         supervised: Sequence[TokenRow] = (),
         supervised_weight: float = 0.0,
         ref_logps: Logps | None = None,
+        token_weights: Logps | None = None,
     ) -> dict[str, float]:
         """One policy update, plus `supervised_weight` x the cross-entropy of `supervised`.
 
         `advantages` holds one number per trajectory, or is finer credit; `old_logps` and `ref_logps` hold one number
         per response token of each row. `old_logps` None: the present model made the rows (first and only step), ratios
         are exactly 1; None for a row: its ratio counts as 1. Rows without an advantage are not computed (unless there
-        is a reference term); they count in all denominators. With a critic, credit has targets, and it takes a step
-        too.
+        is a reference term); they count in all denominators. `token_weights` multiply the gradients of tokens, for
+        rollouts that an engine drew with probabilities that are not quite the trainer's. With a critic, credit has
+        targets, and it takes a step too.
 
         Returns what `supervised_step` does and `policy_loss`, `supervised_loss`, `clip_frac_low/high` and other sums of
         the loss, `ratio_*` quantiles over trajectories, `approx_kl`, `ref_kl` (with a reference), `entropy`,
@@ -124,7 +126,7 @@ class TorchTrainer:
         """
         start = time.perf_counter()
         credit = advantages if isinstance(advantages, Credit) else Credit(advantages)
-        batch = PolicyBatch(rows, credit, old_logps, ref_logps)
+        batch = PolicyBatch(rows, credit, old_logps, ref_logps, token_weights)
         batch.check()
         live = batch.live()
         with self._update() as update:

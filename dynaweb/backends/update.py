@@ -121,7 +121,7 @@ class UpdatePass:
         return sum(part for part, _ in parts), whole
 
     def _log_ratio_sums(self, batch: PolicyBatch, micros: Sequence[MicroBatch]) -> torch.Tensor:
-        """First pass: this rank's sum of (logp - old) over agent tokens of each trajectory [N], float64, no gradients."""
+        """First pass: this rank's sum of (logp - old) over agent tokens of each trajectory [N], float64."""
         device = next(iter(self._parameters)).device
         sums = torch.zeros(len(batch.advantages), dtype=torch.float64, device=device)
         with torch.no_grad():

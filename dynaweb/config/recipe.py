@@ -60,7 +60,7 @@ class Choice:
     config: BaseModel
     package: str = ""
     version: str = ""
-    engine: EngineChoice = EngineChoice()
+    engine: EngineChoice = field(default_factory=EngineChoice)
     """What answers for a world model or a judge on the run's own model; not part of the plugin's settings."""
 
     def data(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The engines that come with the package, offered through the same hook as everybody else's.
 
 An engine plugin is called as `Class(config, context)`. `context.services` holds `model` (the `LoadedModel` that it
-serves and follows), `lockstep` (what gathers the calls of episodes), `role` (`policy`, `wm` or `reward`) and `token`
-texts through `context.format`. Besides the protocol `Engine` it may have what `dynaweb.engines.roles` asks for.
+serves and follows), `lockstep` (what gathers the calls of episodes) and `role` (`policy`, `wm` or
+`reward`). Besides the protocol `Engine` it may have what `dynaweb.engines.asking` asks for.
 """
 
 from __future__ import annotations

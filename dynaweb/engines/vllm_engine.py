@@ -86,7 +86,13 @@ class VllmEngine:
         """Natural-log probability of each token of `choices` as the next token after the prompt."""
         from vllm import SamplingParams
 
-        asked: dict[str, Any] = {"max_tokens": 1, "temperature": 1.0, "ignore_eos": True, "detokenize": False, "seed": 0}
+        asked: dict[str, Any] = {
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "ignore_eos": True,
+            "detokenize": False,
+            "seed": 0,
+        }
         if hasattr(SamplingParams(), "logprob_token_ids"):
             params = SamplingParams(**asked, logprob_token_ids=list(choices))
             found = (await self._ask(prompt_ids, params)).outputs[0].logprobs[0]

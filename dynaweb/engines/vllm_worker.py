@@ -69,11 +69,11 @@ def _attach(name: str) -> shared_memory.SharedMemory:
     from multiprocessing import resource_tracker
 
     register = resource_tracker.register
-    resource_tracker.register = lambda *args: None  # type: ignore[assignment]
+    resource_tracker.register = lambda *args: None
     try:
         return shared_memory.SharedMemory(name=name)
     finally:
-        resource_tracker.register = register  # type: ignore[assignment]
+        resource_tracker.register = register
 
 
 def _views(block: shared_memory.SharedMemory, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:

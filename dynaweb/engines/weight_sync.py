@@ -97,7 +97,7 @@ def write_adapter(model: nn.Module, folder: Path) -> None:
     }
     layers = [module for module in model.modules() if hasattr(module, "lora_A") and hasattr(module, "scaling")]
     rank = adapter_rank(model)
-    scaling = float(next(iter(layers[0].scaling.values())))  # type: ignore[operator,union-attr]
+    scaling = float(next(iter(layers[0].scaling.values())))  # type: ignore[operator]
     modules = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in found})
     config = {
         "peft_type": "LORA",

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from dynaweb import events
 from dynaweb.credit import Credit, wants
+from dynaweb.engines.asking import correction, rest
+from dynaweb.engines.asking import seen as seen_by
 from dynaweb.errors import ConfigError, TrainingError
 from dynaweb.loop.curriculum import outcomes_of
 from dynaweb.loop.evaluate import SUCCESS, judge_errors, play_greedily, successes, summary
@@ -171,7 +173,13 @@ class _Learner:
         )
         self.trainer = self._trainer(self.model, self._critic(given))
         reference = self._trainer(ws.load(given.sft.model)) if self._needs_reference() else None
-        self.teacher = Teacher(self.rl, self.optimizer, self.trainer, reference)
+        cap = correction(self.engine)
+        if cap and self.rl.temperature != 1.0:
+            raise ConfigError(
+                f"the engine's probabilities can be corrected at rl.temperature = 1 only, not {self.rl.temperature}; "
+                "set policy.engine.correction = 0 to go without"
+            )
+        self.teacher = Teacher(self.rl, self.optimizer, self.trainer, reference, cap)
         self.history = History()
 
     def _player(self) -> ModelPolicy:
@@ -284,8 +292,10 @@ class _Learner:
         rollouts = await self._play(update)
         refuse_total_failure([t for t in rollouts if t.source != "expert"], f"update {update}")
         played = time.monotonic()
+        await rest(self.engine)
         lesson = self._lesson(rollouts)
         metrics = {**self.teacher.ref_kl(lesson.rows), **self._steps(lesson), **lesson.credit.metrics}
+        metrics |= {**lesson.mismatch, **seen_by(self.engine)}
         self.engine.weights_changed()
         self._save(update, rollouts)
         for trajectory in rollouts:
@@ -342,6 +352,7 @@ class _Learner:
                 supervised=anchor,
                 supervised_weight=self.rl.bc_weight,
                 ref_logps=lesson.reference,
+                **({} if lesson.weights is None else {"token_weights": lesson.weights}),
             )
         finally:
             if self.trainer.offender is not None:

@@ -331,7 +331,7 @@ class Workspace:
         return cast("TransformersEngine", engine)
 
     async def _close_engines(self) -> None:
-        from dynaweb.engines.roles import close
+        from dynaweb.engines.asking import close
 
         engines, self._engines = self._engines, []
         for _, _, engine in engines:
