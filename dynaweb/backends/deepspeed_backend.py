@@ -13,8 +13,9 @@ import copy
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -394,7 +395,6 @@ def _initialize(
     model: nn.Module, zero: ZeroSettings, schedule: Schedule, max_grad_norm: float, adam: AdamSettings
 ) -> tuple[Any, ZeroStepper]:
     deepspeed = import_deepspeed()
-    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
     scored = Scored(copy.deepcopy(model))
     _find_head(scored, next(model.parameters()).device)
     parameters = trainable(scored.model)
@@ -404,7 +404,9 @@ def _initialize(
     others = [p for p in parameters.values() if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": adam.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=schedule.peak, betas=adam.betas, eps=ADAM_EPS)
-    engine, *_ = deepspeed.initialize(model=scored, optimizer=optimizer, config=config, dist_init_required=False)
+    with redirect_stdout(sys.stderr):  # stdout is for data; DeepSpeed tells there what it has built
+        deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
+        engine, *_ = deepspeed.initialize(model=scored, optimizer=optimizer, config=config, dist_init_required=False)
     if config["zero_optimization"]["stage"] == 3 and scored.scorer._head is not None:
         # The head's weight is used outside of the head's own forward.
         deepspeed.zero.register_external_parameter(scored, scored.scorer._head.weight)
