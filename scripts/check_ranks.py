@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file  # noqa: TID253  (a script, run on its own)
+from safetensors.torch import load_file
 
 SETTINGS = {
     "rl.updates": 3,
