@@ -3,11 +3,11 @@
     python benchmarks/rollout.py [--model FOLDER|NAME] [--dreams 8 64 256] [--updates 3] [--engine transformers]
 
 It runs the reinforcement learning of the recipe `dynaweb` (demonstrations, SFT and world model are made first, short)
-with 8, 64 and 256 dreams at once and prints one JSON object for each: dream steps per second of rollout and of the whole
-update, new tokens per second, and the shares of time: `generation` (policy and world model) and `judge` are the time in
-which the engine of transformers works, `training` everything after the rollouts, `other` Python between model calls,
-in which the accelerator idles. Medians over `--updates` updates after the first. With `--engine vllm` the policy's
-generation is in `other`, since vLLM works beside this process.
+with 8, 64 and 256 dreams at once and prints one JSON object for each: dream steps per second of rollout and of the
+whole update, new tokens per second, and the shares of time. `generation` (policy and world model) and `judge` are the
+time in which the engine of transformers works, `training` everything after the rollouts, `other` Python between model
+calls, in which the accelerator idles. Medians over `--updates` updates after the first. With `--engine vllm` the
+policy's generation is in `other`, since vLLM works beside this process.
 """
 
 from __future__ import annotations

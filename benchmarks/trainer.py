@@ -2,14 +2,15 @@
 
     python benchmarks/trainer.py [--sizes 135m 1.5b] [--ways ours trl] [--repeat 3] [--device cuda] [--dtype bfloat16]
 
-8 groups of 8 trajectories of 4 steps, prompts of about 1,500 tokens and responses of about 80; the first page of a group
-is shared by its rollouts, as in a run. Both ways get the same rows and advantages, take one AdamW step, and run in a
-process of their own on the same card; log-probabilities of the old policy are those of the present one. TRL knows rows,
-not trajectories, so each of its rows is a sequence; its work is the same. Random weights: speed does not depend on them.
+8 groups of 8 trajectories of 4 steps, prompts of about 1,500 tokens and responses of about 80; the first page of a
+group is shared by its rollouts, as in a run. Both ways get the same rows and advantages, take one AdamW step, and run
+in a process of their own on the same card; log-probabilities of the old policy are those of the present one. TRL knows
+rows, not trajectories, so each of its rows is a sequence; its work is the same. Random weights: speed does not depend
+on them.
 
 One JSON object for each way and size: seconds (median of `--repeat` updates after one to warm up), tokens per second
-(prompt and response tokens of all rows), peak memory, and MFU by 6 x parameters + 12 x layers x width x length floating
-point operations a token, of `--peak-tflops` (989 for an H100 or H200 in bfloat16). The last lines are ratios.
+(prompt and response tokens of all rows), peak memory, and MFU: the operations of `flops` (every prompt once) by the
+card's `--peak-tflops` (989 for an H100 or H200 in bfloat16). The last lines are ratios.
 `--shape tiny` is for trying the script out. TRL is only needed for its own part (pip install 'dynaweb[trl]').
 """
 
@@ -186,14 +187,16 @@ def _padded(part: Sequence[int], rows: Sequence[TokenRow], advantages: Sequence[
 
 
 def flops(model: Any, rows: Sequence[TokenRow]) -> float:
-    """Floating point operations of forward and backward over all rows, each computed once, recomputation not counted."""
-    config = model.config
-    parameters = sum(p.numel() for p in model.parameters()) - config.vocab_size * config.hidden_size
+    """Floating point operations of forward and backward: every prompt once however many rows have it, the output head
+    on response tokens, recomputation not counted."""
+    config, seen = model.config, set[tuple[int, ...]]()
+    body = sum(p.numel() for p in model.model.parameters()) - config.vocab_size * config.hidden_size
     total = 0.0
     for row in rows:
-        length = len(row.prompt_ids) + len(row.response_ids)
+        length = len(row.response_ids) + (0 if row.prompt_ids in seen else len(row.prompt_ids))
+        seen.add(row.prompt_ids)
         # Causal attention sees half of the square.
-        total += length * (6 * parameters + 6 * config.num_hidden_layers * config.hidden_size * length)
+        total += length * (6 * body + 6 * config.num_hidden_layers * config.hidden_size * length)
         total += 6 * len(row.response_ids) * config.vocab_size * config.hidden_size
     return total
 
