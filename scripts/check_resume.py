@@ -2,8 +2,9 @@
 
     python scripts/check_resume.py [--kills 20] [--seed 0]
 
-After every kill `--resume` has to work; in the end the final weights have to be equal to the last bit (one CPU process),
-and the rollouts the same, none lost and none doubled. One JSON line for each kill, and one for the comparison.
+After every kill `--resume` has to work; in the end the final weights have to be equal to the last bit (one CPU
+process), and the rollouts the same, none lost and none doubled. A run that is done before enough kills starts anew.
+One JSON line for each kill, and one for each comparison.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,23 +78,34 @@ def main() -> int:
             return 1
         whole = time.monotonic() - started
         kills = 0
-        while True:
-            there = (folder / "killed").exists()
-            run = start(folder, "killed", *(["--resume"] if there else []))
-            try:
-                code = run.wait(timeout=rng.uniform(0.2, 0.6) * whole if kills < given.kills else None)
-            except subprocess.TimeoutExpired:
-                os.killpg(run.pid, signal.SIGKILL)
-                run.wait()
-                kills += 1
-                say(kill=kills)
-                continue
-            if code != 0:
-                say(failed=f"--resume after kill {kills}", said=(folder / "killed.log").read_text()[-1500:])
+        while kills < given.kills:
+            more = one_round(folder, rng, whole, given.kills - kills)
+            if more < 0 or not same(folder):
                 return 1
-            break
+            kills += more
+            for place in ("killed", "cache-killed"):
+                shutil.rmtree(folder / place)
         say(kills=kills)
-        return 0 if same(folder) else 1
+        return 0
+
+
+def one_round(folder: Path, rng: random.Random, whole: float, kills: int) -> int:
+    """A run that is killed up to so many times until it is done; returns how often it was, -1 for a failure."""
+    done = 0
+    while True:
+        run = start(folder, "killed", *(["--resume"] if (folder / "killed").exists() else []))
+        try:
+            code = run.wait(timeout=rng.uniform(0.1, 0.5) * whole if done < kills else None)
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+            done += 1
+            say(kill=done)
+            continue
+        if code == 0:
+            return done
+        say(failed=f"--resume after kill {done}", said=(folder / "killed.log").read_text()[-1500:])
+        return -1
 
 
 if __name__ == "__main__":

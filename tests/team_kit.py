@@ -66,6 +66,18 @@ def trained(team: Team | None) -> dict[str, Any]:
     return {"metrics": metrics, "tensors": trainer.state_dict()["tensors"], "steps": trainer.steps}
 
 
+def adapted(team: Team | None) -> dict[str, Any]:
+    """The same with adapters, which rank 0 alone puts into its model."""
+    from dynaweb.loop.adapters import with_adapters
+    from dynaweb.loop.workspace import LoadedModel
+
+    model = kit.llama() if team is None else team.make("team_kit:model_of", 0)
+    with_adapters(LoadedModel(model, None, None), 4, seed=1)  # type: ignore[arg-type]
+    trainer = make_trainer(model, Backend(), team, lr=2e-3, total_steps=10, micro_tokens=40)
+    metrics = rank_kit.train(trainer, rank_kit.optimizers()["gspo"], 2)
+    return {"metrics": metrics, "tensors": trainer.state_dict()["tensors"], "steps": trainer.steps}
+
+
 def rank_zero(team: Team, folder: Path) -> None:
     """Everything that rank 0 tries, as one file."""
     counted = team.make("team_kit:counter")
@@ -74,7 +86,7 @@ def rank_zero(team: Team, folder: Path) -> None:
     engine = TeamEngine(team, TransformersEngine(model, Lockstep()), 0)
     found["completions"] = engine.generate_batch(requests())
     found["choices"] = engine.choice_batch([((1, 2, 3), (4, 5)), ((1, 2), (4,)), ((1, 2, 3), (4, 5))])
-    found["trained"] = trained(team)
+    found["trained"], found["adapted"] = trained(team), adapted(team)
     for name, rank in (("all", None), ("one", 1)):
         try:
             team.call(counted, "fail", rank)

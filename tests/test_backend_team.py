@@ -59,16 +59,16 @@ def test_generation_is_that_of_one_process(found: dict[str, Any]) -> None:
         assert mine == pytest.approx(theirs, abs=1e-4)
 
 
-def test_training_is_that_of_one_process(found: dict[str, Any]) -> None:
-    torch.set_num_threads(1)
-    wanted = team_kit.trained(None)
-    assert found["trained"]["steps"] == wanted["steps"] == 3
-    for mine, theirs in zip(found["trained"]["metrics"], wanted["metrics"], strict=True):
+@pytest.mark.parametrize(("way", "steps"), [("trained", 3), ("adapted", 2)])
+def test_training_is_that_of_one_process(found: dict[str, Any], way: str, steps: int) -> None:
+    wanted = getattr(team_kit, way)(None)
+    assert found[way]["steps"] == wanted["steps"] == steps
+    for mine, theirs in zip(found[way]["metrics"], wanted["metrics"], strict=True):
         for key in theirs.keys() - {"seconds"}:
             assert mine[key] == pytest.approx(theirs[key], rel=1e-3, abs=1e-5), key
-    assert found["trained"]["tensors"].keys() == wanted["tensors"].keys()
+    assert found[way]["tensors"].keys() == wanted["tensors"].keys()
     for key, tensor in wanted["tensors"].items():
-        torch.testing.assert_close(found["trained"]["tensors"][key], tensor, rtol=1e-3, atol=2e-5, msg=key)
+        torch.testing.assert_close(found[way]["tensors"][key], tensor, rtol=1e-3, atol=2e-5, msg=key)
 
 
 def test_an_error_on_all_ranks_is_the_error_itself_and_one_rank_is_named(found: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import nn
 
 from dynaweb.backends.critic import Critic
@@ -33,6 +34,7 @@ def make_trainer(
 
     if team is None:
         return _alone(model, backend, critic, named)
+    _share_adapters(team, model)
     beside = None
     if critic is not None:
         schedule = critic.stepper.schedule
@@ -51,12 +53,45 @@ def _alone(model: nn.Module, backend: Backend, critic: Critic | None, named: dic
     from dynaweb.backends.deepspeed_backend import DeepSpeedTrainer, zero_settings
 
     if not dist.is_initialized():
-        import torch
-
         os.environ.setdefault("LOCAL_RANK", "0")
         store = torch.distributed.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", store=store, rank=0, world_size=1)
     return DeepSpeedTrainer(model, zero=zero_settings(backend.model_dump()), critic=critic, **named)
+
+
+def _share_adapters(team: Team, model: nn.Module) -> None:
+    """Low-rank adapters that rank 0 has put into its model, into the models of the others."""
+    layers: dict[str, Any] = {name: m for name, m in model.named_modules() if hasattr(m, "lora_A")}
+    if not layers:
+        return
+    one = next(iter(layers.values()))
+    rank, alpha = next(iter(one.r.values())), int(next(iter(one.lora_alpha.values())))
+    tensors = {name: p.detach().cpu() for name, p in model.named_parameters() if ".lora_" in name}
+    learns = [name for name, p in model.named_parameters() if p.requires_grad]
+    team.apply("dynaweb.backends.choice:adopt_adapters", model, rank, alpha, list(layers), tensors, learns)
+
+
+@wants_team
+def adopt_adapters(
+    team: Team,
+    model: nn.Module,
+    rank: int,
+    alpha: int,
+    layers: list[str],
+    tensors: dict[str, torch.Tensor],
+    learns: list[str],
+) -> None:
+    """Give a rank's model the adapters that rank 0 has, and the same trained parameters."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    if not any(hasattr(module, "lora_A") for module in model.modules()):
+        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules=layers, lora_dropout=0.0), model)
+    chosen = set(learns)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in chosen)
+            if name in tensors:
+                parameter.copy_(tensors[name])
 
 
 @wants_team

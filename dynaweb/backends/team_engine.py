@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from dynaweb.backends.team import Team, split, wants_team
+from dynaweb.engines.stopping import cut
 from dynaweb.engines.transformers_engine import ChoiceRequest, TransformersEngine
 from dynaweb.protocols import Completion, GenerateRequest
 
@@ -85,7 +86,9 @@ class TeamEngine:
             set(requests), key=lambda one: (one.prompt_ids, one.seed, one.max_new_tokens, one.temperature)
         )
         found: list[Completion] = self._team.call(self._share, "generate", distinct)
-        done = dict(zip(distinct, found, strict=True))
+        decode = self._engine.decode
+        cuts = [cut(one, asked.stop, decode) if decode else one for asked, one in zip(distinct, found, strict=True)]
+        done = dict(zip(distinct, cuts, strict=True))
         self._count(requests, sum(len(one.token_ids) for one in found))
         return [done[request] for request in requests]
 

@@ -22,8 +22,6 @@ class TransformersConfig(BaseModel):
 
     max_batch_tokens: int = Field(default=65_536, ge=1)
     """Prompt and new tokens, padding included, of one batch: bounds the memory of the key-value cache."""
-    static_shapes: Literal["auto", "off", "on"] = "auto"
-    """Decode in buffers of fixed shape, on CUDA as a recorded graph. `auto`: on CUDA only."""
 
 
 class VllmConfig(BaseModel):

@@ -23,4 +23,5 @@ class TransformersRole(TransformersEngine):
             context.services["lockstep"],
             pad_id=loaded.format.pad_id,
             max_batch_tokens=config.max_batch_tokens,
+            decode=getattr(loaded.tokenizer, "decode", None),
         )

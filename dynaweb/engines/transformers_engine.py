@@ -20,6 +20,7 @@ from dynaweb.engines.sampling import Sampler
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.engines.sessions import Runner, Session, runner_for, survivors
 from dynaweb.engines.sharing import Prompt, spans
+from dynaweb.engines.stopping import Decode, complete, need_decoder
 from dynaweb.errors import EngineError
 from dynaweb.protocols import Completion, GenerateRequest, TokenRow
 
@@ -55,7 +56,9 @@ class TransformersEngine:
         *,
         pad_id: int = 0,
         max_batch_tokens: int = MAX_BATCH_TOKENS,
+        decode: Decode | None = None,
     ) -> None:
+        self.decode = decode
         self.model = model
         self.lockstep = lockstep
         self.stats = EngineStats()
@@ -79,6 +82,7 @@ class TransformersEngine:
         if request.max_new_tokens < 1:
             raise EngineError(f"max_new_tokens is {request.max_new_tokens}; it must be at least 1")
         self.check(request.prompt_ids, 1)
+        need_decoder(request, self.decode)
         if self._context is not None and len(request.prompt_ids) + request.max_new_tokens > self._context:
             request = replace(request, max_new_tokens=self._context - len(request.prompt_ids))
         return request
@@ -148,7 +152,7 @@ class TransformersEngine:
         session = self._runner.start(prompts, max(request.max_new_tokens for request in requests))
         self.stats.prompt_tokens += sum(map(len, prompts))
         self.stats.computed_prompt_tokens += session.computed
-        return _Decoding(requests, session, self.stats).run()
+        return _Decoding(requests, session, self.stats, self.decode).run()
 
     def _work(self, requests: int) -> _Work:
         return _Work(self.model, self.stats, requests)
@@ -164,6 +168,7 @@ def _sort_key(request: GenerateRequest) -> tuple[Any, ...]:
         request.temperature,
         request.top_p,
         request.stop_ids,
+        request.stop,
     )
 
 
@@ -200,8 +205,11 @@ class _Work:
 class _Decoding:
     """The token loop of one batch."""
 
-    def __init__(self, requests: Sequence[GenerateRequest], session: Session, stats: EngineStats) -> None:
+    def __init__(
+        self, requests: Sequence[GenerateRequest], session: Session, stats: EngineStats, decode: Decode | None
+    ) -> None:
         self._requests = requests
+        self._decode = decode
         self._session = session
         self._stats = stats
         self._stops = [frozenset(request.stop_ids) for request in requests]
@@ -231,13 +239,18 @@ class _Decoding:
             for tokens, logps, finished in zip(self._tokens, self._logps, self._finished, strict=True)
         ]
 
+    def _said(self, i: int) -> bool:
+        """Whether a row has completed one of its stop texts."""
+        stop = self._requests[i].stop
+        return bool(stop) and self._decode is not None and complete(self._tokens[i], stop, self._decode)
+
     def _append(self, live: Sequence[int], tokens: Sequence[int], logps: Sequence[float]) -> list[bool]:
         """Record one token per live row; tells which rows have ended."""
         ended = []
         for i, token, logp in zip(live, tokens, logps, strict=True):
             self._tokens[i].append(token)
             self._logps[i].append(logp)
-            self._finished[i] = token in self._stops[i]
+            self._finished[i] = token in self._stops[i] or self._said(i)
             ended.append(self._finished[i] or len(self._tokens[i]) >= self._requests[i].max_new_tokens)
         self._stats.new_tokens += len(live)
         return ended

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dynaweb.engines.probe import Probe
+from dynaweb.engines.stopping import cut, need_decoder
 from dynaweb.engines.transformers_engine import EngineStats
 from dynaweb.engines.weight_sync import Parcel, adapter_rank, plain_weights, temporary_folder, write_adapter
 from dynaweb.errors import EngineError, MissingError
@@ -63,6 +64,7 @@ class VllmEngine:
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one completion. Raises `EngineError` for a prompt that the model cannot take."""
         self._check(request)
+        need_decoder(request, getattr(self._tokenizer, "decode", None))
         from vllm import SamplingParams
 
         greedy = request.temperature <= 0
@@ -80,7 +82,8 @@ class VllmEngine:
         tokens = tuple(output.token_ids)
         logps = tuple(step[token].logprob for step, token in zip(output.logprobs, tokens, strict=True))
         self.stats.new_tokens += len(tokens)
-        return Completion(tokens, logps, bool(tokens) and tokens[-1] in request.stop_ids)
+        done = Completion(tokens, logps, bool(tokens) and tokens[-1] in request.stop_ids)
+        return cut(done, request.stop, self._tokenizer.decode) if request.stop else done
 
     async def choice_logprobs(self, prompt_ids: tuple[int, ...], choices: tuple[int, ...]) -> tuple[float, ...]:
         """Natural-log probability of each token of `choices` as the next token after the prompt."""
