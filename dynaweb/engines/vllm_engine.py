@@ -16,6 +16,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,12 @@ class VllmEngine:
         self._stale, self._asleep = True, False
         self._version = 0
         self._numbers = itertools.count()
+
+    @staticmethod
+    def require() -> None:
+        """Raise `MissingError` unless vLLM is installed; imports nothing."""
+        if find_spec("vllm") is None:
+            raise MissingError("the engine vllm needs the package vllm; run: pip install 'dynaweb[vllm]'")
 
     # The protocol
 

@@ -330,6 +330,17 @@ class Workspace:
         self.meter.engines.append(engine)
         return cast("TransformersEngine", engine)
 
+    def require(self) -> None:
+        """Raise `MissingError` now, not after an hour, when a chosen engine or the backend is not installed."""
+        for role in ("policy", "wm", "reward"):
+            name = self.recipe.engine_of(role).name
+            if name != "transformers":
+                getattr(self.plugins.load_class("engine", name), "require", lambda: None)()
+        if self.recipe.backend.name == "deepspeed":
+            from dynaweb.backends.deepspeed_backend import import_deepspeed
+
+            import_deepspeed()
+
     async def _close_engines(self) -> None:
         from dynaweb.engines.asking import close
 
