@@ -27,6 +27,7 @@ from dynaweb.seeding import derive
 if TYPE_CHECKING:
     from torch import nn
 
+    from dynaweb.backends.team import Team
     from dynaweb.config import Recipe
     from dynaweb.engines.scheduler import Lockstep
     from dynaweb.engines.transformers_engine import TransformersEngine
@@ -97,6 +98,9 @@ class Workspace:
         self.deadline: float | None = None
         self.fitted_judge: Path | None = None
         self._tasks: dict[tuple[int, str, int], list[Task]] = {}
+        self._engines: list[tuple[nn.Module, str, Any]] = []
+        self.team: Team | None = None
+        """The other ranks, where a launcher started several."""
 
     # Seeds and keys
 
@@ -196,7 +200,7 @@ class Workspace:
     ) -> WorldModel:
         """The chosen world model on these weights; examples it shows are `transitions`, of no site in `held_out`."""
         context = PluginContext(
-            engine=self.engine(model),
+            engine=self.engine(model, "wm"),
             format=model.format,
             seed=self.seed("world-model"),
             services={
@@ -248,7 +252,6 @@ class Workspace:
         """
         import torch
 
-        from dynaweb.backends.models import load_model
         from dynaweb.policy.formats import format_for
 
         settings = self.recipe.model
@@ -257,10 +260,18 @@ class Workspace:
         base_judges = getattr(self.recipe.reward.config, "model", None) == "base"
         tokenizer = self.tokenizer if path is None else tokenizer_of(path, self.tokenizer, base_judges=base_judges)
         prompts = self.format if tokenizer is self.tokenizer else format_for(tokenizer, settings.format)
-        model = load_model(path or settings.path, settings.dtype, settings.device)
+        model = self._make_model(str(path or settings.path))
         if path is not None:
             check_size(path, model, tokenizer)
         return LoadedModel(model, tokenizer, prompts)
+
+    def _make_model(self, path: str) -> Any:
+        from dynaweb.backends.models import load_model
+
+        settings = self.recipe.model
+        if self.team is None:
+            return load_model(path, settings.dtype, settings.device)
+        return self.team.make("dynaweb.backends.models:load_model", path, settings.dtype, settings.device)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -283,8 +294,8 @@ class Workspace:
 
     @cached_property
     def base_engine(self) -> TransformersEngine:
-        """The engine of the frozen base model."""
-        return self.engine(self.base)
+        """The judge's engine on the frozen base model."""
+        return self.engine(self.base, "reward")
 
     @cached_property
     def base_key(self) -> str:
@@ -301,15 +312,47 @@ class Workspace:
 
         settings = self.recipe.model
         device = str(pick_device(settings.device))
-        return {"base": self.base_key, "format": settings.format, "dtype": settings.dtype, "device": device}
+        key = {"base": self.base_key, "format": settings.format, "dtype": settings.dtype, "device": device}
+        # Others compute the same but for rounding, which a cached result must not mix.
+        engine, backend = self.recipe.policy.engine, self.recipe.backend
+        key |= {"engine": engine.name} if engine.name != "transformers" else {}
+        return key | ({"backend": f"{backend.name} {backend.stage}"} if backend.name != "torch" else {})
 
-    def engine(self, model: LoadedModel) -> TransformersEngine:
-        """An engine on a model; its tokens count in the costs."""
-        from dynaweb.engines.transformers_engine import TransformersEngine
+    def engine(self, model: LoadedModel, role: str = "policy") -> TransformersEngine:
+        """The engine of a role on a model, one for all roles that choose the same; its tokens count in the costs."""
+        choice = self.recipe.engine_of(role)
+        kind = f"{choice.name} {choice.settings}"
+        for served, known, engine in self._engines:
+            if served is model.model and known == kind:
+                return cast("TransformersEngine", engine)
+        services = {"model": model, "lockstep": self.lockstep, "role": role}
+        context = PluginContext(format=model.format, seed=self.seed("engine", role), services=services)
+        engine = self.plugins.create("engine", choice.name, choice.settings, context)
+        if self.team is not None and choice.name == "transformers":
+            from dynaweb.backends.team_engine import TeamEngine
 
-        engine = TransformersEngine(model.model, self.lockstep, pad_id=model.format.pad_id)
+            engine = TeamEngine(self.team, engine, model.format.pad_id)
+        self._engines.append((model.model, kind, engine))
         self.meter.engines.append(engine)
-        return engine
+        return cast("TransformersEngine", engine)
+
+    def require(self) -> None:
+        """Raise `MissingError` now, not after an hour, when a chosen engine or the backend is not installed."""
+        for role in ("policy", "wm", "reward"):
+            name = self.recipe.engine_of(role).name
+            if name != "transformers":
+                getattr(self.plugins.load_class("engine", name), "require", lambda: None)()
+        if self.recipe.backend.name == "deepspeed":
+            from dynaweb.backends.deepspeed_config import import_deepspeed
+
+            import_deepspeed()
+
+    async def _close_engines(self) -> None:
+        from dynaweb.engines.asking import close
+
+        engines, self._engines = self._engines, []
+        for _, _, engine in engines:
+            await close(engine)
 
     # Stages
 
@@ -326,6 +369,7 @@ class Workspace:
         earlier = stage.folder / SCRATCH / COST
         self.meter = Meter(earlier=json.loads(earlier.read_text()) if earlier.exists() else {})
         # Engines hold on to models: each stage has its own, so that those of a finished stage are freed.
+        await self._close_engines()
         for name in ("lockstep", "base_engine"):
             self.__dict__.pop(name, None)
         await body(stage)
@@ -389,10 +433,14 @@ class Workspace:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     async def close(self) -> None:
-        """Close what the task environments hold open (servers, browsers)."""
+        """Close what engines and task environments hold open (servers, browsers), and send other ranks home."""
+        if self._engines:
+            await self._close_engines()
         for name in ("source", "eval_source"):
             close = getattr(self.__dict__.get(name), "close", None)
             if close is not None:
                 result = close()
                 if asyncio.iscoroutine(result):
                     await result
+        if self.team is not None:
+            self.team.close()
