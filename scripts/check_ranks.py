@@ -24,6 +24,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 SETTINGS = {
+    "model.micro_tokens": 512,  # several parts, so that every rank has some
     "rl.updates": 3,
     "rl.tasks": 4,
     "rl.n": 4,

@@ -57,6 +57,9 @@ def deepspeed_config(settings: ZeroSettings, *, dtype: torch.dtype, max_grad_nor
             _log.warning("the DeepSpeed setting %r is dynaweb's business and is ignored", name)
     if given.get("fp16", {}).get("enabled") is True:
         raise ConfigError("DeepSpeed's fp16 rounds ratios away; use model.dtype = 'bfloat16' or 'float32'")
+    if dtype == torch.bfloat16 and given["zero_optimization"]["stage"] == 1:
+        # DeepSpeed's stage 1 is another program in bfloat16, which never refuses a step. Stage 2 gives the same.
+        given["zero_optimization"]["stage"] = 2
     fixed = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
     return {**given, **fixed, "gradient_clipping": max_grad_norm}
 

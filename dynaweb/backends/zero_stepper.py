@@ -131,11 +131,20 @@ class ZeroStepper(AnyStepper):
             else:
                 parameter.data.copy_(value.to(parameter.device, parameter.dtype))
 
+    @property
+    def _flats(self) -> list[torch.Tensor]:
+        """This rank's shares of the float32 weights: what AdamW knows as its parameters."""
+        zero = self.engine.optimizer
+        name = "fp32_partitioned_groups_flat" if hasattr(zero, "fp32_partitioned_groups_flat") else ""
+        return list(getattr(zero, name or "single_partition_of_fp32_groups"))
+
     def _states(self) -> list[dict[str, Any]]:
-        return [state for state in self.engine.optimizer.optimizer.state.values() if state]
+        adam = self.engine.optimizer.optimizer
+        return [adam.state[flat] for flat in self._flats if adam.state.get(flat)]
 
     def _has_moments(self) -> bool:
-        return bool(self._states()) and all("exp_avg" in state for state in self._states())
+        states = self._states()
+        return len(states) == len(self._flats) and all("exp_avg" in state for state in states)
 
     def _adam_step(self) -> float:
         return max(float(state["step"]) for state in self._states())
@@ -158,19 +167,10 @@ class ZeroStepper(AnyStepper):
                     parameter._hp_mapping.set_optim_state_fragment(partition, zero.optimizer.state[partition])
 
     def _make_moments(self) -> None:
-        """AdamW makes its moments in its first step: take one that moves nothing."""
-        optimizer = self.engine.optimizer.optimizer
-        rates = [group["lr"] for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
-            group["lr"] = 0.0
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-            for parameter in group["params"]:
-                parameter.grad = None
+        """What AdamW makes in its first step, without one."""
+        for flat in self._flats:
+            moments = {key: torch.zeros_like(flat) for key in MOMENTS}
+            self.engine.optimizer.optimizer.state[flat] = {"step": torch.tensor(0.0), **moments}
 
 
 def _norm_of(zero: Any) -> str:
@@ -182,7 +182,7 @@ def _norm_of(zero: Any) -> str:
 def _unsound(zero: Any) -> Iterator[None]:
     """While it lasts, DeepSpeed finds that gradients are not finite."""
     name, checks = _norm_of(zero), getattr(zero, "check_grad_overflow", None)
-    value = torch.tensor(math.inf, device=zero.optimizer.param_groups[0]["params"][0].device)
+    value = torch.tensor(math.inf)
     setattr(zero, name, lambda: value if name == "scaled_global_norm" else [value])
     if checks is not None:
         zero.check_grad_overflow = True

@@ -5,7 +5,7 @@ Every field has its meaning, unit and, where a paper fixes it, the source. Defau
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -74,6 +74,9 @@ class Policy(Section):
 
 class Backend(Section):
     """What turns losses into updates."""
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"offload"})
+    FILES: ClassVar[frozenset[str]] = frozenset({"config"})
 
     name: Literal["torch", "deepspeed"] = "torch"
     """`torch`: weights whole on every rank. `deepspeed`: ZeRO, spread over ranks."""

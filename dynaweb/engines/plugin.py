@@ -8,7 +8,7 @@ serves and follows), `lockstep` (what gathers the calls of episodes) and `role` 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,6 +20,8 @@ class TransformersConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"max_batch_tokens"})
+
     max_batch_tokens: int = Field(default=65_536, ge=1)
     """Prompt and new tokens, padding included, of one batch: bounds the memory of the key-value cache."""
 
@@ -28,6 +30,10 @@ class VllmConfig(BaseModel):
     """vLLM beside the trainer; new weights are pushed to it after every update."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {"memory", "tensor_parallel", "eager", "sleep", "probe_tolerance"}
+    )
 
     memory: float = Field(default=0.4, gt=0, lt=1)
     """Share of the GPU's memory that vLLM may take (`gpu_memory_utilization`)."""

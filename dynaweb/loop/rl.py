@@ -20,10 +20,10 @@ from dynaweb import events
 from dynaweb.credit import Credit, CriticSpec, wants
 from dynaweb.engines.asking import rest
 from dynaweb.engines.asking import seen as seen_by
-from dynaweb.errors import ConfigError, TrainingError
+from dynaweb.errors import TrainingError
 from dynaweb.loop.adapters import with_adapters
 from dynaweb.loop.beside import Beside, critic_left
-from dynaweb.loop.checks import make_optimizer
+from dynaweb.loop.checks import check_seam, make_optimizer
 from dynaweb.loop.curriculum import outcomes_of
 from dynaweb.loop.evaluate import SUCCESS, judge_errors, play_greedily, successes, summary
 from dynaweb.loop.experts import Experts, by_task, rows_of
@@ -36,13 +36,12 @@ from dynaweb.loop.mismatch import checked_correction
 from dynaweb.loop.offline import OfflineRollouts
 from dynaweb.loop.places import dreamer_of, place_of, schedule_of
 from dynaweb.loop.players import ModelPolicy
-from dynaweb.loop.refresh import Refresher, check_refresh
+from dynaweb.loop.refresh import Refresher
 from dynaweb.loop.rollout import refuse_total_failure
 from dynaweb.loop.rows import dealt, step_rows, weighted
 from dynaweb.loop.training import new_trainer, resume
 from dynaweb.loop.verdicts import judge_all, refuse_silent_judge
 from dynaweb.loop.workspace import EPISODES
-from dynaweb.loop.worldmodel import check_fit
 from dynaweb.protocols import TokenRow
 from dynaweb.runs import write_json
 from dynaweb.types import Trajectory
@@ -91,23 +90,6 @@ async def reinforce(ws: Workspace, given: Ingredients, *, mode: Mode) -> Made:
     main = mode == ws.recipe.rl.mode
     ws.keep(made, "dynaweb" if main else mode, episodes_as=DREAMS if main else f"{DREAMS}-{mode}")
     return made
-
-
-def check_seam(ws: Workspace) -> None:
-    """Raise `ConfigError` when the judge cannot score what the environment gives: a verdict needs real pages.
-
-    Also, for dreams, what `check_fit` and `check_refresh` raise.
-    """
-    if ws.dreams:
-        check_fit(ws)
-        check_refresh(ws)
-    able = ws.plugins.find("reward", ws.recipe.reward.name).spec.capabilities & {"dream", "real"}
-    needed = "dream" if ws.dreams else "real"
-    if able and needed not in able:
-        raise ConfigError(
-            f"reward {ws.recipe.reward.name!r} cannot score {needed} episodes, and env {ws.recipe.env.name!r} gives "
-            "only those; use --reward self-assess with dreams, or --env sites with --reward checker"
-        )
 
 
 class _Learner:

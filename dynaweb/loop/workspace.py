@@ -7,7 +7,6 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 from dynaweb import events
 from dynaweb.config.decisive import decisive
 from dynaweb.errors import ConfigError
+from dynaweb.loop.engines import ROLES, Engines, backend_key, engine_key
 from dynaweb.loop.files import files_hash, link
+from dynaweb.loop.made import EPISODES, MODEL, LoadedModel, Made
 from dynaweb.loop.meter import Meter
 from dynaweb.loop.tasks import draw
 from dynaweb.loop.weights import check_size, read_tokenizer, tokenizer_of
@@ -25,8 +26,6 @@ from dynaweb.runs.cache import SCRATCH
 from dynaweb.seeding import derive
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from dynaweb.backends.team import Team
     from dynaweb.config import Recipe
     from dynaweb.engines.scheduler import Lockstep
@@ -43,47 +42,7 @@ VERSION = 3
 """Part of every stage key: raise it when a stage computes something else from the same settings."""
 
 Body = Callable[["Stage"], Awaitable[None]]
-EPISODES = "trajectories.jsonl.gz"
-MODEL = "model"
 COST = "cost.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A finished stage: its cache key, and the folder with its results."""
-
-    key: str
-    folder: Path
-
-    @property
-    def model(self) -> Path:
-        """The folder of the weights that the stage trained."""
-        return self.folder / MODEL
-
-    def episodes(self) -> list[Trajectory]:
-        """The episodes that the stage played, in order."""
-        from dynaweb.data.store import TrajectoryStore
-
-        return list(TrajectoryStore(self.folder / EPISODES))
-
-    def data(self, name: str) -> Any:
-        """A JSON file of the stage."""
-        return json.loads((self.folder / name).read_text(encoding="utf-8"))
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """Weights with the tokenizer and the prompt layer that belong to them."""
-
-    model: nn.Module
-    tokenizer: Any
-    format: PromptFormat
-
-    def save(self, folder: Path) -> None:
-        """Write the weights into a stage's folder, as a Hugging Face model with its tokenizer."""
-        from dynaweb.backends.models import save_model
-
-        save_model(self.model, folder / MODEL, self.tokenizer)
 
 
 class Workspace:
@@ -98,7 +57,7 @@ class Workspace:
         self.deadline: float | None = None
         self.fitted_judge: Path | None = None
         self._tasks: dict[tuple[int, str, int], list[Task]] = {}
-        self._engines: list[tuple[nn.Module, str, Any]] = []
+        self._engines = Engines(self)
         self.team: Team | None = None
         """The other ranks, where a launcher started several."""
 
@@ -109,8 +68,13 @@ class Workspace:
         return derive(self.recipe.run.seed, *labels)
 
     def key(self, *parts: str, **upstream: Any) -> str:
-        """The cache key of a stage: these sections, the seed, the code's version, and what it is made from."""
-        return self.recipe.key("run.seed", *parts, version=VERSION, **upstream)
+        """The cache key of a stage: these sections, the seed, the code's version, and what it is made from.
+
+        The section of a role (`policy`, `wm`, `reward`) stands for its engine too, as far as results depend on it.
+        """
+        engines = engine_key(self, *(role for role in ROLES if role in parts))
+        sections = [part for part in parts if part != "policy"]
+        return self.recipe.key("run.seed", *sections, version=VERSION, **engines, **upstream)
 
     # Environments and plugins
 
@@ -312,47 +276,16 @@ class Workspace:
 
         settings = self.recipe.model
         device = str(pick_device(settings.device))
-        key = {"base": self.base_key, "format": settings.format, "dtype": settings.dtype, "device": device}
-        # Others compute the same but for rounding, which a cached result must not mix.
-        engine, backend = self.recipe.policy.engine, self.recipe.backend
-        key |= {"engine": engine.name} if engine.name != "transformers" else {}
-        return key | ({"backend": f"{backend.name} {backend.stage}"} if backend.name != "torch" else {})
+        return {"base": self.base_key, "format": settings.format, "dtype": settings.dtype, "device": device}
+
+    @property
+    def trained_key(self) -> dict[str, Any]:
+        """What weights depend on that the run trains: the model, and the backend that trains them."""
+        return {**self.model_key, **backend_key(self)}
 
     def engine(self, model: LoadedModel, role: str = "policy") -> TransformersEngine:
-        """The engine of a role on a model, one for all roles that choose the same; its tokens count in the costs."""
-        choice = self.recipe.engine_of(role)
-        kind = f"{choice.name} {choice.settings}"
-        for served, known, engine in self._engines:
-            if served is model.model and known == kind:
-                return cast("TransformersEngine", engine)
-        services = {"model": model, "lockstep": self.lockstep, "role": role}
-        context = PluginContext(format=model.format, seed=self.seed("engine", role), services=services)
-        engine = self.plugins.create("engine", choice.name, choice.settings, context)
-        if self.team is not None and choice.name == "transformers":
-            from dynaweb.backends.team_engine import TeamEngine
-
-            engine = TeamEngine(self.team, engine, model.format.pad_id)
-        self._engines.append((model.model, kind, engine))
-        self.meter.engines.append(engine)
-        return cast("TransformersEngine", engine)
-
-    def require(self) -> None:
-        """Raise `MissingError` now, not after an hour, when a chosen engine or the backend is not installed."""
-        for role in ("policy", "wm", "reward"):
-            name = self.recipe.engine_of(role).name
-            if name != "transformers":
-                getattr(self.plugins.load_class("engine", name), "require", lambda: None)()
-        if self.recipe.backend.name == "deepspeed":
-            from dynaweb.backends.deepspeed_config import import_deepspeed
-
-            import_deepspeed()
-
-    async def _close_engines(self) -> None:
-        from dynaweb.engines.asking import close
-
-        engines, self._engines = self._engines, []
-        for _, _, engine in engines:
-            await close(engine)
+        """The engine of a role (`policy`, `wm`, `reward`) on a model."""
+        return self._engines.of(model, role)
 
     # Stages
 
@@ -369,7 +302,7 @@ class Workspace:
         earlier = stage.folder / SCRATCH / COST
         self.meter = Meter(earlier=json.loads(earlier.read_text()) if earlier.exists() else {})
         # Engines hold on to models: each stage has its own, so that those of a finished stage are freed.
-        await self._close_engines()
+        await self._engines.close()
         for name in ("lockstep", "base_engine"):
             self.__dict__.pop(name, None)
         await body(stage)
@@ -434,8 +367,7 @@ class Workspace:
 
     async def close(self) -> None:
         """Close what engines and task environments hold open (servers, browsers), and send other ranks home."""
-        if self._engines:
-            await self._close_engines()
+        await self._engines.close()
         for name in ("source", "eval_source"):
             close = getattr(self.__dict__.get(name), "close", None)
             if close is not None:
@@ -444,3 +376,6 @@ class Workspace:
                     await result
         if self.team is not None:
             self.team.close()
+
+
+__all__ = ["COST", "EPISODES", "MODEL", "VERSION", "LoadedModel", "Made", "Workspace"]
