@@ -18,7 +18,7 @@ from dynaweb.hookspecs import PluginSpec, hookimpl
 class TransformersConfig(BaseModel):
     """The engine in this process, on the trainer's own weights."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     max_batch_tokens: int = Field(default=65_536, ge=1)
     """Prompt and new tokens, padding included, of one batch: bounds the memory of the key-value cache."""
@@ -27,7 +27,7 @@ class TransformersConfig(BaseModel):
 class VllmConfig(BaseModel):
     """vLLM beside the trainer; new weights are pushed to it after every update."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     memory: float = Field(default=0.4, gt=0, lt=1)
     """Share of the GPU's memory that vLLM may take (`gpu_memory_utilization`)."""
