@@ -27,7 +27,7 @@ def make_trainer(
     if team is None and backend.name == "torch":
         return TorchTrainer(model, critic=critic, **named)
     if backend.name == "deepspeed":
-        from dynaweb.backends.deepspeed_backend import import_deepspeed
+        from dynaweb.backends.zero_config import import_deepspeed
 
         import_deepspeed()
     from dynaweb.backends.team_trainer import TeamTrainer
@@ -50,7 +50,8 @@ def _alone(model: nn.Module, backend: Backend, critic: Critic | None, named: dic
     """DeepSpeed in a single process, which is a group of one."""
     import torch.distributed as dist
 
-    from dynaweb.backends.deepspeed_backend import DeepSpeedTrainer, zero_settings
+    from dynaweb.backends.deepspeed_backend import DeepSpeedTrainer
+    from dynaweb.backends.zero_config import zero_settings
 
     if not dist.is_initialized():
         os.environ.setdefault("LOCAL_RANK", "0")
@@ -107,6 +108,7 @@ def trainer_of(
     """A rank's part of the trainer."""
     if zero is None:
         return TorchTrainer(model, critic=critic, ranks=team.ranks, **named)
-    from dynaweb.backends.deepspeed_backend import DeepSpeedTrainer, zero_settings
+    from dynaweb.backends.deepspeed_backend import DeepSpeedTrainer
+    from dynaweb.backends.zero_config import zero_settings
 
     return DeepSpeedTrainer(model, zero=zero_settings(zero), critic=critic, ranks=team.ranks, **named)

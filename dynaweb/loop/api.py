@@ -257,7 +257,7 @@ def _told(
 
 async def _worked(recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugins) -> T:
     ws = Workspace(recipe, plugins, StageCache(notify=plugins.notify), folder)
-    ws.require()
+    ws.engines.require()
     ws.team = _team()
     if recipe.run.time_budget:
         ws.deadline = time.monotonic() + 60 * recipe.run.time_budget

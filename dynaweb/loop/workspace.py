@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dynaweb import events
 from dynaweb.errors import ConfigError
+from dynaweb.loop.engines import Engines
 from dynaweb.loop.files import files_hash, link
 from dynaweb.loop.meter import Meter
 from dynaweb.loop.tasks import draw
@@ -96,7 +97,7 @@ class Workspace:
         self.meter = Meter()
         self.deadline: float | None = None
         self._tasks: dict[tuple[int, str, int], list[Task]] = {}
-        self._engines: list[tuple[nn.Module, str, Any]] = []
+        self.engines = Engines(self)
         self.team: Team | None = None
         """The other ranks, where a launcher started several."""
 
@@ -314,39 +315,7 @@ class Workspace:
 
     def engine(self, model: LoadedModel, role: str = "policy") -> TransformersEngine:
         """The engine of a role on a model, one for all roles that choose the same; its tokens count in the costs."""
-        choice = self.recipe.engine_of(role)
-        kind = f"{choice.name} {choice.settings}"
-        for served, known, engine in self._engines:
-            if served is model.model and known == kind:
-                return cast("TransformersEngine", engine)
-        services = {"model": model, "lockstep": self.lockstep, "role": role}
-        context = PluginContext(format=model.format, seed=self.seed("engine", role), services=services)
-        engine = self.plugins.create("engine", choice.name, choice.settings, context)
-        if self.team is not None and choice.name == "transformers":
-            from dynaweb.backends.team_engine import TeamEngine
-
-            engine = TeamEngine(self.team, engine, model.format.pad_id)
-        self._engines.append((model.model, kind, engine))
-        self.meter.engines.append(engine)
-        return cast("TransformersEngine", engine)
-
-    def require(self) -> None:
-        """Raise `MissingError` now, not after an hour, when a chosen engine or the backend is not installed."""
-        for role in ("policy", "wm", "reward"):
-            name = self.recipe.engine_of(role).name
-            if name != "transformers":
-                getattr(self.plugins.load_class("engine", name), "require", lambda: None)()
-        if self.recipe.backend.name == "deepspeed":
-            from dynaweb.backends.deepspeed_backend import import_deepspeed
-
-            import_deepspeed()
-
-    async def _close_engines(self) -> None:
-        from dynaweb.engines.asking import close
-
-        engines, self._engines = self._engines, []
-        for _, _, engine in engines:
-            await close(engine)
+        return self.engines.of(model, role)
 
     # Stages
 
@@ -363,7 +332,7 @@ class Workspace:
         earlier = stage.folder / SCRATCH / COST
         self.meter = Meter(earlier=json.loads(earlier.read_text()) if earlier.exists() else {})
         # Engines hold on to models: each stage has its own, so that those of a finished stage are freed.
-        await self._close_engines()
+        await self.engines.close()
         for name in ("lockstep", "base_engine"):
             self.__dict__.pop(name, None)
         await body(stage)
@@ -428,8 +397,7 @@ class Workspace:
 
     async def close(self) -> None:
         """Close what engines and task environments hold open (servers, browsers), and send other ranks home."""
-        if self._engines:
-            await self._close_engines()
+        await self.engines.close()
         for name in ("source", "eval_source"):
             close = getattr(self.__dict__.get(name), "close", None)
             if close is not None:
