@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from rank_kit import optimizers, trainer_of
 from safetensors.torch import load_file
 
-from dynaweb.backends.deepspeed_backend import ZeroSettings, deepspeed_config
 from dynaweb.backends.policy_loss import weighted
+from dynaweb.backends.zero_config import ZeroSettings, deepspeed_config
 from dynaweb.config import resolve
 from dynaweb.engines.asking import correction
 from dynaweb.engines.plugin import VllmConfig
@@ -163,7 +163,7 @@ def _start_vllm() -> None:
 
 
 def _import_deepspeed() -> None:
-    from dynaweb.backends.deepspeed_backend import import_deepspeed
+    from dynaweb.backends.zero_config import import_deepspeed
 
     import_deepspeed()
 

@@ -31,7 +31,7 @@ def make_trainer(
     if team is None and backend.name == "torch":
         return TorchTrainer(model, critic=critic, **named)
     if backend.name == "deepspeed":
-        from dynaweb.backends.deepspeed_config import import_deepspeed
+        from dynaweb.backends.zero_config import import_deepspeed
 
         import_deepspeed()
     from dynaweb.backends.team_trainer import TeamTrainer
@@ -51,7 +51,7 @@ def _alone(
     import torch.distributed as dist
 
     from dynaweb.backends.deepspeed_backend import DeepSpeedTrainer
-    from dynaweb.backends.deepspeed_config import zero_settings
+    from dynaweb.backends.zero_config import zero_settings
 
     if not dist.is_initialized():
         os.environ.setdefault("LOCAL_RANK", "0")
@@ -109,6 +109,6 @@ def trainer_of(
     if zero is None:
         return TorchTrainer(model, critic=critic, ranks=team.ranks, **named)
     from dynaweb.backends.deepspeed_backend import DeepSpeedTrainer
-    from dynaweb.backends.deepspeed_config import zero_settings
+    from dynaweb.backends.zero_config import zero_settings
 
     return DeepSpeedTrainer(model, zero=zero_settings(zero), critic=critic, ranks=team.ranks, **named)

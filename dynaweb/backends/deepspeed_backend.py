@@ -19,13 +19,13 @@ import torch
 from torch import nn
 
 from dynaweb.backends.batch import MicroBatch, collate, units
-from dynaweb.backends.deepspeed_config import ZeroSettings, deepspeed_config, import_deepspeed
 from dynaweb.backends.models import trainable
 from dynaweb.backends.policy_loss import PolicyBatch
 from dynaweb.backends.scoring import GenericScorer, Scorer
 from dynaweb.backends.stepper import ADAM_EPS, AdamSettings, AnyStepper
 from dynaweb.backends.torch_backend import TorchTrainer
 from dynaweb.backends.update import UpdatePass
+from dynaweb.backends.zero_config import ZeroSettings, deepspeed_config, import_deepspeed
 from dynaweb.backends.zero_stepper import ZeroStepper
 from dynaweb.errors import ConfigError, TrainingError
 from dynaweb.protocols import PolicyOptimizer, TokenRow

@@ -24,7 +24,6 @@ from dynaweb.loop.agents import lookahead, lookahead_key, looks_ahead
 from dynaweb.loop.checks import check_together
 from dynaweb.loop.closing import RunResult, StageResult, evaluated, write_scores, write_summary
 from dynaweb.loop.demos import demos
-from dynaweb.loop.engines import require
 from dynaweb.loop.evaluate import audit_judge, audits, evaluate_arm
 from dynaweb.loop.explore import explore
 from dynaweb.loop.fidelity import transitions_of
@@ -303,7 +302,7 @@ def _told(
 
 async def _worked(recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugins) -> T:
     ws = Workspace(recipe, plugins, StageCache(notify=plugins.notify), folder)
-    require(ws)
+    ws.engines.require()
     ws.team = _team()
     if recipe.run.time_budget:
         ws.deadline = time.monotonic() + 60 * recipe.run.time_budget

@@ -46,6 +46,16 @@ class Engines:
 
         return TeamEngine(ws.team, engine, model.format.pad_id)
 
+    def require(self) -> None:
+        """Raise `MissingError` now, not after an hour, when a chosen engine or the backend is not installed."""
+        recipe = self._ws.recipe
+        for name in {recipe.engine_of(role).name for role in ROLES} - {"transformers"}:
+            getattr(self._ws.plugins.load_class("engine", name), "require", lambda: None)()
+        if recipe.backend.name == "deepspeed":
+            from dynaweb.backends.zero_config import import_deepspeed
+
+            import_deepspeed()
+
     async def close(self) -> None:
         """End what they hold open."""
         from dynaweb.engines.asking import close
@@ -72,13 +82,3 @@ def backend_key(ws: Workspace) -> dict[str, Any]:
     """The same of the backend. Others compute the same but for rounding, which a cached result must not mix."""
     backend = ws.recipe.backend
     return {} if backend.name == "torch" else {"backend": decisive(backend)}
-
-
-def require(ws: Workspace) -> None:
-    """Raise `MissingError` now, not after an hour, when a chosen engine or the backend is not installed."""
-    for name in {ws.recipe.engine_of(role).name for role in ROLES} - {"transformers"}:
-        getattr(ws.plugins.load_class("engine", name), "require", lambda: None)()
-    if ws.recipe.backend.name == "deepspeed":
-        from dynaweb.backends.deepspeed_config import import_deepspeed
-
-        import_deepspeed()

@@ -57,7 +57,7 @@ class Workspace:
         self.deadline: float | None = None
         self.fitted_judge: Path | None = None
         self._tasks: dict[tuple[int, str, int], list[Task]] = {}
-        self._engines = Engines(self)
+        self.engines = Engines(self)
         self.team: Team | None = None
         """The other ranks, where a launcher started several."""
 
@@ -285,7 +285,7 @@ class Workspace:
 
     def engine(self, model: LoadedModel, role: str = "policy") -> TransformersEngine:
         """The engine of a role (`policy`, `wm`, `reward`) on a model."""
-        return self._engines.of(model, role)
+        return self.engines.of(model, role)
 
     # Stages
 
@@ -302,7 +302,7 @@ class Workspace:
         earlier = stage.folder / SCRATCH / COST
         self.meter = Meter(earlier=json.loads(earlier.read_text()) if earlier.exists() else {})
         # Engines hold on to models: each stage has its own, so that those of a finished stage are freed.
-        await self._engines.close()
+        await self.engines.close()
         for name in ("lockstep", "base_engine"):
             self.__dict__.pop(name, None)
         await body(stage)
@@ -367,7 +367,7 @@ class Workspace:
 
     async def close(self) -> None:
         """Close what engines and task environments hold open (servers, browsers), and send other ranks home."""
-        await self._engines.close()
+        await self.engines.close()
         for name in ("source", "eval_source"):
             close = getattr(self.__dict__.get(name), "close", None)
             if close is not None:
