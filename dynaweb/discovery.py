@@ -20,6 +20,7 @@ KIND_HOOKS: dict[Kind, str] = {
     "reward": "dynaweb_rewards",
     "env": "dynaweb_environments",
     "observer": "dynaweb_observers",
+    "engine": "dynaweb_engines",
 }
 KIND_WORDS: dict[Kind, str] = {
     "wm": "world model",
@@ -27,6 +28,7 @@ KIND_WORDS: dict[Kind, str] = {
     "reward": "reward judge",
     "env": "environment",
     "observer": "observer",
+    "engine": "engine",
 }
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")

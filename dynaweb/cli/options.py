@@ -48,7 +48,7 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder o
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_debug)]
 
-FLAGS = ("wm", "opt", "reward", "env", "eval_env", "model", "agent", "seed", "time_budget", "observe")
+FLAGS = (*("wm", "opt", "reward", "env", "eval_env", "model", "agent", "seed", "time_budget", "observe", "backend"),)
 
 
 def resolved(recipe: str, arguments: dict[str, Any]) -> Any:

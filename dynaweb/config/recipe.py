@@ -11,12 +11,15 @@ from dynaweb.config.judging import Agent, Audit, JudgeFit
 from dynaweb.config.layers import KINDS, flatten
 from dynaweb.config.phases import Offline, Phases, Replay
 from dynaweb.config.sections import (
+    Backend,
     Controls,
     Data,
     Dream,
+    EngineChoice,
     Eval,
     Explore,
     Model,
+    Policy,
     Rl,
     Run,
     Section,
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 SECTIONS: Mapping[str, type[Section]] = {
     "run": Run,
     "model": Model,
+    "policy": Policy,
+    "backend": Backend,
     "web": Web,
     "data": Data,
     "sft": Sft,
@@ -64,10 +69,13 @@ class Choice:
     config: BaseModel
     package: str = ""
     version: str = ""
+    engine: EngineChoice = field(default_factory=EngineChoice)
+    """What answers for a world model or a judge on the run's own model; not part of the plugin's settings."""
 
     def data(self) -> dict[str, Any]:
         """The section as plain data: `name`, then the plugin's own settings."""
-        return {"name": self.name, **self.config.model_dump(mode="json")}
+        engine = {} if self.engine == EngineChoice() else {"engine": self.engine.model_dump(mode="json")}
+        return {"name": self.name, **engine, **self.config.model_dump(mode="json")}
 
     def decisive(self) -> dict[str, Any]:
         """The settings that results depend on (`dynaweb.config.decisive`), and the package."""
@@ -84,6 +92,8 @@ class Recipe:
     name: str
     run: Run
     model: Model
+    policy: Policy
+    backend: Backend
     wm: Choice
     opt: Choice
     reward: Choice
@@ -120,8 +130,13 @@ class Recipe:
         return dict(flatten(self.tree()))
 
     def choices(self) -> tuple[Choice, ...]:
-        """The chosen plugins: world model, optimizer, judge, environment."""
+        """The chosen plugins: world model, optimizer, judge, environment (engines are found by `engine_of`)."""
         return (self.wm, self.opt, self.reward, self.env)
+
+    def engine_of(self, role: str) -> EngineChoice:
+        """The engine of `policy`, `wm` or `reward`."""
+        choice: EngineChoice = getattr(self, role).engine
+        return choice
 
     def key(self, *parts: str, **extra: Any) -> str:
         """A stable hash (20 hex digits) of the settings that matter to a stage.

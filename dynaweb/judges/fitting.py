@@ -87,7 +87,7 @@ async def fit_judge(ws: Workspace, episodes: Sequence[Trajectory], *, upstream: 
 
     data = ws.recipe.judge_fit.data
     stored = {"data": file_key(Path(data))} if data else {}
-    key = ws.key(*CHOICES, judge=name, model=ws.model_key, **upstream, **stored)
+    key = ws.key(*CHOICES, judge=name, model=ws.trained_key, **upstream, **stored)
     made = await ws.stage("judge-fit", key, body, settings=ws.recipe.settings("run.seed", "judge_fit"), resumable=True)
     ws.keep(made, "judge")
     if ws.folder is not None:

@@ -46,7 +46,7 @@ def judge_named(
     if TRAINABLE in ws.plugins.find("reward", name).spec.capabilities:
         folder = weights_of(ws, config)
         model = ws.load(folder / "model" if (folder / "model").is_dir() else folder)
-        engine, prompts = ws.engine(model), model.format
+        engine, prompts = ws.engine(model, "reward"), model.format
         services["calibration"] = calibration_in(folder)
     elif wants == "base":
         engine = ws.base_engine

@@ -38,6 +38,7 @@ from dynaweb.plugins import current
 from dynaweb.runs import StageCache, open_run
 
 if TYPE_CHECKING:
+    from dynaweb.backends.team import Team
     from dynaweb.config import Recipe
     from dynaweb.loop.wmeval import Shown, WorldModelScores
     from dynaweb.loop.workspace import LoadedModel, Made
@@ -301,12 +302,25 @@ def _told(
 
 async def _worked(recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugins) -> T:
     ws = Workspace(recipe, plugins, StageCache(notify=plugins.notify), folder)
+    ws.engines.require()
+    ws.team = _team()
     if recipe.run.time_budget:
         ws.deadline = time.monotonic() + 60 * recipe.run.time_budget
     try:
         return await job(ws)
     finally:
         await ws.close()
+
+
+def _team() -> Team | None:
+    """The other ranks, where a launcher started several processes."""
+    import os
+
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return None
+    from dynaweb.backends.team import Team
+
+    return Team.join()
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:

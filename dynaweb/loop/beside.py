@@ -110,33 +110,19 @@ class Beside:
         if self.auditor is not None:
             self.auditor.save(folder)
         if critic is not None:
-            save_critic(critic, folder, steps)
+            (folder / CRITIC).mkdir(exist_ok=True)
+            critic.save(folder / CRITIC, steps)
 
 
-def save_critic(critic: Critic, folder: Path, steps: int) -> None:
-    """Write a critic beside the weights of a phase."""
-    from dynaweb.backends import checkpoint
-
-    place = folder / CRITIC
-    place.mkdir(exist_ok=True)
-    checkpoint.save(place, critic.stepper.tensors(), {"skipped": critic.stepper.skipped}, steps)
-
-
-def load_critic(critic: Critic, made: Made | None) -> bool:
-    """Go on with the critic that a phase left; False where it left none. Raises `CheckpointError` for a foreign one."""
-    from dynaweb.backends import checkpoint
-
-    if made is None or not (made.folder / CRITIC).is_dir():
-        return False
-    tensors, meta = checkpoint.load(made.folder / CRITIC)
-    critic.stepper.load(tensors, int(meta["skipped"]))
-    return True
+def critic_left(made: Made | None) -> Path | None:
+    """The folder of the critic that a phase left; None where it left none."""
+    return made.folder / CRITIC if made is not None and (made.folder / CRITIC).is_dir() else None
 
 
 def parts_of(phase: Phase, policy: Made) -> dict[str, Any]:
     """Which checkpoint plays which part in a phase, by folder."""
     before = phase.before
-    critic = before.folder / CRITIC if before is not None and (before.folder / CRITIC).is_dir() else None
+    critic = critic_left(before)
     buffer = before.folder / BUFFER if before is not None and (before.folder / BUFFER).is_file() else None
     return {
         "phase": phase.number,
@@ -148,4 +134,4 @@ def parts_of(phase: Phase, policy: Made) -> dict[str, Any]:
     }
 
 
-__all__ = ["BUFFER", "MARKS", "Beside", "Phase", "RewardHacking", "load_critic", "parts_of"]
+__all__ = ["BUFFER", "MARKS", "Beside", "Phase", "RewardHacking", "critic_left", "parts_of"]

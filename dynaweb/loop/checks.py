@@ -8,6 +8,8 @@ from dynaweb.errors import ConfigError
 from dynaweb.judges.making import TRAINABLE, parts, weights_of
 from dynaweb.loop.agents import looks_ahead
 from dynaweb.loop.proposing import chosen_generator
+from dynaweb.loop.refresh import check_refresh
+from dynaweb.loop.worldmodel import check_fit
 
 if TYPE_CHECKING:
     from dynaweb.credit import Wants
@@ -34,6 +36,23 @@ def check_together(ws: Workspace) -> None:
     if recipe.replay.capacity and recipe.rl.updates:
         check_replay(ws, optimizer_wants(ws))
     check_judge(ws)
+
+
+def check_seam(ws: Workspace) -> None:
+    """Raise `ConfigError` when the judge cannot score what the environment gives: a verdict needs real pages.
+
+    Also, for dreams, what `check_fit` and `check_refresh` raise.
+    """
+    if ws.dreams:
+        check_fit(ws)
+        check_refresh(ws)
+    able = ws.plugins.find("reward", ws.recipe.reward.name).spec.capabilities & {"dream", "real"}
+    needed = "dream" if ws.dreams else "real"
+    if able and needed not in able:
+        raise ConfigError(
+            f"reward {ws.recipe.reward.name!r} cannot score {needed} episodes, and env {ws.recipe.env.name!r} gives "
+            "only those; use --reward self-assess with dreams, or --env sites with --reward checker"
+        )
 
 
 def check_lookahead(ws: Workspace) -> None:

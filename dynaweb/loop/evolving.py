@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dynaweb import events
-from dynaweb.loop.beside import CRITIC, Phase, load_critic, parts_of
+from dynaweb.loop.beside import Phase, critic_left, parts_of
 from dynaweb.loop.checks import make_optimizer
 from dynaweb.loop.proposing import Proposals, by_environment, by_server, chosen_generator, counted
 from dynaweb.loop.tasks import StartPages
@@ -138,11 +138,12 @@ async def first_values(
 
     optimizer = make_optimizer(ws)
     spec, value = wants(optimizer).critic, getattr(optimizer, "value", None)
-    if spec is None or value is None or not (before.folder / CRITIC).is_dir() or not tasks:
+    left = critic_left(before)
+    if spec is None or value is None or left is None or not tasks:
         return None
     model = ws.load(before.model)
     critic = Critic(model.model, spec, Schedule(0.0, 1))
-    load_critic(critic, before)
+    critic.load(left)
     pages = await _first_pages(ws, tasks, played)
     rows = [
         TokenRow(model.format.policy_prompt(task, page, ()), (model.format.stop_ids[0],))

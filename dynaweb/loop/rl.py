@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb import events
 from dynaweb.credit import Credit, CriticSpec, wants
-from dynaweb.errors import ConfigError, TrainingError
+from dynaweb.engines.asking import rest
+from dynaweb.engines.asking import seen as seen_by
+from dynaweb.errors import TrainingError
 from dynaweb.loop.adapters import with_adapters
-from dynaweb.loop.beside import Beside, load_critic
-from dynaweb.loop.checks import make_optimizer
+from dynaweb.loop.beside import Beside, critic_left
+from dynaweb.loop.checks import check_seam, make_optimizer
 from dynaweb.loop.curriculum import outcomes_of
 from dynaweb.loop.evaluate import SUCCESS, judge_errors, play_greedily, successes, summary
 from dynaweb.loop.experts import Experts, by_task, rows_of
@@ -30,16 +32,16 @@ from dynaweb.loop.groups import Rollouts, measures
 from dynaweb.loop.history import History
 from dynaweb.loop.ingredients import Ingredients, Mode, rl_key
 from dynaweb.loop.lessons import Lesson, Teacher, kept_groups, over_steps
+from dynaweb.loop.mismatch import checked_correction
 from dynaweb.loop.offline import OfflineRollouts
 from dynaweb.loop.places import dreamer_of, place_of, schedule_of
 from dynaweb.loop.players import ModelPolicy
-from dynaweb.loop.refresh import Refresher, check_refresh
+from dynaweb.loop.refresh import Refresher
 from dynaweb.loop.rollout import refuse_total_failure
 from dynaweb.loop.rows import dealt, step_rows, weighted
 from dynaweb.loop.training import new_trainer, resume
 from dynaweb.loop.verdicts import judge_all, refuse_silent_judge
 from dynaweb.loop.workspace import EPISODES
-from dynaweb.loop.worldmodel import check_fit
 from dynaweb.protocols import TokenRow
 from dynaweb.runs import write_json
 from dynaweb.types import Trajectory
@@ -90,23 +92,6 @@ async def reinforce(ws: Workspace, given: Ingredients, *, mode: Mode) -> Made:
     return made
 
 
-def check_seam(ws: Workspace) -> None:
-    """Raise `ConfigError` when the judge cannot score what the environment gives: a verdict needs real pages.
-
-    Also, for dreams, what `check_fit` and `check_refresh` raise.
-    """
-    if ws.dreams:
-        check_fit(ws)
-        check_refresh(ws)
-    able = ws.plugins.find("reward", ws.recipe.reward.name).spec.capabilities & {"dream", "real"}
-    needed = "dream" if ws.dreams else "real"
-    if able and needed not in able:
-        raise ConfigError(
-            f"reward {ws.recipe.reward.name!r} cannot score {needed} episodes, and env {ws.recipe.env.name!r} gives "
-            "only those; use --reward self-assess with dreams, or --env sites with --reward checker"
-        )
-
-
 class _Learner:
     """One RL stage in progress."""
 
@@ -130,10 +115,12 @@ class _Learner:
         self.rollouts = self._rollouts(experts)
         critic = self.wants.critic if mode == "policy" else None
         self.trainer = self._trainer(self.model, None if critic is None else (ws.load(given.sft.model).model, critic))
-        if self.trainer.critic is not None:
-            load_critic(self.trainer.critic, given.phase.before)
+        left = critic_left(given.phase.before)
+        if left is not None and critic is not None:
+            self.trainer.load_critic(left)
         reference = self._trainer(ws.load(given.sft.model)) if self._needs_reference() else None
-        self.teacher = Teacher(self.rl, self.optimizer, self.trainer, reference)
+        cap = checked_correction(self.engine, self.rl.temperature)
+        self.teacher = Teacher(self.rl, self.optimizer, self.trainer, reference, cap)
         self.history = History()
         self.beside = Beside(ws, given.phase, self.judge, self.name)
 
@@ -263,8 +250,10 @@ class _Learner:
         refuse_total_failure(own, f"update {update}")
         refuse_silent_judge(own, f"update {update}")
         played = time.monotonic()
+        await rest(self.engine)
         lesson = self._lesson(update, rollouts)
         metrics = {**self.teacher.ref_kl(lesson), **self._steps(lesson), **lesson.credit.metrics}
+        metrics |= {**lesson.mismatch, **seen_by(self.engine)}
         self.engine.weights_changed()
         self._save(update, rollouts)
         for trajectory in rollouts:
@@ -323,6 +312,7 @@ class _Learner:
                 supervised=anchor,
                 supervised_weight=self.rl.bc_weight,
                 ref_logps=lesson.reference,
+                **({} if lesson.weights is None else {"token_weights": lesson.weights}),
             )
         finally:
             if self.trainer.offender is not None:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from dynaweb.judges.fitting import fitted_judge
 from dynaweb.judges.making import to_fit
 from dynaweb.loop.agents import lookahead, lookahead_key, looks_ahead
-from dynaweb.loop.checks import check_together
+from dynaweb.loop.checks import check_seam, check_together
 from dynaweb.loop.demos import all_experts, demos, no_demos
 from dynaweb.loop.evaluate import audit_judge, evaluate_arm
 from dynaweb.loop.evolving import in_phases
 from dynaweb.loop.explore import explore
 from dynaweb.loop.ingredients import Ingredients
 from dynaweb.loop.offline import recorded
-from dynaweb.loop.rl import UPDATES, check_seam, reinforce
+from dynaweb.loop.rl import UPDATES, reinforce
 from dynaweb.loop.sft import Control, longer_sft, sft
 from dynaweb.loop.worldmodel import fit_world_model
 from dynaweb.report.data import Role
