@@ -214,8 +214,6 @@ def test_engines_and_backend_are_settings_of_the_recipe() -> None:
     assert resolve(recipe).engine_of("wm") == recipe.engine_of("wm")
     plain = resolve("dynaweb")
     assert "engine" not in plain.tree()["wm"]
-    assert plain.key("wm") != recipe.key("wm")
-    assert plain.key("reward") == recipe.key("reward")
     for wrong, words in (
         ("policy.engine.name=vlm", "vllm"),
         ("reward.engine.nmae=1", "nmae"),
