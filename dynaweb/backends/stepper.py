@@ -78,6 +78,10 @@ class AnyStepper(ABC):
                 " checkpoint"
             )
 
+    def _restored(self, skipped: int) -> None:
+        """A state has been put back: so many updates were skipped before it, none of them just now."""
+        self.skipped, self._skipped_in_row = skipped, 0
+
     @abstractmethod
     def move(self, step: int) -> None:
         """Take update `step` along the gradients that are there. Raises `TrainingError` when nothing can move."""
@@ -171,7 +175,7 @@ class Stepper(AnyStepper):
                 field, _, name = rest.partition(".")
                 place = torch.device("cpu") if field == "step" else self._leaves[name].device
                 self._adam.state[self._leaves[name]][field] = value.detach().clone().to(place)
-        self.skipped, self._skipped_in_row = skipped, 0
+        self._restored(skipped)
 
 
 def move_together(step: int, found: Sequence[tuple[AnyStepper, Gradient]]) -> list[bool]:

@@ -12,8 +12,9 @@ from typing import Any
 from torch import nn
 
 from dynaweb.backends.team import Team, split, wants_team
+from dynaweb.backends.team_adapters import share_adapters
 from dynaweb.engines.stopping import cut
-from dynaweb.engines.transformers_engine import ChoiceRequest, TransformersEngine
+from dynaweb.engines.transformers_engine import ChoiceRequest, TransformersEngine, by_prompt
 from dynaweb.protocols import Completion, GenerateRequest
 
 
@@ -51,10 +52,6 @@ def share_of(team: Team, model: nn.Module, pad_id: int, max_batch_tokens: int) -
     return Share(team, model, pad_id, max_batch_tokens)
 
 
-def _order(request: GenerateRequest) -> tuple[Any, ...]:
-    return request.prompt_ids, request.seed, request.max_new_tokens, request.temperature, request.top_p
-
-
 class TeamEngine:
     """Rank 0's `TransformersEngine`, whose batches are computed by all ranks."""
 
@@ -63,6 +60,7 @@ class TeamEngine:
     def __init__(self, team: Team, engine: TransformersEngine, pad_id: int) -> None:
         self._team, self._engine = team, engine
         self.model, self.stats = engine.model, engine.stats
+        share_adapters(team, engine.model)
         self._share = team.make("dynaweb.backends.team_engine:share_of", engine.model, pad_id, engine.max_batch_tokens)
         self._generations = engine.lockstep.queue(self.generate_batch)
         self._choices = engine.lockstep.queue(self.choice_batch)
@@ -82,9 +80,7 @@ class TeamEngine:
 
     def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         """Completions of many requests, in order; equal ones are computed once."""
-        distinct = sorted(
-            set(requests), key=lambda one: (one.prompt_ids, one.seed, one.max_new_tokens, one.temperature)
-        )
+        distinct = sorted(set(requests), key=by_prompt)
         found: list[Completion] = self._team.call(self._share, "generate", distinct)
         decode = self._engine.decode
         cuts = [cut(one, asked.stop, decode) if decode else one for asked, one in zip(distinct, found, strict=True)]

@@ -116,6 +116,10 @@ class TeamTrainer:
         """Put a state back on all ranks."""
         self._team.call(self._local, "load_state_dict", state)
 
+    def load_weights(self, folder: Path) -> None:
+        """Weights for the model, which every rank reads."""
+        self._team.call(self._local, "load_weights", folder.resolve())
+
     def load_critic(self, folder: Path) -> None:
         """The critic of an earlier phase, which every rank reads."""
         self._team.call(self._local, "load_critic", folder.resolve())

@@ -219,8 +219,19 @@ class TorchTrainer:
         tensors, meta = checkpoint.load(folder)
         self.load_state_dict({"tensors": tensors, "meta": meta})
 
+    def load_weights(self, folder: Path) -> None:
+        """Give the model the weights in a folder of `checkpoint.save`, by parameter name, to be used and saved.
+
+        The trainer itself stays as it is: an update after this one would go on from its own weights. Raises
+        `CheckpointError` when the folder is damaged.
+        """
+        tensors, _ = checkpoint.load(folder)
+        with torch.no_grad():
+            for name, parameter in trainable(self.model).items():
+                parameter.copy_(tensors[name])
+
     def load_critic(self, folder: Path) -> None:
-        """Go on with the critic that `save_critic` left in a folder; raises `CheckpointError` for a foreign one."""
+        """Go on with the critic that `Critic.save` left in a folder; raises `CheckpointError` for a foreign one."""
         assert self.critic is not None, "a trainer without a critic has nothing to load it into"
         self.critic.load(folder)
 

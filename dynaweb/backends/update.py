@@ -142,8 +142,11 @@ class UpdatePass:
         self.entropy = sum(part[3] for part in parts)
 
     def _backward(self, loss: torch.Tensor, micro: MicroBatch, entropy_N: torch.Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        self._differentiate(loss)
         self.computed = True
         self.tokens += len(micro.target_N)
         self.padded_tokens += micro.tokens if self._scorer.packs else micro.padded_tokens
         self.entropy += float(entropy_N.sum())
+
+    def _differentiate(self, loss: torch.Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]

@@ -103,10 +103,11 @@ class ZeroStepper(AnyStepper):
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
         self.check(tensors)
-        self.skipped, self.in_row = skipped, 0
+        self._restored(skipped)
         moments = any(name.startswith("adam.exp_avg.") for name in tensors)
         if moments and not self._has_moments():
             self._make_moments()
+        self._forget_moments()
         self._relink()
         for name, parameter in self.parameters.items():
             device = self.engine.device
@@ -171,6 +172,13 @@ class ZeroStepper(AnyStepper):
         for flat in self._flats:
             moments = {key: torch.zeros_like(flat) for key in MOMENTS}
             self.engine.optimizer.optimizer.state[flat] = {"step": torch.tensor(0.0), **moments}
+
+    def _forget_moments(self) -> None:
+        """Back to AdamW's start, from which goes on what a checkpoint has no moments of."""
+        for state in self._states():
+            for key in MOMENTS:
+                state[key].zero_()
+        self._set_adam_step(0.0)
 
 
 def _norm_of(zero: Any) -> str:

@@ -62,6 +62,8 @@ class TransformersEngine:
         self.model = model
         self.lockstep = lockstep
         self.stats = EngineStats()
+        self._pad_id = pad_id
+        self._layers = _kinds(model)
         self._runner: Runner = runner_for(model, pad_id)
         self.max_batch_tokens = max_batch_tokens
         config: Any = getattr(model, "config", None)
@@ -155,13 +157,26 @@ class TransformersEngine:
         return _Decoding(requests, session, self.stats, self.decode).run()
 
     def _work(self, requests: int) -> _Work:
+        # Adapters may have come or gone since: the fastest runner for a plain model would read past them.
+        layers = _kinds(self.model)
+        if layers != self._layers:
+            self._layers, self._runner = layers, runner_for(self.model, self._pad_id)
         return _Work(self.model, self.stats, requests)
 
 
+def _kinds(model: nn.Module) -> list[type[nn.Module]]:
+    """The kind of every layer."""
+    return [type(layer) for layer in model.modules()]
+
+
 def _sort_key(request: GenerateRequest) -> tuple[Any, ...]:
-    """Length first; then everything else, so that the order of arrival plays no part."""
+    """Length first, so that the rows of a batch are about as long."""
+    return len(request.prompt_ids), *by_prompt(request)
+
+
+def by_prompt(request: GenerateRequest) -> tuple[Any, ...]:
+    """A key with all that a request says: equal prompts are neighbours, and the order of arrival plays no part."""
     return (
-        len(request.prompt_ids),
         request.prompt_ids,
         request.max_new_tokens,
         request.seed,
