@@ -27,11 +27,14 @@ _WORDS = re.compile(r"\b(YES|NO)\b")
 
 
 def evident(answer: str | None, page: Observation) -> bool:
-    """Whether an answer stands on a page as whole words, in whatever case; what says nothing needs no evidence."""
+    """Whether an answer stands on a page as whole words and numbers, in whatever case.
+
+    What says nothing needs no evidence, nor does `N/A`: how a page says that there is nothing is its own business.
+    """
     said = (answer or "").strip()
     if said.lower() in ("", "n/a"):
         return True
-    words = re.compile(rf"(?<!\w){re.escape(said)}(?!\w)", re.IGNORECASE)
+    words = re.compile(rf"(?<![\w.,]){re.escape(said)}(?![.,]?\w)", re.IGNORECASE)
     return any(words.search(text or "") for node in page.nodes for text in (node.name, node.value))
 
 
@@ -53,7 +56,7 @@ class SelfAssessJudge:
         if trajectory.end in ("max-steps", "invalid"):
             return Judgement(score=0.0, why=f"not finished ({trajectory.end})")
         if self.config.evidence and not evident(trajectory.answer, trajectory.final):
-            return Judgement(score=0.0, why="the answer does not stand on the final page")
+            return Judgement(score=0.0, why="the answer does not stand on the final page", ruled=True)
         prompt = self.format.judge_prompt(trajectory)
         if self.config.votes > 1:
             return self._counted(await asyncio.gather(*(self._vote(trajectory, prompt, k) for k in self._votes)))
