@@ -21,6 +21,7 @@ from dynaweb.errors import CheckpointError
 from dynaweb.loop import meter
 from dynaweb.loop.closing import StageResult, episodes_are
 from dynaweb.loop.evaluate import audit_judge, evaluate_arm
+from dynaweb.loop.evolving import curriculum_key
 from dynaweb.loop.explore import explore
 from dynaweb.loop.ingredients import Ingredients, rl_key
 from dynaweb.loop.lessons import Teacher
@@ -103,6 +104,7 @@ ON_TASKS = {"explore", "eval", "rl", "filtered-bc"}
         ("rl.validate_every=5", {"rl", "filtered-bc"}),
         ("opt.clip_low=0.2", {"rl"}),
         ("rl.negative_scale=1", {"rl"}),
+        ("replay.capacity=9", {"rl"}),
         ("rl.lr=1", {"rl", "filtered-bc"}),
         ("sft.lr=1", {"sft"}),
         ("eval.steps=3", {"eval"}),
@@ -141,6 +143,31 @@ def test_how_a_server_is_asked_is_in_no_key(tmp_path: Path, setting: str, matter
     # Every setting of a server is in one of the two groups: a new one has to be thought about.
     known = Server.WITHOUT_EFFECT | {"model", "base_url", "logprobs", "token_limit"}
     assert known == set(Server.model_fields) and (named in Server.WITHOUT_EFFECT) <= (not matters)
+
+
+@pytest.mark.parametrize(
+    ("setting", "matters"),
+    [
+        *((f"phases.server.{name}", False) for name in ("price_in=2", "concurrency=2", "timeout=9", "retries=1")),
+        *((f"phases.server.{name}", True) for name in ("model=other", "base_url=http://x/v1")),
+        ("phases.count=3", False),
+        *((f"phases.{name}", True) for name in ("generator=server", "tasks=7", "proposals=2", "value=[0.1,0.5]")),
+        *((name, True) for name in ("opt.clip_low=0.2", "rl.tasks=3", "run.seed=1")),
+    ],
+)
+def test_new_tasks_depend_on_who_makes_and_chooses_them(tmp_path: Path, setting: str, matters: bool) -> None:
+    base = ("phases.count=2", "phases.server.model=one")
+    before, after = (curriculum_key(workspace(tmp_path, *base, *more), MADE, 2) for more in ((), (setting,)))
+    assert (before != after) == matters
+    assert before != curriculum_key(workspace(tmp_path, *base), MADE, 3)
+
+
+def test_a_section_counts_without_what_no_result_depends_on(tmp_path: Path) -> None:
+    plain, priced, other = (
+        workspace(tmp_path, *more).recipe.key("phases")
+        for more in ((), ("phases.server.price_in=2",), ("phases.server.model=other",))
+    )
+    assert plain == priced != other
 
 
 @pytest.mark.parametrize(

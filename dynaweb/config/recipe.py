@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.decisive import decisive
 from dynaweb.config.judging import Agent, Audit, JudgeFit
-from dynaweb.config.layers import KINDS, flatten
+from dynaweb.config.layers import flatten
 from dynaweb.config.phases import Offline, Phases, Replay
 from dynaweb.config.sections import (
     Backend,
@@ -142,7 +142,8 @@ class Recipe:
         """A stable hash (20 hex digits) of the settings that matter to a stage.
 
         `parts` are sections (`"sft"`) or single settings (`"run.seed"`); `extra` is any other plain data that the
-        result depends on. A plugin's section counts with its package and version. Order does not matter.
+        result depends on. A section counts without settings that no result depends on (`dynaweb.config.decisive`), a
+        plugin's with its package and version. Order does not matter.
         """
         return digest(self.settings(*parts) | {f"+{name}": value for name, value in extra.items()})
 
@@ -154,9 +155,10 @@ class Recipe:
         name, _, path = part.partition(".")
         if name not in ORDER:
             raise ConfigError(f"no section is called {name!r}; {hint(name, ORDER)}")
-        value: Any = self.section(name)
         if not path:
-            return getattr(self, name).decisive() if name in KINDS else value
+            chosen: Section | Choice = getattr(self, name)
+            return chosen.decisive() if isinstance(chosen, Choice) else decisive(chosen)
+        value: Any = self.section(name)
         for key in path.split("."):
             if key not in value:
                 raise ConfigError(f"section {name!r} has no setting {path!r}; {hint(key, value)}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynaweb.judges.alarm import alarm
 from dynaweb.loop.auditing import MARKS, Auditor, RewardHacking
 from dynaweb.loop.replay import BUFFER, ReplayBuffer, keep_of, read_buffer
 
@@ -43,11 +44,11 @@ FIRST_PHASE = Phase()
 
 
 class Beside:
-    """The companions of one RL stage."""
+    """The companions of one RL stage; only one that `replays` has a buffer, as the recipe says."""
 
-    def __init__(self, ws: Workspace, phase: Phase, judge: Judge, name: str) -> None:
+    def __init__(self, ws: Workspace, phase: Phase, judge: Judge, name: str, *, replays: bool) -> None:
         self.replay: ReplayBuffer | None = None
-        if ws.recipe.replay.capacity:
+        if replays and ws.recipe.replay.capacity:
             earlier = read_buffer(phase.before.folder / BUFFER) if phase.before is not None else []
             self.replay = ReplayBuffer(ws.recipe.replay, ws.seed("replay", phase.number), earlier)
         self.auditor = Auditor(ws, judge, name) if ws.recipe.audit.every else None
@@ -85,11 +86,13 @@ class Beside:
             )
 
     def load(self, folder: Path, done: int) -> None:
-        """Go on after `done` updates."""
+        """Go on after `done` updates, with the alarm that an audit of the last one gave."""
         if self.replay is not None:
             self.replay.load(folder, done)
         if self.auditor is not None:
             self.auditor.load(folder, done)
+            marks = self.auditor.marks
+            self._alarm = alarm(marks, self.auditor.settings) if marks and marks[-1].update == done else ""
 
     def save(self, folder: Path, done: int) -> None:
         """Write a checkpoint for `done` updates."""

@@ -56,6 +56,13 @@ class Engines:
 
             import_deepspeed()
 
+    async def rest(self) -> None:
+        """Let them all give their memory to the trainer: a judge's engine holds as much as the policy's."""
+        from dynaweb.engines.asking import rest
+
+        for _, _, engine in self._made:
+            await rest(engine)
+
     async def close(self) -> None:
         """End what they hold open."""
         from dynaweb.engines.asking import close

@@ -53,7 +53,7 @@ def rl_key(ws: Workspace, given: Ingredients, mode: Mode, *, done: int | None = 
     recipe = ws.recipe
     parts = ["policy", "reward", "env", "dream", "data.max_best_steps", *(f"rl.{name}" for name in MATTERS)]
     parts += ["opt", "rl.negative_scale"] if mode == "policy" else []
-    parts += ["replay"] if recipe.replay.capacity else []
+    parts += ["replay"] if recipe.replay.capacity and mode == "policy" else []
     parts += [f"audit.{name}" for name in AUDITED] if recipe.audit.every else []
     parts += ["wm"] if ws.dreams else ["web.contexts"]
     parts += [*KEYS, "web.contexts"] if ws.dreams and recipe.wm_fit.refresh_every else []

@@ -89,13 +89,21 @@ class Teacher:
         rows, old = [rows[i] for i in kept], part_of(old, kept)
         moving = [want.reference_in_loss or credit.moves(i, row.trajectory) for i, row in enumerate(rows)]
         anchored = self._reference(rows, moving) if want.reference_in_loss else None
+        if old is None and (self._several or self.cap):
+            old = logprobs(self.trainer, rows, moving)
         lesson = Lesson(graded, rows, credit, self._old(graded, rows, moving, old), anchored, reported)
         if not self.cap:
             return lesson
+        assert old is not None, "a correction computes them"
         drawn = engine_logprobs(graded)
         told = [drawn[i] if moves else () for i, moves in zip(kept, moving, strict=True)]
-        weights, seen = corrected(told, logprobs(self.trainer, rows, moving), self.cap)
+        weights, seen = corrected(told, old, self.cap)
         return replace(lesson, weights=weights, mismatch=seen)
+
+    @property
+    def _several(self) -> bool:
+        """Whether an update has more than one optimizer step."""
+        return self.rl.epochs * self.rl.minibatches > 1
 
     def _reference(self, rows: Sequence[TokenRow], wanted: Sequence[bool]) -> Logps:
         assert self.reference is not None, "an optimizer that wants a reference has one"
@@ -106,17 +114,18 @@ class Teacher:
     ) -> OldLogps | None:
         """Old log-probabilities of each row; None where the ratio is 1: in a first and only step, or by `expert_ratio`.
 
+        `known` are the policy's own before the update, there where there are several steps.
         Experts' tokens were not sampled from the policy. What their ratio is taken against is a choice: the policy
         before the update (so it starts at 1), nothing (so it is always 1), or the policy that SFT made of such experts.
         """
-        several = self.rl.epochs * self.rl.minibatches > 1
         expert = [rollouts[row.trajectory].source == "expert" for row in rows]
         against_sft = self.rl.expert_ratio == "sft" and any(expert)
-        if not (several or against_sft):
+        if not (self._several or against_sft):
             return None
         own: OldLogps = [None] * len(rows)
-        if several:
-            own = known if known is not None else logprobs(self.trainer, rows, moving)
+        if self._several:
+            assert known is not None, "several steps need them"
+            own = list(known)
         if self.rl.expert_ratio == "old-policy":
             return own
         sft: OldLogps = [None] * len(rows)

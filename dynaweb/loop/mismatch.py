@@ -14,6 +14,7 @@ from typing import Any
 
 from dynaweb.engines.asking import correction
 from dynaweb.errors import ConfigError
+from dynaweb.loop.replay import GROUP
 from dynaweb.types import Trajectory
 
 
@@ -29,13 +30,20 @@ def checked_correction(engine: Any, temperature: float) -> float:
 
 
 def engine_logprobs(rollouts: Sequence[Trajectory]) -> list[Sequence[float]]:
-    """What the engine said of each token it drew, one list for each row of `step_rows`; empty for experts."""
+    """What the engine said of each token it drew, one list for each row of `step_rows`.
+
+    Empty for experts and for replayed episodes, which the policy of the moment did not play.
+    """
     return [
-        step.logprobs if len(step.logprobs) == len(step.response_ids) and trajectory.source != "expert" else ()
+        step.logprobs if len(step.logprobs) == len(step.response_ids) and _is_fresh(trajectory) else ()
         for trajectory in rollouts
         for step in trajectory.steps
         if step.response_ids
     ]
+
+
+def _is_fresh(trajectory: Trajectory) -> bool:
+    return trajectory.source != "expert" and not trajectory.group.startswith(GROUP)
 
 
 def corrected(

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb import events
 from dynaweb.credit import Credit, CriticSpec, wants
-from dynaweb.engines.asking import rest
 from dynaweb.engines.asking import seen as seen_by
 from dynaweb.errors import TrainingError
 from dynaweb.loop.adapters import with_adapters
@@ -33,7 +32,7 @@ from dynaweb.loop.history import History
 from dynaweb.loop.ingredients import Ingredients, Mode, rl_key
 from dynaweb.loop.lessons import Lesson, Teacher, kept_groups, over_steps
 from dynaweb.loop.mismatch import checked_correction
-from dynaweb.loop.offline import OfflineRollouts
+from dynaweb.loop.offline import JUDGED, OfflineRollouts
 from dynaweb.loop.places import dreamer_of, place_of, schedule_of
 from dynaweb.loop.players import ModelPolicy
 from dynaweb.loop.refresh import Refresher
@@ -119,16 +118,15 @@ class _Learner:
         if left is not None and critic is not None:
             self.trainer.load_critic(left)
         reference = self._trainer(ws.load(given.sft.model)) if self._needs_reference() else None
-        cap = checked_correction(self.engine, self.rl.temperature)
-        self.teacher = Teacher(self.rl, self.optimizer, self.trainer, reference, cap)
+        self.teacher = Teacher(self.rl, self.optimizer, self.trainer, reference, self._cap())
         self.history = History()
-        self.beside = Beside(ws, given.phase, self.judge, self.name)
+        self.beside = Beside(ws, given.phase, self.judge, self.name, replays=mode == "policy")
 
     def _rollouts(self, experts: Experts) -> Rollouts | OfflineRollouts:
         ws, rl = self.ws, self.rl
         if self.given.recorded is not None:
-            pool = self.given.recorded.episodes()
-            return OfflineRollouts(pool, self.judge, rl.tasks * rl.n, ws.seed("offline", self.given.phase.number))
+            pool, seed = self.given.recorded.episodes(), ws.seed("offline", self.given.phase.number)
+            return OfflineRollouts(pool, self.judge, rl.tasks * rl.n, seed, self.stage.scratch / JUDGED)
         return Rollouts(
             rl,
             ws.recipe.run.seed if self.given.phase.number == 1 else ws.seed("phase", self.given.phase.number),
@@ -140,6 +138,13 @@ class _Learner:
             ws.recipe.dream.one_world,
             ws.recipe.dream.lacking == "ungraded",
         )
+
+    def _cap(self) -> float:
+        """Of the importance weights between engine and trainer.
+
+        None for recorded rollouts: an earlier policy drew them, so their probabilities say nothing of the engine.
+        """
+        return 0.0 if self.given.recorded is not None else checked_correction(self.engine, self.rl.temperature)
 
     def _player(self) -> ModelPolicy:
         rl = self.rl
@@ -178,6 +183,7 @@ class _Learner:
             self.beside.load(self.stage.scratch, first)
             if self.refresher is not None:
                 self.refresher.load(self.stage.scratch, first)
+            self.beside.refuse_alarm(lambda: None)  # the state that it would save was just read
         advance = self.ws.progress(self.name, self.rl.updates, "updates", done=first)
         try:
             for update in range(first, self.rl.updates):
@@ -250,7 +256,7 @@ class _Learner:
         refuse_total_failure(own, f"update {update}")
         refuse_silent_judge(own, f"update {update}")
         played = time.monotonic()
-        await rest(self.engine)
+        await self.ws.engines.rest()
         lesson = self._lesson(update, rollouts)
         metrics = {**self.teacher.ref_kl(lesson), **self._steps(lesson), **lesson.credit.metrics}
         metrics |= {**lesson.mismatch, **seen_by(self.engine)}
@@ -266,7 +272,8 @@ class _Learner:
 
     async def _play(self, update: int) -> list[Trajectory]:
         """The rollouts of an update; where the optimizer drops groups, others are played for them, so many rounds."""
-        size, rounds = self.rl.tasks, self.wants.refills if self.mode == "policy" else 0
+        plays = self.mode == "policy" and self.given.recorded is None
+        size, rounds = self.rl.tasks, self.wants.refills if plays else 0
         tasks = self.schedule.of_update(update, self.history.outcomes)
         rollouts = await self.rollouts.of_update(update, tasks, self.ws.count_steps)
         for turn in range(rounds):
@@ -384,4 +391,5 @@ def _light(trajectory: Trajectory, update: int) -> Trajectory:
 def _refresher(ws: Workspace, given: Ingredients, model: LoadedModel | None) -> Refresher | None:
     if not ws.recipe.wm_fit.refresh_every or model is None or given.explored is None:
         return None
-    return Refresher(ws, model, given.explored.episodes())
+    before = given.phase.before
+    return Refresher(ws, model, given.explored.episodes(), before.folder if before is not None else None)
