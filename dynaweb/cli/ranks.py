@@ -35,8 +35,6 @@ def start(count: int, arguments: list[str]) -> int:
 
     When one fails, the others are ended, and the code is that of the first to fail.
     """
-    if count < 1:
-        raise ConfigError(f"--nproc is {count}; it must be at least 1")
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch

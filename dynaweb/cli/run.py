@@ -15,7 +15,10 @@ Backend = Annotated[
     str | None, typer.Option("--backend", metavar="NAME", help="What computes updates: torch, or deepspeed.")
 ]
 Nproc = Annotated[
-    int, typer.Option("--nproc", metavar="N", help="Processes on this machine that share the work, one for each GPU.")
+    int,
+    typer.Option(
+        "--nproc", metavar="N", min=1, help="Processes on this machine that share the work, one for each GPU."
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan; do nothing.")]
 RecipeOption = Annotated[
@@ -73,8 +76,8 @@ def run(
 
 def _said(arguments: dict[str, Any]) -> bool:
     """Whether the command line says anything about the recipe."""
-    flags = any(arguments[name] is not None for name in o.FLAGS)
-    return flags or any(arguments[name] for name in ("sets", "thorough")) or arguments["recipe"] != "dynaweb"
+    said = bool(o.flags(arguments)) or any(arguments[name] for name in ("sets", "thorough"))
+    return said or arguments["recipe"] != "dynaweb"
 
 
 def _as_it_was(arguments: dict[str, Any]) -> bool:
@@ -96,8 +99,7 @@ def _saved(arguments: dict[str, Any]) -> Any:
 
 
 def _plan(recipe: Any, as_json: bool) -> None:
-    import json
-
+    from dynaweb.cli.output import emit
     from dynaweb.errors import MissingError
     from dynaweb.plugins import current
 
@@ -109,10 +111,7 @@ def _plan(recipe: Any, as_json: bool) -> None:
             current().check(kind, name)
         except MissingError as error:
             missing.append(str(error))
-    if as_json:
-        plan = {"recipe": recipe.name, "settings": recipe.tree(), "origins": dict(recipe.origins), "missing": missing}
-        typer.echo(json.dumps(plan, indent=2, ensure_ascii=False))
-    else:
-        typer.echo(recipe)
+    plan = {"recipe": recipe.name, "settings": recipe.tree(), "origins": recipe.origins, "missing": missing}
+    emit(plan, str(recipe), as_json=as_json)
     for text in missing:
         typer.echo(f"warning: {text}", err=True)

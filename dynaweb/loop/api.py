@@ -63,7 +63,8 @@ def run(recipe: Recipe, *, out: Path | None = None, resume: bool = False) -> Run
         return folder
 
     folder = _in_folder(recipe, job, out=out, resume=resume, closing=lambda path: closing_json(gather(path)))
-    return RunResult(folder, build_report(folder), closing_json(gather(folder)))
+    data = gather(folder)
+    return RunResult(folder, build_report(folder, data=data), closing_json(data))
 
 
 def sft(recipe: Recipe, *, out: Path | None = None) -> StageResult:
