@@ -84,9 +84,9 @@ COMMANDS = {
 def tree() -> Any:
     import typer
 
-    from dynaweb.cli.app import app
+    from dynaweb.cli import app
 
-    return typer.main.get_command(app)
+    return typer.main.get_command(app.tree())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
