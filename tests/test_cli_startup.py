@@ -83,8 +83,8 @@ def test_entry_modules_import_nothing_heavy(module: str) -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["plugins", "list"], ["config", "show"]], ids=" ".join)
 def test_start_up_time(arguments: list[str], tmp_path: Path) -> None:
-    # The promise is 0.3 s on a quiet machine, which benchmarks/startup.py measures. Here Python itself is the measure, so
-    # that a busy machine does no harm.
+    # The promise is 0.3 s on a quiet machine, which benchmarks/startup.py measures. Here Python itself is the measure,
+    # so that a busy machine does no harm.
     def best(command: list[str]) -> float:
         times = []
         for _ in range(5):
