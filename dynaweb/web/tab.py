@@ -193,36 +193,6 @@ class Tab:
         await self.mouse("mouseMoved", -1, -1)
         self.pointed = False
 
-    async def insert(self, text: str) -> None:
-        """Real input of a text in place of what is selected; the empty text deletes it."""
-        if text:
-            await self.send("Input.insertText", text=text)
-        else:
-            for kind in ("keyDown", "keyUp"):
-                await self.send(
-                    "Input.dispatchKeyEvent", type=kind, key="Delete", code="Delete", windowsVirtualKeyCode=46
-                )
-
-    async def click_at(self, x: float, y: float) -> None:
-        """A real click: the three events go out at once and are handled in order."""
-        await asyncio.gather(*(self.mouse(kind, x, y) for kind in ("mouseMoved", "mousePressed", "mouseReleased")))
-
-    async def place_of(self, frame: str) -> tuple[float, float]:
-        """Where the content of a frame begins in the main viewport. Raises `TabError` when it is not shown."""
-        owner = await self.send("DOM.getFrameOwner", frameId=frame)
-        model = await self.send("DOM.getBoxModel", backendNodeId=owner["backendNodeId"])
-        x, y, *_ = model["model"]["content"]
-        return x, y
-
-    async def hit(self, x: float, y: float) -> Mapping[str, Any]:
-        """What shows at a point of the viewport, over all frames: `backendNodeId`, `frameId`. Raises `TabError`."""
-        metrics = await self.send("Page.getLayoutMetrics")
-        seen = metrics["cssLayoutViewport"]
-        # The command counts from the top of the document.
-        left, top = round(x + seen["pageX"]), round(y + seen["pageY"])
-        found: Mapping[str, Any] = await self.send("DOM.getNodeForLocation", x=left, y=top)
-        return found
-
     async def navigate(self, url: str) -> None:
         """Start loading an address; failures leave Chromium's error page and set `failed_url`."""
         self.expect()
@@ -232,6 +202,19 @@ class Tab:
         self.failed_url = url if failure and failure != "net::ERR_ABORTED" else ""
         if failure or not answer.get("loaderId"):
             self._ready.set()
+
+    async def empty(self) -> None:
+        """Show an empty page, and take the mouse out of the window meanwhile: that waits for a frame to be drawn.
+
+        There is nothing on it to look at or to wait for. A page that is left must not run scripts (see `wipe`), for
+        the mouse may still be felt there.
+        """
+        waits = [self._blank(), self.park()] if self.pointed else [self._blank()]
+        await asyncio.gather(*waits)
+
+    async def _blank(self) -> None:
+        await self.navigate("about:blank")
+        await self._wait_ready(time.monotonic() + self.patience)
 
     def expect(self) -> None:
         """A navigation is about to begin."""
