@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fuzzing import fuzz
 from served import product_rows, report, serving, serving_files
 
 from dynaweb import sidecar
 from dynaweb.types import Action, Node, Observation
-from dynaweb.web.actions import GRAMMARS, parse_action
 from dynaweb.web.browser import BrowserPool
 from dynaweb.web.chromium import find
 from dynaweb.web.chromium_session import ChromiumSession
@@ -340,22 +340,6 @@ def _memory(process: Any) -> float:
         except Exception:
             continue
     return total / 2**20
-
-
-async def fuzz(options: argparse.Namespace) -> None:
-    """Random strings through all grammars: none may raise."""
-    text = "click type stop do( exit( fill( goto [1] [ ] ' \" \\ ``` , ) = Action: Click Type ; 羊 ² 1 2 element= enter"
-    words = [*text.split(), " ", "\n"]
-    page = Observation("http://a/", (Node(1, "link", "Home"), Node(2, "textbox", "Find"), Node(3, "combobox", "Sort")))
-    rng = random.Random(0)
-    actions = 0
-    start = time.perf_counter()
-    for number in range(options.strings):
-        reply = "".join(rng.choices(words, k=rng.randint(0, 9)))
-        reply += "".join(chr(rng.randrange(0x110000)) for _ in range(rng.randint(0, 3)))
-        actions += isinstance(parse_action(reply, page, GRAMMARS[number % len(GRAMMARS)]), Action)
-    seconds = time.perf_counter() - start
-    report("fuzz", strings=options.strings, actions=actions, crashes=0, per_second=options.strings / seconds)
 
 
 MEASUREMENTS = {"observation": observation, "miniwob": miniwob, "delta": delta, "memory": memory, "fuzz": fuzz}
