@@ -73,9 +73,13 @@ async def observation(_: argparse.Namespace) -> None:
                 for name in sizes:
                     await session.goto(f"{base}/{name}")
                     tree = await _tab(session).send("Accessibility.getFullAXTree")
-                    seconds = await timed(lambda s=session: _look(s), 15 if name == "small" else 5)
-                    ours[name] = statistics.median(seconds)
-                    report(f"observation {name}, {region}", nodes=len(tree["nodes"]), median_ms=1e3 * ours[name])
+                    repeat, cpu = 15 if name == "small" else 5, _cpu()
+                    seconds = await timed(lambda s=session: _look(s), repeat)
+                    ours[name], cpu = statistics.median(seconds), (_cpu() - cpu) / (repeat + 1)
+                    report(
+                        f"observation {name}, {region}", nodes=len(tree["nodes"]), median_ms=1e3 * ours[name],
+                        cpu_ms=1e3 * cpu,
+                    )  # fmt: skip
         _against_libwebarena(f"{base}/rows", ours["rows"])
 
 

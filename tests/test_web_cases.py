@@ -82,7 +82,7 @@ async def test_a_page_that_asks_before_it_is_left_holds_nothing(session: Chromiu
     _, page = await acted(session, page, "type 'Note' [] 'unsaved'")
     _, page = await acted(session, page, f"goto '{page.url}next'")
     assert names(page) == ["Next page"]
-    assert time.perf_counter() - start < 4
+    assert time.perf_counter() - start < 12
 
 
 @pytest.mark.parametrize("address", ["http://site.localhost:9/", "http://nothing.localhost:1/", "http://["])

@@ -55,6 +55,8 @@ class Tab:
         """The page that is shown can run scripts, so it may change by itself and elements may listen to clicks."""
         self.huge = ""
         """The size of a page that is too large to be read."""
+        self.elements = 0
+        """Elements of the main document when it was last looked at."""
         self.pointed = False
         """The mouse has been somewhere since `park`, and what appears there gets its events."""
         self.stops = 0
@@ -299,7 +301,8 @@ class Tab:
         cap = max(min(QUIET_CAP, deadline - time.monotonic()), 0.05)
         script = scripts.QUIET % {"window": int(window * 1000), "cap": int(cap * 1000)}
         try:
-            state = str(await self.evaluate(script, wait=True))
+            said = str(await self.evaluate(script, wait=True))
+            state, _, size = said.partition(" ")
             if state == "framed":
                 await self._frames_quiet(script, time.monotonic() + cap)
         except TabError:
@@ -309,7 +312,8 @@ class Tab:
             return False
         self.live = state != "static"
         self.scripted |= self.live
-        self.huge = state if state.endswith("characters") else ""
+        self.huge = said if said.endswith("characters") else ""
+        self.elements = int(size) if size.isdigit() else 0
         return True
 
     async def _frames_quiet(self, script: str, deadline: float) -> None:
