@@ -166,18 +166,20 @@ async def test_an_open_list_uses_a_guard(server: PageServer) -> None:
         assert not pool.allows("https://example.com.evil.test/")
 
 
-async def test_canonical_addresses(server: PageServer) -> None:
+async def test_canonical_addresses(pool: BrowserPool, server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
     urls = UrlMap({server.url("").rstrip("/"): "http://site.localhost"})
     assert urls.canonical(server.url("/a?b#c")) == "http://site.localhost/a?b#c"
     assert urls.real("site.localhost/a") == server.url("/a")
     assert urls.real("http://other.localhost/a") == "http://other.localhost/a"
     assert (with_scheme("localhost:80/x"), with_scheme("about:blank")) == ("http://localhost:80/x", "about:blank")
-    async with BrowserPool(urls=urls, view="full") as pool:
-        session = await pool.session()
-        await session.reset()
-        await session.goto("http://site.localhost/next")
-        page = await session.observe()
-        assert page.url == page.tabs[0].url == "http://site.localhost/next"
+    monkeypatch.setattr(pool, "urls", urls)
+    monkeypatch.setattr(pool, "view", "full")
+    session = await pool.session()
+    await session.reset()
+    await session.goto("http://site.localhost/next")
+    page = await session.observe()
+    assert page.url == page.tabs[0].url == "http://site.localhost/next"
+    await session.close()
 
 
 async def test_a_killed_browser_is_started_again(server: PageServer) -> None:
