@@ -102,6 +102,20 @@ async def test_addresses_that_lead_nowhere_are_pages(session: ChromiumSession, s
     assert page.nodes
 
 
+@pytest.mark.parametrize(
+    "address", ["http://site.localhost:99999/", "http://site.localhost:x/", "http://[::1", "http://site.localhost:-1/"]
+)
+async def test_what_is_no_address_keeps_the_page_and_costs_no_time(
+    session: ChromiumSession, show: Show, address: str
+) -> None:
+    page = await show("<p>before</p>")
+    for attempt in (session.goto(address), session.act(Action("goto", text=address))):
+        await attempt
+        assert not session._open.current.loading  # type: ignore[union-attr]
+        page = await session.observe()
+        assert (names(page), "no address" in page.notice) == (["before"], True)
+
+
 async def test_old_numbers_are_refused_by_name(session: ChromiumSession, server: PageServer, show: Show) -> None:
     server.pages["/other"] = "<a href=/next>Other</a><button>Deep</button>"
     page = await show("<a href=/other>First</a><a href=/next>Second</a>")

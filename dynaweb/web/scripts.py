@@ -257,7 +257,8 @@ QUIET = (
     const elements = document.getElementsByTagName('*').length;
     let text = document.documentElement ? size(document.documentElement) : 0;
     if (text > MAX_TEXT) for (const part of document.querySelectorAll('script, style')) text -= size(part);
-    return elements > MAX_ELEMENTS || text > MAX_TEXT ? `${elements} elements, ${text} characters` : `${calm} ${elements}`;
+    const large = elements > MAX_ELEMENTS || text > MAX_TEXT;
+    return large ? `${elements} elements, ${text} characters` : `${calm} ${elements}`;
   };
   const loading = document.readyState === 'loading';
   if (!SCRIPTED && !loading) return state('static');

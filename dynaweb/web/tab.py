@@ -196,9 +196,16 @@ class Tab:
         self.pointed = False
 
     async def navigate(self, url: str) -> None:
-        """Start loading an address; failures leave Chromium's error page and set `failed_url`."""
+        """Start loading an address; failures leave Chromium's error page and set `failed_url`.
+
+        Raises `TabError` for what Chromium does not take for an address; the page stays.
+        """
         self.expect()
-        answer = await self.send("Page.navigate", url=url)
+        try:
+            answer = await self.send("Page.navigate", url=url)
+        except TabError:
+            self.release()
+            raise
         failure = answer.get("errorText", "")
         # A download and an answer without content abort the navigation and keep the page.
         self.failed_url = url if failure and failure != "net::ERR_ABORTED" else ""
