@@ -235,6 +235,23 @@ async def test_an_option_of_a_native_list_can_be_clicked(
     assert "is disabled" in reason
 
 
+LISTS = """<select multiple aria-label=Many><option>A<option selected>B<option>C d</select>
+<select size=3 aria-label=One><option selected>A<option>B</select>"""
+
+
+@pytest.mark.parametrize("view", ["compact", "full"])
+async def test_a_list_that_shows_several_options_says_which_are_chosen(
+    session: ChromiumSession, pool: BrowserPool, show: Show, monkeypatch: pytest.MonkeyPatch, view: str
+) -> None:
+    monkeypatch.setattr(pool, "view", view)
+    page = await show(LISTS)
+    for reply, many, one in (("select 'Many' [] 'C d'", "B|C d", "A"), ("select 'One' [] 'B'", "B|C d", "B")):
+        reason, page = await acted(session, page, reply)
+        assert reason == ""
+        assert [node.value for node in page.nodes if node.role == "listbox"] == [many, one]
+        assert parse_compact(render(page)) == page
+
+
 STRANGE = ["羊毛 🧣 שלום", "a 'b' \"c\" [7] d", "back\\slash \\n", "<b>&amp;</b>", "| Tab 1: x", "...", "notice 'x'"]
 
 
