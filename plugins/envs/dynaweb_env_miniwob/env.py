@@ -17,7 +17,7 @@ from dynaweb.web.chromium_session import ChromiumSession
 from dynaweb_env_miniwob import scripts
 from dynaweb_env_miniwob.expert import SCRIPTED, MiniwobExpert
 from dynaweb_env_miniwob.goals import Goals
-from dynaweb_env_miniwob.pages import SITE, TIMING, Pages, PageServer
+from dynaweb_env_miniwob.pages import SITE, TIMING, Pages, PageServer, patience
 
 if TYPE_CHECKING:
     from dynaweb.protocols import Environment, PluginContext
@@ -56,7 +56,10 @@ class MiniwobEnvironment:
         await self.session.reset()
         await self.session.goto(task.start_url)
         values = {"hidden": self._hidden, "seed": own, "limit": self._limit}
-        goal = await self.session.evaluate("last", scripts.START % values)
+        try:
+            goal = await self.session.evaluate("last", scripts.START % values)
+        except ConfigError as error:
+            raise InfrastructureError(f"{task.start_url} did not start: {error}") from None
         if goal != task.intent:
             raise InfrastructureError(f"{task.start_url} says {goal!r} for seed {own}, the task says {task.intent!r}")
         return await self._look()
@@ -177,6 +180,7 @@ class MiniwobSource:
                 self._context.folder,
                 urls=self._server.urls,
                 view=self.config.view,
+                timeout=patience(self.web),
                 # The pages never change while the server runs.
                 keep_cache=True,
             )
