@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from dynaweb.errors import ConfigError
+from dynaweb.protocols import Catalogue
 from dynaweb.seeding import derive
 from dynaweb.types import Observation, Task, Trajectory
 
 if TYPE_CHECKING:
     from dynaweb.protocols import TaskSource
+
+log = logging.getLogger("dynaweb")
 
 _TRIES = 4
 """How often more tasks are asked for when too many are too long; each time twice as many."""
@@ -21,7 +25,8 @@ _TRIES = 4
 def draw(source: TaskSource, split: str, *, count: int, seed: int, max_best_steps: int) -> list[Task]:
     """`count` tasks of a split whose shortest solution has at most `max_best_steps` steps, in the source's order.
 
-    Tasks without a known shortest solution are kept. Raises `ConfigError` when the split has not enough.
+    Tasks without a known shortest solution are kept. A source with an end (a benchmark) gives what it has, with a
+    warning. Raises `ConfigError` when another has not enough, or when there is none.
     """
     short: list[Task] = []
     for attempt in range(_TRIES):
@@ -29,6 +34,9 @@ def draw(source: TaskSource, split: str, *, count: int, seed: int, max_best_step
         short = [task for task in found if task.best_steps is None or task.best_steps <= max_best_steps]
         if len(short) >= count:
             return short[:count]
+        if short and isinstance(source, Catalogue) and len(found) < count:
+            log.warning("the split %r has only %d tasks; all of them are used, not %d", split, len(short), count)
+            return short
     raise ConfigError(
         f"the split {split!r} gave only {len(short)} tasks of at most {max_best_steps} steps, {count} are needed; "
         "raise data.max_best_steps or lower the number of tasks"

@@ -70,9 +70,7 @@ class Goals:
             write_text(self._file, json.dumps(known, ensure_ascii=False))
 
 
-def _in_thread(
-    pages: Pages, web: Web, wanted: Mapping[str, list[int]], known: dict[str, dict[str, str]]
-) -> None:
+def _in_thread(pages: Pages, web: Web, wanted: Mapping[str, list[int]], known: dict[str, dict[str, str]]) -> None:
     """Run the reading in a loop of its own, wherever we are called from."""
     failed: list[BaseException] = []
 

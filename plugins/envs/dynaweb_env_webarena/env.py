@@ -31,7 +31,6 @@ log = logging.getLogger("dynaweb")
 
 AND = " |AND| "
 """Joins the pages that a task starts with, a tab each."""
-MAX_STEPS = 30
 
 
 class WebarenaEnvironment:
@@ -94,6 +93,8 @@ class WebarenaSource:
         self._resetting: asyncio.Lock | None = None
         self._logins = Logins()
         self._was_reset = False
+        self._told: set[str] = set()
+        """Splits whose skipped tasks were told."""
         self._recordings = 0
 
     # Tasks
@@ -102,8 +103,10 @@ class WebarenaSource:
         """`count` tasks in an order drawn from the seed, or all there are. Raises `ConfigError` or `MissingError`."""
         found = self.catalogue(split)
         random.Random(derive(seed, "webarena", split)).shuffle(found)
-        for why, number in self.skipped(split).items():
-            log.warning("%d tasks of split %s are skipped: %s", number, split, why)
+        if split not in self._told:
+            self._told.add(split)
+            for why, number in self.skipped(split).items():
+                log.warning("%d tasks of split %s are skipped: %s", number, split, why)
         return found[:count]
 
     def catalogue(self, split: str) -> list[Task]:
