@@ -13,7 +13,7 @@ from dynaweb import events
 from dynaweb.judges.making import judge_key
 from dynaweb.loop.demos import save_episodes
 from dynaweb.loop.made import EPISODES, Made
-from dynaweb.loop.players import ModelPolicy
+from dynaweb.loop.players import WITHOUT_MODEL, ModelPolicy
 from dynaweb.loop.rollout import Episode, Rules, refuse_total_failure
 from dynaweb.loop.verdicts import SUCCESS as SUCCESS
 from dynaweb.loop.verdicts import asked, grading, judge_all, success_of
@@ -121,7 +121,7 @@ async def evaluate_arm(
         "web.contexts",
         "data.max_best_steps",
         tasks=ws.eval_key,
-        model=ws.model_key,
+        model="" if arm in WITHOUT_MODEL else ws.model_key,
         split=[split, count],
         policy=weights_key,
         arm=arm,

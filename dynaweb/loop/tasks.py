@@ -9,8 +9,9 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from dynaweb.errors import ConfigError
-from dynaweb.protocols import Catalogue
+from dynaweb.protocols import Catalogue, TaskFinder
 from dynaweb.seeding import derive
+from dynaweb.suggest import hint
 from dynaweb.types import Observation, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -41,6 +42,26 @@ def draw(source: TaskSource, split: str, *, count: int, seed: int, max_best_step
         f"the split {split!r} gave only {len(short)} tasks of at most {max_best_steps} steps, {count} are needed; "
         "raise data.max_best_steps or lower the number of tasks"
     )
+
+
+def default_split(source: object) -> str:
+    """The split that is meant where none is named: `train`, or what a source says in `default_split`."""
+    return str(getattr(source, "default_split", "train"))
+
+
+def known(source: object, task_id: str) -> Task | None:
+    """The task of an id, whatever draw it is from; None where the source cannot tell."""
+    return source.task(task_id) if isinstance(source, TaskFinder) else None
+
+
+def named(wanted: str, drawn: Sequence[Task]) -> Task:
+    """The task of an id, or that at a number, among those drawn. Raises `ConfigError` with ids that look like it."""
+    if wanted.isdecimal() and int(wanted) < len(drawn):
+        return drawn[int(wanted)]
+    ids = {task.id: task for task in drawn}
+    if wanted not in ids:
+        raise ConfigError(f"no task is called {wanted!r}, and {len(ids)} were drawn; {hint(wanted, ids)}")
+    return ids[wanted]
 
 
 def by_template(tasks: Iterable[Task]) -> dict[str, list[Task]]:

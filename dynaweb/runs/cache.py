@@ -146,7 +146,7 @@ class StageCache:
             for file, called in keep.items():
                 shutil.copyfile(folder / file, scratch / called)
             write_json(scratch / cost, (_manifest(folder) or {})["cost"])
-            # From the manifest on, so that a kill leaves a folder that counts as damaged, not one with half of its files.
+            # The manifest first: a kill then leaves a folder that counts as damaged, not one with half of its files.
             (folder / MANIFEST).unlink()
             shutil.rmtree(folder)
 

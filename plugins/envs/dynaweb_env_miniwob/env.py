@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 FIRST_SEED = {"pretrain": 0, "train": 10_000, "validation": 20_000, "test": 30_000}
 """Seeds of a split count from here."""
+SEEDS_APART = 10_000
+"""Most seeds that a split can have."""
 SUCCESS = 1.0
 """The raw reward of a solved task. Less is not success: `find-greatest` gives 0.1 for a wrong card (upstream 108)."""
 
@@ -116,6 +118,16 @@ class MiniwobSource:
         drawn = [self._drawn(split, place, seed) for place in range(count)]
         goals = self._goals.read(drawn)
         return [self._task(name, number, split, goals[name, number]) for name, number in drawn]
+
+    def task(self, task_id: str) -> Task | None:
+        """The task of an id such as `click-button:test:30004`."""
+        name, split, number = ([*task_id.split(":"), "", ""])[:3]
+        if name not in self.pages.names or split not in FIRST_SEED or not number.isdecimal():
+            return None
+        wanted = name, int(number)
+        if task_id.count(":") != 2 or not 0 <= wanted[1] - FIRST_SEED[split] < SEEDS_APART:
+            return None
+        return self._task(*wanted, split, self._goals.read([wanted])[wanted])
 
     def catalogue(self, split: str) -> list[Task]:
         """Every task once."""

@@ -119,6 +119,16 @@ class WebarenaSource:
             raise MissingError(f"no task of split {split!r} can be played here ({lacking})")
         return found
 
+    @property
+    def default_split(self) -> str:
+        """What people mean who name no split: a benchmark is for evaluation."""
+        return "train" if self.config.train else "test"
+
+    def task(self, task_id: str) -> Task | None:
+        """The task of an id, from the file for evaluation or from that for training."""
+        splits = ("test", "train") if self.config.train else ("test",)
+        return next((task for split in splits for task in self.catalogue(split) if task.id == task_id), None)
+
     def skipped(self, split: str) -> dict[str, int]:
         """Tasks whose sites are not configured, by what is missing. They are never scored."""
         reasons = Counter(self._lacks(raw) for raw in files.raw_tasks(self.config, split))

@@ -119,6 +119,16 @@ class WebvoyagerSource:
         chosen = [one for one in raw if not self.config.sites or one["web_name"] in self.config.sites]
         return [self._task(one, split, references.get(str(one["id"]), [])) for one in chosen]
 
+    @property
+    def default_split(self) -> str:
+        """What people mean who name no split: a benchmark is for evaluation."""
+        return "train" if self.config.train else "test"
+
+    def task(self, task_id: str) -> Task | None:
+        """The task of an id, from the file for evaluation or from that for training."""
+        splits = ("test", "train") if self.config.train else ("test",)
+        return next((task for split in splits for task in self.catalogue(split) if task.id == task_id), None)
+
     def skipped(self, split: str) -> dict[str, int]:
         """All tasks of the file can be tried."""
         return {}
