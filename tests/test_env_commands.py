@@ -25,6 +25,22 @@ def test_tasks_are_listed_with_counts(cli: Cli) -> None:
     assert kinds.startswith("by kind: ") and len(rows) == 11
 
 
+def test_a_task_is_shown_and_played_by_its_id_alone(cli: Cli, tmp_path: Path) -> None:
+    """Whatever draw it comes from, such as that of an evaluation; benchmarks mean their evaluation split."""
+    drawn = cli("tasks", "list", *SITES, "--split", "test", "--seed", "9", "--count", "1", "--json").stdout
+    (task,) = json.loads(drawn)
+    assert json.loads(cli("tasks", "show", task["id"], *SITES).stdout) == task
+    played = _talk(cli, "quit\n", "play", task["id"], *SITES)
+    assert played.returncode == 0 and task["intent"] in played.stdout
+    wrong = cli("tasks", "show", "shop/add-to-cart:test:10000:1", *SITES)
+    assert wrong.returncode == 2 and "did you mean 'shop/add-to-cart:train:" in wrong.stderr and "more" in wrong.stderr
+    raw = {"task_id": 7, "sites": ["reddit"], "start_url": "__REDDIT__", "intent": "x", "eval": {"eval_types": []}}
+    (tmp_path / "tasks.json").write_text(json.dumps([raw]))
+    benchmark = ("--env", "webarena", "--set", "env.path=tasks.json", "--set", "env.urls.reddit=http://127.0.0.1:9")
+    assert "1 tasks" in cli("tasks", "list", *benchmark).stdout
+    assert json.loads(cli("tasks", "show", "7", *benchmark).stdout)["split"] == "test"
+
+
 def test_an_environment_without_tasks_is_refused(cli: Cli) -> None:
     done = cli("tasks", "list", "--env", "dream")
     assert done.returncode == 2 and "brings no tasks of its own" in done.stderr
