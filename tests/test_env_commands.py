@@ -76,9 +76,10 @@ def test_an_evaluation_has_a_table_by_site_and_labels(cli: Cli, tmp_path: Path) 
     assert "1.000 [" in expert.stdout and "site" in expert.stdout, expert.stderr
 
 
-def test_an_unknown_policy_is_named(cli: Cli) -> None:
+def test_an_unknown_policy_is_named(cli: Cli, tmp_path: Path) -> None:
     done = cli("eval", *SITES, "--policy", "exprt", "--out", "out")
     assert done.returncode == 2 and "sft, base, expert, random" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_evaluation_may_be_in_another_environment(cli: Cli) -> None:

@@ -131,6 +131,20 @@ def test_addresses_come_from_the_usual_variables(make: Any, monkeypatch: pytest.
     assert task.start_url == "http://forum:9999"
 
 
+def test_what_is_no_address_is_refused(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for url in ("my-host:9999", "htp:foo", "http://", "ftp://host"):
+        with pytest.raises(
+            ConfigError, match=r"env\.urls\.reddit = .* is no address of a site; write one such as http"
+        ):
+            make(raw(), urls={"reddit": url})
+    with pytest.raises(MissingError, match="sites with an address: redit"):
+        make(raw(), urls={"redit": "http://host"}).catalogue("test")
+    monkeypatch.setenv("WA_REDDIT", "my-host:9999")
+    with pytest.raises(ConfigError, match="the variable WA_REDDIT = 'my-host:9999' is no address"):
+        make(raw())
+    assert make(raw(27), urls={"reddit": "http://host"}).task("27").id == "27"
+
+
 def test_what_is_wrong_with_files_is_said(make: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"set env\.train"):
         make(raw(), urls={"reddit": "http://x"}).tasks("train", count=1, seed=0)

@@ -178,7 +178,13 @@ class BrowsergymSource:
         worker = self.worker()
         try:
             prefix = self.config.id.partition(".")[0]
-            listed = (await worker.ask("list", module=self.module))["ids"]
+            answer = await worker.ask("list", module=self.module)
+            if "missing" in answer:
+                raise MissingError(
+                    f"{self.python} cannot import {self.module} ({answer['missing']}); install the benchmark there, "
+                    f"such as: {self.python} -m pip install {self.module.replace('.', '-')}"
+                )
+            listed = answer["ids"]
             return [name for name in listed if name.startswith(prefix)] or list(listed)
         finally:
             await worker.end()

@@ -116,7 +116,10 @@ class WebarenaSource:
         found = [self._task(raw, split) for raw in files.raw_tasks(self.config, split) if not self._lacks(raw)]
         if not found:
             lacking = ", ".join(f"{number} tasks: {why}" for why, number in self.skipped(split).items())
-            raise MissingError(f"no task of split {split!r} can be played here ({lacking})")
+            given = ", ".join(self.urls) or "none"
+            raise MissingError(
+                f"no task of split {split!r} can be played here ({lacking}); sites with an address: {given}"
+            )
         return found
 
     @property
