@@ -48,7 +48,7 @@ def test_an_environment_without_tasks_is_refused(cli: Cli) -> None:
 
 
 def test_a_person_plays(cli: Cli) -> None:
-    lines = "help\nclick 999\nclick 1\nstop done\nstop 'done'\n"
+    lines = "help\nclick 999\nclick 1\nstop 'done\nstop it's done\n"
     done = _talk(cli, lines, "play", *SITES, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["score"] == 0.0 and json.loads(done.stdout)["finished"]

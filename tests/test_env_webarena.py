@@ -253,6 +253,15 @@ async def test_logins_that_end_each_other_cost_the_episode_and_not_the_run(make:
             await play(source, source.catalogue("test")[0], Action("stop", text="42"))
 
 
+async def test_a_start_page_that_does_not_load_is_no_failure_of_the_agent(make: Any, stub: Stub) -> None:
+    with stub_sites() as gone:
+        urls = {"reddit": stub.url, "gone": gone.url}
+    for start in ("__GONE__/f/1", "__REDDIT__/f/1 |AND| __GONE__/f/1"):
+        source = make(raw(start_url=start, require_login=False), urls=urls)
+        with pytest.raises(InfrastructureError, match="/f/1 could not be loaded"):
+            await source.environment().reset(source.catalogue("test")[0], 0)
+
+
 async def test_a_site_that_is_down_does_not_count_as_logged_in(make: Any, tmp_path: Path) -> None:
     with stub_sites() as gone:
         url = gone.url

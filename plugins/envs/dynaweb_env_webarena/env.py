@@ -19,7 +19,7 @@ from dynaweb.suggest import hint
 from dynaweb.types import Action, Judgement, Observation, Split, StepResult, Task, Trajectory
 from dynaweb.web.browser import BrowserPool, pool_of
 from dynaweb.web.chromium_session import ChromiumSession
-from dynaweb.web.logins import Logins
+from dynaweb.web.logins import Logins, opened
 from dynaweb_env_webarena import files, sites
 from dynaweb_env_webarena.grading import Grader
 
@@ -54,10 +54,10 @@ class WebarenaEnvironment:
         login = await self._source.login(task)
         await self.session.reset(headers=self._source.headers(task), storage_state=login, har=self.har)
         first, *others = task.start_url.split(AND)
-        await self.session.goto(first)
+        await opened(self.session, first)
         for url in others:
             await self.session.act(Action("new_tab"))
-            await self.session.goto(url)
+            await opened(self.session, url)
         if others:
             await self.session.act(Action("tab_focus", index=0))
         self._page = await self.session.observe()

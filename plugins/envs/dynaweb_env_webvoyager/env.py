@@ -15,6 +15,7 @@ from dynaweb.suggest import hint
 from dynaweb.types import Action, Judgement, Observation, Split, StepResult, Task, Trajectory
 from dynaweb.web.browser import BrowserPool, pool_of
 from dynaweb.web.chromium_session import ChromiumSession
+from dynaweb.web.logins import opened
 from dynaweb_env_webvoyager import files
 from dynaweb_env_webvoyager.blocked import Wall, wall
 from dynaweb_rm_webvoyager_judge.judge import WebvoyagerJudge
@@ -45,9 +46,12 @@ class WebvoyagerEnvironment:
         """The wall that the episode stands before, if no agent could pass it."""
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        """A clean context on the task's site. `seed` only names pictures. Raises `InfrastructureError`."""
+        """A clean context on the task's site. `seed` only names pictures.
+
+        Raises `InfrastructureError`, also when the site cannot be loaded: that says nothing about the agent.
+        """
         await self.session.reset()
-        await self.session.goto(task.start_url)
+        await opened(self.session, task.start_url)
         self._steps, self._name = 0, f"{task.id}-{seed}"
         self.walls.clear()
         self.pictures = []
