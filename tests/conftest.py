@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from core_kit import Cli, PackageMaker
+from hypothesis import HealthCheck, settings
 
 from dynaweb import plugins
 
@@ -19,6 +20,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # A runner in the background of a shell ignores SIGINT, and the processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# How long a property takes says nothing on a machine that is busy with other things.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 @pytest.fixture(autouse=True)

@@ -281,6 +281,28 @@ def test_webrl_killed_inside_its_second_phase_goes_on_to_the_same_tasks_buffer_a
     assert Path(two["tasks"], "tasks.json").read_bytes() == tasks
 
 
+@pytest.mark.parametrize("opt", ["gspo", "webrl"])
+def test_new_tasks_of_a_phase_in_dreams_start_from_real_pages_that_were_opened_for_them(
+    opt: str, tmp_path: Path, cache: Path
+) -> None:
+    run(tmp_path / "run", DREAM, "rl.updates=1", "rl.tasks=4", "rl.n=2", "phases.count=2", opt=opt)
+    _, second = json.loads((tmp_path / "run" / "phases.json").read_text())
+    made = Path(second["tasks"])
+    tasks = {task["id"] for task in json.loads((made / "tasks.json").read_text())}
+    counts = json.loads((made / "curriculum.json").read_text())["counts"]
+    (cost,) = [row["metrics"] for row in told(tmp_path / "run", "stage") if row["name"] == "curriculum"]
+    # Every page that was opened is a real step, and there were new ones to open.
+    assert cost["static_steps"] == counts["pages opened"] > 0
+
+    pages = {t.task.id: t.final for t in TrajectoryStore(made / "trajectories.jsonl.gz")}
+    dreams = list(TrajectoryStore(tmp_path / "run" / "trajectories" / "phase-2.jsonl.gz"))
+    first = {t.task.id for t in TrajectoryStore(tmp_path / "run" / "trajectories" / "phase-1.jsonl.gz")}
+    assert {t.task.id for t in dreams} == tasks and not tasks & first
+    assert {t.source for t in dreams} == {"dream"}
+    started = [(t.steps[0].observation, pages[t.task.id]) for t in dreams if t.task.id in pages]
+    assert started and all(one == other for one, other in started)
+
+
 def _last_rl(folder: Path) -> str:
     """The cache key of a run's last phase."""
     found = [row["key"] for row in read_jsonl(folder / "metrics.jsonl") if row.get("name") == "rl"]

@@ -182,6 +182,8 @@ def bought(ws: Workspace, arms: Sequence[ArmResult]) -> list[str]:
     if ws.dreams:
         who = {"policy": "the SFT policy", "expert": "experts", "random": "random actions"}[recipe.explore.player]
         sentences.append(f"{recipe.explore.episodes} unrewarded real episodes of {who}, for the world model.")
+        if recipe.phases.count > 1:
+            sentences.append("The real first page of every new task of a later phase, opened once.")
     if getattr(recipe.reward.config, "model", "") and arms:
         sentences.append("A judge that is the language model itself; the shipped one was trained to judge other sites.")
     if to_fit(ws) is not None:
