@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -13,7 +14,7 @@ from dynaweb.loop.outcomes import Row, failures, kind_name, rows_by, site_name, 
 from dynaweb.loop.stages import bought
 from dynaweb.loop.worldmodel import FIDELITY
 from dynaweb.report.stats import Estimate, proportion
-from dynaweb.runs import write_json
+from dynaweb.runs import finite, write_json
 
 if TYPE_CHECKING:
     from dynaweb.loop.stages import Outcome
@@ -84,6 +85,8 @@ class StageResult:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, float) and math.isnan(value):
+        return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -103,7 +106,7 @@ def evaluated(
     )
     plain = {"policy": arm, "metrics": result.metrics, "failures": result.failures}
     tables = {name: [asdict(row) for row in getattr(result, name)] for name in ("sites", "kinds")}
-    write_json(folder / RESULTS, plain | tables)
+    write_json(folder / RESULTS, finite(plain | tables))
     return result
 
 
@@ -153,7 +156,7 @@ def write_scores(found: WorldModelScores, folder: Path) -> tuple[Path, ...]:
     from dynaweb.runs.atomic import write_text
 
     plain = {name: value for name, value in asdict(found).items() if name != "files"}
-    write_json(folder / SCORES, plain)
+    write_json(folder / SCORES, finite(plain))
     page = world_model_page(found.name, found.one_step, found.steps, found.calibration, MEASURES)
     write_text(folder / SCORES_PAGE, page)
     return folder / SCORES, folder / SCORES_PAGE
