@@ -26,7 +26,7 @@ def print_json(result: object, *, indent: int = 2) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Plain data of any result: dataclasses become tables, paths become text, and numbers that JSON lacks become null."""
+    """Plain data of any result: dataclasses become tables, paths text, and numbers that JSON lacks (nan, inf) null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
