@@ -52,7 +52,7 @@ def cli(tmp_path: Path) -> Cli:
     """Runs `dynaweb ...` in a process of its own, in a temporary folder; `path` is put before PYTHONPATH."""
 
     def run(
-        *arguments: str, path: Path | None = None, timeout: float = 60, **environment: str
+        *arguments: str, path: Path | None = None, timeout: float = 240, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, **environment}
         if path is not None:

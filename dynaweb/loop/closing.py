@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.loop.evaluate import estimates, judge_errors, successes, summary
+from dynaweb.loop.openloop import drifted
 from dynaweb.loop.outcomes import Row, failures, kind_name, rows_by, site_name, table
 from dynaweb.loop.stages import bought
 from dynaweb.loop.worldmodel import FIDELITY
@@ -131,6 +132,7 @@ def write_summary(ws: Workspace, outcome: Outcome, folder: Path) -> None:
             "bought": bought(ws, outcome.arms),
             "probes": fidelity["probes"],
             "rules": fidelity.get("rules", []),
+            "drift": drifted(outcome.given.drift),
             "episodes_are": episodes_are(ws),
         },
     )

@@ -21,6 +21,7 @@ from dynaweb.loop.evolving import in_phases
 from dynaweb.loop.explore import explore
 from dynaweb.loop.ingredients import Ingredients
 from dynaweb.loop.offline import recorded
+from dynaweb.loop.openloop import drift_stage
 from dynaweb.loop.refresh import refreshed_by
 from dynaweb.loop.rl import UPDATES, reinforce
 from dynaweb.loop.sft import Control, longer_sft, sft
@@ -73,7 +74,8 @@ async def ingredients(ws: Workspace) -> Ingredients:
         return Ingredients(policy, shown, experts, judge=judge, recorded=await recorded(ws, policy))
     explored = await explore(ws, policy if ws.recipe.explore.player == "policy" else None)
     model = await fit_world_model(ws, explored, shown)
-    return Ingredients(policy, shown, experts, explored, model, judge)
+    drift = await drift_stage(ws, explored, shown, model)
+    return Ingredients(policy, shown, experts, explored, model, judge, drift=drift)
 
 
 def learns(ws: Workspace) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from dynaweb.report.alarms import STAGE
 from dynaweb.report.data import Curve, JudgeAudit, Measure, ReportData, Stage
+from dynaweb.report.drift import drift_chart
 from dynaweb.report.headline import (
     ClosingRow,
     closing_rows,
@@ -212,7 +213,15 @@ def fidelity(data: ReportData) -> Html | None:
     head = [("Measure", ""), ("Value", "n"), ("95 % interval", "n"), ("n", "n")]
     table = _table(head, [_measure_row(measure) for measure in data.fidelity])
     lead = "On real transitions of sites that nothing was fitted on, as far as they need a prediction."
-    return _section("World model", lead, el("div", table, class_="card"))
+    return _section("World model", lead, *_drift(data), el("div", table, class_="card"))
+
+
+def _drift(data: ReportData) -> list[Html]:
+    """How errors add up over the steps of a dream."""
+    if not data.drift:
+        return []
+    words = "Real episodes repeated in dreams: each page is dreamed from the dreamed page before. Bars: 95 % intervals."
+    return [el("div", drift_chart(data.drift), class_="charts"), el("p", words, class_="note")]
 
 
 def _measure_row(measure: Measure) -> Html:
