@@ -296,8 +296,8 @@ def _unusable(kind: Kind, status: PluginStatus) -> DynawebError:
 def _perhaps(status: PluginStatus) -> str:
     """What names a package would have offered, nobody knows when it cannot be loaded."""
     return (
-        f"or it is one of package {status.package} {status.version}, which cannot be loaded ({status.cause}): install a "
-        "version that works here"
+        f"or it is one of package {status.package} {status.version}, which cannot be loaded ({status.cause}): install "
+        "a version that works here"
     )
 
 
