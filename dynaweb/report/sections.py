@@ -24,8 +24,10 @@ from dynaweb.report.svg import Interval, Series, interval_bar, line_chart
 STATUS = {"done": "good", "failed": "bad", "interrupted": "warn", "running": "warn"}
 RATES = ("reward", "success", "share", "rate", "fraction", "accuracy", "false", "exact", "f1", "valid")
 """Metrics with one of these words in their name are drawn on a scale from 0 to 1."""
-FIRST_METRICS = ("reward", "success", "loss")
-"""Metrics with one of these words are shown at once; the others under a fold."""
+FIRST_METRICS = ("reward", "success", "loss", "entropy")
+"""Metrics with one of these words are shown at once, one of each word first; the others under a fold."""
+ROW = 3
+"""Charts beside each other in a wide window."""
 
 
 def header(data: ReportData, *, live: bool = False) -> Html:
@@ -132,13 +134,21 @@ def curves(data: ReportData) -> Html | None:
             metrics.setdefault(curve.metric, []).append(curve)
     if not metrics:
         return None
-    first = [name for name in metrics if any(word in name for word in FIRST_METRICS)][:6] or list(metrics)[:6]
+    first = _first(list(metrics))
     rest = sorted(name for name in metrics if name not in first)
     more = None
     if rest:
         more = el("details", el("summary", f"{len(rest)} more curves"), _charts(metrics, rest))
     lead = "Faint lines are single updates, strong lines the mean of five."
     return _section("Learning curves", lead, _charts(metrics, first), more)
+
+
+def _first(names: Sequence[str]) -> list[str]:
+    """The charts to show at once, in whole rows."""
+    found = {word: [name for name in names if word in name] for word in FIRST_METRICS}
+    best = [word if word in like else like[0] for word, like in found.items() if like]
+    known = list(dict.fromkeys([*best, *(name for like in found.values() for name in like)])) or list(names)
+    return known if len(known) < ROW else known[: min(2 * ROW, len(known) // ROW * ROW)]
 
 
 def _charts(metrics: Mapping[str, Sequence[Curve]], names: Iterable[str]) -> Html:
@@ -213,15 +223,15 @@ def fidelity(data: ReportData) -> Html | None:
     head = [("Measure", ""), ("Value", "n"), ("95 % interval", "n"), ("n", "n")]
     table = _table(head, [_measure_row(measure) for measure in data.fidelity])
     lead = "On real transitions of sites that nothing was fitted on, as far as they need a prediction."
-    return _section("World model", lead, *_drift(data), el("div", table, class_="card"))
+    return _section("World model", lead, el("div", table, class_="card"))
 
 
-def _drift(data: ReportData) -> list[Html]:
+def drift(data: ReportData) -> Html | None:
     """How errors add up over the steps of a dream."""
     if not data.drift:
-        return []
-    words = "Real episodes repeated in dreams: each page is dreamed from the dreamed page before. Bars: 95 % intervals."
-    return [el("div", drift_chart(data.drift), class_="charts"), el("p", words, class_="note")]
+        return None
+    lead = "Real episodes repeated in dreams: each page is dreamed from the dreamed page before. Bars: 95 % intervals."
+    return _section("Drift of dreams", lead, el("div", drift_chart(data.drift), class_="charts"))
 
 
 def _measure_row(measure: Measure) -> Html:
