@@ -211,6 +211,14 @@ def test_the_first_charts_are_whole_rows_of_what_matters(names: list[str], shown
     assert re.findall(r"<figcaption>(.*?) \(", at_once) == [name.replace("_", " ").capitalize() for name in shown]
 
 
+def test_steps_without_a_browser_have_a_column_where_there_are_any() -> None:
+    stages = (Stage("demos", "done", cost={"browser_steps": 0, "static_steps": 0}),)
+    assert "Without a browser" not in render(ReportData(title="x", stages=stages))
+    html = render(ReportData(title="x", stages=(*stages, Stage("explore", "done", cost={"static_steps": 4321}))))
+    # The stage, and the sum over all.
+    assert html.count(">4,321<") == 2 and "Without a browser" in html
+
+
 def test_the_target_is_marked_and_the_change_is_coloured(show: Open, html: str) -> None:
     page = show(html)
     before, after = page.locator(".page").nth(0), page.locator(".page").nth(1)

@@ -165,18 +165,22 @@ def stages(data: ReportData) -> Html | None:
     """What each stage cost."""
     if not data.stages:
         return None
-    head = [("Stage", ""), ("State", "")] + [(label, "n") for _, label in COSTS]
+    columns = [one for one in COSTS if one[0] != STATIC or any(stage.cost.get(STATIC) for stage in data.stages)]
+    head = [("Stage", ""), ("State", "")] + [(label, "n") for _, label in columns]
     total = _total(data.stages)
-    rows = [_stage_row(stage) for stage in [*data.stages, total]]
+    rows = [_stage_row(stage, columns) for stage in [*data.stages, total]]
     note = "A cached stage shows what it cost when it was made; the sum is over all stages, cached or not."
     return _section("Stages and cost", "", el("div", _table(head, rows), class_="card"), el("p", note, class_="note"))
 
 
+STATIC = "static_steps"
+"""Steps in the real environment without a browser: a column where there are any."""
 COSTS = (
     ("seconds", "Time"),
     ("tokens_generated", "Tokens generated"),
     ("tokens_trained", "Tokens trained"),
     ("browser_steps", "Browser steps"),
+    (STATIC, "Without a browser"),
     ("peak_memory_mib", "Peak memory"),
 )
 """Keys of `Stage.cost` and their columns."""
@@ -192,14 +196,14 @@ def _total(found: Sequence[Stage]) -> Stage:
     return Stage("All", "", cost=cost)
 
 
-def _stage_row(stage: Stage) -> Html:
+def _stage_row(stage: Stage, columns: Sequence[tuple[str, str]]) -> Html:
     state = el("span", stage.status, class_=f"chip {STATUS.get(stage.status, '')}") if stage.status else None
     key = el("code", stage.key[:8], title=stage.key) if stage.key else None
     numbers = [
         el("td", el("span", cost_text(name, stage.cost[name])), class_="n", data_label=label)
         if name in stage.cost
         else el("td", class_="n")
-        for name, label in COSTS
+        for name, label in columns
     ]
     detail = el("small", stage.detail) if stage.detail else None
     label = el("b", _words(stage.name)) if stage.status else el("b", stage.name)
