@@ -97,7 +97,9 @@ class Plugins:
         for status in self.others:
             if status.name == name and status.kind in (kind, "") and status.status != "ok":
                 raise _unusable(kind, status)
-        raise MissingError(f"no {KIND_WORDS[kind]} is called {name!r}; {hint(name, self.names(kind))}")
+        unread = [status for status in self.others if status.status == "broken" and not status.kind]
+        known = f"no {KIND_WORDS[kind]} is called {name!r}; {hint(name, self.names(kind))}"
+        raise MissingError("; ".join([known, *map(_perhaps, unread)]))
 
     def check(self, kind: Kind, name: str) -> None:
         """Raise `MissingError` unless everything that the plugin needs is installed. Imports nothing."""
@@ -304,6 +306,14 @@ def _unusable(kind: Kind, status: PluginStatus) -> DynawebError:
     origin = f"package {status.package} {status.version}"
     message = f"{KIND_WORDS[kind]} {status.name!r} ({origin}) cannot be used: {status.cause}"
     return MissingError(message) if status.status == "blocked" else PluginError(message)
+
+
+def _perhaps(status: PluginStatus) -> str:
+    """What names a package would have offered, nobody knows when it cannot be loaded."""
+    return (
+        f"or it is one of package {status.package} {status.version}, which cannot be loaded ({status.cause}): install "
+        "a version that works here"
+    )
 
 
 def _needs(plugin: Plugin, what: str) -> str:

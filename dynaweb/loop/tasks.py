@@ -101,13 +101,21 @@ def rotation(tasks: Sequence[Task], count: int, *, seed: int) -> list[Task]:
 
 
 class StartPages:
-    """Recorded real start pages. Tasks that start at the same address of the same generated site share one."""
+    """Recorded real start pages. Tasks that start at the same address of the same generated site share one.
+
+    An episode without a step ends where it starts.
+    """
 
     def __init__(self, episodes: Iterable[Trajectory] = ()) -> None:
         self._pages: dict[str, Observation] = {}
+        self.add(episodes)
+
+    def add(self, episodes: Iterable[Trajectory]) -> None:
+        """Take the first pages of more episodes; a page that is known stays as it is."""
         for episode in episodes:
-            if episode.steps:
-                self._pages.setdefault(start_key(episode.task), episode.steps[0].observation)
+            page = episode.steps[0].observation if episode.steps else episode.final
+            if page is not None:
+                self._pages.setdefault(start_key(episode.task), page)
 
     def __call__(self, task: Task) -> Observation | None:
         """The start page of a task, or None when none was recorded."""
