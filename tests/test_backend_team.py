@@ -105,7 +105,7 @@ def test_the_order_of_a_batch_does_not_depend_on_who_came_first() -> None:
     assert recorder.batches[0] == recorder.batches[1]
 
 
-@pytest.mark.parametrize(("way", "steps"), [("trained", 3), ("adapted", 2)])
+@pytest.mark.parametrize(("way", "steps"), [("trained", 3), ("adapted", 2), ("phases", 2)])
 def test_training_is_that_of_one_process(found: dict[str, Any], way: str, steps: int) -> None:
     wanted = getattr(team_kit, way)(None)
     assert found[way]["steps"] == wanted["steps"] == steps
