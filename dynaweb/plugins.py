@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dynaweb import discovery
 from dynaweb.discovery import KIND_HOOKS, KIND_WORDS, Origin, Plugin, PluginStatus, explain, missing_requirements
-from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError
+from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError, StorageError
 from dynaweb.suggest import hint
 
 if TYPE_CHECKING:
@@ -140,6 +140,9 @@ class Plugins:
         for impl in caller.get_hookimpls():
             try:
                 impl.function(event) if impl.argnames else impl.function()
+            except StorageError:
+                # Rows that the metrics of a stage lack would be lacking in every run that shares the stage.
+                raise
             except Exception as error:
                 self._observer_failed(impl.plugin_name, error)
 
