@@ -59,12 +59,12 @@ sys.exit(bool(lacking) or not names)
 PY
 }
 
-rollout() {  # ARGUMENTS...: the learning rates leave the widened model as it is
+rollout() {
   "$python" benchmarks/rollout.py "$@"
 }
 
-wide() {
-  "$python" benchmarks/widen.py "$scratch/wide" --dtype "$dtype" || return
+wide() {  # SET...: the learning rates leave the widened model as it is
+  "$python" benchmarks/widen.py "$scratch/wide" --dtype "$dtype" --layers "$layers" || return
   rollout --model "$scratch/wide" --dtype "$dtype" "${dreams[@]}" "${short[@]}" --sft-steps 2 --wm-steps 2 \
     --set sft.lr=1e-6 wm_fit.lr=1e-6 rl.lr=1e-6 "$@"
 }
@@ -83,14 +83,14 @@ ranks() {
 
 steps=("$@")
 if [ -n "$small" ]; then
-  dtype=float32
+  dtype=float32 layers=4
   optim=(--rows 2 --prompt 16 --response 4 --vocabulary 256 --width 32 --repeat 1)
   trainer=(--sizes tiny --shape tiny --device cpu --dtype float32 --repeat 1)
   dreams=(--dreams 4 --updates 1)
   short=(--explore 2)
   sizes=(--size tiny --shape tiny --dtype float32 --prompts 4 --prompt 16 --new 4 --repeat 1)
 else
-  dtype=bfloat16
+  dtype=bfloat16 layers=30
   optim=(--device cuda --dtype bfloat16 --width 2048 --layers 16 --prompt 1500 --response 80)
   trainer=(--sizes 135m 1.5b --device cuda --dtype bfloat16)
   dreams=(--dreams 8 64 256 --updates 3)
@@ -102,7 +102,7 @@ if "$python" -c 'import trl' 2> "$scratch/trl"; then ways+=(trl); fi
 
 # Functions run in shells of their own, which timeout can end.
 export -f about rollout wide launched ranks
-export python small scratch dtype
+export python small scratch dtype layers
 declare -p dreams short sizes > "$scratch/arrays"
 call() {  # NAME SECONDS FUNCTION...
   step "$1" "$2" bash -c 'source "$0/arrays"; "$@"' "$scratch" "${@:3}"

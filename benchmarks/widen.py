@@ -1,6 +1,6 @@
 """A model with the costs of SmolLM2-135M's body and the replies of the shipped tiny model, for benchmarks of rollouts.
 
-    python benchmarks/widen.py FOLDER [--dtype float32]
+    python benchmarks/widen.py FOLDER [--dtype float32] [--layers 30]
 
 Dreams of random weights end at their first action, so what they cost says nothing. Here the tiny model's weights stand
 in a corner of larger matrices, whose other entries change nothing: hidden size 576 (30 layers, inner width 1536) with
@@ -23,10 +23,10 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: T
 
 from dynaweb.backends.models import load_model, pick_dtype, resolve, save_model
 
-WIDTH, INNER, LAYERS, HEADS, KV_HEADS = 576, 1536, 30, 18, 6
+WIDTH, INNER, HEADS, KV_HEADS = 576, 1536, 18, 6
 
 
-def widened(small: Any) -> Any:
+def widened(small: Any, layers: int) -> Any:
     """The larger model; weights outside the corner are random where their products reach nothing, else 0."""
     old = small.config
     if old.num_key_value_heads > KV_HEADS or old.num_attention_heads > old.num_key_value_heads * (HEADS // KV_HEADS):
@@ -35,7 +35,7 @@ def widened(small: Any) -> Any:
     given = old.to_dict() | {
         "hidden_size": WIDTH,
         "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": max(layers, old.num_hidden_layers),
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": old.head_dim,
@@ -92,9 +92,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--layers", type=int, default=30)
     given = parser.parse_args()
     small = load_model("tiny")
-    large = widened(small)
+    large = widened(small, given.layers)
     ids = torch.randint(0, small.config.vocab_size, (4, 60), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         apart = float((large(ids).logits - small(ids).logits).abs().max())
