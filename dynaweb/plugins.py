@@ -31,7 +31,7 @@ from dynaweb.discovery import (
     missing_requirements,
     requirements_of,
 )
-from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError
+from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError, StorageError
 from dynaweb.suggest import hint
 
 if TYPE_CHECKING:
@@ -153,6 +153,9 @@ class Plugins:
         for impl in caller.get_hookimpls():
             try:
                 impl.function(event) if impl.argnames else impl.function()
+            except StorageError:
+                # Rows that the metrics of a stage lack would be lacking in every run that shares the stage.
+                raise
             except Exception as error:
                 self._observer_failed(impl.plugin_name, error)
 

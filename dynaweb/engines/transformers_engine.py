@@ -46,7 +46,8 @@ class TransformersEngine:
     """An `Engine` on a model that lives in this process, on CPU or GPU.
 
     `model` is shared, not copied: weights that a trainer changes in place are used from the next batch on. `pad_id` is
-    any valid token id. The model is put into evaluation mode for each batch (dropout off) and put back after it.
+    any valid token id. With `static`, decoding steps are recorded on a GPU (`dynaweb.engines.recording`). The model is
+    put into evaluation mode for each batch (dropout off) and put back after it.
     """
 
     def __init__(
@@ -57,14 +58,16 @@ class TransformersEngine:
         pad_id: int = 0,
         max_batch_tokens: int = MAX_BATCH_TOKENS,
         decode: Decode | None = None,
+        static: bool = True,
     ) -> None:
         self.decode = decode
+        self.static = static
         self.model = model
         self.lockstep = lockstep
         self.stats = EngineStats()
         self._pad_id = pad_id
         self._layers = _kinds(model)
-        self._runner: Runner = runner_for(model, pad_id)
+        self._runner: Runner = runner_for(model, pad_id, static=static)
         self.max_batch_tokens = max_batch_tokens
         config: Any = getattr(model, "config", None)
         self._vocabulary: int = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
@@ -160,7 +163,7 @@ class TransformersEngine:
         # Adapters may have come or gone since: the fastest runner for a plain model would read past them.
         layers = _kinds(self.model)
         if layers != self._layers:
-            self._layers, self._runner = layers, runner_for(self.model, self._pad_id)
+            self._layers, self._runner = layers, runner_for(self.model, self._pad_id, static=self.static)
         return _Work(self.model, self.stats, requests)
 
 

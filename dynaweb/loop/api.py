@@ -10,13 +10,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynaweb import events
 from dynaweb.data.store import existing
-from dynaweb.errors import ConfigError, Interrupted
+from dynaweb.errors import ConfigError, Interrupted, StorageError
 from dynaweb.judges.fitting import fitted_judge
 from dynaweb.judges.making import to_fit
 from dynaweb.loop import stages
@@ -36,6 +37,8 @@ from dynaweb.observers import MetricsFile
 from dynaweb.observers.chosen import chosen_observers
 from dynaweb.plugins import current
 from dynaweb.runs import StageCache, open_run
+from dynaweb.runs.cache import default_root
+from dynaweb.runs.space import out_of_space, storage_error
 
 if TYPE_CHECKING:
     from dynaweb.backends.team import Team
@@ -318,8 +321,14 @@ def _told(
         end("interrupted", stopped)
         raise stopped from error
     except BaseException as error:
-        end("failed", error)
-        raise
+        full = storage_error(error, folder.path, default_root())
+        told = error if full is None else StorageError(f"{full}; make room, and {folder.how_to_go_on}")
+        # A full disk may not take the status either, and what is to be told is why.
+        with suppress(*((OSError, StorageError) if out_of_space(error) else ())):
+            end("failed", told)
+        if full is None:
+            raise
+        raise told from error
     end("done")
     return result
 
