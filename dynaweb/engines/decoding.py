@@ -34,16 +34,32 @@ Rows = slice | torch.Tensor
 class Cache:
     """Preallocated keys [layers, B, K, E, C] and values [layers, B, K, C, E] of a batch that is being decoded.
 
-    The first `ragged` columns are zeros, since rows may leave some of them unwritten that others read.
+    The first `ragged` columns are zeros, since rows may leave some of them unwritten that others read. `columns` are
+    there from the start, `limit` at most: a cache that is not much wider than what is read of it is read faster.
     """
 
-    def __init__(self, weights: Weights, rows: int, columns: int, *, ragged: int) -> None:
+    def __init__(
+        self, weights: Weights, rows: int, columns: int, *, ragged: int, limit: int | None = None
+    ) -> None:
         layers, kv, width = len(weights.layers), weights.kv_heads, weights.head_dim
         like = weights.embed_VD
         self.key = like.new_empty(layers, rows, kv, width, columns)
         self.value = like.new_empty(layers, rows, kv, columns, width)
         self.key[..., :ragged].zero_()
         self.value[:, :, :, :ragged].zero_()
+        self._limit = columns if limit is None else limit
+
+    def reserve(self, column: int, rows: int) -> None:
+        """Make sure that there is such a column; where there is none, only the first `rows` rows are kept."""
+        if column < self.key.shape[-1]:
+            return
+        columns = min(self._limit, 2 * column)
+        layers, _, kv, width, _ = self.key.shape
+        key = self.key.new_empty(layers, rows, kv, width, columns)
+        value = self.value.new_empty(layers, rows, kv, columns, width)
+        key[..., :column] = self.key[:, :rows, :, :, :column]
+        value[:, :, :, :column] = self.value[:, :rows, :, :column]
+        self.key, self.value = key, value
 
     def write(self, layer: int, rows: Rows, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store keys and values [B, T, K, E] in the first T columns of B rows."""
@@ -196,6 +212,7 @@ def decode(
     The columns up to there are seen; `mask_BC` hides some of the first ones (the shared ones come before them).
     """
     rows = len(token_B)
+    cache.reserve(column, rows)
     turn = rotary(weights, position_B)[:, None]
     mask_B1C = None if mask_BC is None else mask_BC[:, None]
     x = F.embedding(token_B, weights.embed_VD)[:, None]

@@ -19,6 +19,9 @@ from dynaweb.engines.sharing import Lanes, Plan, Prompt, spans
 PREFILL_TOKENS = 2048
 """Padded tokens of one prefill pass: small enough for the processor's caches, large enough to keep it busy."""
 
+FIRST_ROOM = 32
+"""New tokens that a cache has room for at first, at least."""
+
 
 class Session(Protocol):
     """One batch. `logits` [B, V] float32 are those of the next token of each row.
@@ -110,13 +113,13 @@ class LlamaRunner:
         plan = Plan.of(prompts)
         lanes = plan.lanes() if self.device.type == "cpu" else None
         if lanes is None:
-            cache = decoding.Cache(self.weights, len(prompts), plan.columns + room, ragged=plan.columns)
+            cache = self._cache(len(prompts), plan.columns, room)
             place = {row: i for i, row in enumerate(plan.order)}
             logits = self._start(plan, cache, place, cache, None)
             lengths = [len(prompts[row]) for row in plan.order]
             session = LlamaSession(self.weights, cache, lengths, logits, plan.order)
         else:
-            cache = decoding.Cache(self.weights, len(prompts), plan.widest + room, ragged=plan.widest)
+            cache = self._cache(len(prompts), plan.widest, room)
             common = Common.of(self.weights, lanes, plan.order)
             logits = self._start(plan, common.cache, lanes.lane, cache, common)
             lengths = [len(prompts[row]) - lanes.lengths[row] for row in plan.order]
@@ -154,6 +157,11 @@ class LlamaRunner:
             columns = max(start) + ids_BT.shape[1]
             shared = None if common is None else common.shared(part)
             yield decoding.extend(self.weights, ids_BT, self._index(start), last_B, own, part, columns, shared)
+
+    def _cache(self, rows: int, columns: int, room: int) -> decoding.Cache:
+        """A cache that begins with as much room as there are columns, or a little more."""
+        first = columns + min(room, max(columns, FIRST_ROOM))
+        return decoding.Cache(self.weights, rows, first, ragged=columns, limit=columns + room)
 
     def _target(
         self, cache: decoding.Cache, chosen: Sequence[tuple[Prompt, tuple[int, ...]]], place: Mapping[int, int]
