@@ -38,9 +38,7 @@ class Cache:
     there from the start, `limit` at most: a cache that is not much wider than what is read of it is read faster.
     """
 
-    def __init__(
-        self, weights: Weights, rows: int, columns: int, *, ragged: int, limit: int | None = None
-    ) -> None:
+    def __init__(self, weights: Weights, rows: int, columns: int, *, ragged: int, limit: int | None = None) -> None:
         layers, kv, width = len(weights.layers), weights.kv_heads, weights.head_dim
         like = weights.embed_VD
         self.key = like.new_empty(layers, rows, kv, width, columns)
@@ -68,9 +66,10 @@ class Cache:
         self.value[layer][rows, :, :length] = value.transpose(1, 2)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], columns: int) -> None:
-        """Copy the first `columns` columns of rows onto other rows."""
-        self.key[:, targets, :, :, :columns] = self.key[:, sources, :, :, :columns]
-        self.value[:, targets, :, :columns] = self.value[:, sources, :, :columns]
+        """Copy the first `columns` columns of rows onto other rows, none of which is a source."""
+        for source, target in zip(sources, targets, strict=True):
+            self.key[:, target, :, :, :columns] = self.key[:, source, :, :, :columns]
+            self.value[:, target, :, :columns] = self.value[:, source, :, :columns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +215,12 @@ def decode(
     turn = rotary(weights, position_B)[:, None]
     mask_B1C = None if mask_BC is None else mask_BC[:, None]
     x = F.embedding(token_B, weights.embed_VD)[:, None]
-    for index, layer in enumerate(weights.layers):
+    seen = column + 1
+    cached = zip(cache.key[:, :rows, :, :, :seen].unbind(), cache.value[:, :rows, :, :seen].unbind(), strict=True)
+    for index, (layer, (keys, values)) in enumerate(zip(weights.layers, cached, strict=True)):
         query, key, value = project(weights, layer, x, turn)
-        keys, values = cache.key[index, :rows, :, :, : column + 1], cache.value[index, :rows, :, : column + 1]
-        keys[..., column] = key[:, 0]
-        values[:, :, column] = value[:, 0]
+        keys.select(-1, column).copy_(key[:, 0])
+        values.select(-2, column).copy_(value[:, 0])
         x = finish(weights, layer, x, _attend_cached(query, keys, values, mask_B1C, index, shared))
     return logits(weights, x[:, 0])
 

@@ -243,9 +243,7 @@ class LlamaSession:
     def step(self, token_B: torch.Tensor) -> None:
         """One decoding step of all live rows."""
         column, position_B = self._first + self._new, self._position_B + self._new
-        self.logits = decoding.decode(
-            self._weights, token_B, position_B, self._cache, column, self._mask, self._shared
-        )
+        self.logits = decoding.decode(self._weights, token_B, position_B, self._cache, column, self._mask, self._shared)
         self._new += 1
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -263,7 +261,7 @@ class LlamaSession:
     def _see(self) -> None:
         """What the live rows see: what they share, and their own columns but the unwritten ones."""
         length_B = torch.tensor(self._lengths, device=self.logits.device)
-        mask = decoding.hidden(length_B, self._first, self.logits.dtype)
+        mask = decoding.hidden(length_B, self._first, self._cache.key.dtype)
         ragged = min(self._lengths) < self._first
         self._shared, self._position_B, self._mask = None, length_B, mask if ragged else None
         if self._common is not None:
