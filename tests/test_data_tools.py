@@ -168,9 +168,11 @@ def test_contamination_goes_from_loose_to_strict() -> None:
     assert found["site"] == (1, 2, 4)
     assert found["task"] == (2, 4, 2)
     # a, b, c are shared; x, q, w, v are not. Notices of an earlier action do not make another page.
-    assert found["page"][:2] == (3, 7)
+    # A transition counts once, whether the page before it, the one after it or both were seen.
+    assert found["page"] == (3, 7, 4)
     assert found["question"] == (2, 4, 3)
     assert found["transition"] == (2, 5, 2)
+    assert all(one.affected <= total for one in levels)
     assert next(one for one in levels if one.level == "task").examples == ("task-a", "task-b")
 
 

@@ -16,6 +16,7 @@ import dynaweb
 from dynaweb.data.store import TrajectoryStore, TransitionStore
 from dynaweb.errors import ConfigError, Interrupted, MissingError
 from dynaweb.loop import refresh as refresh_module
+from dynaweb.loop.weights import world_model_weights
 from dynaweb.loop.workspace import Workspace
 from dynaweb.loop.worldmodel import sites_of, split
 from dynaweb.observers import read_metrics
@@ -199,10 +200,18 @@ def test_fitting_on_a_store_alone_and_evaluating_on_another(
     assert {line[:2] for line in text.stdout.splitlines()} & {"- ", "  "}
     with pytest.raises(ConfigError, match="there is no 9999"):
         dynaweb.show_prediction("dynaweb", **given, index=9999, out=tmp_path / "show")
-    with pytest.raises(MissingError, match="no transition store"):
-        dynaweb.evaluate_world_model(
-            "dynaweb", overrides=SMALL, weights=fitted.weights, data="gone", out=tmp_path / "g"
-        )
+    # What is not there is said before a run folder is made, so that the same command can be given again.
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({**given, "data": "gone"}, "no transition store"),
+        ({**given, "weights": "some/folder"}, r"no weights in some/folder \(no such folder\)"),
+        ({**given, "weights": tmp_path}, r"no config\.json in it"),
+    ]
+    for wrong, words in refused:
+        for call in (dynaweb.evaluate_world_model, dynaweb.show_prediction):
+            with pytest.raises(MissingError, match=words):
+                call("dynaweb", **wrong, out=tmp_path / "g")
+    assert not (tmp_path / "g").exists()
+    assert world_model_weights(tmp_path / "fit") == fitted.weights
 
 
 @pytest.mark.parametrize(("wm", "sets"), [("frozen-llm", ()), ("delta", ("wm_fit.steps=0",))])

@@ -99,7 +99,7 @@ def contamination(
         )
         for one in found
     ]
-    text = table(("same", "distinct", "places affected", "meaning"), rows)
+    text = table(("same", "distinct", "transitions", "meaning"), rows)
     emit({"transitions": total, "levels": found}, text, as_json=as_json)
 
 

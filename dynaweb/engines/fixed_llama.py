@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import torch
 
-from dynaweb.engines import llama
+from dynaweb.engines import decoding, llama
 from dynaweb.engines.recording import MAX_RECORDINGS, Record, Step, rounded_columns, rounded_rows
 
 
-class View(llama.Cache):
+class View(decoding.Cache):
     """A cache whose tensors belong to an arena."""
 
     def __init__(self, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -44,7 +44,7 @@ class FixedLlama:
                 ours.up.copy_(theirs.up)
         return True
 
-    def cache(self, rows: int, columns: int) -> llama.Cache:
+    def cache(self, rows: int, columns: int) -> decoding.Cache:
         """An empty cache for a batch, which ends the one before."""
         self._columns = rounded_columns(columns)
         cache = self._view(rounded_rows(rows), self._columns)
@@ -71,9 +71,9 @@ class FixedLlama:
         ids, starts = self._ids[:rows], self._starts[:rows]
         zero = torch.zeros_like(starts)
         weights = self.weights
-        return lambda: llama.extend(weights, ids, starts, zero, view, slice(0, rows), columns)
+        return lambda: decoding.extend(weights, ids, starts, zero, view, slice(0, rows), columns)
 
-    def _view(self, rows: int, columns: int) -> llama.Cache:
+    def _view(self, rows: int, columns: int) -> decoding.Cache:
         key, value = self._room(rows * columns)
         layers, kv, width = len(self.weights.layers), self.weights.kv_heads, self.weights.head_dim
         size = rows * columns * kv * width
@@ -95,6 +95,41 @@ class FixedLlama:
             self._ids = torch.zeros(room, 1, dtype=torch.long, device=like.device)
             self._starts = torch.zeros(room, dtype=torch.long, device=like.device)
         return self._rooms
+
+
+class FixedLlamaSession:
+    """A batch whose steps are recorded; rows that end are overwritten by the last ones, so the live rows stay together.
+
+    Each row stores its next token behind its own last one.
+    """
+
+    def __init__(
+        self,
+        fixed: FixedLlama,
+        cache: decoding.Cache,
+        lengths: Sequence[int],
+        logits: torch.Tensor,
+        order: Sequence[int],
+    ) -> None:
+        self.logits = logits
+        self.order = order
+        self.computed = sum(lengths)
+        self._fixed = fixed
+        self._cache = cache
+        self._lengths = list(lengths)
+
+    def step(self, token_B: torch.Tensor) -> None:
+        """One decoding step of all live rows."""
+        self.logits = self._fixed.step(token_B, self._lengths)
+        self._lengths = [length + 1 for length in self._lengths]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Move the rows that are not in place; `rows` as made by `survivors`, so that none is overwritten too early."""
+        moved = [(source, target) for target, source in enumerate(rows) if source != target]
+        if moved:
+            self._cache.move([source for source, _ in moved], [target for _, target in moved], max(self._lengths))
+        self.logits = self.logits[list(rows)]
+        self._lengths = [self._lengths[row] for row in rows]
 
 
 def _places(weights: llama.Weights) -> list[tuple[int, torch.dtype]]:

@@ -80,3 +80,11 @@ class CudaGraphs:
 def recorder_for(device: torch.device) -> Record | None:
     """What records steps on this device; None where there is nothing to gain."""
     return CudaGraphs(device) if device.type == "cuda" else None
+
+
+Recorders = Callable[[torch.device], Record | None]
+"""What records the decoding steps on a device, if anything."""
+
+
+def no_recorder(device: torch.device) -> None:
+    """Steps are launched one by one."""

@@ -231,6 +231,8 @@ class _Decoding:
         self._session = session
         self._stats = stats
         self._stops = [frozenset(request.stop_ids) for request in requests]
+        self._texts = [bool(request.stop) for request in requests]
+        self._rooms = [request.max_new_tokens for request in requests]
         self._tokens: list[list[int]] = [[] for _ in requests]
         self._logps: list[list[float]] = [[] for _ in requests]
         self._finished = [False] * len(requests)
@@ -259,16 +261,17 @@ class _Decoding:
 
     def _said(self, i: int) -> bool:
         """Whether a row has completed one of its stop texts."""
-        stop = self._requests[i].stop
-        return bool(stop) and self._decode is not None and complete(self._tokens[i], stop, self._decode)
+        return self._decode is not None and complete(self._tokens[i], self._requests[i].stop, self._decode)
 
     def _append(self, live: Sequence[int], tokens: Sequence[int], logps: Sequence[float]) -> list[bool]:
         """Record one token per live row; tells which rows have ended."""
         ended = []
         for i, token, logp in zip(live, tokens, logps, strict=True):
-            self._tokens[i].append(token)
+            written = self._tokens[i]
+            written.append(token)
             self._logps[i].append(logp)
-            self._finished[i] = token in self._stops[i] or self._said(i)
-            ended.append(self._finished[i] or len(self._tokens[i]) >= self._requests[i].max_new_tokens)
+            finished = token in self._stops[i] or (self._texts[i] and self._said(i))
+            self._finished[i] = finished
+            ended.append(finished or len(written) >= self._rooms[i])
         self._stats.new_tokens += len(live)
         return ended

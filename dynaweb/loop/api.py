@@ -31,6 +31,7 @@ from dynaweb.loop.fidelity import transitions_of
 from dynaweb.loop.files import files_hash
 from dynaweb.loop.players import POLICIES, WITHOUT_MODEL, without_model
 from dynaweb.loop.sft import sft as sft_stage
+from dynaweb.loop.weights import world_model_weights
 from dynaweb.loop.workspace import MODEL, Workspace
 from dynaweb.loop.worldmodel import FIDELITY, Material, check_fit, fidelity_estimates, means, trains
 from dynaweb.observers import MetricsFile
@@ -107,6 +108,8 @@ def collect(recipe: Recipe, *, out: Path | None = None, store: Path | None = Non
 
 def fit_world_model(recipe: Recipe, *, out: Path | None = None, data: Path | None = None) -> StageResult:
     """A world model with its fidelity; everything that it needs is made first, or with `data` taken from a store."""
+    if data is not None:
+        existing(data)
 
     async def job(ws: Workspace) -> StageResult:
         made = await _world_model(ws, data)
@@ -133,6 +136,10 @@ def evaluate_world_model(
     """
     from dynaweb.loop.wmeval import score
 
+    weights = world_model_weights(weights)
+    if data is not None:
+        existing(data)
+
     async def job(ws: Workspace) -> WorldModelScores:
         found = await score(ws, *await _model_and_material(ws, weights, data), horizon=horizon)
         return replace(found, files=write_scores(found, _folder(ws)))
@@ -150,6 +157,10 @@ def show_prediction(
 ) -> Shown:
     """One greedy prediction of a held-out transition beside the truth; arguments as in `evaluate_world_model`."""
     from dynaweb.loop.wmeval import show
+
+    weights = world_model_weights(weights)
+    if data is not None:
+        existing(data)
 
     async def job(ws: Workspace) -> Shown:
         return await show(ws, *await _model_and_material(ws, weights, data), index)
@@ -174,8 +185,6 @@ async def _explored(ws: Workspace, shown: Made) -> Made:
 
 async def _model_and_material(ws: Workspace, weights: Path | None, data: Path | None) -> tuple[LoadedModel, Material]:
     """The weights of the world model, and what it is measured on. Only what is not given is made."""
-    if data is not None:
-        existing(data)
     check_fit(ws)
     if weights is None and trains(ws):
         weights = (await _world_model(ws, None)).model
