@@ -97,8 +97,6 @@ def exit_code(job: Callable[..., None], *arguments: Any) -> int | None:
     """What a new process that does the job ends with; below 0 for a signal. It starts with everything imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["stage_kit", "torch", "transformers", "dynaweb.loop.api"])
-        ["stage_kit", "torch", "transformers", "dynaweb.loop.api", "dynaweb.backends.models"]
-    )
     process = context.Process(target=job, args=arguments)
     process.start()
     try:
