@@ -68,10 +68,10 @@ def recipes() -> str:
 
 def command_line() -> str:
     """The help of every command."""
-    from dynaweb.cli.app import app
+    from dynaweb.cli.app import tree
 
     parts = [NOTE, _CLI_INTRO]
-    for path, text in _helps(typer.main.get_command(app), "dynaweb", None):
+    for path, text in _helps(typer.main.get_command(tree()), "dynaweb", None):
         parts += [f"## `{path}`", f"```text\n{text}\n```"]
     return "\n\n".join(parts) + "\n"
 

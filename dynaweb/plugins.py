@@ -13,13 +13,24 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dynaweb import discovery
-from dynaweb.discovery import KIND_HOOKS, KIND_WORDS, Origin, Plugin, PluginStatus, explain, missing_requirements
+from dynaweb.discovery import (
+    KIND_HOOKS,
+    KIND_WORDS,
+    Origin,
+    Plugin,
+    PluginStatus,
+    Requirement,
+    explain,
+    missing_requirements,
+    requirements_of,
+)
 from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError, StorageError
 from dynaweb.suggest import hint
 
@@ -86,7 +97,9 @@ class Plugins:
         for status in self.others:
             if status.name == name and status.kind in (kind, "") and status.status != "ok":
                 raise _unusable(kind, status)
-        raise MissingError(f"no {KIND_WORDS[kind]} is called {name!r}; {hint(name, self.names(kind))}")
+        unread = [status for status in self.others if status.status == "broken" and not status.kind]
+        known = f"no {KIND_WORDS[kind]} is called {name!r}; {hint(name, self.names(kind))}"
+        raise MissingError("; ".join([known, *map(_perhaps, unread)]))
 
     def check(self, kind: Kind, name: str) -> None:
         """Raise `MissingError` unless everything that the plugin needs is installed. Imports nothing."""
@@ -179,12 +192,16 @@ class Plugins:
 
     def statuses(self) -> list[PluginStatus]:
         """Every plugin with its state, by kind and name, broken and blocked ones last."""
-        usable = [self._status(plugin) for _, plugin in sorted(self.offers.items(), key=lambda item: item[0])]
+        # A package may offer dozens of plugins, and its metadata is a file to parse.
+        requirements = lru_cache(requirements_of)
+        usable = [
+            self._status(plugin, requirements) for _, plugin in sorted(self.offers.items(), key=lambda item: item[0])
+        ]
         return usable + sorted(self.others, key=lambda status: (status.kind, status.name, status.package))
 
-    def _status(self, plugin: Plugin) -> PluginStatus:
+    def _status(self, plugin: Plugin, requirements: Callable[[str], list[Requirement]]) -> PluginStatus:
         spec, origin = plugin.spec, plugin.origin
-        missing = missing_requirements(origin.package, spec.extra) if spec.extra else []
+        missing = missing_requirements(origin.package, spec.extra, requirements) if spec.extra else []
         cause = _needs(plugin, ", ".join(missing)) if missing else ""
         state: discovery.State = "missing" if missing else "ok"
         return PluginStatus(plugin.kind, spec.name, spec.summary, origin.package, origin.version, state, cause)
@@ -292,6 +309,14 @@ def _unusable(kind: Kind, status: PluginStatus) -> DynawebError:
     origin = f"package {status.package} {status.version}"
     message = f"{KIND_WORDS[kind]} {status.name!r} ({origin}) cannot be used: {status.cause}"
     return MissingError(message) if status.status == "blocked" else PluginError(message)
+
+
+def _perhaps(status: PluginStatus) -> str:
+    """What names a package would have offered, nobody knows when it cannot be loaded."""
+    return (
+        f"or it is one of package {status.package} {status.version}, which cannot be loaded ({status.cause}): install "
+        "a version that works here"
+    )
 
 
 def _needs(plugin: Plugin, what: str) -> str:

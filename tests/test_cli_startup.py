@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dynaweb.cli import app
+
 HEAVY = ("torch", "transformers", "playwright", "lxml", "flask", "numpy", "waitress", "tokenizers", "rich", "plotly")
 
 LOADED = """
@@ -45,13 +47,13 @@ def test_nothing_heavy_is_imported(arguments: list[str], tmp_path: Path) -> None
 
 HELP = """
 import runpy, sys, typer
-from dynaweb.cli.app import app
+from dynaweb.cli.app import tree
 commands = runpy.run_path(sys.argv[1])["commands"]
 heavy = set(sys.argv[2].split(","))
 before = len(sys.modules)
-for path in commands(typer.main.get_command(app)):
+for path in commands(typer.main.get_command(tree())):
     try:
-        app(args=[*path, "--help"], prog_name="dynaweb")
+        tree()(args=[*path, "--help"], prog_name="dynaweb")
     except SystemExit as end:
         assert not end.code, path
     found = sorted({name.partition(".")[0] for name in sys.modules} & heavy)
@@ -72,6 +74,30 @@ def test_the_help_of_every_command_imports_next_to_nothing(tmp_path: Path) -> No
     assert max(int(line[-1]) for line in lines) < 140
 
 
+PART = """
+import sys, typer
+from dynaweb.cli import app
+for word in sys.argv[1:]:
+    commands = typer.main.get_command(app.tree(word)).commands
+    print(word, *sorted(commands), ":", *sorted(getattr(commands.get(word), "commands", ())))
+"""
+
+
+def test_a_command_that_is_imported_alone_has_all_its_parts() -> None:
+    """As many processes as there are modules of commands: in each, one is imported before all the others."""
+    targets = {**app.COMMANDS, **app.GROUPS}
+
+    def parts(*words: str) -> list[str]:
+        command = [sys.executable, "-c", PART, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    whole = {line.split()[0]: line.partition(":")[2] for line in parts("", *targets)[1:]}
+    assert {name for name, inner in whole.items() if inner} == set(app.GROUPS)
+    for name in targets:
+        (line,) = parts(name)
+        assert line == f"{name} {name} :{whole[name]}"
+
+
 @pytest.mark.parametrize(
     "module", ["dynaweb", "dynaweb.plugins", "dynaweb.config", "dynaweb.types", "dynaweb.web.delta"]
 )
@@ -83,7 +109,8 @@ def test_entry_modules_import_nothing_heavy(module: str) -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["plugins", "list"], ["config", "show"]], ids=" ".join)
 def test_start_up_time(arguments: list[str], tmp_path: Path) -> None:
-    # The promise is 0.3 s on a quiet machine. A busy one slows Python itself down too, so that is the measure.
+    # The promise is 0.3 s on a quiet machine, which benchmarks/startup.py measures. Here Python itself is the measure,
+    # so that a busy machine does no harm.
     def best(command: list[str]) -> float:
         times = []
         for _ in range(5):
@@ -94,4 +121,4 @@ def test_start_up_time(arguments: list[str], tmp_path: Path) -> None:
 
     reference = best([sys.executable, "-c", "import asyncio, email.message, json, logging, typing"])
     took = best([sys.executable, "-m", "dynaweb", *arguments])
-    assert took < max(0.3, 6 * reference)
+    assert took < 9 * reference

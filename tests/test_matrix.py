@@ -10,15 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from core_kit import Cli
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from dynaweb import plugins
+from dynaweb.cli.app import tree as command_tree
 from dynaweb.config import resolve
 from dynaweb.errors import ConfigError, MissingError
 from dynaweb.loop import stages
@@ -63,6 +65,12 @@ def file(tmp_path: Path) -> Path:
 
 def plan(source: str | Path = "smoke", **more: Any) -> Plan:
     return plan_of(read_matrix(source, **more), plugins=plugins.load(warn=False))
+
+
+@cache
+def shipped(name: str) -> Plan:
+    """Composed once: a hundred recipes take a second."""
+    return plan(name)
 
 
 def test_a_grid_with_zip_when_and_exclude(file: Path) -> None:
@@ -117,21 +125,21 @@ def test_equal_runs_are_one_cell_and_ids_follow_the_recipe(file: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(shipped_matrices()))
 def test_shipped_matrices_are_valid(name: str) -> None:
-    made = plan(name)
+    made = shipped(name)
     assert made.matrix.description
     assert len(made.cells) == len(made.combinations()) * 3
     assert made.merged == 0
 
 
 def test_the_papers_three_matrices() -> None:
-    lengths = {cell.recipe.dream.horizon for cell in plan("dream-length").cells}
+    lengths = {cell.recipe.dream.horizon for cell in shipped("dream-length").cells}
     assert lengths == set(range(1, 9))
-    shares = sorted({cell.recipe.rl.expert_share for cell in plan("expert-share").cells})
+    shares = sorted({cell.recipe.rl.expert_share for cell in shipped("expert-share").cells})
     assert (shares[0], shares[-1]) == (0.0, 1.0) and {0.4, 0.5} <= set(shares)
-    models = {(cell.recipe.wm.name, cell.recipe.wm_fit.steps > 0) for cell in plan("world-model").cells}
+    models = {(cell.recipe.wm.name, cell.recipe.wm_fit.steps > 0) for cell in shipped("world-model").cells}
     assert models == {(name, trained) for name in ("delta", "full-state") for trained in (True, False)}
     offered = {name for name in plugins.current().names("opt")}
-    assert {cell.recipe.opt.name for cell in plan("optimizers").cells} == offered
+    assert {cell.recipe.opt.name for cell in shipped("optimizers").cells} == offered
 
 
 values = st.one_of(st.integers(-99, 99), st.booleans(), st.text("abc ,'=[]", max_size=5), st.lists(st.integers(0, 9)))
@@ -380,19 +388,24 @@ def test_text_of_a_matrix_stays_text(tmp_path: Path) -> None:
     assert "<script" not in text
 
 
-def test_the_command_line(cli: Cli, tmp_path: Path, file: Path) -> None:
+def test_the_command_line(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def cli(*arguments: str) -> Any:
+        return CliRunner().invoke(command_tree(), arguments)
+
     done = cli("matrix", "show", "study.toml", "--seeds", "7")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert done.stdout.splitlines()[0].split() == ["cell", "seed", "wm", "anchor", "rl.tasks", "rl.n"]
     assert "6 cells on smoke" in done.stdout
     shown = json.loads(cli("matrix", "show", "smoke", "--axis", "wm=delta,full-state", "--json").stdout)
     assert [cell["recipe"]["wm"]["name"] for cell in shown["cells"]] == ["delta", "full-state"]
     done = cli("matrix", "show", "smoke", "--axis", "wm=delta,detla")
-    assert done.returncode == 3
+    assert done.exit_code == 3
     assert "none was started" in done.stderr and "did you mean 'delta'" in done.stderr
-    assert cli("matrix", "show", "smoke", "--seeds", "1,x").returncode == 2
+    assert cli("matrix", "show", "smoke", "--seeds", "1,x").exit_code == 2
     done = cli("matrix", "run", "smoke", "--measure", "element_f2")
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "no measure is called 'element_f2'; did you mean 'element_f1'" in done.stderr
     assert "world-model" in cli("matrix", "list").stdout
     states = json.loads(cli("matrix", "status", "study.toml", "--json").stdout)

@@ -87,6 +87,12 @@ def check_run(folder: Path, arms: list[dict[str, Any]], world_model: dict[str, A
     assert (folder / "checkpoints" / "world-model").is_dir() == fitted
     assert len(rows(folder, "world-model")) == (3 if fitted else 0)
     assert {"Element recall", "Changed F1", "Tokens"} <= set(world_model)
+    steps = json.loads((folder / "summary.json").read_text())["drift"]
+    counts = [len(step) for step in steps]
+    assert 1 < len(counts) <= 8 and counts == sorted(counts, reverse=True)
+    assert (
+        f"Open loop, by step of the dream (n = {', '.join(map(str, counts))})" in (folder / "report.html").read_text()
+    )
 
 
 def test_a_run_with_another_world_model_from_the_command_line(tmp_path: Path, cli: Cli, cache: Path) -> None:
@@ -109,7 +115,7 @@ def test_a_frozen_model_behind_a_server_dreams_and_its_cost_is_counted(tmp_path:
         sets = [f"wm.server.base_url={server.url}", "wm.server.model=big", "wm.server.price_in=3", "wm.shots=1"]
         run(tmp_path / "out", *sets, "rl.updates=1", wm="frozen-llm")
     stages = {row["name"]: row["metrics"] for row in rows(tmp_path / "out") if row["event"] == "stage"}
-    asked = stages["world-model"]["server_requests"] + stages["rl"]["server_requests"]
+    asked = sum(stages[name]["server_requests"] for name in ("world-model", "drift", "rl"))
     assert asked == len(server.requests) > 10
     assert stages["world-model"]["server_cost"] == pytest.approx(3e-4 * stages["world-model"]["server_requests"])
     assert "EXAMPLE 1" in server.requests[0]["messages"][1]["content"]
@@ -186,7 +192,7 @@ def test_fitting_on_a_store_alone_and_evaluating_on_another(
     assert written["one_step"]["all"]["exact"]["n"] == 40 and len(written["steps"]) == len(scores.steps)
     assert len(scores.probes) == 40 and all(re.match(r"train \d+", probe["site"]) for probe in scores.probes)
     page = (tmp_path / "eval" / "world-model.html").read_text()
-    assert "Fidelity by step of the dream" in page and "Reliability" in page and "<svg" in page
+    assert "Open loop, by step of the dream (n = 8" in page and "Reliability" in page and "<svg" in page
     sets = [word for one in longer for word in ("--set", one)]
     text = cli("wm", "show", "--data", str(store), "--weights", str(fitted.weights), *sets, "--index", "1")
     assert text.returncode == 0 and text.stdout.startswith("page ")

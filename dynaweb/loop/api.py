@@ -200,6 +200,8 @@ def evaluate(
     the one that the recipe fits.
     """
 
+    _check_policy(policy)
+
     async def job(ws: Workspace) -> StageResult:
         arm, weights, key = await _policy(ws, policy)
         player = without_model(arm, ws) if arm in WITHOUT_MODEL else None
@@ -248,6 +250,12 @@ async def _fit_judge(ws: Workspace) -> None:
         await fitted_judge(ws, await sft_stage(ws, shown), shown)
 
 
+def _check_policy(policy: str | Path | None) -> None:
+    """Before anything is made. Raises `ConfigError` for what is no name and no folder."""
+    if policy is not None and str(policy) not in POLICIES and not Path(policy).is_dir():
+        raise ConfigError(f"no policy is called {policy}; name a folder of weights, or one of {', '.join(POLICIES)}")
+
+
 async def _policy(ws: Workspace, policy: str | Path | None) -> tuple[str, Path | None, str]:
     """Name, weights (None = those of the base model, or none at all) and key of a policy."""
     if policy is None or str(policy) == "sft":
@@ -256,8 +264,6 @@ async def _policy(ws: Workspace, policy: str | Path | None) -> tuple[str, Path |
     if str(policy) in POLICIES:
         return str(policy), None, str(policy)
     folder = Path(policy)
-    if not folder.is_dir():
-        raise ConfigError(f"no policy is called {policy}; name a folder of weights, or one of {', '.join(POLICIES)}")
     weights = folder / MODEL if (folder / MODEL).is_dir() else folder
     return "policy", weights, files_hash(weights)
 
