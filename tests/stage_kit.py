@@ -96,9 +96,7 @@ def interrupted(folder: Path, cache: str) -> None:
 def exit_code(job: Callable[..., None], *arguments: Any) -> int | None:
     """What a new process that does the job ends with; below 0 for a signal. It starts with everything imported."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["stage_kit", "torch", "transformers", "dynaweb.loop.api", "dynaweb.backends.models"]
-    )
+    context.set_forkserver_preload(["stage_kit", "torch", "transformers", "dynaweb.loop.api"])
     process = context.Process(target=job, args=arguments)
     process.start()
     try:
