@@ -182,6 +182,7 @@ run(out)
 """
 STAGES = {"demos": 3, "sft": 3, "explore": 5, "world-model": 2, "rl": 8, "eval": 4}
 """In which stage the run is killed, and at which of its rollouts or updates."""
+ORDER = ["demos", "sft", "explore", "world-model", "drift", "rl", "eval"]
 
 
 def process(tmp_path: Path, code: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -203,7 +204,7 @@ def test_a_run_that_is_killed_in_every_stage_goes_on_to_the_same_result(
     out = tmp_path / "killed"
     for stage, count in STAGES.items():
         assert process(tmp_path, KILLED, str(out), stage, str(count)).wait(120) == -signal.SIGKILL, stage
-        assert list(statuses(out)) == list(STAGES)[: list(STAGES).index(stage)], "the stages before it are finished"
+        assert list(statuses(out)) == ORDER[: ORDER.index(stage)], "the stages before it are finished"
     resumed = run(out, resume=True)
     assert rows(out) == rows(folder)
     assert resumed.results["arms"] == result.results["arms"]
