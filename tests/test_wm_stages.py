@@ -66,6 +66,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def shared(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYNAWEB_CACHE", str(cache))
+    monkeypatch.setattr("dynaweb.loop.worldmodel.MAX_PROBES", 24)
 
 
 def run(out: Path, *sets: str, **more: Any) -> Any:
@@ -123,7 +124,8 @@ def test_a_frozen_model_behind_a_server_dreams_and_its_cost_is_counted(tmp_path:
     assert rows(tmp_path / "out", "rl")[0]["metrics"]["world_model_tokens"] > 0
 
 
-def test_an_automatic_horizon_is_calibrated_and_ends_dreams(tmp_path: Path) -> None:
+def test_an_automatic_horizon_is_calibrated_and_ends_dreams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynaweb.loop.worldmodel.MAX_PROBES", 64)
     sets = ['dream.horizon="auto"', "dream.max_horizon=4", "wm_fit.steps=0", "rl.updates=1", "rl.tasks=8"]
     sets += ["wm.max_new_tokens=120", "explore.episodes=72", 'dream.fidelity="content"']
     run(tmp_path / "strict", *sets, "dream.fidelity_floor=1.0")
@@ -242,6 +244,7 @@ def test_evaluating_what_the_recipe_fits(tmp_path: Path) -> None:
 def test_early_stopping_keeps_the_best_weights_and_goes_on_after_a_stop(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("dynaweb.loop.worldmodel.MAX_PROBES", 2)
     # What losses a model reaches is its own affair: here the best look is the one after four updates.
     monkeypatch.setattr("dynaweb.loop.stopping.mean_loss", lambda trainer, rows: 1.0 + abs(trainer.steps - 4))
 
