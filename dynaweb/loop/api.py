@@ -84,11 +84,14 @@ def collect(recipe: Recipe, *, out: Path | None = None, store: Path | None = Non
     """Real, unrewarded transitions of `explore.player`, in the run folder or, with `store`, added to that store.
 
     All are added or none, and none that the store holds from the same exploration: a repeated call changes nothing.
+    Raises `CheckpointError` for a file that is no store, before anything is explored.
     """
+    from dynaweb.data.store import TransitionStore
+
+    if store is not None:
+        TransitionStore(store)
 
     async def job(ws: Workspace) -> StageResult:
-        from dynaweb.data.store import TransitionStore
-
         policy = await sft_stage(ws, await demos(ws)) if ws.recipe.explore.player == "policy" else None
         made = await explore(ws, policy)
         episodes = made.episodes()
