@@ -208,6 +208,7 @@ def evaluate(
     and every failure with its label. An agent that looks ahead does so in the world model of these weights, by default
     the one that the recipe fits.
     """
+    world_model = world_model_weights(world_model)
 
     async def job(ws: Workspace) -> StageResult:
         arm, weights, key = await _policy(ws, policy)

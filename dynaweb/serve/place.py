@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from dynaweb.errors import ConfigError
 from dynaweb.loop.verdicts import judge_one
-from dynaweb.loop.workspace import MODEL, Workspace
+from dynaweb.loop.weights import world_model_weights
+from dynaweb.loop.workspace import Workspace
 from dynaweb.plugins import current
 from dynaweb.runs import StageCache
 from dynaweb.seeding import derive
@@ -30,7 +31,7 @@ class Place:
     def __init__(self, recipe: Recipe, *, world_model: Path | None = None) -> None:
         self.recipe = recipe
         self._ws = Workspace(recipe, current(), StageCache())
-        self._weights = world_model / MODEL if world_model and (world_model / MODEL).is_dir() else world_model
+        self._weights = world_model_weights(world_model)
         self._pages: dict[str, Observation] = {}
 
     @property
