@@ -276,7 +276,8 @@ def test_commands(store: TransitionStore, tmp_path: Path, cli: Cli) -> None:
     assert json.loads(labelled.stdout)["labelled"] == 3 and "3 transitions to label" in labelled.stderr
     (tmp_path / "rows.jsonl").write_text('{"actions": 3}\n')
     done = cli("data", "import", "mind2web", "rows.jsonl", "z.jsonl.gz")
-    assert done.returncode == 0 and "0 transitions of 1 steps" in done.stdout
+    assert done.returncode == 1 and "0 transitions of 1 steps" in done.stdout
+    assert "nothing was kept: z.jsonl.gz is as it was" in done.stdout and not (tmp_path / "z.jsonl.gz").exists()
 
 
 def test_a_server_is_not_asked_without_consent(store: TransitionStore, cli: Cli) -> None:

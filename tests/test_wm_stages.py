@@ -14,7 +14,7 @@ from core_kit import Cli
 
 import dynaweb
 from dynaweb.data.store import TrajectoryStore, TransitionStore
-from dynaweb.errors import ConfigError, Interrupted, MissingError
+from dynaweb.errors import CheckpointError, ConfigError, Interrupted, MissingError
 from dynaweb.loop import refresh as refresh_module
 from dynaweb.loop.weights import world_model_weights
 from dynaweb.loop.workspace import Workspace
@@ -152,6 +152,13 @@ def test_collect_with_experts_and_random_actions(tmp_path: Path, store: Path) ->
     shown = list(TransitionStore(Path(experts.metrics["store"])))
     assert experts.metrics["transitions"] == len(shown) > 24
     assert {item.source for item in shown} == {"expert"}
+
+
+def test_collecting_into_what_is_no_store_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="not a dynaweb store"):
+        dynaweb.collect("dynaweb", overrides=SMALL, out=tmp_path / "x", store=tmp_path / "notes.txt")
+    assert not (tmp_path / "x").exists() and (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_collecting_again_into_a_store_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,11 +87,14 @@ def collect(recipe: Recipe, *, out: Path | None = None, store: Path | None = Non
     """Real, unrewarded transitions of `explore.player`, in the run folder or, with `store`, added to that store.
 
     All are added or none, and none that the store holds from the same exploration: a repeated call changes nothing.
+    Raises `CheckpointError` for a file that is no store, before anything is explored.
     """
+    from dynaweb.data.store import TransitionStore
+
+    if store is not None:
+        TransitionStore(store)
 
     async def job(ws: Workspace) -> StageResult:
-        from dynaweb.data.store import TransitionStore
-
         policy = await sft_stage(ws, await demos(ws)) if ws.recipe.explore.player == "policy" else None
         made = await explore(ws, policy)
         episodes = made.episodes()
@@ -208,6 +211,7 @@ def evaluate(
     and every failure with its label. An agent that looks ahead does so in the world model of these weights, by default
     the one that the recipe fits.
     """
+    world_model = world_model_weights(world_model)
 
     _check_policy(policy)
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from dynaweb.errors import ConfigError
 from dynaweb.loop.tasks import default_split
 from dynaweb.loop.verdicts import judge_one
-from dynaweb.loop.workspace import MODEL, Workspace
+from dynaweb.loop.weights import world_model_weights
+from dynaweb.loop.workspace import Workspace
 from dynaweb.plugins import current
 from dynaweb.runs import StageCache
 from dynaweb.seeding import derive
@@ -34,7 +35,7 @@ class Place:
             raise ConfigError(f"there is no world model in {world_model}; name a folder of weights")
         self.recipe = recipe
         self._ws = Workspace(recipe, current(), StageCache())
-        self._weights = world_model / MODEL if world_model and (world_model / MODEL).is_dir() else world_model
+        self._weights = world_model_weights(world_model)
         self._pages: dict[str, Observation] = {}
 
     @property
