@@ -50,10 +50,11 @@ import runpy, sys, typer
 from dynaweb.cli.app import tree
 commands = runpy.run_path(sys.argv[1])["commands"]
 heavy = set(sys.argv[2].split(","))
+whole = tree()
 before = len(sys.modules)
-for path in commands(typer.main.get_command(tree())):
+for path in commands(typer.main.get_command(whole)):
     try:
-        tree()(args=[*path, "--help"], prog_name="dynaweb")
+        whole(args=[*path, "--help"], prog_name="dynaweb")
     except SystemExit as end:
         assert not end.code, path
     found = sorted({name.partition(".")[0] for name in sys.modules} & heavy)

@@ -34,6 +34,8 @@ class Group(TyperGroup):
             # The reader of our output has gone, as in `dynaweb tasks list | head`. Python would complain at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(EXIT_FAILED) from None
+        except typer.Exit:  # as after `--help`, which has to be quick
+            raise
         except Exception as error:
             from dynaweb.runs.space import storage_error
 
