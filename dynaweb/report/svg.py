@@ -1,20 +1,58 @@
-"""Line charts and interval bars as small inline SVG; colours come from the style sheet, so that dark mode works."""
+"""Line charts and interval bars as small inline SVG; colours come from the style sheet, so that dark mode works.
+
+Charts are drawn by matplotlib in placeholder colours. What it writes is then made fit for a page whose policy allows no
+inline style: styles become attributes, and placeholders become variables of the style sheet.
+"""
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from dynaweb.report.markup import Html, el, join
+from dynaweb.report.markup import Html, el, text
 
 WIDTH, HEIGHT = 360, 190
-LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 26
+"""Of a chart, in CSS pixels at its natural size."""
 MAX_POINTS = 300
 SMOOTH = 5
 """Updates in the running mean that is drawn over a noisy line, two before and two after."""
 DOTS = 12
 """Lines with at most so many points show them."""
+
+COLOURS = ("#010100", "#010101", "#010102", "#010103", "#010104", "#010105")
+TEXT, GRID, AXIS = "#010106", "#010107", "#010108"
+VARIABLES = {
+    **{colour: f"var(--c{at})" for at, colour in enumerate(COLOURS)},
+    TEXT: "var(--muted)",
+    GRID: "var(--line)",
+    AXIS: "var(--strong-line)",
+}
+STYLE = {
+    "svg.fonttype": "none",
+    "font.size": 8,
+    "axes.edgecolor": AXIS,
+    "axes.linewidth": 0.8,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.labelcolor": TEXT,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 1.4,
+    "lines.solid_capstyle": "round",
+    "xtick.color": TEXT,
+    "ytick.color": TEXT,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+}
+"""Settings of matplotlib, in points."""
 
 Points = Sequence[tuple[float, float | None]]
 
@@ -44,19 +82,7 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str = "update",
     Colours are the classes `c0` to `c5` of the style sheet.
     """
     drawn = [Series(item.label, _thin(item.points), item.bars) for item in series]
-    frame = _Frame.around(drawn, rate)
-    lines = [
-        join(*_bars(item.bars, frame, f"c{at % 6}"), *_lines(item.points, frame, f"c{at % 6}"))
-        for at, item in enumerate(drawn)
-    ]
-    picture = el(
-        "svg",
-        _grid(frame, x_label),
-        *lines,
-        viewBox=f"0 0 {WIDTH} {HEIGHT}",
-        role="img",
-        aria_label=f"{title}: {_summary(drawn)}",
-    )
+    picture = _picture(drawn, x_label, rate, f"{title}: {_summary(drawn)}")
     legend = None
     if len(series) > 1:
         legend = el("div", *[_key(item.label, at) for at, item in enumerate(series)], class_="legend")
@@ -87,94 +113,87 @@ def interval_bar(interval: Interval, low: float, high: float, *, zero: float | N
     )
 
 
-def ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round numbers within [low, high], about `count` of them."""
-    if not high > low:
-        return [low]
-    raw = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [round(n * step, 12) for n in range(first, math.floor(high / step + 1e-9) + 1)]
+def _picture(series: Sequence[Series], x_label: str, rate: bool, words: str) -> Html:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # Names of parts are hashes of this: two charts of a page must not share any.
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": words}):
+        figure = Figure(figsize=(WIDTH / 96, HEIGHT / 96), layout="constrained")
+        axes = figure.add_subplot()
+        for at, item in enumerate(series):
+            _draw(axes, item, COLOURS[at % len(COLOURS)])
+        axes.set_xlabel(x_label, loc="right")
+        _scale(axes, series, rate)
+        written = io.StringIO()
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return _fit(written.getvalue(), words)
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """The plotted range, and how values become places."""
-
-    x_low: float
-    x_high: float
-    y_low: float
-    y_high: float
-
-    @classmethod
-    def around(cls, series: Sequence[Series], rate: bool) -> _Frame:
-        points = [(x, y) for item in series for x, y in item.points if y is not None]
-        points += [(x, edge) for item in series for x, low, high in item.bars for edge in (low, high)]
-        xs, ys = [x for x, _ in points] or [0.0], [y for _, y in points] or [0.0]
-        low, high = min(ys), max(ys)
-        if rate and low >= 0 and high <= 1:
-            low, high = 0.0, 1.0
-        else:
-            pad = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
-            low, high = (0.0 if 0 <= low < pad else low - pad), high + pad
-        return cls(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1, low, high)
-
-    def x(self, value: float) -> float:
-        return round(LEFT + (value - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT), 1)
-
-    def y(self, value: float) -> float:
-        return round(TOP + (self.y_high - value) / (self.y_high - self.y_low) * (HEIGHT - TOP - BOTTOM), 1)
+def _draw(axes: Any, item: Series, colour: str) -> None:
+    xs, ys = [x for x, _ in item.points], [math.nan if y is None else y for _, y in item.points]
+    known = sum(y is not None for _, y in item.points)
+    smooth = known >= 4 * SMOOTH
+    axes.vlines(
+        [x for x, _, _ in item.bars],
+        [low for _, low, _ in item.bars],
+        [high for _, _, high in item.bars],
+        color=colour,
+        alpha=0.35,
+        linewidth=1,
+    )
+    axes.plot(
+        xs,
+        ys,
+        color=colour,
+        alpha=0.35 if smooth else 1,
+        linewidth=0.8 if smooth else None,
+        marker="o" if known <= DOTS else None,
+        markersize=3.5,
+    )
+    if smooth:
+        axes.plot(xs, [math.nan if y is None else y for _, y in _smooth(item.points)], color=colour)
 
 
-def _grid(frame: _Frame, x_label: str) -> Html:
-    base = HEIGHT - BOTTOM
-    parts: list[Html] = []
-    for value in ticks(frame.y_low, frame.y_high):
-        y = frame.y(value)
-        parts.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
-        parts.append(el("text", _short(value), x=LEFT - 6, y=y + 3.5, text_anchor="end"))
-    for value in ticks(frame.x_low, frame.x_high, 6):
-        parts.append(el("text", _short(value), x=frame.x(value), y=base + 14, text_anchor="middle"))
-    parts.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=base, y2=base, class_="axis"))
-    parts.append(el("text", x_label, x=WIDTH - RIGHT, y=HEIGHT - 2, text_anchor="end", class_="label"))
-    return join(*parts)
+def _scale(axes: Any, series: Sequence[Series], rate: bool) -> None:
+    """Rates from 0 to 1, other values with some room; whole numbers below."""
+    from matplotlib.ticker import MaxNLocator
+
+    seen = [y for item in series for _, y in item.points if y is not None]
+    seen += [edge for item in series for _, low, high in item.bars for edge in (low, high)]
+    axes.margins(x=0.02, y=0.08)
+    if rate and seen and 0 <= min(seen) and max(seen) <= 1:
+        axes.set_ylim(0, 1)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+
+
+def _fit(source: str, words: str) -> Html:
+    """A whole SVG file of matplotlib as an element of a page; `words` say what it shows."""
+    inner = source[source.index(">", source.index("<svg")) + 1 :]
+    inner = re.sub(r"<metadata>.*?</metadata>", "", inner, flags=re.DOTALL)
+    # Groups are numbered anew in every file; no reference leads to them.
+    inner = re.sub(r'<g id="[^"]*"', "<g", inner)
+    inner = re.sub(r' style="([^"]*)"', lambda match: _attributes(match[1]), inner)
+    inner = re.sub("|".join(VARIABLES), lambda match: VARIABLES[match[0]], inner)
+    size = re.search(r'viewBox="([^"]*)"', source)
+    assert size is not None
+    opening = f'<svg viewBox="{size[1]}" role="img" aria-label="{text(words)}">'
+    return Html(opening + re.sub(r">\s+<", "><", inner).strip())
+
+
+def _attributes(style: str) -> str:
+    """A style as attributes, which a policy without inline styles allows. The font is that of the page."""
+    pairs = [part.split(":", 1) for part in style.split(";") if part.strip()]
+    kept = [(name.strip(), value.strip()) for name, value in pairs if not name.strip().startswith("font")]
+    size = next((found[0] for found in [re.search(r"[\d.]+px", value) for name, value in pairs if "font" in name] if found), "")
+    return "".join(f' {name}="{value}"' for name, value in [*kept, *([("font-size", size)] if size else [])])
 
 
 def _short(value: float) -> str:
     if value and (abs(value) >= 100_000 or abs(value) < 0.001):
         return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
     return f"{value:.4g}"
-
-
-def _lines(points: Points, frame: _Frame, colour: str) -> list[Html]:
-    known = [(x, y) for x, y in points if y is not None]
-    raw = el("path", d=_path(points, frame), class_=f"line {colour}")
-    if len(known) <= DOTS:
-        return [raw, *[el("circle", cx=frame.x(x), cy=frame.y(y), r=2.5, class_=f"point {colour}") for x, y in known]]
-    if len(known) < 4 * SMOOTH:
-        return [raw]
-    faint = el("path", d=_path(points, frame), class_=f"line faint {colour}")
-    return [faint, el("path", d=_path(_smooth(points), frame), class_=f"line {colour}")]
-
-
-def _bars(bars: Sequence[tuple[float, float, float]], frame: _Frame, colour: str) -> list[Html]:
-    return [
-        el("line", x1=frame.x(x), x2=frame.x(x), y1=frame.y(low), y2=frame.y(high), class_=f"line faint {colour}")
-        for x, low, high in bars
-    ]
-
-
-def _path(points: Points, frame: _Frame) -> str:
-    words: list[str] = []
-    pen = "M"
-    for x, y in points:
-        if y is None:
-            pen = "M"
-        else:
-            words.append(f"{pen}{frame.x(x):g} {frame.y(y):g}")
-            pen = "L"
-    return "".join(words)
 
 
 def _smooth(points: Points) -> Points:
