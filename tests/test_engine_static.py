@@ -48,25 +48,14 @@ class Recorder:
         return replay
 
 
-SIZES: dict[str, Any] = {
-    "vocab_size": kit.VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
-
-
 def _qwen2() -> Any:
     torch.manual_seed(0)
-    return Qwen2ForCausalLM(Qwen2Config(**SIZES)).eval()
+    return Qwen2ForCausalLM(Qwen2Config(**kit.SMALL)).eval()
 
 
 def _mistral(window: int | None) -> Any:
     torch.manual_seed(0)
-    return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=window)).eval()
+    return MistralForCausalLM(MistralConfig(**kit.SMALL, sliding_window=window)).eval()
 
 
 MODELS: dict[str, Callable[[], Any]] = {

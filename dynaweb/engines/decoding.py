@@ -65,11 +65,15 @@ class Cache:
         self.key[layer][rows, :, :, :length] = key.permute(0, 2, 3, 1)
         self.value[layer][rows, :, :length] = value.transpose(1, 2)
 
-    def move(self, sources: Sequence[int], targets: Sequence[int], columns: int) -> None:
-        """Copy the first `columns` columns of rows onto other rows, none of which is a source."""
-        for source, target in zip(sources, targets, strict=True):
-            self.key[:, target, :, :, :columns] = self.key[:, source, :, :, :columns]
-            self.value[:, target, :, :columns] = self.value[:, source, :, :columns]
+    def keep(self, rows: Sequence[int], columns: int) -> None:
+        """Put these rows first, with their first `columns` columns.
+
+        Rows that are in place stay untouched; none is overwritten before it is read when they come from `survivors`.
+        """
+        for target, source in enumerate(rows):
+            if source != target:
+                self.key[:, target, :, :, :columns] = self.key[:, source, :, :, :columns]
+                self.value[:, target, :, :columns] = self.value[:, source, :, :columns]
 
 
 @dataclass(frozen=True, slots=True)

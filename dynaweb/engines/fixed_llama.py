@@ -124,10 +124,8 @@ class FixedLlamaSession:
         self._lengths = [length + 1 for length in self._lengths]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Move the rows that are not in place; `rows` as made by `survivors`, so that none is overwritten too early."""
-        moved = [(source, target) for target, source in enumerate(rows) if source != target]
-        if moved:
-            self._cache.move([source for source, _ in moved], [target for _, target in moved], max(self._lengths))
+        """Go on with these rows, as made by `survivors`."""
+        self._cache.keep(rows, max(self._lengths))
         self.logits = self.logits[list(rows)]
         self._lengths = [self._lengths[row] for row in rows]
 

@@ -237,11 +237,9 @@ class Common:
         self._lengths = [self._lengths[row] for row in rows]
         live = set(self._lanes)
         kept = survivors([lane not in live for lane in range(count)])
-        moved = [(source, target) for target, source in enumerate(kept) if source != target]
-        if moved:
-            self.cache.move([source for source, _ in moved], [target for _, target in moved], max(self._lengths))
-            now = {source: target for target, source in enumerate(kept)}
-            self._lanes = [now[lane] for lane in self._lanes]
+        self.cache.keep(kept, max(self._lengths))
+        now = {source: target for target, source in enumerate(kept)}
+        self._lanes = [now[lane] for lane in self._lanes]
 
 
 class LlamaSession:
@@ -278,11 +276,8 @@ class LlamaSession:
         self._new += 1
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Move the rows that are not in place; `rows` as made by `survivors`, so that none is overwritten too early."""
-        moved = [(source, target) for target, source in enumerate(rows) if source != target]
-        if moved:
-            sources, targets = zip(*moved, strict=True)
-            self._cache.move(sources, targets, self._first + self._new)
+        """Go on with these rows, as made by `survivors`."""
+        self._cache.keep(rows, self._first + self._new)
         self.logits = self.logits[list(rows)]
         self._lengths = [self._lengths[row] for row in rows]
         if self._common is not None:
