@@ -3,7 +3,8 @@
 Real pages and actions are collected without a browser; each is dreamed in the dream environment, by the chosen world
 model with the chosen weights, 1, 4, 16... dreams at a time. Each page is dreamed `--group` times with other seeds, as
 the rollouts of one task begin; with `--group 1` all differ. One JSON line a size, then how many times faster the
-largest is than one by one. Each size dreams the same, sizes take turns, times are the medians of their rounds.
+largest is than one by one. Each size dreams the same, sizes take turns, times are the medians of their rounds. Rates
+are also given by processor time: with `--threads 1` other processes of a busy machine hardly change it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from dynaweb.loop.worldmodel import asked
 from dynaweb.plugins import current
 from dynaweb.runs import StageCache
 from dynaweb.types import Task, Transition
+from dynaweb.worldmodels.change import goal_of
 
 WITHOUT_BROWSER = "env.task_settings.driver=static"
 
@@ -44,6 +47,14 @@ def transitions(count: int, sets: list[str]) -> list[Transition]:
     return found[:count]
 
 
+@dataclass(frozen=True)
+class Times:
+    """Seconds of wall-clock and of processor time."""
+
+    wall: float
+    cpu: float
+
+
 class Bench:
     """The questions and what dreams them."""
 
@@ -58,16 +69,16 @@ class Bench:
         item = self.items[at]
         async with self.ws.lockstep.episode():
             environment = self.make()
-            task = Task(str(at), str(item.info.get("goal", "")), item.observation.url)
+            task = Task(str(at), goal_of(item), item.observation.url)
             await environment.reset(task, at)
             await environment.step(item.action)
 
-    async def seconds(self, size: int) -> float:
-        """Seconds for all questions, `size` of them at a time."""
-        started = time.perf_counter()
+    async def seconds(self, size: int) -> Times:
+        """Time for all questions, `size` of them at a time."""
+        wall, cpu = time.perf_counter(), time.process_time()
         for start in range(0, len(self.items), size):
             await together([self.one(at) for at in range(start, min(start + size, len(self.items)))])
-        return time.perf_counter() - started
+        return Times(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def main() -> None:
@@ -88,7 +99,7 @@ def main() -> None:
     model = ws.load(given.weights) if given.weights else ws.base
     world_model = ws.world_model(model, temperature=recipe.dream.temperature)
     bench = Bench(ws, world_model, transitions(given.steps // given.group, sets), given.group)
-    times: dict[int, list[float]] = {size: [] for size in given.sizes}
+    times: dict[int, list[Times]] = {size: [] for size in given.sizes}
 
     async def rounds() -> None:
         await bench.seconds(max(given.sizes))
@@ -97,12 +108,24 @@ def main() -> None:
                 found.append(await bench.seconds(size))
 
     asyncio.run(rounds())
-    rates = {size: len(bench.items) / statistics.median(found) for size, found in times.items()}
-    for size, rate in rates.items():
-        line = {"wm": given.wm, "group": given.group, "dreams": size, "steps_per_second": round(rate, 1)}
-        sys.stdout.write(json.dumps({**line, "n": len(bench.items) * given.rounds}) + "\n")
-    ratio = rates[max(rates)] / rates[min(rates)]
-    sys.stdout.write(json.dumps({"faster": round(ratio, 2), "dreams": [min(rates), max(rates)]}) + "\n")
+    report(times, len(bench.items), wm=given.wm, group=given.group)
+
+
+def report(times: dict[int, list[Times]], steps: int, **told: Any) -> None:
+    """A line for each size, and one for the largest against the smallest."""
+    wall = {size: steps / statistics.median(one.wall for one in found) for size, found in times.items()}
+    cpu = {size: steps / statistics.median(one.cpu for one in found) for size, found in times.items()}
+    for size, found in times.items():
+        rates = {"steps_per_second": round(wall[size], 1), "steps_per_cpu_second": round(cpu[size], 1)}
+        write({**told, "dreams": size, **rates, "n": steps * len(found)})
+    least, most = min(times), max(times)
+    faster = {"faster": round(wall[most] / wall[least], 2), "faster_by_cpu": round(cpu[most] / cpu[least], 2)}
+    write({**faster, "dreams": [least, most]})
+
+
+def write(line: dict[str, Any]) -> None:
+    """One JSON line."""
+    sys.stdout.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """What policy updates cost: memory of log-probabilities, and the time of each optimizer's own arithmetic.
 
     python benchmarks/optim.py [--rows 8] [--prompt 512] [--response 32] [--vocabulary 32768] [--repeat 5]
+    python benchmarks/optim.py --device cuda --dtype bfloat16 --width 2048 --layers 16 --prompt 1500 --response 80
 
-`logprobs` compares the trainer's way (hidden states of agent tokens through the output head, in parts) with the plain
-one (logits of every position), forward and backward, each in a process of its own: peak memory above what the loaded
-model takes, and seconds. `loss` is the time of advantages, loss and its gradient for one update of 64 trajectories x 6
-rows x 16 agent tokens, without the model. One JSON object for each measurement; medians of `--repeat` runs.
+`logprobs` compares the trainer's ways (hidden states of agent tokens through the output head, in parts; `recomputed`:
+with the activations of layers computed again in the backward pass) with the plain one (logits of every position),
+forward and backward, each in a process of its own: peak memory above what the loaded model and its gradients take, and
+seconds. `loss` is the time of advantages, loss and its gradient for one update of 64 trajectories x 6 rows x 16 agent
+tokens, without the model, on the CPU. One JSON object for each measurement; medians of `--repeat` runs.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch  # noqa: TID253  (a script, run on its own)
 
 from dynaweb.backends.batch import collate, units
+from dynaweb.backends.models import pick_dtype
 from dynaweb.backends.scoring import GenericScorer, LlamaScorer
 from dynaweb.credit import Credit, CreditInput, CreditRow, credit_of, wants
 from dynaweb.plugins import load
@@ -48,65 +53,79 @@ def median_seconds(work: Callable[[], object], repeat: int) -> float:
     return statistics.median(seconds[1:])
 
 
-def peak_mib() -> float:
-    """Most memory that this process has held so far."""
+def peak_mib(device: str) -> float:
+    """Most memory that this process has held so far, on the device where the model is."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / MIB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MIB
 
 
-def model_of(vocabulary: int) -> Any:
-    """A random Llama whose output head is the largest part of it."""
+def model_of(given: argparse.Namespace) -> Any:
+    """A random Llama; by default its output head is the largest part of it."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, max_position_embeddings=4096, **sizes)).eval()
+    heads = max(4, given.width // 64)
+    sizes = {"hidden_size": given.width, "intermediate_size": 2 * given.width, "num_attention_heads": heads}
+    config = LlamaConfig(
+        vocab_size=given.vocabulary, num_hidden_layers=given.layers, max_position_embeddings=8192, **sizes
+    )
+    return LlamaForCausalLM(config).eval().to(given.device, pick_dtype(given.dtype))
 
 
 def plain(model: Any, rows: list[TokenRow]) -> torch.Tensor:
     """Log-probabilities from logits of every position of all rows (which are of the same length)."""
-    ids = torch.tensor([[*row.prompt_ids, *row.response_ids] for row in rows])
+    ids = torch.tensor([[*row.prompt_ids, *row.response_ids] for row in rows], device=model.device)
     logp = torch.log_softmax(model(input_ids=ids, use_cache=False).logits.float(), dim=-1)
     start = len(rows[0].prompt_ids)
     return logp[:, start - 1 : -1].gather(2, ids[:, start:, None]).flatten()
 
 
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "plain": GenericScorer,
+    "generic": GenericScorer,
+    "compact": LlamaScorer,
+    "generic, recomputed": partial(GenericScorer, checkpointing=True),
+    "compact, recomputed": partial(LlamaScorer, checkpointing=True),
+}
+
+
 def measure(given: argparse.Namespace, way: str, queue: Any) -> None:
     """Forward and backward of one micro-batch in this process; seconds and memory into the queue."""
     torch.set_num_threads(1)
-    model, rng = model_of(given.vocabulary), random.Random(0)
+    model, rng = model_of(given), random.Random(0)
 
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(rng.randrange(given.vocabulary) for _ in range(count))
 
     rows = [TokenRow(tokens(given.prompt), tokens(given.response)) for _ in range(given.rows)]
-    scorer: Any = {"compact": LlamaScorer, "generic": GenericScorer}.get(way, GenericScorer)(model)
-    batch = collate(rows, units(rows, range(len(rows)), share=scorer.shares_prompts), torch.device("cpu"))
+    scorer = WAYS[way](model)
+    batch = collate(rows, units(rows, range(len(rows)), share=scorer.shares_prompts), model.device)
 
     def work() -> None:
         model.zero_grad(set_to_none=False)
         with scorer.step():
             logp = plain(model, rows) if way == "plain" else scorer.logprobs(batch)[0]
             logp.sum().backward()
+        if given.device == "cuda":
+            torch.cuda.synchronize()
 
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    if way == "generic":
-        scorer._find_head(*_first_row(rows))
-    before = peak_mib()
+    if way == "plain":
+        scorer.step = nullcontext
+    with scorer.step():  # finds out about the model once, on a few tokens
+        pass
+    before = peak_mib(given.device)
     seconds = median_seconds(work, given.repeat)
-    queue.put((seconds, peak_mib() - before))
-
-
-def _first_row(rows: list[TokenRow]) -> tuple[torch.Tensor, torch.Tensor]:
-    ids = torch.tensor([rows[0].prompt_ids[:8]])
-    return ids, torch.ones_like(ids)
+    queue.put((seconds, peak_mib(given.device) - before))
 
 
 def logprobs(given: argparse.Namespace) -> None:
     """Memory and time of the ways to compute log-probabilities, and their ratios to the plain one."""
     context = multiprocessing.get_context("spawn")
     found = {}
-    for way in ("plain", "generic", "compact"):
+    for way in WAYS:
         queue = context.Queue()
         process = context.Process(target=measure, args=(given, way, queue))
         process.start()
@@ -116,6 +135,8 @@ def logprobs(given: argparse.Namespace) -> None:
         report(
             what="logprobs",
             way=way,
+            device=given.device,
+            dtype=given.dtype,
             tokens=given.rows * (given.prompt + given.response),
             agent_tokens=given.rows * given.response,
             vocabulary=given.vocabulary,
@@ -188,6 +209,10 @@ def main() -> None:
     parser.add_argument("--response", type=int, default=32)
     parser.add_argument("--vocabulary", type=int, default=32768)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     given = parser.parse_args()
     torch.set_num_threads(1)
     logprobs(given)

@@ -1,8 +1,8 @@
 """A transition store of a million records: python benchmarks/store.py --help
 
 Writes transitions with pages that come back and pages that are new, reads them all, then some at random, and prints
-the rate of each and how far the memory of the process grew. Memory must not grow with the number of records: it is
-printed at a tenth and at the end.
+the rate of each and how far the memory of the process grew. Memory must not grow with the number of records, once the
+writer knows `KNOWN_PAGES` pages: it is printed at a tenth, at the half and at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +68,11 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = TransitionStore(Path(folder) / "x.jsonl.gz")
-        for what, job in (
-            ("write", lambda: store.extend(transitions(given.count))),
-            ("read", lambda: read(store.path)),
-        ):
+        jobs: dict[str, Callable[[], int]] = {
+            "write": lambda: store.extend(marked(transitions(given.count), given.count, "written")),
+            "read": lambda: read(store.path),
+        }
+        for what, job in jobs.items():
             started, marks = time.perf_counter(), [memory_mib()]
             count = job()
             seconds = time.perf_counter() - started
@@ -86,12 +87,18 @@ def main() -> None:
 
 
 def read(path: Path) -> int:
-    """Every record once; tells the memory at a tenth of the way."""
+    """Every record once."""
     opened = TransitionStore(path)
-    for number, _ in enumerate(opened, start=1):
-        if number == len(opened) // 10:
-            report(what="a tenth read", memory_mib=round(memory_mib(), 1))
-    return len(opened)
+    return sum(1 for _ in marked(opened, len(opened), "read"))
+
+
+def marked(records: Iterable[Transition], count: int, what: str) -> Iterator[Transition]:
+    """The records; tells the memory at a tenth of the way and at the half."""
+    marks = {count // 10: "a tenth", count // 2: "half"}
+    for number, record in enumerate(records, start=1):
+        if number in marks:
+            report(what=f"{marks[number]} {what}", memory_mib=round(memory_mib(), 1))
+        yield record
 
 
 if __name__ == "__main__":

@@ -3,30 +3,28 @@
     python benchmarks/web.py [observation] [miniwob] [delta] [memory] [fuzz] [--episodes 500] [--strings 1000000]
 
 Without names all of them run. Prints one JSON object a measurement. What is compared with another package needs its
-environment (`python scripts/reference_packages.py`), `miniwob` the pages that BrowserGym's environment holds; what is
-missing is said on standard error and left out.
+environment (`dynaweb env install libwebarena`, `dynaweb env install browsergym`), and `miniwob` the pages that the
+latter holds; what is missing is said on standard error and left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import functools
-import http.server
 import json
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+from served import product_rows, report, serving, serving_files
+
+from dynaweb import sidecar
 from dynaweb.types import Action, Node, Observation
 from dynaweb.web.actions import GRAMMARS, parse_action
 from dynaweb.web.browser import BrowserPool
@@ -36,84 +34,12 @@ from dynaweb.web.delta import apply, diff, parse, to_text
 from dynaweb.web.dialects import render
 
 ROOT = Path(__file__).resolve().parents[1]
-REFERENCES = Path(os.environ.get("DYNAWEB_REFERENCES", "") or ROOT / ".references")
 START = "(() => { Math.seedrandom('%d'); core.EPISODE_MAX_TIME = 1e8; core.startEpisodeReal(); })()"
-
-
-def report(what: str, **numbers: Any) -> None:
-    """One line of JSON on stdout; numbers with four significant digits."""
-    rounded = {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in numbers.items()}
-    sys.stdout.write(json.dumps({"what": what, **rounded}) + "\n")
-    sys.stdout.flush()
 
 
 def missing(what: str) -> None:
     """Say what could not be measured."""
-    sys.stderr.write(f"{what}: not compared, run `python scripts/reference_packages.py` first\n")
-
-
-# --- servers ---
-
-
-class _Files(http.server.SimpleHTTPRequestHandler):
-    pages: ClassVar[dict[str, str]] = {}
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        return
-
-    def do_GET(self) -> None:
-        body = self.pages.get(self.path)
-        if body is None:
-            super().do_GET()
-            return
-        data = f"<!doctype html><meta charset=utf-8><link rel=icon href='data:,'><body>{body}".encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-
-@contextmanager
-def serving(folder: Path, pages: dict[str, str] | None = None) -> Iterator[str]:
-    """The address of a server of a folder and of pages given as HTML."""
-    _Files.pages = pages or {}
-    handler = functools.partial(_Files, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-@contextmanager
-def serving_files(folder: Path) -> Iterator[str]:
-    """The address of a server of a folder, in a process of its own, as a site has it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            _wait_for(port)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-
-
-def _wait_for(port: int) -> None:
-    for _ in range(200):
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-        except OSError:
-            time.sleep(0.05)
-        else:
-            return
-    raise SystemExit("the server of the pages does not start")
-
-
-def product_rows(count: int) -> str:
-    """A shop's list: about thirteen nodes of Chromium's tree a row."""
-    row = "<li><h3><a href=/p/{0}>Product {0}</a></h3><p>Price: <b>{0}.50</b></p><button>Add {0}</button></li>"
-    return f"<h1>Shop</h1><ul>{''.join(row.format(i) for i in range(count))}</ul>"
+    sys.stderr.write(f"{what}: not compared, run `dynaweb env install {what}` first\n")
 
 
 # --- measurements ---
@@ -130,25 +56,28 @@ async def timed(work: Callable[[], Awaitable[Any]], repeat: int) -> list[float]:
 
 
 async def observation(_: argparse.Namespace) -> None:
-    """Tree, boxes and text of pages of three sizes, and libwebarena's observation of the largest."""
+    """Tree, boxes and text of pages of three sizes, whole and as the window shows them; libwebarena on the largest."""
     sizes = {"small": 22, "large": 266, "rows": 1000}
-    pages = {f"/{name}": product_rows(count) for name, count in sizes.items()}
+    # A script of its own makes the driver read boxes and listeners of the whole page too.
+    script = "<script>document.title = 'Shop'</script>"
+    pages = {f"/{name}": product_rows(count) + script for name, count in sizes.items()}
     with serving(ROOT / "docs", pages) as base:
         ours: dict[str, float] = {}
-        async with BrowserPool(view="webarena", region="viewport", max_nodes=100_000) as pool:
-            session = await pool.session()
-            await session.reset()
-            for name in sizes:
-                await session.goto(f"{base}/{name}")
-                tree = await _tab(session).send("Accessibility.getFullAXTree")
-
-                async def look() -> str:
-                    return render(await session.observe(), "webarena")
-
-                seconds = await timed(look, 15 if name == "small" else 5)
-                ours[name] = statistics.median(seconds)
-                report(f"observation {name}", nodes=len(tree["nodes"]), median_ms=1e3 * ours[name])
+        for region in ("page", "viewport"):
+            async with BrowserPool(view="webarena", region=region, max_nodes=100_000) as pool:  # type: ignore[arg-type]
+                session = await pool.session()
+                await session.reset()
+                for name in sizes:
+                    await session.goto(f"{base}/{name}")
+                    tree = await _tab(session).send("Accessibility.getFullAXTree")
+                    seconds = await timed(lambda s=session: _look(s), 15 if name == "small" else 5)
+                    ours[name] = statistics.median(seconds)
+                    report(f"observation {name}, {region}", nodes=len(tree["nodes"]), median_ms=1e3 * ours[name])
         _against_libwebarena(f"{base}/rows", ours["rows"])
+
+
+async def _look(session: ChromiumSession) -> str:
+    return render(await session.observe(), "webarena")
 
 
 def _tab(session: ChromiumSession) -> Any:
@@ -158,7 +87,7 @@ def _tab(session: ChromiumSession) -> Any:
 
 
 def _against_libwebarena(url: str, ours: float) -> None:
-    python = REFERENCES / "webarena" / "bin" / "python"
+    python = sidecar._python(sidecar.root() / "libwebarena")
     if not python.exists():
         missing("libwebarena")
         return
@@ -173,14 +102,14 @@ def _against_libwebarena(url: str, ours: float) -> None:
 
 
 def _miniwob() -> Path | None:
-    return next(REFERENCES.glob("browsergym/lib/python*/site-packages/miniwob/html"), None)
+    return next(sidecar.root().glob("browsergym/lib/python*/site-packages/miniwob/html"), None)
 
 
 async def miniwob(_: argparse.Namespace) -> None:
     """Episodes of `click-button` (reset, two observations, a real click) and BrowserGym's reset and step."""
     folder = _miniwob()
     if folder is None:
-        missing("miniwob")
+        missing("browsergym")
         return
     with serving_files(folder) as base:
         url = f"{base}/miniwob/click-button.html"
@@ -229,7 +158,7 @@ async def _start(session: ChromiumSession, url: str, seed: int) -> Observation:
 
 
 def _against_browsergym(base: str, reset: float, step: float) -> None:
-    python = REFERENCES / "browsergym" / "bin" / "python"
+    python = sidecar._python(sidecar.root() / "browsergym")
     command = [python, ROOT / "benchmarks" / "browsergym_steps.py", find().path, "5"]
     environment = {**os.environ, "MINIWOB_URL": f"{base}/miniwob/"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -296,7 +225,7 @@ async def _walks_of_sites(episodes: int = 40, steps: int = 10) -> Pairs:
 async def _walks_of_miniwob(steps: int = 5) -> Pairs:
     folder = _miniwob()
     if folder is None:
-        missing("miniwob")
+        missing("browsergym")
         return []
     found: Pairs = []
     with serving_files(folder) as base:

@@ -7,7 +7,12 @@ held out whole, the trained models are fitted on the others with the same number
 held-out pages one step at a time and open-loop. Written are `table.md` and `table.json`: every value with n and its
 95 % interval, the differences between delta and full-state question by question (bootstrap over sites, then over
 questions of a site), tokens per dream step, and what follows for the claim that delta needs at most a third of the
-tokens at no lower fidelity. The pages of `dynaweb wm eval` (drift and reliability curves) lie beside them.
+tokens at no lower fidelity; where it does not hold, how long the true answers are, below which no model can stay. The
+pages of `dynaweb wm eval` (drift and reliability curves) lie beside them.
+
+The embedded sites need no browser (`--driver static`). MiniWoB++ needs Chromium and `pip install 'dynaweb[miniwob]'`;
+each of its tasks with a seed counts as a site, so what is held out are seeds. With another `--model` and a GPU the same
+command compares large models: --model Qwen/Qwen2.5-0.5B-Instruct --set model.dtype=bfloat16 --updates 1000
 """
 
 from __future__ import annotations
@@ -18,15 +23,22 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import dynaweb
+from dynaweb.config import resolve
 from dynaweb.data.inspect import contamination, site_of
 from dynaweb.data.store import TransitionStore
 from dynaweb.loop.wmeval import WorldModelScores
-from dynaweb.loop.worldmodel import split_by
+from dynaweb.loop.workspace import Workspace
+from dynaweb.loop.worldmodel import asked, split_by
 from dynaweb.plugins import current
 from dynaweb.report.stats import Estimate, paired_difference
+from dynaweb.runs import StageCache
+from dynaweb.web.delta import diff
+from dynaweb.web.delta_types import Add
+from dynaweb.worldmodels.prompts import Form, answer
 
 ARMS: Mapping[str, tuple[str, tuple[str, ...], bool]] = {
     "trained delta": ("delta", (), True),
@@ -52,9 +64,16 @@ class Verdict:
 
 def settings(given: argparse.Namespace, env: str) -> list[str]:
     """What all calls of one environment have in common."""
-    driver = [f"env.task_settings.driver={given.driver}"] if env == "sites" else []
+    own = {"sites": [f"env.task_settings.driver={given.driver}"], "miniwob": ["env.task_settings.pick=scripted"]}
     budget = [f"wm_fit.steps={given.updates}", f"wm_fit.batch={given.batch}"]
-    return [f"env.tasks={env}", *driver, *budget, "wm_fit.holdout=0", f"model.threads={given.threads}", *given.set]
+    return [
+        f"env.tasks={env}",
+        *own.get(env, ()),
+        *budget,
+        "wm_fit.holdout=0",
+        f"model.threads={given.threads}",
+        *given.set,
+    ]
 
 
 def collect(given: argparse.Namespace, env: str, folder: Path) -> tuple[Path, Path]:
@@ -87,16 +106,9 @@ def score(given: argparse.Namespace, env: str, folder: Path, label: str, stores:
     else:
         sets.append(f"wm.store={stores[0]}")
     scores: WorldModelScores = dynaweb.evaluate_world_model(
-        overrides=sets, weights=weights or base(), data=stores[1], horizon=given.horizon, out=where / "eval", **shared
+        overrides=sets, weights=weights, data=stores[1], horizon=given.horizon, out=where / "eval", **shared
     )
     return scores
-
-
-def base() -> Path:
-    """The weights of the base model, for arms that are not fitted."""
-    from dynaweb.backends.models import TINY, resolve
-
-    return Path(resolve(TINY))
 
 
 def by_site(scores: WorldModelScores, measure: str) -> list[list[float | None]]:
@@ -118,7 +130,43 @@ def verdict(delta: WorldModelScores, full: WorldModelScores) -> Verdict:
     )
     truth = f"lower fidelity in {', '.join(lower)}" if lower else f"no measure of {', '.join(COMPARED)} is shown lower"
     holds = "holds" if ratio <= THIRD and not lower else "does not hold"
-    return Verdict(ratio, found, f"{tokens}; {truth}: the claim {holds} here.")
+    unread = [f"{scores.name} {scores.one_step['all']['invalid']}" for scores in (delta, full) if _unread(scores)]
+    doubt = f" It says little: most answers cannot be read (invalid: {', '.join(unread)}); raise --updates."
+    return Verdict(ratio, found, f"{tokens}; {truth}: the claim {holds} here.{doubt if unread else ''}")
+
+
+def _unread(scores: WorldModelScores) -> bool:
+    """Whether a model has not even learned the form of an answer, so that its tokens mean nothing."""
+    return (scores.one_step["all"]["invalid"].value or 0.0) > 0.5
+
+
+@dataclass(frozen=True)
+class TrueAnswers:
+    """Mean tokens of the true answers in both forms, and the share of the next page's elements that are new."""
+
+    delta: float
+    page: float
+    new: float
+    n: int
+
+    def __str__(self) -> str:
+        return (
+            f"The true answers have {self.delta:.1f} tokens as deltas and {self.page:.1f} as pages "
+            f"(ratio {self.delta / self.page:.2f}, n={self.n}): {self.new:.0%} of the elements of a next page are new, "
+            "and those are written out in both forms."
+        )
+
+
+def true_answers(given: argparse.Namespace, env: str, store: Path) -> TrueAnswers:
+    """What a model that makes no mistake would write on the held-out sites."""
+    recipe = resolve("dynaweb", overrides=settings(given, env), model=given.model)
+    prompts = Workspace(recipe, current(), StageCache(notify=current().notify)).format
+    items = asked(list(TransitionStore(store)))
+    forms: tuple[Form, ...] = ("delta", "page")
+    lengths = [[len(prompts.world_model_target(answer(item, form))) for item in items] for form in forms]
+    written = [sum(isinstance(op, Add) for op in diff(t.observation, t.next_observation).ops) for t in items]
+    new = [count / max(1, len(item.next_observation.nodes)) for count, item in zip(written, items, strict=True)]
+    return TrueAnswers(mean(lengths[0]), mean(lengths[1]), mean(new), len(items))
 
 
 def table(env: str, found: Mapping[str, WorldModelScores], given: argparse.Namespace) -> list[str]:
@@ -158,6 +206,7 @@ def compare(given: argparse.Namespace, env: str) -> tuple[list[str], dict[str, A
     stores = collect(given, env, folder)
     found = {label: score(given, env, folder, label, stores) for label in ARMS}
     said = verdict(found["trained delta"], found["trained full-state"])
+    truth = true_answers(given, env, stores[1])
     shared, total = contamination(TransitionStore(stores[0]), TransitionStore(stores[1]))
     sizes = [len(TransitionStore(path)) for path in stores]
     differences = [f"{name} {one.text(signed=True)}" for name, one in said.differences.items()]
@@ -165,14 +214,21 @@ def compare(given: argparse.Namespace, env: str) -> tuple[list[str], dict[str, A
         *table(env, found, given),
         "",
         f"Delta minus full-state: {', '.join(differences)}.",
-        f"{said.words}",
+        f"{said.words} {truth}",
         "",
         f"Fitted on {sizes[0]} transitions, {given.updates} updates of {given.batch}; measured on {sizes[1]} of "
         f"held-out sites, of whose questions {shared[3].affected} of {total} were in the fitted data too.",
         "",
     ]
-    data = {label: {"one_step": plain(s.one_step), "steps": plain(s.steps)} for label, s in found.items()}
-    return lines, {"arms": data, "verdict": asdict(said), "transitions": sizes}
+    data = {
+        label: {
+            "one_step": plain(scores.one_step),
+            "steps": plain(scores.steps),
+            "calibration": scores.calibration.data() if scores.calibration else scores.uncalibrated,
+        }
+        for label, scores in found.items()
+    }
+    return lines, {"arms": data, "verdict": asdict(said), "true_answers": asdict(truth), "transitions": sizes}
 
 
 def plain(value: Any) -> Any:

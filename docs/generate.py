@@ -1,4 +1,4 @@
-"""Writes `recipes.md` (every setting of a recipe) and `cli.md` (every command) from the code: python docs/generate.py
+"""Writes `recipes.md` (settings), `cli.md` (commands) and `hooks.md` (hooks) from the code: python docs/generate.py
 
 A test compares the files with what this script would write.
 """
@@ -6,6 +6,7 @@ A test compares the files with what this script would write.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import json
 import textwrap
@@ -28,19 +29,20 @@ KINDS: dict[Kind, str] = {
     "opt": "Policy optimizer",
     "reward": "Reward judge",
     "env": "Environment",
+    "observer": "Observer",
 }
 NOTE = "<!-- Written by docs/generate.py from the code; change the docstrings there and run it again. -->"
 
 
 def main() -> None:
-    """Write both files."""
+    """Write the files."""
     for name, text in pages().items():
         (DOCS / name).write_text(text, encoding="utf-8")
 
 
 def pages() -> dict[str, str]:
     """File name to content."""
-    return {"recipes.md": recipes(), "cli.md": command_line()}
+    return {"recipes.md": recipes(), "cli.md": command_line(), "hooks.md": hooks()}
 
 
 def recipes() -> str:
@@ -53,7 +55,7 @@ def recipes() -> str:
     parts += ["## Plugins", _PLUGINS_INTRO]
     for kind, spec in _first_party():
         config = spec.config or BaseModel
-        parts += [f'### `[{kind}]` with `name = "{spec.name}"`', f"{KINDS[kind]}: {spec.summary}.", _table(config)]
+        parts += [_plugin_title(kind, spec.name), f"{KINDS[kind]}: {spec.summary}.", _table(config)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -65,6 +67,33 @@ def command_line() -> str:
     for path, text in _helps(typer.main.get_command(app), "dynaweb", None):
         parts += [f"## `{path}`", f"```text\n{text}\n```"]
     return "\n\n".join(parts) + "\n"
+
+
+def hooks() -> str:
+    """Every hook with its argument, and every event with its fields."""
+    from dynaweb import events, hookspecs
+    from dynaweb.discovery import hook_names
+
+    parts = [NOTE, _HOOKS_INTRO, "## Registration", *_hooks(hookspecs, hook_names(), observers=False)]
+    parts += ["## Observers", _OBSERVERS_INTRO, *_hooks(hookspecs, hook_names(), observers=True)]
+    parts += ["## Events"]
+    for name, event in vars(events).items():
+        if inspect.isclass(event) and event.__module__ == events.__name__:
+            rows = [f"| `{field.name}` | `{_bar(str(field.type))}` |" for field in dataclasses.fields(event)]
+            table = "\n".join(["| field | type |", "| --- | --- |", *rows])
+            parts += [f"### `{name}`", inspect.cleandoc(event.__doc__ or ""), table]
+    parts += ["## `PluginSpec`", inspect.cleandoc(hookspecs.PluginSpec.__doc__ or "")]
+    rows = [f"| `{field.name}` | `{_bar(str(field.type))}` |" for field in dataclasses.fields(hookspecs.PluginSpec)]
+    return "\n\n".join([*parts, "\n".join(["| field | type |", "| --- | --- |", *rows])]) + "\n"
+
+
+def _hooks(module: Any, names: list[str], *, observers: bool) -> Iterator[str]:
+    for name in names:
+        hook = getattr(module, name)
+        signature = str(inspect.signature(hook)).replace("'", "")
+        if ("event" in signature) == observers:
+            yield f"### `{name}{signature}`"
+            yield inspect.cleandoc(hook.__doc__ or "")
 
 
 def _shipped() -> str:
@@ -82,6 +111,12 @@ def _first_party() -> Iterator[tuple[Kind, Any]]:
         own = (one.name for one in loaded.statuses() if (one.package, one.kind) == ("dynaweb", kind))
         for name in sorted(own):
             yield kind, loaded.find(kind, name).spec
+
+
+def _plugin_title(kind: Kind, name: str) -> str:
+    if kind == "observer":
+        return f"### `[run.observer_settings.{name}]`"
+    return f'### `[{kind}]` with `name = "{name}"`'
 
 
 def _table(model: type[BaseModel]) -> str:
@@ -105,7 +140,12 @@ def _own(model: type[BaseModel]) -> str:
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """The string that stands below each field. Raises `KeyError` later on for a field without one."""
+    """The string that stands below each field, inherited ones too. Raises `KeyError` later for a field without one."""
+    bases = [base for base in reversed(model.__mro__) if issubclass(base, BaseModel) and base is not BaseModel]
+    return {name: text for base in bases for name, text in _own_docstrings(base).items()}
+
+
+def _own_docstrings(model: type[BaseModel]) -> dict[str, str]:
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(body, ast.ClassDef)
     found = {}
@@ -177,6 +217,12 @@ is. Later wins: defaults, the recipes that it extends, the file itself, `--set`,
 prints every value and where it comes from; `dynaweb config schema` prints all of this as a JSON schema."""
 _PLUGINS_INTRO = """Settings of the plugins that come with the package. Other packages bring their own; `dynaweb config
 schema` knows them."""
+_HOOKS_INTRO = """# Hooks
+
+A plugin's module implements hooks by functions with these names, marked with `dynaweb.hookspecs.hookimpl`.
+[plugins.md](plugins.md) shows how to write one."""
+_OBSERVERS_INTRO = """Each takes one frozen event. An observer that raises is reported once with its name, and the run
+goes on, unless `DYNAWEB_STRICT=1`."""
 _CLI_INTRO = """# The command line
 
 stdout is data, stderr is progress. Exit codes: 0 done, 1 the run failed, 2 usage or configuration, 3 a plugin or

@@ -13,12 +13,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dynaweb.api import collect, evaluate, evaluate_world_model, fit_world_model, run, sft, show_prediction
+    from dynaweb.api import (
+        audit_judges,
+        collect,
+        evaluate,
+        evaluate_world_model,
+        fit_judge,
+        fit_world_model,
+        run,
+        sft,
+        show_prediction,
+    )
     from dynaweb.config.resolving import resolve
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "audit_judges": "dynaweb.api",
+    "fit_judge": "dynaweb.api",
     "collect": "dynaweb.api",
     "evaluate": "dynaweb.api",
     "evaluate_world_model": "dynaweb.api",
@@ -45,9 +57,11 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "__version__",
+    "audit_judges",
     "collect",
     "evaluate",
     "evaluate_world_model",
+    "fit_judge",
     "fit_world_model",
     "resolve",
     "run",

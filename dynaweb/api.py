@@ -7,7 +7,7 @@ Each call takes a recipe (a shipped name, a TOML file, or a resolved `Recipe`) w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from dynaweb.plugins import Plugins, current, use
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
+    from dynaweb.judges.audit import JudgeAudits
     from dynaweb.loop.closing import RunResult, StageResult
     from dynaweb.loop.wmeval import Shown, WorldModelScores
 
@@ -128,6 +129,7 @@ def evaluate(
     recipe: str | Path | Recipe = DEFAULT,
     *,
     policy: str | Path | None = None,
+    world_model: str | Path | None = None,
     overrides: Overrides = (),
     out: str | Path | None = None,
     progress: bool = False,
@@ -136,10 +138,52 @@ def evaluate(
     """Evaluate a policy on held-out tasks in the real browser.
 
     `policy` is a folder of weights or one of `sft` (default), `base` (the model as it is), `expert`, `random`. The
-    result has rows by site and by kind of task, and every failure with its label.
+    result has rows by site and by kind of task, and every failure with its label. With `agent="lookahead"` the policy
+    looks ahead in the world model of these weights (`world_model`), by default the one that the recipe fits.
     """
-    result: StageResult = _call("evaluate", recipe, overrides, flags, progress, out=out, policy=policy)
+    options = {"policy": policy, "world_model": _path(world_model)}
+    result: StageResult = _call("evaluate", recipe, overrides, flags, progress, out=out, **options)
     return result
+
+
+def fit_judge(
+    recipe: str | Path | Recipe = DEFAULT,
+    *,
+    data: str | Path | None = None,
+    overrides: Overrides = (),
+    out: str | Path | None = None,
+    progress: bool = False,
+    **flags: Any,
+) -> StageResult:
+    """Fit the recipe's judge (`reward="orm"`) on graded real episodes, and measure it on held-out sites.
+
+    `data` is a trajectory store with such episodes, by default new ones of the SFT policy.
+    """
+    result: StageResult = _call("fit_judge", recipe, overrides, flags, progress, out=out, data=_path(data))
+    return result
+
+
+def audit_judges(
+    recipe: str | Path | Recipe = DEFAULT,
+    *,
+    judges: Sequence[str] = (),
+    data: str | Path | None = None,
+    episodes: int = 0,
+    overrides: Overrides = (),
+    out: str | Path | None = None,
+    progress: bool = False,
+    **flags: Any,
+) -> JudgeAudits:
+    """Compare judges (default: the recipe's) with the environment's verdicts on the same real episodes.
+
+    `data` is a trajectory store of graded episodes; by default `episodes` new ones are played on validation sites.
+    """
+    options = {"judges": tuple(judges), "data": _path(data), "episodes": episodes}
+    result: JudgeAudits = _call("audit_judges", recipe, overrides, flags, progress, out=out, **options)
+    return result
+
+
+JUDGES = ("fit_judge", "audit_judges")
 
 
 def _call(
@@ -158,11 +202,14 @@ def _call(
     resolved = resolve(recipe, overrides=overrides, **flags)
     for choice in resolved.choices():
         plugins.check(choice.kind, choice.name)
+    for name in resolved.run.observers:
+        plugins.check("observer", name)
     # Only now: torch and the browser's driver take seconds to import.
-    from dynaweb.loop import api
+    from importlib import import_module
 
+    calls = import_module("dynaweb.judges.api" if name in JUDGES else "dynaweb.loop.api")
     with _shown(plugins, progress):
-        return getattr(api, name)(resolved, out=_path(out), **options)
+        return getattr(calls, name)(resolved, out=_path(out), **options)
 
 
 @contextmanager

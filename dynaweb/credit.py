@@ -1,8 +1,8 @@
 """Credit: what a policy optimizer sees of the rollouts of one update, and how much each token gets of it.
 
 The least that an optimizer does is `PolicyOptimizer.advantages`: one number per trajectory, from rewards and groups.
-One that needs more (values of a critic, a reference policy, pages, step rewards) has `credit` and `wants` too, and may
-answer with a number per row or per token. Nothing here imports torch; sequences hold one number per agent token.
+One that needs more (values of a critic, a reference policy, pages, step rewards) has `wants`, `credit` or both too, and
+may answer with a number per row or per token. Nothing here imports torch; sequences hold one number per agent token.
 
 Words: a *row* is one step of a trajectory, its *agent tokens* are what the policy said in it. Observation tokens are
 not part of any sequence here, so that discounts, values and means cannot run over them.
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     import torch
 
     from dynaweb.protocols import LossOutput, PolicyOptimizer
+
+
+STEP_REWARD = "step_reward"
+"""What a step's `info` calls a reward that comes beside the verdict on the trajectory, in the judge's units.
+
+An environment's own score of the whole task goes elsewhere: the judge's verdict would count twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ class Wants:
 class CreditRow:
     """One row: `step` is its place in the trajectory, `anchor` the page as text, `reward` what the step itself earned.
 
+    `reward` comes beside the verdict on the trajectory, never instead of it: an environment names it `STEP_REWARD`.
     `values` holds the critic's outputs for each agent token, or one entry for the row when the critic looks at rows.
     """
 
@@ -107,12 +114,12 @@ class CreditInput:
 class Credit:
     """Who gets how much. The finest of `tokens`, `rows` and `advantages` that is there is what the loss sees.
 
-    `advantages` has one number per trajectory (beside finer credit: the largest in size, so that
-    0 means that nothing of it moves the policy), `rows` one per
-    row, `tokens` one per agent token of each row. `kept` tells which rows stay in the batch: the others leave loss and
-    denominators. `targets` are what the critic should have said, one per agent token or one per row as it looks, with
-    None for what it cannot learn from; `values` what it said (outputs per state). `scalable` is False when advantages
-    are targets of a regression, which no factor may change.
+    `advantages` has one number per trajectory (beside finer credit: the largest in size, so that 0 means that nothing
+    of it moves the policy), `rows` one per row, `tokens` one per agent token of each row. `kept` tells which rows stay
+    in the batch: the others leave loss and denominators. `targets` are what the critic should have said, one per agent
+    token or one per row as it looks, with None for what it cannot learn from; `values` what it said (outputs per
+    state), which the loop adds. `scalable` is False when advantages are targets of a regression, which no factor may
+    change.
     """
 
     advantages: Sequence[float]
@@ -180,11 +187,6 @@ class ValueInput:
 class AssignsCredit(Protocol):
     """A policy optimizer that gives credit itself."""
 
-    @property
-    def wants(self) -> Wants:
-        """What it needs."""
-        ...
-
     def credit(self, batch: CreditInput) -> Credit:
         """Advantages of the whole update, and targets for the critic if there is one."""
         ...
@@ -200,8 +202,9 @@ class HasCritic(Protocol):
 
 
 def wants(optimizer: PolicyOptimizer) -> Wants:
-    """What an optimizer needs; nothing for one that only has `advantages`."""
-    return optimizer.wants if isinstance(optimizer, AssignsCredit) else Wants()
+    """What an optimizer needs; nothing for one that does not say. Needs no `credit`: a loss can want a reference."""
+    found: Wants = getattr(optimizer, "wants", Wants())
+    return found
 
 
 def credit_of(optimizer: PolicyOptimizer, batch: CreditInput) -> Credit:

@@ -19,8 +19,15 @@ KIND_HOOKS: dict[Kind, str] = {
     "opt": "dynaweb_optimizers",
     "reward": "dynaweb_rewards",
     "env": "dynaweb_environments",
+    "observer": "dynaweb_observers",
 }
-KIND_WORDS: dict[Kind, str] = {"wm": "world model", "opt": "optimizer", "reward": "reward judge", "env": "environment"}
+KIND_WORDS: dict[Kind, str] = {
+    "wm": "world model",
+    "opt": "optimizer",
+    "reward": "reward judge",
+    "env": "environment",
+    "observer": "observer",
+}
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)\s*(?:\[([^\]]*)\])?")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dynaweb import events
 
 PROJECT = "dynaweb"
-Kind = Literal["wm", "opt", "reward", "env"]
+Kind = Literal["wm", "opt", "reward", "env", "observer"]
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -54,6 +54,11 @@ def dynaweb_rewards() -> Sequence[PluginSpec]:  # type: ignore[empty-body]
 @hookspec
 def dynaweb_environments() -> Sequence[PluginSpec]:  # type: ignore[empty-body]
     """Return the environments of this plugin (`--env NAME`)."""
+
+
+@hookspec
+def dynaweb_observers() -> Sequence[PluginSpec]:  # type: ignore[empty-body]
+    """Return the observers of this plugin (`--observe NAME`): their objects implement the hooks below."""
 
 
 @hookspec

@@ -53,7 +53,7 @@ class Chosen(Protocol):
 
     @property
     def kind(self) -> Kind:
-        """Which of the four kinds."""
+        """Which of the kinds."""
         ...
 
     @property

@@ -154,6 +154,15 @@ class Catalogue(Protocol):
         ...
 
 
+@runtime_checkable
+class MakesVariants(Protocol):
+    """Task sources that can make further checked tasks like a given one offer this besides `tasks`."""
+
+    def variants(self, task: Task, *, count: int, seed: int) -> list[Task]:
+        """At most `count` other tasks of the same kind and split, with their own checks; the same for the same seed."""
+        ...
+
+
 class ExpertPolicy(Protocol):
     """Plays one task; keeps its place in the plan."""
 
@@ -168,6 +177,21 @@ class Judge(Protocol):
 
     async def score(self, trajectory: Trajectory) -> Judgement:
         """Grade a finished trajectory."""
+        ...
+
+
+@runtime_checkable
+class TrainableJudge(Judge, Protocol):
+    """A judge that can be fitted on graded episodes; its plugin has the capability `trainable`."""
+
+    async def log_odds(self, trajectory: Trajectory) -> float:
+        """Natural-log odds of success before calibration; nan when the model gives no number."""
+        ...
+
+    def examples(
+        self, trajectories: Sequence[Trajectory], labels: Sequence[bool]
+    ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Supervised pairs (prompt ids, target ids), one per episode and label."""
         ...
 
 
@@ -250,10 +274,12 @@ __all__ = [
     "Judge",
     "LossInput",
     "LossOutput",
+    "MakesVariants",
     "PluginContext",
     "PolicyOptimizer",
     "TaskSource",
     "TokenRow",
+    "TrainableJudge",
     "TrainableWorldModel",
     "WorldModel",
 ]

@@ -33,19 +33,21 @@ class Sidecar:
 SIDECARS: Mapping[str, Sidecar] = {
     one.name: one
     for one in (
-        Sidecar("webarena-verified", ("webarena-verified>=1.2",), summary="tasks and evaluation of WebArena-Verified"),
+        Sidecar("webarena-verified", ("webarena-verified>=1.2,<2",), summary="tasks and scorer of WebArena-Verified"),
         Sidecar(
             "browsergym",
-            ("browsergym-core>=0.14", "browsergym-miniwob>=0.14"),
-            ("miniwob>=1.0",),
+            ("browsergym-core>=0.14,<0.15", "browsergym-miniwob>=0.14,<0.15"),
+            ("miniwob>=1.0,<2",),
             "BrowserGym with its MiniWoB benchmark",
         ),
         Sidecar(
             "libwebarena",
-            ("beartype==0.12.0", "nltk>=3.9", "numpy", "playwright>=1.39", "requests"),
-            ("libwebarena>=0.0.4",),
-            "WebArena's own evaluators, to compare with",
+            ("beartype==0.12.0", "gymnasium", "nltk>=3.9", "numpy", "pillow", "playwright>=1.39", "requests"),
+            ("libwebarena>=0.0.5,<0.1",),
+            "WebArena's tasks, and its own texts and evaluators to compare with",
         ),
+        # Its one file of tasks is all that is read, so the packages that its code needs stay away.
+        Sidecar("browsergym-webarenalite", (), ("browsergym-webarenalite>=0.14,<0.15",), "WebArena-Lite's tasks"),
     )
 }
 """Environments that can be installed by name."""
@@ -76,7 +78,8 @@ def install(name: str, *, base: str = sys.executable) -> Path:
     making = folder.with_name(f"{name}.partial")
     _run([base, "-m", "venv", "--clear", str(making)], name)
     pip = [str(_python(making)), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    _run([*pip, *sidecar.requirements], name)
+    if sidecar.requirements:
+        _run([*pip, *sidecar.requirements], name)
     if sidecar.bare:
         _run([*pip, "--no-deps", *sidecar.bare], name)
     making.rename(folder)

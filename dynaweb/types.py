@@ -205,8 +205,9 @@ class StepResult:
 class Prediction:
     """A world model's answer: the dreamed page, or None with the reason why there is none.
 
-    `logprob` is the mean natural-log probability of the generated tokens (None = unknown), `tokens` how many were
-    generated in all `attempts`; `confidence` the expected fidelity of the page in [0, 1], where it was calibrated.
+    `logprob` is the mean natural-log probability of the tokens of the answer that was read (None = unknown),
+    `answer_tokens` how many these are (0 = unknown), `tokens` how many were generated in all `attempts`; `confidence`
+    the expected fidelity of the page in [0, 1], where it was calibrated.
     """
 
     next_observation: Observation | None
@@ -219,3 +220,4 @@ class Prediction:
     logprob: float | None = None
     attempts: int = 1
     confidence: float | None = None
+    answer_tokens: int = 0

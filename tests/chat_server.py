@@ -87,14 +87,11 @@ def chat_server(*answers: str | int, logprobs: bool = True, delay: float = 0.0) 
 
 
 def completion(text: str, request: dict[str, Any], *, logprobs: bool) -> dict[str, Any]:
-    """An answer with one token a word; words beyond the limit are cut, the first token has two alternatives."""
+    """An answer with one token a word; words beyond the limit are cut."""
     limit = request.get("max_tokens") or request.get("max_completion_tokens")
     words = text.split(" ")
     cut = words[:limit]
     tokens = [{"token": word, "logprob": math.log(0.5), "bytes": None, "top_logprobs": []} for word in cut]
-    if tokens:
-        tops = ((cut[0], 0.6), (f" {cut[0].lower()}", 0.2), ("No", 0.1))
-        tokens[0]["top_logprobs"] = [{"token": t, "logprob": math.log(p), "bytes": None} for t, p in tops]
     choice: dict[str, Any] = {
         "index": 0,
         "message": {"role": "assistant", "content": " ".join(cut)},

@@ -59,3 +59,14 @@ def cli(tmp_path: Path) -> Cli:
         )
 
     return run
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One thread of torch: small models are faster, and sums come in one order."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

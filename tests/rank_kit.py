@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import engine_kit as kit
 import torch
 import torch.distributed as dist
 
-from dynaweb.backends.critic import Critic
 from dynaweb.backends.ranks import Ranks
 from dynaweb.backends.torch_backend import TorchTrainer
 from dynaweb.credit import CreditInput, CreditRow, credit_of
@@ -53,7 +53,7 @@ def optimizers() -> dict[str, Any]:
 def trainer_of(optimizer: Any, ranks: Ranks | None = None, **changes: Any) -> TorchTrainer:
     """A trainer of a small random model, with the critic that the optimizer wants."""
     spec = optimizer.wants.critic
-    critic = None if spec is None else Critic(kit.llama(3), spec, total_steps=10, micro_tokens=40, ranks=ranks)
+    critic = None if spec is None else (kit.llama(3), spec)
     given: dict[str, Any] = {"lr": 2e-3, "total_steps": 10, "micro_tokens": 40, "critic": critic, "ranks": ranks}
     return TorchTrainer(kit.llama(), **(given | changes))
 
@@ -71,6 +71,7 @@ def train(trainer: TorchTrainer, optimizer: Any, updates: int = 2) -> list[dict[
             for i, (row, value) in enumerate(zip(rows, values, strict=True))
         ]
         credit = credit_of(optimizer, CreditInput(REWARDS, ["task"] * len(REWARDS), given))
+        credit = replace(credit, values=[row.values for row in given])
         reference = near[1] if optimizer.wants.reference_in_loss else None
         metrics = trainer.policy_step(
             rows, optimizer, credit, near[0], supervised=rows[:3], supervised_weight=0.1, ref_logps=reference

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import engine_kit as kit
 import pytest
 import torch
 
-from dynaweb.backends import scoring
+from dynaweb.backends import head
 from dynaweb.backends.batch import TAIL_TOKENS, collate, draw, plan, units
 from dynaweb.backends.schedule import Schedule
 from dynaweb.backends.scoring import GenericScorer, LlamaScorer, scorer_for
@@ -19,12 +19,7 @@ from dynaweb.protocols import TokenRow
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -123,8 +118,8 @@ def test_a_head_in_parts_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     model = kit.llama()
     rows = kit.rows_of(2)
     found = []
-    for elements in (scoring.HEAD_ELEMENTS, 5 * kit.VOCABULARY):
-        monkeypatch.setattr(scoring, "HEAD_ELEMENTS", elements)
+    for elements in (head.HEAD_ELEMENTS, 5 * kit.VOCABULARY):
+        monkeypatch.setattr(head, "HEAD_ELEMENTS", elements)
         model.zero_grad()
         logps = _score(LlamaScorer(model), rows, 4096, torch.ones(len(rows)))
         found.append((torch.cat(logps), kit.gradients(model)))

@@ -4,7 +4,7 @@ failures."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ import rank_kit
 import torch
 
 from dynaweb.backends.critic import Critic
+from dynaweb.backends.schedule import Schedule
+from dynaweb.backends.stepper import move_together
 from dynaweb.backends.torch_backend import TorchTrainer
 from dynaweb.credit import Credit, CriticSpec, ValueInput
 from dynaweb.errors import CheckpointError, TrainingError
-from dynaweb.protocols import LossOutput, TokenRow
+from dynaweb.protocols import LossInput, LossOutput, TokenRow
 from dynaweb_opt_gspo import GspoConfig
 from dynaweb_opt_gspo.gspo import Gspo
 from dynaweb_opt_ppo import PpoConfig
@@ -25,18 +27,12 @@ from dynaweb_opt_ppo.ppo import Ppo
 from dynaweb_opt_webrl import WebrlConfig
 from dynaweb_opt_webrl.webrl import Webrl
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def _critic(model: Any = None, **changes: Any) -> Critic:
     spec = CriticSpec(**({"lr": 1e-2, "max_grad_norm": 1e9} | changes))
-    critic = Critic(kit.llama(3) if model is None else model, spec, total_steps=10, micro_tokens=50)
+    critic = Critic(kit.llama(3) if model is None else model, spec, Schedule(1.0, 10), micro_tokens=50)
     with torch.no_grad():
         torch.manual_seed(1)
         critic.head.weight.normal_()
@@ -65,6 +61,13 @@ def test_a_critic_of_rows_looks_at_the_state_before_the_first_token() -> None:
     for row, values in zip(rows, critic.values(rows), strict=True):
         assert len(values) == 1
         torch.testing.assert_close(torch.tensor(values), _plain_values(critic, row)[:1].detach(), rtol=1e-3, atol=1e-3)
+
+
+def _step(critic: Critic, rows: list[TokenRow], credit: Credit, optimizer: Any, index: int) -> dict[str, float]:
+    """One update of the critic alone."""
+    found = critic.compute(rows, credit, optimizer)
+    move_together(index, [(critic.stepper, found.gradient)])
+    return critic.report(found, index)
 
 
 class Spy(Ppo):
@@ -97,7 +100,7 @@ def test_loss_and_gradient_are_the_plain_ones_whatever_the_split(micro_tokens: i
     loss = torch.cat(errors).mean() / 2
     loss.backward()
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in plain.stepper.parameters.values() if p.grad is not None))
-    metrics = critic.step(rows, credit, Spy(), 0)
+    metrics = _step(critic, rows, credit, Spy(), 0)
     assert metrics["critic_loss"] == pytest.approx(loss.item(), rel=1e-3)
     assert metrics["critic_grad_norm"] == pytest.approx(norm, rel=2e-3)
     assert metrics["critic_lr"] == 1e-2
@@ -106,21 +109,21 @@ def test_loss_and_gradient_are_the_plain_ones_whatever_the_split(micro_tokens: i
 def test_what_has_no_target_is_masked() -> None:
     rows, critic, spy = kit.rows_of(3), _critic(), Spy()
     credit = _credit(critic, rows)
-    critic.step(rows, credit, spy, 0)
+    _step(critic, rows, credit, spy, 0)
     known = sum(len(row.response_ids) for i, row in enumerate(rows) if i != 2)
     assert sum(int(batch.mask_RT.sum()) for batch in spy.seen) == known
     assert {batch.states for batch in spy.seen} == {known}
     silent = Credit([1.0] * 4, targets=[[None] * len(r.response_ids) for r in rows], values=critic.values(rows))
     before = {name: p.detach().clone() for name, p in critic.stepper.parameters.items()}
-    assert critic.step(rows, silent, spy, 1)["critic_grad_norm"] == 0
+    assert _step(critic, rows, silent, spy, 1)["critic_grad_norm"] == 0
     kit.same(dict(critic.stepper.parameters), before, rtol=0, atol=0)
 
 
 def test_a_critic_needs_targets_and_an_optimizer_that_trains_it() -> None:
     rows, critic = kit.rows_of(3), _critic()
     with pytest.raises(TrainingError, match="targets and its old values"):
-        critic.step(rows, Credit([1.0] * 4), Spy(), 0)
-    trainer = TorchTrainer(kit.llama(), lr=1e-3, total_steps=3, critic=critic)
+        _step(critic, rows, Credit([1.0] * 4), Spy(), 0)
+    trainer = TorchTrainer(kit.llama(), lr=1e-3, total_steps=3, critic=(kit.llama(3), CriticSpec(1e-2)))
     with pytest.raises(TrainingError, match="Gspo has no critic_loss"):
         trainer.policy_step(rows, Gspo(GspoConfig()), [1.0, -1.0, 0.5, 0.0])
 
@@ -170,7 +173,7 @@ def _train_once(trainer: TorchTrainer, optimizer: Any, rows: list[TokenRow]) -> 
         for i, (row, values) in enumerate(zip(rows, trainer.critic.values(rows), strict=True))
     ]
     credit = optimizer.credit(CreditInput(rank_kit.REWARDS, ["task"] * 5, given))
-    metrics = trainer.policy_step(rows, optimizer, credit)
+    metrics = trainer.policy_step(rows, optimizer, replace(credit, values=[row.values for row in given]))
     return metrics["loss"], metrics["critic_loss"]
 
 
@@ -200,6 +203,53 @@ def test_an_unsound_critic_is_skipped_and_stops_the_training_after_three() -> No
     kit.same(dict(trainer.critic.stepper.parameters), before, rtol=0, atol=0)
     with pytest.raises(TrainingError, match=r"3 updates in a row.*of the critic"):
         rank_kit.train(trainer, optimizer, updates=1)
+
+
+class Unsound(Ppo):
+    """A loss of the policy or of the critic that is nan from the time on that it is told."""
+
+    broken = ""
+
+    def loss(self, batch: LossInput) -> LossOutput:
+        out = super().loss(batch)
+        return LossOutput(out.loss * math.nan if self.broken == "policy" else out.loss, out.metrics)
+
+    def critic_loss(self, batch: ValueInput) -> LossOutput:
+        out = super().critic_loss(batch)
+        return LossOutput(out.loss * math.nan if self.broken == "critic" else out.loss, out.metrics)
+
+
+@pytest.mark.parametrize("broken", ["policy", "critic"])
+def test_an_update_that_stops_the_training_moves_neither_policy_nor_critic(broken: str, tmp_path: Path) -> None:
+    """What is saved then belongs together: both as they were after the last whole update."""
+    optimizer = Unsound(PpoConfig())
+    trainer = rank_kit.trainer_of(optimizer)
+    rank_kit.train(trainer, optimizer, updates=2)
+    optimizer.broken = broken
+    rank_kit.train(trainer, optimizer, updates=2)
+    before = {name: value.clone() for name, value in trainer.state_dict()["tensors"].items()}
+    with pytest.raises(TrainingError, match="3 updates in a row"):
+        rank_kit.train(trainer, optimizer, updates=1)
+    after = trainer.state_dict()["tensors"]
+    assert after.keys() == before.keys() and any("critic.adam" in name for name in after)
+    assert [name for name, value in before.items() if not torch.equal(after[name], value)] == []
+    assert trainer.steps == 4
+    trainer.save(tmp_path)
+    optimizer.broken = ""
+    resumed = rank_kit.trainer_of(optimizer)
+    resumed.load(tmp_path)
+    metrics = rank_kit.train(resumed, optimizer, updates=1)[0]
+    assert metrics["updated"] == 1 and math.isfinite(metrics["critic_loss"])
+
+
+def test_the_critic_shares_warm_up_and_decay_at_its_own_learning_rate() -> None:
+    spec = CriticSpec(1e-2)
+    trainer = TorchTrainer(
+        kit.llama(), lr=1e-3, total_steps=20, warmup=4, final_fraction=0.5, critic=(kit.llama(3), spec)
+    )
+    assert trainer.critic is not None
+    own = trainer.critic.stepper.schedule
+    assert [own.at(i) / trainer.schedule.at(i) for i in range(25)] == pytest.approx([10.0] * 25)
 
 
 def test_an_output_head_of_its_own_is_not_part_of_the_critic() -> None:

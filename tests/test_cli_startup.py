@@ -43,6 +43,35 @@ def test_nothing_heavy_is_imported(arguments: list[str], tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+HELP = """
+import runpy, sys, typer
+from dynaweb.cli.app import app
+commands = runpy.run_path(sys.argv[1])["commands"]
+heavy = set(sys.argv[2].split(","))
+before = len(sys.modules)
+for path in commands(typer.main.get_command(app)):
+    try:
+        app(args=[*path, "--help"], prog_name="dynaweb")
+    except SystemExit as end:
+        assert not end.code, path
+    found = sorted({name.partition(".")[0] for name in sys.modules} & heavy)
+    assert not found, (path, found)
+    print("checked", *path, len(sys.modules) - before, file=sys.stderr)
+"""
+
+
+def test_the_help_of_every_command_imports_next_to_nothing(tmp_path: Path) -> None:
+    """One process asks every command: nothing heavy is loaded, and nothing but formatting beyond the command tree."""
+    script = Path(__file__).parent.parent / "benchmarks" / "startup.py"
+    command = [sys.executable, "-c", HELP, str(script), ",".join(HEAVY)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line.split() for line in done.stderr.splitlines() if line.startswith("checked")]
+    assert len(lines) > 35 and ["checked", "matrix", "run"] in [line[:-1] for line in lines]
+    # Of these, typer itself needs about a hundred: it checks options with pydantic.
+    assert max(int(line[-1]) for line in lines) < 140
+
+
 @pytest.mark.parametrize(
     "module", ["dynaweb", "dynaweb.plugins", "dynaweb.config", "dynaweb.types", "dynaweb.web.delta"]
 )

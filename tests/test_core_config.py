@@ -133,7 +133,9 @@ def test_broken_recipe_files(text: str, cause: str, tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes('description = "é"'.encode("latin-1"))
     assert "is not UTF-8 text" in problem(tmp_path / "latin.toml")
-    assert "does not exist; give a TOML file or a shipped name: dynaweb" in problem(tmp_path / "none.toml")
+    assert "does not exist; give a TOML file or a shipped name: awr, digirl, dreams-filtered-bc, dynaweb" in problem(
+        tmp_path / "none.toml"
+    )
     assert "no recipe is called 'dynawep'; did you mean 'dynaweb'" in problem("dynawep")
 
 

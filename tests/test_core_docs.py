@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from core_kit import Cli
 
 from dynaweb.config.recipe import SECTIONS
 
@@ -21,7 +24,7 @@ def generated() -> dict[str, str]:
     return pages
 
 
-@pytest.mark.parametrize("name", ["recipes.md", "cli.md"])
+@pytest.mark.parametrize("name", ["recipes.md", "cli.md", "hooks.md"])
 def test_generated_pages_are_current(name: str, generated: dict[str, str]) -> None:
     written = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert written == generated[name], f"docs/{name} is not what the code says; run: python docs/generate.py"
@@ -30,9 +33,83 @@ def test_generated_pages_are_current(name: str, generated: dict[str, str]) -> No
 def test_every_setting_and_command_is_there(generated: dict[str, str]) -> None:
     for name, section in SECTIONS.items():
         assert f"### `[{name}]`" in generated["recipes.md"]
-        assert all(f"\n| `{field}` | " in generated["recipes.md"] for field in section.model_fields)
-    for command in ("run", "sft", "collect", "eval", "wm fit", "setup", "doctor", "plugins list", "config show"):
+        # A table within a section is written as its own settings, such as `server.model`.
+        rows = [(f"\n| `{field}` | ", f"\n| `{field}.") for field in section.model_fields]
+        assert all(any(row in generated["recipes.md"] for row in either) for either in rows)
+    for command in (
+        "run",
+        "sft",
+        "collect",
+        "eval",
+        "wm fit",
+        "orm fit",
+        "judge audit",
+        "setup",
+        "doctor",
+        "plugins list",
+        "config show",
+    ):
         assert f"\n## `dynaweb {command}`\n" in generated["cli.md"]
+
+
+def test_every_hook_and_event_is_there(generated: dict[str, str]) -> None:
+    from dynaweb import events
+    from dynaweb.discovery import hook_names
+
+    names = hook_names()
+    assert len(names) >= 13
+    assert all(f"\n### `{name}(" in generated["hooks.md"] for name in names)
+    made = [name for name, one in vars(events).items() if getattr(one, "__module__", "") == "dynaweb.events"]
+    assert all(f"\n### `{name}`\n" in generated["hooks.md"] for name in made)
+
+
+BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+
+
+def _lines(page: Path) -> list[str]:
+    """The lines of a page's shell blocks, continued ones as one."""
+    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+
+
+COMMANDS = {
+    f"{page.name}: {line}": line
+    for page in sorted((ROOT / "docs").glob("*.md"))
+    if page.name not in ("cli.md", "plugins.md")
+    for line in _lines(page)
+    if line.startswith("dynaweb ")
+}
+"""Every line of `dynaweb` in the documentation. Those of `plugins.md` are run by `scripts/check_plugins.py`."""
+
+
+@pytest.fixture(scope="module")
+def tree() -> Any:
+    import typer
+
+    from dynaweb.cli.app import app
+
+    return typer.main.get_command(app)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_of_the_documentation_exist_with_their_options(name: str, tree: Any) -> None:
+    """The command is there and knows every option; whether it does what the page says is for its own tests."""
+    words = shlex.split(COMMANDS[name], comments=True)[1:]
+    command = tree
+    while hasattr(command, "commands") and words and words[0] in command.commands:
+        command = command.commands[words.pop(0)]
+    assert not hasattr(command, "commands"), f"{words[:1]} is no command"
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word.split("=")[0] for word in words if word.startswith("-")} <= known
+
+
+QUICK = [name for name, line in COMMANDS.items() if re.match(r"dynaweb (matrix (list|show)|config|plugins)\b", line)]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_quick_commands_of_the_documentation_run(name: str, cli: Cli, tmp_path: Path) -> None:
+    done = cli(*shlex.split(COMMANDS[name], comments=True)[1:])
+    assert done.returncode == 0, done.stderr
 
 
 def test_links_lead_somewhere() -> None:

@@ -19,7 +19,7 @@ from core_kit import Cli
 
 from dynaweb.config.server import Server
 from dynaweb.data.codec import from_json
-from dynaweb.data.exports import COLUMNS, export, trl_row
+from dynaweb.data.exports import COLUMNS, export, sharegpt_row, trl_row
 from dynaweb.data.inspect import contamination, summarise
 from dynaweb.data.labels import estimate, label, read_words
 from dynaweb.data.store import TransitionStore
@@ -28,8 +28,9 @@ from dynaweb.errors import CheckpointError, ConfigError
 from dynaweb.types import Action, Node, Observation, Transition
 from dynaweb.web.delta import apply, parse
 from dynaweb.web.dialects import parse_compact
-from dynaweb.worldmodels.change import read_change
+from dynaweb.worldmodels.change import history_of, read_change
 from dynaweb.worldmodels.pages import parse_page
+from dynaweb.worldmodels.prompts import FORMS, SYSTEM, Form, answer, question, recent
 
 
 def page(name: str, *, host: str = "shop") -> Observation:
@@ -107,6 +108,31 @@ def test_trl_and_llamafactory_hold_what_a_world_model_is_asked(store: Transition
     assert set(info) == {"pages", "words"}
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("history", "goal"), [(0, True), (2, False), (1, True)])
+def test_exported_questions_are_those_of_a_model_that_is_asked(form: Form, history: int, goal: bool) -> None:
+    """With the same settings, what other trainers learn from is what the world model is asked in a dream."""
+    item = go("a", "b", history=(Action("wait"), Action("go_back")), goal="Buy the red kettle")
+    asked = question(
+        item.observation,
+        item.action,
+        recent(history_of(item), history),
+        goal="Buy the red kettle" if goal else "",
+    )
+    (system, user), (said,) = trl_row(item, form, history, goal)["prompt"], trl_row(item, form)["completion"]
+    assert (system["content"], user["content"], said["content"]) == (SYSTEM[form], asked, answer(item, form))
+    assert sharegpt_row(item, form, history, goal)["conversations"][0]["value"] == asked
+    assert ("red kettle" in asked) is goal
+
+
+def test_the_goal_is_exported_unless_it_is_not_wanted(tmp_path: Path, cli: Cli) -> None:
+    TransitionStore(tmp_path / "real.jsonl.gz").append([go("a", "b", goal="Buy the red kettle")])
+    for name, more, shown in (("with", (), True), ("without", ("--no-goal",), False)):
+        done = cli("data", "export", "real.jsonl.gz", f"{name}.jsonl", "--to", "llamafactory", *more)
+        assert done.returncode == 0, done.stderr
+        assert ("Buy the red kettle" in (tmp_path / f"{name}.jsonl").read_text()) is shown
+
+
 def test_an_export_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     def broken() -> Any:
         yield ITEMS[0]
@@ -159,13 +185,14 @@ def test_labels_of_a_model_are_resumed_and_counted(store: TransitionStore, tmp_p
         engine = OpenAIEngine(Server(model="big", base_url=server.url, price_in=1e6, price_out=0.0))
         expected = estimate(store, out, engine)
         done = asyncio.run(label(store, out, engine))
-    assert (done.labelled, done.by_template, done.total) == (3, 0, 4)
-    assert expected.left == 3 and expected.cost == expected.prompt_tokens > 300
+    # What code decides is never asked of a world model: it gets no words, and costs nothing.
+    assert (done.labelled, done.by_template, done.passed, done.total) == (2, 0, 1, 4)
+    assert expected.left == len(server.requests) == 2 and expected.cost == expected.prompt_tokens > 300
     assert f"{expected.prompt_tokens:,} prompt tokens" in str(expected)
     made = list(TransitionStore(out.path))
     assert [item.observation for item in made] == [item.observation for item in ITEMS]
     assert made[0].info["reasoning"] == "earlier"
-    assert sorted(item.info.get("labeller", "") for item in made) == ["", "big", "big", "big"]
+    assert [item.info.get("labeller", "") for item in made] == ["", "", "big", "big"] and made[1] == TYPED
     words = next(item.info for item in made if item.info.get("labeller") == "big")
     assert (words["reasoning"], words["sentence"]) == ("The link leads on.", "A page is shown.")
     assert asyncio.run(label(store, out, engine)).labelled == 0
@@ -176,8 +203,8 @@ def test_a_model_that_says_nothing_of_use_is_replaced_by_the_template(store: Tra
     out = TransitionStore(tmp_path / "labelled.jsonl.gz")
     with chat_server("no words") as server:
         done = asyncio.run(label(store, out, OpenAIEngine(Server(model="big", base_url=server.url))))
-    assert (done.labelled, done.by_template, len(server.requests)) == (4, 4, 12)
-    assert {item.info["labeller"] for item in out} == {"template"}
+    assert (done.labelled, done.by_template, len(server.requests)) == (3, 3, 9)
+    assert [item.info.get("labeller") for item in out] == ["template", None, "template", "template"]
 
 
 def test_labels_from_templates_cost_nothing_and_foreign_targets_are_refused(
@@ -186,7 +213,7 @@ def test_labels_from_templates_cost_nothing_and_foreign_targets_are_refused(
     out = TransitionStore(tmp_path / "labelled.jsonl.gz")
     assert estimate(store, out, None).cost == 0
     done = asyncio.run(label(store, out))
-    assert (done.labelled, done.by_template) == (4, 4)
+    assert (done.labelled, done.by_template, done.passed) == (3, 3, 1)
     assert trl_row(out[0], "delta") == trl_row(store[0], "delta")
     other = TransitionStore(tmp_path / "other.jsonl.gz")
     other.append([go("z", "y")])
@@ -244,7 +271,7 @@ def test_commands(store: TransitionStore, tmp_path: Path, cli: Cli) -> None:
     assert cli("data", "export", str(store.path), "x.jsonl", "--to", "trl").returncode == 2
     assert cli("data", "stats", "gone.jsonl.gz").returncode == 3
     labelled = cli("data", "label", str(store.path), "y.jsonl.gz", "--json")
-    assert json.loads(labelled.stdout)["labelled"] == 4 and "4 transitions to label" in labelled.stderr
+    assert json.loads(labelled.stdout)["labelled"] == 3 and "3 transitions to label" in labelled.stderr
     (tmp_path / "rows.jsonl").write_text('{"actions": 3}\n')
     done = cli("data", "import", "mind2web", "rows.jsonl", "z.jsonl.gz")
     assert done.returncode == 0 and "0 transitions of 1 steps" in done.stdout
@@ -257,6 +284,6 @@ def test_a_server_is_not_asked_without_consent(store: TransitionStore, cli: Cli)
         refused = cli(*ask)
         assert refused.returncode == 2 and "--yes" in refused.stderr and server.requests == []
         dry = cli(*ask, "--dry-run", "--price-in", "1000000", "--json")
-        assert json.loads(dry.stdout)["left"] == 4 and server.requests == []
+        assert json.loads(dry.stdout)["left"] == 3 and server.requests == []
         done = cli(*ask, "--yes", "--json")
-    assert json.loads(done.stdout)["spent"]["requests"] == len(server.requests) == 4
+    assert json.loads(done.stdout)["spent"]["requests"] == len(server.requests) == 3

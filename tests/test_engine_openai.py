@@ -32,6 +32,8 @@ def test_a_request_says_everything_and_the_reply_is_counted() -> None:
     assert sent["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
     assert (sent["model"], sent["max_tokens"], sent["temperature"], sent["top_p"]) == ("m", 8, 0.3, 0.9)
     assert (sent["seed"], sent["logprobs"]) == (7, True)
+    # Nobody reads the alternatives of a token, and not every server tells so many.
+    assert "top_logprobs" not in sent
     stats = asked.stats
     assert (stats.requests, stats.prompt_tokens, stats.new_tokens, stats.retries, stats.failures) == (2, 200, 6, 0, 0)
     assert stats.cost == pytest.approx(cost_of(asked.server, 200, 6)) == pytest.approx(4.6e-4)
@@ -40,18 +42,9 @@ def test_a_request_says_everything_and_the_reply_is_counted() -> None:
 def test_a_cut_answer_and_a_server_without_probabilities() -> None:
     with chat_server("a b c d e f g h i j", logprobs=False) as server:
         reply = asyncio.run(engine(server.url, logprobs=False, token_limit="max_completion_tokens").chat(ASK))
-        assert (reply.finished, reply.new_tokens, reply.logprob, reply.first) == (False, 8, None, None)
-        with pytest.raises(EngineError, match="tells no log-probabilities"):
-            asyncio.run(engine(server.url).choices([("user", "?")], ["YES"]))
+        assert (reply.finished, reply.new_tokens, reply.logprob) == (False, 8, None)
+        assert asyncio.run(engine(server.url).chat(ASK)).logprob is None
     assert "logprobs" not in server.requests[0] and server.requests[0]["max_completion_tokens"] == 8
-
-
-def test_choices_add_up_spellings() -> None:
-    with chat_server("Yes indeed") as server:
-        yes, no, other = asyncio.run(engine(server.url).choices([("user", "?")], ["YES", "NO", "MAYBE"]))
-    assert yes == pytest.approx(math.log(0.8))
-    assert no == pytest.approx(math.log(0.1))
-    assert other == -math.inf
 
 
 def test_busy_servers_are_asked_again_and_the_retries_are_counted() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,16 +25,26 @@ from dynaweb.web.dialects import parse_compact
 from dynaweb_env_sites import SitesConfig
 from dynaweb_env_sites.env import SitesSource
 
+STATIC = ("--set", "env.driver=static")
+DREAM = ("--set", "env.tasks=sites", "--set", "env.task_settings.driver=static", "--set", "model.threads=1")
+
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(tmp_path_factory.mktemp("served"), "sites", "--tasks", "6", *STATIC) as address:
+        yield address
+
+
+@contextmanager
+def serving(folder: Path, name: str, *options: str) -> Iterator[str]:
+    """The address of a server process that offers an environment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "dynaweb", "env", "serve", "sites", "--port", str(port), "--tasks", "6"]
-    log = tmp_path_factory.mktemp("served") / "log"
+    command = [sys.executable, "-m", "dynaweb", "env", "serve", name, "--port", str(port), *options]
+    log = folder / "log"
     with log.open("wb") as output:
-        server = subprocess.Popen([*command, "--set", "env.driver=static"], stdout=output, stderr=output)
+        server = subprocess.Popen(command, stdout=output, stderr=output)
     try:
         _wait_for(port, server, log)
         yield f"http://127.0.0.1:{port}"
@@ -68,7 +79,7 @@ def test_the_client_plays_a_task_to_its_reward(url: str) -> None:
             action: Action = expert.act(parse_compact(result.observation.page))
             result = client.step(WebAction(text=format_action(action)))
             assert result.observation.error == ""
-        assert result.reward == 1.0 and not result.observation.truncated
+        assert result.reward == 1.0 and not result.observation.truncated and result.observation.why
         state = client.state()
         assert state.done and state.task == result.observation.task and state.step_count > 0
 
@@ -87,3 +98,22 @@ def test_a_client_that_knows_nothing_of_us_plays_too(url: str) -> None:
         assert client.reset(seed=0).observation["page"]
         result = client.step({"text": "stop 'no idea'"})
         assert result.done and result.reward == 0.0
+
+
+def test_dreams_are_served_and_judged(tmp_path: Path) -> None:
+    """What others train on: a real first page, dreamed ones after it, the judge's score at the end."""
+    with serving(tmp_path, "dream", "--tasks", "2", "--steps", "4", *DREAM) as address:
+        with WebClient(base_url=address).sync() as client:
+            first = client.reset(seed=0)
+            again = client.reset(seed=0)
+            assert first.observation.page and first.observation == again.observation and not first.done
+            page = parse_compact(first.observation.page)
+            link = next(node for node in page.nodes if node.role == "link")
+            dreamed = client.step(WebAction(text=f"click '{link.name}' [{link.id}]"))
+            assert dreamed.observation.page and dreamed.observation.error == "" and dreamed.reward == 0.0
+            refused = client.step(WebAction(text="click 'Nothing' [999]"))
+            assert "no element [999]" in refused.observation.error
+            ended = client.step(WebAction(text="stop 'done'"))
+            assert ended.done and ended.reward in (0.0, 1.0)
+            assert "P(YES)" in ended.observation.why
+        assert "Traceback" not in (tmp_path / "log").read_text()

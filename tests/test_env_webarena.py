@@ -135,7 +135,7 @@ def test_what_is_wrong_with_files_is_said(make: Any, tmp_path: Path) -> None:
         make(path=str(tmp_path / "none.json")).catalogue("test")
     with pytest.raises(MissingError, match="dynaweb env install webarena-verified"):
         make(path="", set="hard").catalogue("test")
-    with pytest.raises(ConfigError, match="WebArena-Lite"):
+    with pytest.raises(MissingError, match="dynaweb env install browsergym-webarenalite"):
         make(path="", set="lite").catalogue("test")
 
 
@@ -191,6 +191,10 @@ async def test_a_login_is_stored_checked_and_made_again_once(make: Any, stub: St
     expired = make(raw(), **settings)
     _, pages = await play(expired, expired.catalogue("test")[0], *asked)
     assert stub.logins == 2 and "Hello Ann" in [node.name for node in pages[-1].nodes]
+    # Somebody signed out on the site meanwhile: the episodes after it are not lost.
+    stub.valid.clear()
+    _, pages = await play(expired, expired.catalogue("test")[0], *asked)
+    assert stub.logins == 3 and "Hello Ann" in [node.name for node in pages[-1].nodes]
     wrong = make(raw(), **{**settings, "logins": {"reddit": {**login, "password": "no"}}, "auth": str(tmp_path / "b")})
     with pytest.raises(InfrastructureError, match=r"logging in to .* as ann failed"):
         await play(wrong, wrong.catalogue("test")[0], *asked)
@@ -285,6 +289,21 @@ FUZZY = {"eval_types": ["string_match"], "reference_answers": {"fuzzy_match": ["
 NOT = {"eval_types": ["string_match"], "reference_answers": {"fuzzy_match": "N/A"}, "string_note": "no such shop"}
 
 
+class Shown:
+    """A session that shows one page."""
+
+    async def html(self, url: str) -> str:
+        return "<p>Foro de jardines</p>"
+
+
+async def graded(source: WebarenaSource, answer: str) -> Judgement:
+    """The verdict on an episode that answers at once; what a judge says does not need a browser."""
+    (task,) = source.catalogue("test")
+    page = Observation(task.start_url, ())
+    stopped = Trajectory(task.id, task, (Step(page, Action("stop", text=answer)),), page, "real", "stop")
+    return await source.grader.grade(stopped, Shown(), None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("evaluator", ["repaired", "upstream"])
 async def test_a_judge_compares_by_meaning(make: Any, stub: Stub, evaluator: str) -> None:
     cases: list[tuple[dict[str, Any], str, tuple[str | int, ...], float | None]] = [
@@ -306,11 +325,35 @@ async def test_a_judge_compares_by_meaning(make: Any, stub: Stub, evaluator: str
                 judge=judge,
                 evaluator=evaluator,
             )
-            verdict, _ = await play(source, source.catalogue("test")[0], Action("stop", text=answer))
+            verdict = await graded(source, answer)
             assert verdict.score == expected, (answer, said, verdict)
             await source.close()
     source = make(raw(evaluation=FUZZY, require_login=False), urls={"reddit": stub.url}, evaluator=evaluator)
-    verdict, _ = await play(source, source.catalogue("test")[0], Action("stop", text="azure"))
+    verdict = await graded(source, "azure")
+    assert verdict.score is None and "judge" in verdict.why
+
+
+PAGE_FUZZY = {
+    "eval_types": ["program_html"],
+    "program_html": [{"url": "last", "locator": "", "required_contents": {"fuzzy_match": ["Foro", "mañana"]}}],
+}
+
+
+@pytest.mark.parametrize("evaluator", ["repaired", "upstream"])
+async def test_a_judge_reads_pages_too(make: Any, stub: Stub, evaluator: str) -> None:
+    """WebArena-Lite compares what four of its tasks leave on a page by meaning."""
+    common = {"urls": {"reddit": stub.url}, "evaluator": evaluator}
+    task = raw(evaluation=PAGE_FUZZY, require_login=False)
+    for said, expected in (("correct", 1.0), ("incorrect", 0.0), ("well", None)):
+        with chat_server(said) as server:
+            judge = {"model": "m", "base_url": server.url, "retries": 0, "logprobs": False}
+            source = make(task, judge=judge, **common)
+            verdict = await graded(source, "done")
+            assert verdict.score == expected, (said, verdict)
+            assert "Foro, mañana" in server.requests[0]["messages"][-1]["content"]
+            await source.close()
+    source = make(task, **common)
+    verdict = await graded(source, "done")
     assert verdict.score is None and "judge" in verdict.why
 
 

@@ -15,16 +15,51 @@ from dynaweb import sidecar
 from dynaweb.protocols import PluginContext
 from dynaweb.types import Action, Step, Trajectory
 from dynaweb.web import evaluators
-from dynaweb_env_webarena import WebarenaConfig, upstream
+from dynaweb_env_webarena import WebarenaConfig, functions, sites, upstream
 from dynaweb_env_webarena.env import WebarenaSource
 
 # Before any test points the cache elsewhere.
-PYTHONS = {name: sidecar._python(sidecar.root() / name) for name in sidecar.SIDECARS}
+ROOT = sidecar.root()
+PYTHONS = {name: sidecar._python(ROOT / name) for name in sidecar.SIDECARS}
 DATA = next(iter(PYTHONS["webarena-verified"].parent.parent.glob("lib*/**/webarena-verified.json")), None)
 
 
 def needs(name: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not PYTHONS[name].exists(), reason=f"needs: dynaweb env install {name}")
+
+
+# --- the packages' tasks ---
+
+URLS = {site: f"http://{site.replace('_', '-')}.example" for site in sites.NAMES}
+SETS = {"raw": "libwebarena", "lite": "browsergym-webarenalite", "verified": "webarena-verified"}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "count"),
+    [pytest.param(name, count, marks=needs(SETS[name])) for name, count in (("raw", 812), ("lite", 165))],
+)
+def test_every_packaged_task_can_be_played_and_graded(chosen: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecar, "root", lambda: ROOT)
+    found = WebarenaSource(WebarenaConfig(set=chosen, urls=URLS), PluginContext()).catalogue("test")  # type: ignore[arg-type]
+    assert len(found) == count == len({task.id for task in found})
+    for task in found:
+        assert "__" not in task.start_url and task.start_url.startswith("http://"), task.id
+        assert set(task.evaluation["eval_types"]) <= {"string_match", "url_match", "program_html"}
+        assert set(task.evaluation["reference_answers"] or {}) <= {"exact_match", "must_include", "fuzzy_match"}
+        for target in task.evaluation["program_html"]:
+            assert set(target["required_contents"]) <= {"exact_match", "must_include", "fuzzy_match"}
+            for place in (target["url"], target["locator"]):
+                call = functions._CALL.match(place)
+                known = {*functions._URLS, *functions._VALUES, "gitlab_get_project_memeber_role"}
+                assert not place.startswith("func:") or (call is not None and call[1] in known), (task.id, place)
+
+
+@needs("webarena-verified")
+def test_the_tasks_of_webarena_verified_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecar, "root", lambda: ROOT)
+    for chosen, count in (("verified", 812), ("hard", 258)):
+        config = WebarenaConfig(set=chosen, evaluator="verified", urls=URLS)  # type: ignore[arg-type]
+        assert len(WebarenaSource(config, PluginContext()).catalogue("test")) == count
 
 
 # --- WebArena's own evaluators ---

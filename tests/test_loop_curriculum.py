@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dynaweb.config.sections import Rl
 from dynaweb.loop.curriculum import FLOOR, Schedule, outcomes_of, weights
@@ -71,3 +73,21 @@ def test_outcomes_leave_out_experts_and_ungraded_rollouts() -> None:
     found = outcomes_of([rollout(1, "x"), rollout(0, "x"), rollout(None, "x"), rollout(1, "x", "expert")])
     assert found == [("a", 0.5)]
     assert outcomes_of([rollout(None, "y")]) == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, len(TASKS) - 1), unique=True), st.integers(0, 30), st.integers(0, 3))
+def test_further_tasks_of_an_update_are_new_and_each_comes_once(taken: list[int], count: int, turn: int) -> None:
+    """Also where some templates have run out of tasks that were not played yet."""
+    plan, played = schedule(), [TASKS[i] for i in taken]
+    found = plan.others(5, turn, played, count)
+    assert len(found) == min(count, len(TASKS) - len(taken))
+    assert len({task.id for task in [*found, *played]}) == len(found) + len(played)
+    assert found == plan.others(5, turn, played, count)
+    left = {task.template for task in TASKS if task not in played}
+    assert {task.template for task in found} == left or count < len(left)
+
+
+def test_further_tasks_differ_from_update_to_update() -> None:
+    plan = schedule()
+    assert len({tuple(task.id for task in plan.others(u, 0, [], 4)) for u in range(6)}) > 3

@@ -15,21 +15,25 @@ import pytest
 from dynaweb.backends.models import load_model, resolve
 from dynaweb.config.resolving import resolve as resolved
 from dynaweb.config.sections import Rl
+from dynaweb.config.server import Server
+from dynaweb.data.store import TransitionStore
 from dynaweb.errors import CheckpointError
 from dynaweb.loop import meter
 from dynaweb.loop.closing import StageResult, episodes_are
 from dynaweb.loop.evaluate import audit_judge, evaluate_arm
 from dynaweb.loop.explore import explore
+from dynaweb.loop.ingredients import Ingredients, rl_key
 from dynaweb.loop.lessons import Teacher
 from dynaweb.loop.meter import Meter, memory_mib
-from dynaweb.loop.rl import Ingredients, _Learner, rl_key
+from dynaweb.loop.rl import _Learner
 from dynaweb.loop.sft import Control, sft
 from dynaweb.loop.stages import _control_arm
 from dynaweb.loop.workspace import Made, Workspace
+from dynaweb.loop.worldmodel import fit_world_model
 from dynaweb.plugins import current
 from dynaweb.report.stats import wilson
 from dynaweb.runs import StageCache
-from dynaweb.types import Step, Task, Trajectory
+from dynaweb.types import Action, Node, Observation, Step, Task, Trajectory, Transition
 from dynaweb_opt_gspo import GspoConfig
 from dynaweb_opt_gspo.gspo import Gspo
 
@@ -57,18 +61,20 @@ def keys(tmp_path: Path, *sets: str, **flags: Any) -> dict[str, str]:
         "explore": asyncio.run(explore(ws, MADE)).key,
         "eval": asyncio.run(evaluate_arm(ws, "a", WEIGHTS, "w")).key,
         "judge": asyncio.run(audit_judge(ws, "a", MADE, WEIGHTS)).key,
+        "world-model": asyncio.run(fit_world_model(ws, MADE, MADE)).key,
         "rl": rl_key(ws, given, "policy"),
         "filtered-bc": rl_key(ws, given, "filtered-bc"),
     }
 
 
-def changed(tmp_path: Path, *sets: str) -> set[str]:
-    before, after = keys(tmp_path), keys(tmp_path, *sets)
+def changed(tmp_path: Path, *sets: str, **flags: Any) -> set[str]:
+    before, after = keys(tmp_path, **flags), keys(tmp_path, *sets, **flags)
     return {name for name in before if before[name] != after[name]}
 
 
-ALL = {"sft", "explore", "eval", "judge", "rl", "filtered-bc"}
+ALL = {"sft", "explore", "eval", "judge", "world-model", "rl", "filtered-bc"}
 MODELLED = ALL - {"explore"}  # exploration depends on the model through the policy that explores
+DREAMED = {"world-model", "rl", "filtered-bc"}
 ON_TASKS = {"explore", "eval", "rl", "filtered-bc"}
 
 
@@ -76,6 +82,11 @@ ON_TASKS = {"explore", "eval", "rl", "filtered-bc"}
     ("setting", "stages"),
     [
         ("model.threads=2", set()),
+        ("model.micro_tokens=64", set()),
+        ("model.checkpointing=true", set()),
+        ("rl.ref_kl_rows=9", set()),
+        ("sft.lora_rank=4", {"sft"}),
+        ("rl.lora_rank=4", {"rl", "filtered-bc"}),
         ("model.device=cpu", set()),
         ("rl.checkpoint_every=9", set()),
         ("run.time_budget=3", set()),
@@ -93,6 +104,9 @@ ON_TASKS = {"explore", "eval", "rl", "filtered-bc"}
         ("rl.lr=1", {"rl", "filtered-bc"}),
         ("sft.lr=1", {"sft"}),
         ("eval.steps=3", {"eval"}),
+        ("wm_fit.lr=1", {"world-model"}),
+        ("wm.history=1", DREAMED),
+        ("wm_fit.refresh_every=1", {"rl", "filtered-bc"}),
     ],
 )
 def test_a_key_holds_what_matters_and_nothing_else(tmp_path: Path, setting: str, stages: set[str]) -> None:
@@ -102,6 +116,40 @@ def test_a_key_holds_what_matters_and_nothing_else(tmp_path: Path, setting: str,
             pytest.skip("here `auto` is not the CPU")
     # `env.task_settings` also counts for the dream environment's own section.
     assert changed(tmp_path, setting) == stages
+
+
+@pytest.mark.parametrize(
+    ("setting", "matters"),
+    [
+        *((f"wm.server.{name}", False) for name in ("price_in=2", "price_out=2", "concurrency=2", "timeout=9")),
+        *((f"wm.server.{name}", False) for name in ("retries=1", 'key_variable="OTHER"')),
+        *((f"wm.server.{name}", True) for name in ("model=other", "base_url=http://x/v1", "logprobs=false")),
+        *((f"wm.{name}", True) for name in ("shots=1", "form=page", "retries=4")),
+    ],
+)
+def test_how_a_server_is_asked_is_in_no_key(tmp_path: Path, setting: str, matters: bool) -> None:
+    assert changed(tmp_path, setting, wm="frozen-llm") == (DREAMED if matters else set())
+    named = setting.partition("=")[0].removeprefix("wm.server.")
+    # Every setting of a server is in one of the two groups: a new one has to be thought about.
+    known = Server.WITHOUT_EFFECT | {"model", "base_url", "logprobs", "token_limit"}
+    assert known == set(Server.model_fields) and (named in Server.WITHOUT_EFFECT) <= (not matters)
+
+
+@pytest.mark.parametrize(("setting", "wm"), [("wm.store", "frozen-llm"), ("wm_fit.data", "delta")])
+def test_a_store_counts_by_what_it_holds_not_by_where_it_is(tmp_path: Path, setting: str, wm: str) -> None:
+    page = Observation("http://x.localhost/", (Node(1, "link", "On"),))
+
+    def found(name: str, steps: int) -> dict[str, str]:
+        (tmp_path / name).unlink(missing_ok=True)
+        TransitionStore(tmp_path / name).append([Transition(page, Action("click", 1), page)] * steps)
+        return keys(tmp_path, f"{setting}={tmp_path / name}", wm=wm)
+
+    first, same, other = found("a", 1), found("b", 1), found("a", 2)
+    assert first == same
+    changes = {name for name in first if first[name] != other[name]}
+    # What is fitted on comes into the RL stage by the key of the fit; examples are shown there too.
+    assert changes == (DREAMED if setting == "wm.store" else {"world-model"})
+    assert first != keys(tmp_path, wm=wm)
 
 
 def test_other_base_weights_make_evaluation_and_judge_anew(tmp_path: Path, model: Path) -> None:
@@ -161,6 +209,9 @@ def test_weights_bring_their_tokenizer_and_the_base_that_judges_refuses_another(
     loaded = checked.load(folder)
     assert len(loaded.tokenizer) > len(checked.tokenizer)
     assert loaded.format is not checked.format
+    # A world model of such weights asks in their tokens, not in those of the base model.
+    asking: Any = checked.world_model(loaded, temperature=0.0)
+    assert asking.format is loaded.format
     with pytest.raises(CheckpointError, match=r"know \d+ tokens, but the tokenizer has"):
         checked.load(foreign(model / "small", grow=False))
 
@@ -185,7 +236,8 @@ def test_what_an_update_learns_from(mode: str, learned: list[tuple[float | None,
     learner.optimizer = Gspo(GspoConfig(scale="none"))
     learner.teacher = Teacher(Rl(negative_scale=2.0), learner.optimizer, SimpleNamespace(critic=None), None)  # type: ignore[arg-type]
     played = [rollout(0.0), rollout(0.0), rollout(None), rollout(1.0), rollout(1.0, "expert")]
-    lesson = learner._lesson(played)
+    learner.beside = SimpleNamespace(lesson=lambda teacher, update, rollouts: teacher.lesson(rollouts))  # type: ignore[assignment]
+    lesson = learner._lesson(0, played)
     found = [(t.reward, a) for t, a in zip(lesson.trajectories, lesson.credit.advantages, strict=True)]
     assert found == (learned if mode == "filtered-bc" else [*learned, (1.0, 0.5), (1.0, 0.5)])
     assert {row.trajectory for row in lesson.rows} == set(range(len(found)))

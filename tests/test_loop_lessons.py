@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from dynaweb.backends.kl import penalties
 from dynaweb.config.sections import Rl
-from dynaweb.credit import Credit, CreditInput, Wants
+from dynaweb.credit import STEP_REWARD, Credit, CreditInput, Wants, wants
 from dynaweb.loop.lessons import Teacher, credit_input, kept_groups, over_steps
 from dynaweb.protocols import TokenRow
 from dynaweb.types import Node, Observation, Source, Step, Task, Trajectory
@@ -28,7 +29,7 @@ def trajectory(reward: float | None, *, source: Source = "dream", steps: int = 2
 class Policy:
     """Log-probabilities that name the policy; counts the rows that it was asked for."""
 
-    critic = None
+    critic: Any = None
 
     def __init__(self, logp: float) -> None:
         self.logp, self.asked = logp, 0
@@ -126,7 +127,7 @@ class FineCredit:
         return Credit([1.0] * len(batch.rewards), tokens=tokens, rows=[-2.0] * len(batch.rows))
 
     def loss(self, batch: Any) -> Any:
-        raise NotImplementedError
+        pytest.fail("a lesson needs no loss")
 
 
 def test_negative_advantages_are_scaled_at_every_level_and_parts_stay_aligned() -> None:
@@ -142,11 +143,75 @@ def test_negative_advantages_are_scaled_at_every_level_and_parts_stay_aligned() 
 
 def test_the_kl_to_the_start_is_measured_on_a_sample() -> None:
     made, now, start = teacher(ref_kl_rows=2)
-    found = made.ref_kl([TokenRow((1,), (2, 3))] * 5)
+    found = made.ref_kl(made.lesson(MIXED))
     assert found["ref_kl"] == pytest.approx(penalties([-1.0], [-2.0], "k3")[0])
     assert now.asked == start.asked == 2
-    assert teacher(ref_kl_rows=0)[0].ref_kl([TokenRow((1,), (2,))]) == {}
-    assert made.ref_kl([]) == {}
+    assert made.ref_kl(made.lesson([])) == {}
+    off = teacher(ref_kl_rows=0)[0]
+    assert off.ref_kl(off.lesson(MIXED)) == {}
+
+
+def test_the_kl_to_the_start_is_of_what_the_policy_sampled() -> None:
+    """Experts' tokens were not: they are not even computed."""
+    made, now, start = teacher(ref_kl_rows=100)
+    made.ref_kl(made.lesson(MIXED))
+    assert now.asked == start.asked == 4, "two rollouts of two steps; the expert's are left out"
+    assert made.ref_kl(made.lesson([trajectory(1.0, source="expert")])) == {}
+
+
+def test_the_kl_to_the_start_is_measured_once() -> None:
+    """A loss with a reference reports it itself, from all rows."""
+    made, now, start = teacher(Grpo(GrpoConfig(beta=0.1)), ref_kl_rows=100)
+    lesson = made.lesson(MIXED)
+    assert (now.asked, start.asked) == (0, 6)
+    assert made.ref_kl(lesson) == {}
+    assert (now.asked, start.asked) == (0, 6)
+
+
+def test_no_second_model_is_kept_unless_something_needs_it() -> None:
+    assert Rl().ref_kl_rows == 0
+
+
+class WantsOnly:
+    """An optimizer that says what it wants but leaves credit to its advantages."""
+
+    wants = Wants(reference_in_loss=True, refills=2)
+    needs_trajectory_ratio = False
+
+    def advantages(self, rewards: Any, groups: Any) -> list[float]:
+        return [reward - 0.5 for reward in rewards]
+
+    def loss(self, batch: Any) -> Any:
+        pytest.fail("a lesson needs no loss")
+
+
+def test_what_an_optimizer_wants_does_not_hang_on_credit_of_its_own() -> None:
+    made, _, start = teacher(WantsOnly())
+    lesson = made.lesson(MIXED)
+    assert wants(WantsOnly()).refills == 2  # type: ignore[arg-type]
+    assert lesson.reference == [[-2.0, -2.0]] * 6 and start.asked == 6
+    assert lesson.advantages == [0.5, -0.5, 0.5]
+    assert wants(SimpleNamespace()) == Wants()  # type: ignore[arg-type]
+
+
+def test_an_environments_own_score_does_not_double_the_verdict() -> None:
+    """Only what a step earned beside the verdict counts as its reward; any other number in `info` does not."""
+
+    def rewards(*infos: dict[str, Any]) -> list[float]:
+        steps = tuple(Step(PAGE, None, prompt_ids=(1,), response_ids=(2,), info=info) for info in infos)
+        return [row.reward for row in credit_input([replace(trajectory(1.0), steps=steps)]).rows]
+
+    assert rewards({"reward": 0.0}, {"reward": 1.0}, {"score": 1.0}) == [0.0, 0.0, 0.0]
+    assert rewards({STEP_REWARD: 0.25}, {}, {STEP_REWARD: -1, "reward": 1.0}) == [0.25, 0.0, -1.0]
+
+
+def test_what_the_critic_said_goes_with_the_credit() -> None:
+    """The optimizer reads values and need not hand them back; rows that are left out lose theirs."""
+    made, now, _ = teacher(FineCredit())
+    now.critic = SimpleNamespace(values=lambda rows: [[[float(i)]] for i in range(len(rows))])
+    lesson = made.lesson(MIXED)
+    assert lesson.credit.values == [[[float(i)]] for i in range(6)]
+    assert lesson.part([1]).credit.values == [[[2.0]], [[3.0]]]
 
 
 def test_pages_are_the_same_when_their_text_is() -> None:
@@ -160,6 +225,8 @@ def test_pages_are_the_same_when_their_text_is() -> None:
         Observation("http://shop/2", PAGE.nodes),
         Observation("http://shop/", (Node(1, "link", "Carts"),)),
         Observation("http://shop/", (Node(1, "textbox", "Cart", value="x"),)),
+        Observation("http://shop/", (Node(1, "link", "Cart", props=(("disabled", ""),)),)),
+        Observation("http://shop/", (Node(1, "link", "Cart", depth=1),)),
         Observation("http://shop/", PAGE.nodes, notice="refused"),
     ):
         assert anchor(other) != anchor(PAGE)

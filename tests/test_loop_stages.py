@@ -82,6 +82,7 @@ def test_a_run_leaves_everything_and_its_text_is_the_closing_table(first: tuple[
     assert {path.name.split(".")[0] for path in (folder / "trajectories").iterdir()} == {
         "demos",
         "explore",
+        "world-model",
         "dreams",
         "eval-sft",
         "eval-sft-long",

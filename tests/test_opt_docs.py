@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from dynaweb.config.sections import Rl
+from dynaweb.config.optim import TokenWeights
+from dynaweb.config.sections import Rl, Section
 from dynaweb.plugins import current
 
 PAGE = (Path(__file__).parent.parent / "docs" / "optimizers.md").read_text(encoding="utf-8")
-NAMES = ("cispo", "gigpo", "grpo", "gspo", "ppo", "reinforce-pp", "rloo", "webrl")
+NAMES = ("awr", "cispo", "digirl", "gigpo", "grpo", "gspo", "ppo", "reinforce-pp", "rloo", "webrl")
 
 
 def config(name: str) -> type[BaseModel]:
@@ -57,3 +58,18 @@ def test_examples_are_valid() -> None:
         settings = dict(example["opt"])
         config(settings.pop("name")).model_validate(settings)
         Rl.model_validate(example.get("rl", {}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_of_optimizers_are_sections_that_share_what_is_common(name: str) -> None:
+    """Unknown keys are refused and values frozen as everywhere in a recipe; a constant needs its weight and back."""
+    kind = config(name)
+    assert issubclass(kind, Section)
+    assert ("agg" in kind.model_fields) is issubclass(kind, TokenWeights)
+    with pytest.raises(ValidationError, match="clip_hihg"):
+        kind.model_validate({"clip_hihg": 0.2})
+    if issubclass(kind, TokenWeights):
+        assert kind(agg="constant", norm_const=9.0).norm_const == 9.0
+        for half in ({"agg": "constant"}, {"agg": "token_mean", "norm_const": 9.0}):
+            with pytest.raises(ValidationError, match="give both or neither"):
+                kind.model_validate(half)

@@ -205,6 +205,45 @@ def test_chat_replies_of_several_habits_are_read(reply: str) -> None:
     assert parsed.action == ACTIONS[0]
 
 
+@pytest.mark.parametrize("template", [True, False])
+def test_webvoyager_has_its_own_words_and_grammar(template: bool) -> None:
+    voyager = format_for(chat_tokenizer(template), "webvoyager")
+    assert isinstance(voyager, ChatFormat)
+    prompt = voyager.tokenizer.decode(voyager.policy_prompt(TASK, PAGE, ACTIONS[:1]))
+    assert "[5] link 'Velmor Scarf'" in prompt and TASK.intent in prompt
+    assert "ANSWER; [text]" in prompt and "1: Click [link 'Velmor Scarf']" in prompt and "stop [answer]" not in prompt
+    for action in ACTIONS:
+        reply = voyager.policy_reply(PAGE, action, "Because.")
+        assert voyager.decode(reply).startswith("Thought: Because.\nAction: ")
+        parsed = voyager.parse_reply(reply, PAGE)
+        assert (parsed.action, parsed.reasoning) == (action, "Because.")
+    # Judges and world models are asked as by `chat`.
+    chat = format_for(chat_tokenizer(template), "chat")
+    assert voyager.world_model_prompt(PAGE, ACTIONS[0]) == chat.world_model_prompt(PAGE, ACTIONS[0])
+
+
+@pytest.mark.parametrize(
+    ("reply", "reasoning"),
+    [
+        ("Thought: It is there.\nAction: Click [5]", "It is there."),
+        ("**Thought:** first\nsecond\n**Action:** Click 5", "first\nsecond"),
+        ("I see it.\nClick [5]", "I see it."),
+        ("Click [5]", ""),
+    ],
+)
+def test_webvoyager_replies_of_several_habits_are_read(reply: str, reasoning: str) -> None:
+    voyager = format_for(chat_tokenizer(True), "webvoyager")
+    parsed = voyager.parse_reply(voyager.tokenizer(reply).input_ids, PAGE)
+    assert (parsed.action, parsed.error) == (ACTIONS[0], "")
+    assert parsed.reasoning.strip("* ") == reasoning
+
+
+def test_a_webvoyager_reply_without_an_action_says_what_is_valid() -> None:
+    voyager = format_for(chat_tokenizer(True), "webvoyager")
+    parsed = voyager.parse_reply(voyager.tokenizer("Thought: hm\nAction: Jump [5]").input_ids, PAGE)
+    assert parsed.action is None and "Click" in parsed.error
+
+
 def test_chat_prompts_keep_the_goal_of_a_long_page() -> None:
     chat = ChatFormat(chat_tokenizer(True), max_prompt=3000)
     nodes = tuple(Node(i, "text", f"Line {i}") for i in range(1, 900))

@@ -72,7 +72,10 @@ def poisoned() -> ReportData:
         settings=(Setting(bad, bad, HOSTILE[1]),),
         plugins=({"kind": bad, "name": bad, "package": bad, "version": HOSTILE[2]},),
         versions={bad: bad, "dynaweb": bad},
-        samples=(Sample(bad, hostile()), Sample(HOSTILE[1], episode(1, "success"))),
+        samples=(
+            Sample(bad, hostile(), real=(replace(hostile().steps[0].observation, title=HOSTILE[3], notice=bad),)),
+            Sample(HOSTILE[1], episode(1, "success")),
+        ),
     )
 
 
@@ -83,6 +86,7 @@ def test_no_script_of_a_page_runs_and_no_request_leaves(show: Open, policy: bool
         source = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", source)
         assert "Content-Security-Policy" not in source
     page = show(source)
+    assert page.locator(".page.beside").count() == 1
     page.locator("#viewer").scroll_into_view_if_needed()
     page.keyboard.press("ArrowRight")
     page.locator("summary").evaluate_all("all => all.forEach(one => one.click())")
@@ -125,14 +129,21 @@ def test_the_file_names_no_other_file(html: str) -> None:
 def test_nothing_sticks_out_and_everything_can_be_read(show: Open, html: str) -> None:
     page = show(html)
     page.locator("details").evaluate_all("all => all.forEach(one => one.open = true)")
-    for width in (1280, 400, 320):
+    for width in (1280, 980, 700, 400, 320):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(CUT) == [], width
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         assert page.evaluate(CONTRAST) == [], scheme
 
 
+CUT = """() => [...document.querySelectorAll('.card td, .card th')].filter(cell => {
+  const edge = cell.closest('.scroll') ? Infinity : cell.closest('.card').getBoundingClientRect().right;
+  const hidden = cell.tagName === 'TH' && getComputedStyle(cell.closest('thead')).position === 'absolute';
+  return !hidden && cell.getClientRects().length && cell.getBoundingClientRect().right > edge + 1;
+}).map(cell => cell.textContent)"""
+"""Cells of tables that lie outside their card, which clips them."""
 CONTRAST = """() => {
   const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
   const rgb = (colour, under) => {

@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from web_pages import PageServer, acted, names, reply_of, serving
 
 from dynaweb.types import Action, Observation
-from dynaweb.web import reading
 from dynaweb.web.actions import format_action, parse_action
 from dynaweb.web.browser import BrowserPool
 from dynaweb.web.chromium_session import ChromiumSession
@@ -299,57 +297,6 @@ async def test_a_page_that_is_too_large_says_so(session: ChromiumSession, server
     assert time.perf_counter() - start < 25
 
 
-async def test_budgets_of_characters_and_the_viewport(server: PageServer) -> None:
-    server.pages["/"] = "<h1>Top</h1>" + "".join(f"<p><a href=/{i}>Link {i}</a></p>" for i in range(200))
-    async with BrowserPool(region="viewport") as pool:
-        session = await pool.session()
-        await session.reset()
-        await session.goto(server.url())
-        page = await session.observe()
-        assert names(page)[:2] == ["Top", "Link 0"]
-        assert 15 < len(page.nodes) < 25
-        box = session.boxes()[2]
-        assert (box.x, 60 < box.y < 120, 20 < box.width < 80, 10 < box.height < 30) == (8, True, True, True)
-        await session.act(Action("scroll", text="down"))
-        below = await session.observe()
-        assert (
-            names(below)[0] == names(page)[-1] or int(names(below)[0].split()[1]) <= int(names(page)[-1].split()[1]) + 1
-        )
-        assert names(below)[-1] != names(page)[-1]
-    async with BrowserPool(max_chars=300) as pool:
-        session = await pool.session()
-        await session.reset()
-        await session.goto(server.url())
-        page = await session.observe()
-        assert page.truncated
-        assert len("\n".join(render(page).split("\n")[1:-1])) < 300
-        assert render(page).endswith("\n...")
-
-
-@pytest.mark.parametrize("view", ["compact", "webarena"])
-async def test_the_viewport_of_a_large_page_is_read_without_the_rest(
-    server: PageServer, monkeypatch: pytest.MonkeyPatch, view: str
-) -> None:
-    rows = "".join(f"<li><h3><a href=/{i}>Item {i}</a></h3><p>Price <b>{i}</b><br>new</p></li>" for i in range(400))
-    server.pages["/"] = f"""<div style="height:0"><p>Spills over</p></div><ul>{rows}</ul><div style="display:contents">
-    <select aria-label=Sort style="position:fixed;top:5px"><option>New<option>Old</select></div>
-    <iframe srcdoc="<button>Framed</button>" style="position:fixed;bottom:0"></iframe>"""
-    async with BrowserPool(region="viewport", view=view) as pool:  # type: ignore[arg-type]
-        session = await pool.session()
-        await session.reset()
-        await session.goto(server.url())
-        for _ in range(2):
-            part = await session.observe()
-            with monkeypatch.context() as patch:
-                patch.setattr(reading, "MANY_NODES", 10**9)
-                whole = await session.observe()
-            assert part == whole
-            assert {"Sort", "Framed"} <= set(names(part))
-            assert 10 < len(part.nodes) < 120
-            await session.act(Action("scroll", text="down"))
-        assert "Item 0" not in names(await session.observe())
-
-
 async def test_press_and_scroll_on_an_element(session: ChromiumSession, show: Show) -> None:
     page = await show(
         """<form action=/next><input name=a aria-label=One><input name=b aria-label=Two><button>Go</button></form>
@@ -389,27 +336,6 @@ async def test_permissions_are_denied_and_local_files_stay_closed(session: Chrom
         _, after = await acted(session, page, f"click '{name}' []")
         assert after.url == page.url
         assert names(after)[:2] == ["File", "Chrome"]
-
-
-async def test_downloads_are_kept_up_to_a_size(server: PageServer, tmp_path: Path) -> None:
-    server.pages["/"] = "<a href=/download>named</a><a href='/file?1000'>small</a><a href='/file?3000000'>large</a>"
-    async with BrowserPool(downloads=tmp_path / "kept", max_download=1_000_000) as pool:
-        session = await pool.session()
-        await session.reset()
-        await session.goto(server.url())
-        page = await session.observe()
-        for name, notice in (
-            ("named", "a download was saved: bücher.csv"),
-            ("small", "a download was saved: _data.bin (1000 bytes)"),
-            ("small", "a download was saved: _data (2).bin (1000 bytes)"),
-            ("large", "a download was refused: _data.bin is larger than 1000000 bytes"),
-        ):
-            reason, page = await acted(session, page, f"click '{name}' []")
-            assert (reason, page.url) == ("", server.url("/"))
-            assert page.notice.startswith(notice)
-        found = {path.name: path.stat().st_size for path in (tmp_path / "kept").iterdir()}
-        assert {name for name, size in found.items() if size == 1000} == {"_data.bin", "_data (2).bin"}
-        assert set(found) == {"_data.bin", "_data (2).bin", "bücher.csv"}
 
 
 async def test_sites_of_one_server_do_not_share_cookies(session: ChromiumSession, server: PageServer) -> None:

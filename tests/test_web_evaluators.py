@@ -150,6 +150,8 @@ async def test_program_html_reads_pages_and_locators() -> None:
         ({"url": "func:reddit_get_post_url('__last__')", "required_contents": {"exact_match": "x"}}, None),
         ({"url": "http://dead/", "required_contents": {"must_include": ["x"]}}, None),
         ({"required_contents": {"other": "x"}}, None),
+        ({"required_contents": {"fuzzy_match": ["CAFÉ", "more"]}}, 1),
+        ({"required_contents": {"fuzzy_match": ["tea"]}}, None),
         ({"locator": "$('x')", "required_contents": {"exact_match": "x"}}, None),
     ):
         verdict = await grade(html_task(**target), session=pages)

@@ -14,7 +14,7 @@ from web_pages import PageServer, names, serving
 from dynaweb.errors import ConfigError
 from dynaweb.web.browser import BrowserPool
 from dynaweb.web.chromium_session import ChromiumSession
-from dynaweb.web.logins import Login, Logins
+from dynaweb.web.logins import Login, Logins, Shows
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -35,7 +35,7 @@ def login_of(server: PageServer, path: Path, form: str = "/sign-in") -> Login:
     async def log_in(session: ChromiumSession) -> None:
         await session.goto(server.url(form))
 
-    return Login(path, server.url("/account"), "Hello", log_in)
+    return Login(path, Shows(server.url("/account"), "Hello"), log_in)
 
 
 async def test_a_login_is_made_once_and_used_for_every_episode(
@@ -78,7 +78,7 @@ async def test_an_expired_or_broken_login_is_renewed_once_for_all(
 async def test_a_login_that_does_not_work_is_an_error(pool: BrowserPool, server: PageServer, tmp_path: Path) -> None:
     session = await pool.session()
     path = tmp_path / "ann.json"
-    with pytest.raises(ConfigError, match="does not show 'Hello' after signing in; check the user name"):
+    with pytest.raises(ConfigError, match="/account shows 'Hello'; check the user name"):
         await Logins().open(session, login_of(server, path, form="/nowhere"))
     assert not path.exists()
 
@@ -86,7 +86,7 @@ async def test_a_login_that_does_not_work_is_an_error(pool: BrowserPool, server:
         raise ValueError("no form")
 
     with pytest.raises(ConfigError, match=r"the login of ann\.json failed"):
-        await Logins().open(session, Login(path, server.url("/account"), "Hello", fails))
+        await Logins().open(session, Login(path, Shows(server.url("/account"), "Hello"), fails))
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be stored"):
         await Logins().open(session, login_of(server, tmp_path / "file" / "ann.json"))

@@ -1,7 +1,7 @@
 """The texts of the webarena and browsergym dialects against the packages that agents of those benchmarks read.
 
-Each package runs in its own environment (`python scripts/reference_packages.py`) on the same pages in the same
-browser. Numbers and what `dynaweb.web.view_benchmarks` lists as meant differences are taken out; the rest is equal.
+Each package runs in its own environment (`dynaweb env install NAME`) on the same pages in the same browser. Numbers and
+what `dynaweb.web.view_benchmarks` lists as meant differences are taken out; the rest is equal.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import http.server
 import json
-import os
 import re
 import subprocess
 import threading
@@ -22,6 +21,7 @@ import pytest
 from reference_pages import INNER, MINIWOB, MINIWOB_START, PAGES
 from web_pages import serving
 
+from dynaweb import sidecar
 from dynaweb.types import Node, Observation
 from dynaweb.web.browser import BrowserPool
 from dynaweb.web.chromium import find
@@ -31,24 +31,25 @@ from dynaweb.web.tree import VERBOSE
 
 pytestmark = pytest.mark.asyncio
 
-ROOT = Path(__file__).resolve().parents[1]
-# Read before a fixture takes every DYNAWEB_ variable out of the environment.
-REFERENCES = Path(os.environ.get("DYNAWEB_REFERENCES", "") or ROOT / ".references")
+# Before any test points the cache elsewhere.
+ENVIRONMENTS = sidecar.root()
+NAMES = {"webarena": "libwebarena", "browsergym": "browsergym"}
 HIDDEN = ["InlineTextBox", "ListMarker", "LineBreak"]
 PICKERS = ("Date", "DateTime", "InputTime", "ColorWell")
 
 
 def python_of(package: str) -> Path:
     """The interpreter of a package's environment; the test is skipped where there is none."""
-    if not (REFERENCES / package / ".complete").exists():
-        pytest.skip(f"{package} is not there to compare with: python scripts/reference_packages.py")
-    return REFERENCES / package / "bin" / "python"
+    python = sidecar._python(ENVIRONMENTS / NAMES[package])
+    if not python.exists():
+        pytest.skip(f"needs: dynaweb env install {NAMES[package]}")
+    return python
 
 
 @contextmanager
 def miniwob() -> Iterator[str]:
     """A server of the MiniWoB++ pages that the browsergym environment holds; its address, or '' without them."""
-    folder = next(REFERENCES.glob("browsergym/lib/python*/site-packages/miniwob/html"), None)
+    folder = next(ENVIRONMENTS.glob("browsergym/lib/python*/site-packages/miniwob/html"), None)
     if folder is None:
         yield ""
         return

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PLUGIN_FOLDERS = sorted(
     folder
-    for kind in ("world_models", "optimizers", "rewards", "envs")
+    for kind in ("world_models", "optimizers", "rewards", "envs", "observers")
     for folder in (ROOT / "plugins" / kind).iterdir()
     if folder.is_dir() and not folder.name.startswith((".", "__"))
 )

@@ -18,10 +18,12 @@ from dynaweb.data.store import TransitionStore
 from dynaweb.errors import ConfigError, MissingError
 from dynaweb.protocols import PluginContext, TrainableWorldModel
 from dynaweb.types import Action, Node, Observation, Prediction, Transition
-from dynaweb.web.delta import DeltaError
+from dynaweb.web.delta import DeltaError, diff
 from dynaweb.worldmodels.change import change_text, read_change, words_of
-from dynaweb.worldmodels.pages import page_text, parse_page
-from dynaweb.worldmodels.prompts import label_question, question, recent, with_examples
+from dynaweb.worldmodels.confidence import last_tokens
+from dynaweb.worldmodels.pages import page_answer, page_text, parse_page, read_page
+from dynaweb.worldmodels.prompts import SYSTEM, label_question, question, recent, with_examples
+from dynaweb.worldmodels.prompts import answer as answer_of
 from dynaweb.worldmodels.retrieval import Retriever
 from dynaweb_env_sites.pretrain.samples import page_text as pretrained_page_text
 from dynaweb_wm_delta import DeltaConfig
@@ -62,6 +64,16 @@ def context(engine: ScriptedEngine | None = None, **services: Any) -> PluginCont
 @given(pages)
 def test_a_page_as_text_is_read_back_exactly(page: Observation) -> None:
     assert parse_page(page_text(page), BEFORE) == (page, ())
+
+
+@given(pages, st.booleans(), st.booleans())
+def test_a_page_with_its_end_is_read_back_whatever_stands_around_it(
+    page: Observation, done: bool, fenced: bool
+) -> None:
+    text = page_answer(Transition(BEFORE, CLICK, page, info={"done": done}))
+    prediction = read_page(f"```text\n{text}\n```\n" if fenced else f"\n{text}\n", BEFORE)
+    assert (prediction.next_observation, prediction.done) == (page, done)
+    assert prediction.delta == diff(BEFORE, page)
 
 
 @given(st.text(alphabet="'[]=+~ \n`abc3\\", max_size=60) | st.text(max_size=40))
@@ -161,6 +173,24 @@ async def test_the_change_in_words_is_rewritten_by_the_model() -> None:
     assert lost.next_observation is None and "no element" in lost.error
 
 
+async def test_two_halves_of_an_answer_count_as_one_answer() -> None:
+    """Tokens, attempts and confidence of a page that was written from words: each half once, failed ones apart."""
+    written = ("Opens the scarf.", "what?", page_text(AFTER))
+    sizes = [len(PROMPTS.world_model_target(text)) for text in written]
+    for answers, attempts in ((("", *written), 3), ((written[0], written[2]), 1)):
+        model = DeltaWorldModel(DeltaConfig(apply="llm"), context(ScriptedEngine(*answers)))
+        prediction = await model.predict(BEFORE, CLICK, seed=1)
+        assert prediction.next_observation == AFTER
+        assert (prediction.attempts, prediction.answer_tokens) == (attempts, sizes[0] + sizes[2])
+        assert last_tokens(prediction) == sizes[0] + sizes[2] <= prediction.tokens
+        assert prediction.logprob == pytest.approx(-0.5)
+    retried = DeltaWorldModel(DeltaConfig(), context(ScriptedEngine("no", LABEL)))
+    found = await retried.predict(BEFORE, CLICK, seed=1)
+    assert last_tokens(found) == len(PROMPTS.world_model_target(LABEL)) != found.tokens // found.attempts
+    # A model of somebody else may not tell.
+    assert last_tokens(Prediction(AFTER, tokens=9, attempts=3)) == 3
+
+
 async def test_history_is_an_option() -> None:
     past = tuple(Action("click", 1, target_role="link", target_name=name) for name in ("Home", "Cart"))
     engine = ScriptedEngine(LABEL, LABEL)
@@ -188,6 +218,15 @@ async def test_frozen_on_the_runs_own_model_is_the_zero_shot_question() -> None:
         FrozenWorldModel(FrozenConfig(shots=1), context(engine))
 
 
+@pytest.mark.parametrize(("form", "answer"), [("delta", f"{LABEL}\nend"), ("page", f"{page_text(AFTER)}\nend")])
+async def test_every_form_can_say_that_the_episode_is_over(form: Any, answer: str) -> None:
+    model = FrozenWorldModel(FrozenConfig(form=form), context(ScriptedEngine(answer)))
+    prediction = await model.predict(BEFORE, CLICK, seed=1)
+    assert (prediction.next_observation, prediction.done) == (AFTER, True)
+    assert "`end`" in SYSTEM[form] and answer_of(SAID, form).endswith("\nend")
+    assert not answer_of(STEP, form).endswith("end")
+
+
 def other(name: str) -> Transition:
     page = replace(BEFORE, nodes=(*BEFORE.nodes[:3], Node(4, "link", name)))
     return Transition(page, Action("click", 4, target_role="link", target_name=name), AFTER)
@@ -210,6 +249,19 @@ async def test_frozen_behind_a_server_shows_the_nearest_real_transitions(tmp_pat
     assert user.endswith(question(BEFORE, CLICK))
     assert told[0].stats.new_tokens == prediction.tokens
     assert len({request["seed"] for request in server.requests}) == 2
+
+
+async def test_no_example_is_of_a_site_that_is_asked_about(tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    store = TransitionStore(tmp_path / "real.jsonl.gz")
+    store.append([replace(other(f"Kettle {site}"), info={"site": site}) for site in "abcd"])
+    with chat_server(LABEL) as server:
+        config = FrozenConfig(server=Server(model="big", base_url=server.url), shots=4, store=str(store.path))
+        await FrozenWorldModel(config, context(held_out={"a", "c"})).predict(BEFORE, CLICK, seed=1)
+        user = server.requests[0]["messages"][1]["content"]
+        assert [f"Kettle {site}" in user for site in "abcd"] == [False, True, False, True]
+        with pytest.raises(MissingError, match="none outside of held-out sites"):
+            await FrozenWorldModel(config, context(held_out=set("abcd"))).predict(BEFORE, CLICK, seed=1)
 
 
 async def test_frozen_says_when_there_is_nothing_to_show(tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ from chat_server import chat_server
 from core_kit import Cli
 
 import dynaweb
-from dynaweb.data.store import TransitionStore
+from dynaweb.data.store import TrajectoryStore, TransitionStore
 from dynaweb.errors import ConfigError, Interrupted, MissingError
 from dynaweb.loop import refresh as refresh_module
 from dynaweb.loop.workspace import Workspace
+from dynaweb.loop.worldmodel import sites_of, split
 from dynaweb.observers import read_metrics
+from dynaweb.seeding import derive
 
 SMALL = (
     "env.task_settings.driver=static",
@@ -47,6 +49,11 @@ SMALL = (
 def rows(folder: Path, stage: str = "") -> list[dict[str, Any]]:
     found = read_metrics(folder / "metrics.jsonl", times=False)
     return [row for row in found if row["event"] == "update" and row["stage"] == stage] if stage else found
+
+
+def stages(folder: Path) -> list[str]:
+    """The stages that were made, in order."""
+    return [row["name"] for row in rows(folder) if row["event"] == "stage"]
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +143,25 @@ def test_collect_with_experts_and_random_actions(tmp_path: Path, store: Path) ->
     shown = list(TransitionStore(Path(experts.metrics["store"])))
     assert experts.metrics["transitions"] == len(shown) > 24
     assert {item.source for item in shown} == {"expert"}
-    dynaweb.collect("dynaweb", overrides=[*SMALL, "explore.player=expert"], out=tmp_path / "y", store=tmp_path / "s.gz")
-    assert len(TransitionStore(tmp_path / "s.gz")) == len(shown)
+
+
+def test_collecting_again_into_a_store_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither after a whole collection nor after one that was killed while it wrote: all of it is there, or nothing."""
+    monkeypatch.setattr("dynaweb.data.store.BATCH_RECORDS", 8)
+    store = tmp_path / "s.gz"
+
+    def collect(name: str, *sets: str) -> Any:
+        sets = (*SMALL, "explore.player=expert", *sets)
+        return dynaweb.collect("dynaweb", overrides=sets, out=tmp_path / name, store=store).metrics
+
+    first = collect("a")
+    assert first["added"] == first["transitions"] == len(TransitionStore(store)) > 24
+    assert sum(chunk.closes for chunk in TransitionStore(store)._file.chunks) == 1
+    again = collect("b")
+    assert (again["added"], again["transitions"]) == (0, first["transitions"])
+    other = collect("c", "explore.episodes=4")
+    assert other["added"] > 0 and collect("d")["added"] == 0
+    assert len(TransitionStore(store)) == first["added"] + other["added"]
 
 
 def test_fitting_on_a_store_alone_and_evaluating_on_another(
@@ -175,6 +199,24 @@ def test_fitting_on_a_store_alone_and_evaluating_on_another(
         )
 
 
+@pytest.mark.parametrize(("wm", "sets"), [("frozen-llm", ()), ("delta", ("wm_fit.steps=0",))])
+def test_a_model_that_is_not_fitted_is_evaluated_without_making_anything_else(
+    tmp_path: Path, store: Path, wm: str, sets: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynaweb.loop.worldmodel.MAX_PROBES", 6)
+    monkeypatch.setattr("dynaweb.loop.wmeval.MAX_CHAINS", 2)
+    monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "fresh"))
+    given: dict[str, Any] = {"overrides": [*SMALL, *sets], "wm": wm, "horizon": 2}
+    dynaweb.evaluate_world_model("dynaweb", **given, data=store, out=tmp_path / "store")
+    assert stages(tmp_path / "store") == []
+    more = [*SMALL, *sets, "explore.player=random", "explore.episodes=12"]
+    dynaweb.evaluate_world_model("dynaweb", **{**given, "overrides": more}, out=tmp_path / "explored")
+    assert stages(tmp_path / "explored") == ["demos", "explore"]
+    with pytest.raises(MissingError, match="no transition store"):
+        dynaweb.evaluate_world_model("dynaweb", overrides=SMALL, data="gone", out=tmp_path / "gone")
+    assert stages(tmp_path / "gone") == []
+
+
 def test_evaluating_what_the_recipe_fits(tmp_path: Path) -> None:
     found = dynaweb.evaluate_world_model("dynaweb", overrides=SMALL, out=tmp_path / "eval", horizon=3)
     assert found.one_step["all"]["element_f1"].n > 10
@@ -187,35 +229,46 @@ def test_early_stopping_keeps_the_best_weights_and_goes_on_after_a_stop(
 ) -> None:
     # What losses a model reaches is its own affair: here the best look is the one after four updates.
     monkeypatch.setattr("dynaweb.loop.stopping.mean_loss", lambda trainer, rows: 1.0 + abs(trainer.steps - 4))
-    sets = [*SMALL, "wm_fit.steps=12", "wm_fit.validate_every=2", "wm_fit.patience=2"]
 
-    def fit(out: str) -> Any:
+    def fit(out: str, steps: int = 12) -> Any:
+        sets = [*SMALL, f"wm_fit.steps={steps}", "wm_fit.validate_every=2", "wm_fit.patience=2"]
         return dynaweb.fit_world_model("dynaweb", overrides=sets, data=store, out=tmp_path / out)
 
     def weights(result: Any) -> bytes:
         return (result.weights / "model.safetensors").read_bytes()
+
+    def trained(out: str) -> float:
+        (stage,) = [row for row in rows(tmp_path / out) if row["event"] == "stage"]
+        return stage["metrics"]["tokens_trained"]
 
     monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "fresh"))
     whole = fit("whole")
     updates = rows(tmp_path / "whole", "world-model")
     looks = {row["index"] + 1: row["metrics"].get("validation_loss") for row in updates}
     assert looks == {1: None, 2: 3.0, 3: None, 4: 1.0, 5: None, 6: 3.0, 7: None, 8: 5.0}
-    breaths = 0
+    # The last weights are looked at too, or they could never be the best.
+    fit("odd", 5)
+    last = [row["metrics"].get("validation_loss") for row in rows(tmp_path / "odd", "world-model")]
+    assert last == [None, 3.0, None, 1.0, 2.0]
+    for name, error, how in (("other", asyncio.CancelledError, Interrupted), ("third", RuntimeError, RuntimeError)):
+        breaths = 0
 
-    async def stop_later(self: Workspace) -> None:
-        nonlocal breaths
-        breaths += 1
-        if breaths == 7:
-            raise asyncio.CancelledError
+        async def stop_later(self: Workspace, error: type[BaseException] = error) -> None:
+            nonlocal breaths
+            breaths += 1
+            if breaths == 7:
+                raise error
 
-    monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "other"))
-    with monkeypatch.context() as patch:
-        patch.setattr(Workspace, "breathe", stop_later)
-        with pytest.raises(Interrupted):
-            fit("stopped")
-    again = fit("again")
-    assert weights(again) == weights(whole)
-    assert rows(tmp_path / "again", "world-model") == rows(tmp_path / "whole", "world-model")
+        monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / name))
+        with monkeypatch.context() as patch:
+            patch.setattr(Workspace, "breathe", stop_later)
+            with pytest.raises(how):
+                fit(f"{name}-stopped")
+        again = fit(f"{name}-again")
+        assert weights(again) == weights(whole)
+        # Where only a look had kept the state, what had been spent until then was kept with it.
+        assert trained(f"{name}-again") == trained("whole")
+    assert rows(tmp_path / "other-again", "world-model") == updates
 
 
 def test_adapters_are_trained_and_merged(tmp_path: Path, store: Path) -> None:
@@ -236,21 +289,43 @@ def test_other_transitions_are_fitted_too(tmp_path: Path, store: Path) -> None:
     assert (plain.weights / "model.safetensors").read_bytes() != (more.weights / "model.safetensors").read_bytes()
     with pytest.raises(MissingError, match="no transition store"):
         dynaweb.fit_world_model("dynaweb", overrides=[*SMALL, "wm_fit.data=gone"], out=tmp_path / "gone")
+    assert not any(row["event"] == "stage" for row in rows(tmp_path / "gone"))
 
 
 def test_the_world_model_is_refreshed_on_the_way_and_a_stopped_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sets = ["wm_fit.refresh_every=2", "wm_fit.refresh_episodes=3", "wm_fit.refresh_steps=2", "rl.updates=5"]
-    run(tmp_path / "whole", *sets)
+    planned, tokenised = [], 0
+
+    def new_trainer(*given: Any, real: Any = refresh_module.new_trainer, **more: Any) -> Any:
+        planned.append((real(*given, **more), more["total_steps"]))
+        return planned[-1][0]
+
+    def rows_for(maker: Any, transitions: Any, real: Any = refresh_module.rows_for) -> Any:
+        nonlocal tokenised
+        tokenised += len(transitions)
+        return real(maker, transitions)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(refresh_module, "new_trainer", new_trainer)
+        patch.setattr(refresh_module, "rows_for", rows_for)
+        run(tmp_path / "whole", *sets)
     found = rows(tmp_path / "whole", "refresh")
     assert [row["index"] for row in found] == [1, 3]
+    # The learning rate ends where the last refresh does, and no transition is made into a row twice.
+    ((trainer, total),) = planned
+    assert trainer.steps == total == 4 and tokenised == found[-1]["metrics"]["transitions"]
+    # What was held out of the fit stays held out.
+    explored = list(TrajectoryStore(tmp_path / "whole" / "trajectories" / "explore.jsonl.gz"))
+    away = sites_of(split(explored, 0.4, seed=derive(0, "holdout"))[1])
+    played = [row for row in rows(tmp_path / "whole") if row["event"] == "rollout" and row["phase"] == "refresh"]
+    seen = {"{} {}".format(*row["task"].split(":")[1:3]) for row in played}
+    assert seen and away and not seen & away
     assert all(row["metrics"]["new_transitions"] > 0 for row in found)
     assert found[1]["metrics"]["transitions"] > found[0]["metrics"]["transitions"]
     stage = next(row for row in rows(tmp_path / "whole") if row["event"] == "stage" and row["name"] == "rl")
-    assert stage["metrics"]["static_steps"] > 0
-    played = [row for row in rows(tmp_path / "whole") if row["event"] == "rollout" and row["phase"] == "refresh"]
-    assert len(played) == 6
+    assert stage["metrics"]["static_steps"] > 0 and len(played) == 6
     monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "fresh"))
     calls = 0
 
@@ -271,6 +346,9 @@ def test_the_world_model_is_refreshed_on_the_way_and_a_stopped_run_goes_on(
     assert rows(tmp_path / "again") == rows(tmp_path / "whole")
 
 
-def test_a_model_that_cannot_be_fitted_cannot_be_refreshed(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_refreshed_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="frozen-llm' cannot be fitted"):
         run(tmp_path / "x", "wm_fit.refresh_every=1", wm="frozen-llm")
+    with pytest.raises(ConfigError, match="trains all weights"):
+        run(tmp_path / "y", "wm_fit.refresh_every=1", "wm_fit.lora_rank=2")
+    assert not any(row["event"] == "stage" for name in "xy" for row in rows(tmp_path / name))

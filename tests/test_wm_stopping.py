@@ -52,7 +52,8 @@ def test_it_goes_on_with_the_looks_up_to_the_checkpoint(tmp_path: Path) -> None:
     trained = trainer(llama())
     watch = EarlyStop(rows_of(2), every=2, patience=2, folder=tmp_path)
     assert [watch.due(steps) for steps in (1, 2, 3, 4)] == [False, True, False, True]
-    assert not EarlyStop((), every=2, patience=2, folder=tmp_path).due(2)
+    assert watch.due(3, last=True)
+    assert not EarlyStop((), every=2, patience=2, folder=tmp_path).due(2, last=True)
     for _ in range(3):
         trained.supervised_step(rows_of(1))
         watch.look(trained)

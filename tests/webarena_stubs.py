@@ -52,11 +52,13 @@ def _app(state: Stub) -> Flask:
     def look() -> None:
         state.headers.append(request.headers.get("X-Auto-Login", ""))
 
-    @app.get("/")
-    def home() -> str:
-        return PAGE.format(
-            "Home", "<a href=/dashboard/todos>Todos</a> <a href=/account>Account</a> <a href=/f/1>Forum</a>"
-        )
+    for add in (_account, _pages, _reset, _shop):
+        add(app, state)
+    return app
+
+
+def _account(app: Flask, state: Stub) -> None:
+    """A login that sets a cookie, and a page behind it."""
 
     @app.route("/login", methods=["GET", "POST"])
     def login() -> Any:
@@ -77,6 +79,16 @@ def _app(state: Stub) -> Flask:
             return redirect("/login")
         return PAGE.format("Account", "<p>Hello Ann</p>")
 
+
+def _pages(app: Flask, state: Stub) -> None:
+    """Pages for everybody, and a forum's form."""
+
+    @app.get("/")
+    def home() -> str:
+        return PAGE.format(
+            "Home", "<a href=/dashboard/todos>Todos</a> <a href=/account>Account</a> <a href=/f/1>Forum</a>"
+        )
+
     @app.get("/dashboard/todos")
     def todos() -> str:
         return PAGE.format("Todos", "<p>Nothing to do</p>")
@@ -94,6 +106,10 @@ def _app(state: Stub) -> Flask:
         state.posts.append(dict(request.form))
         return redirect("/f/1")
 
+
+def _reset(app: Flask, state: Stub) -> None:
+    """A server that resets the sites: done at the fourth look."""
+
     @app.get("/reset")
     def reset() -> str:
         state.polls = 1
@@ -103,6 +119,10 @@ def _app(state: Stub) -> Flask:
     def status() -> str:
         state.polls += 1
         return "Ready for duty!" if state.polls > 3 else "resetting"
+
+
+def _shop(app: Flask, state: Stub) -> None:
+    """The shop's interface for programs."""
 
     @app.post("/rest/default/V1/integration/admin/token")
     def token() -> Any:
@@ -117,5 +137,3 @@ def _app(state: Stub) -> Flask:
         if request.headers.get("Authorization") != "Bearer token-1":
             return "no", 401
         return jsonify([{"nickname": "Old", "ratings": []}, {"nickname": "Ann", "ratings": [{"percent": 80}]}])
-
-    return app

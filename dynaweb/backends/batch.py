@@ -44,6 +44,7 @@ class MicroBatch:
     `prefix_UP` and `tail_UQ` hold token ids, `prefix_U` the prefix lengths, `position_UQ` the positions of tail tokens
     and `segment_UQ` which row of its unit a tail token belongs to (-1 = padding). `flat_N` indexes the U*Q tail tokens
     in the order of rows; token n belongs to the batch's row `rows[row_N[n]]` and is its response token `column_N[n]`.
+    `tokens` counts the real ones, of prefixes and tails.
     """
 
     rows: tuple[int, ...]
@@ -56,16 +57,18 @@ class MicroBatch:
     target_N: torch.Tensor
     row_N: torch.Tensor
     column_N: torch.Tensor
+    tokens: int
 
     @property
     def padded_tokens(self) -> int:
-        """Tokens that go through the model, padding included."""
+        """Its tokens, padding included."""
         return self.prefix_UP.numel() + self.tail_UQ.numel()
 
     def spread(self, values_N: torch.Tensor) -> torch.Tensor:
-        """Lay per-token values [N] out as rows [R, T], zero where a response is shorter; keeps gradients."""
+        """Lay per-token values [N, ...] out as rows [R, T, ...], zero where a response is shorter; keeps gradients."""
         width = int(self.column_N.max()) + 1
-        return values_N.new_zeros(len(self.rows), width).index_put((self.row_N, self.column_N), values_N)
+        empty = values_N.new_zeros(len(self.rows), width, *values_N.shape[1:])
+        return empty.index_put((self.row_N, self.column_N), values_N)
 
     def mask(self) -> torch.Tensor:
         """Bool [R, T]: where `spread` put values."""
@@ -105,12 +108,18 @@ def _split(rows: Sequence[TokenRow], indices: Sequence[int]) -> Iterator[tuple[i
     yield tuple(part)
 
 
-def plan(found: Sequence[Unit], micro_tokens: int) -> list[list[Unit]]:
-    """Micro-batches of at most `micro_tokens` padded tokens (one unit at least), similar sizes together."""
+def plan(found: Sequence[Unit], micro_tokens: int, *, packed: bool = False) -> list[list[Unit]]:
+    """Micro-batches of at most `micro_tokens` tokens (one unit at least), similar sizes together.
+
+    Counted are padded tokens; with `packed` the real ones, whatever their padding would be.
+    """
+    fits = _fits_packed if packed else _fits
     ordered = sorted(found, key=lambda unit: (_octave(unit.tail), len(unit.prompt), unit.tail, unit.rows))
+    if packed:
+        ordered = sorted(found, key=lambda unit: (unit.size, unit.rows))
     parts: list[list[Unit]] = []
     for unit in ordered:
-        if parts and _fits([*parts[-1], unit], micro_tokens):
+        if parts and fits([*parts[-1], unit], micro_tokens):
             parts[-1].append(unit)
         else:
             parts.append([unit])
@@ -126,6 +135,10 @@ def _fits(part: Sequence[Unit], micro_tokens: int) -> bool:
     padded = len(part) * (max(len(unit.prompt) for unit in part) - 1 + max(unit.tail for unit in part))
     padding = 1 - sum(unit.size for unit in part) / padded
     return padded <= micro_tokens and (padding <= MAX_PADDING or padded <= micro_tokens // 4)
+
+
+def _fits_packed(part: Sequence[Unit], micro_tokens: int) -> bool:
+    return sum(unit.size for unit in part) <= micro_tokens
 
 
 def collate(rows: Sequence[TokenRow], part: Sequence[Unit], device: torch.device) -> MicroBatch:
@@ -149,6 +162,7 @@ def collate(rows: Sequence[TokenRow], part: Sequence[Unit], device: torch.device
         target_N=tensor([token for index in order for token in rows[index].response_ids]),
         row_N=tensor([place for place, length in enumerate(lengths) for _ in range(length)]),
         column_N=tensor([column for length in lengths for column in range(length)]),
+        tokens=sum(unit.size for unit in part),
     )
 
 

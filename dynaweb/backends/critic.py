@@ -9,21 +9,19 @@ Shapes: see `dynaweb.credit.ValueInput`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dynaweb.backends import batch as batching
 from dynaweb.backends.batch import MicroBatch
-from dynaweb.backends.models import trainable
+from dynaweb.backends.models import frozen, trainable
 from dynaweb.backends.ranks import Ranks
 from dynaweb.backends.schedule import Schedule
-from dynaweb.backends.scoring import scorer_for
-from dynaweb.backends.stepper import AdamSettings, Stepper
-from dynaweb.backends.update import frozen
+from dynaweb.backends.scoring import micro_batches, scorer_for
+from dynaweb.backends.stepper import AdamSettings, Gradient, Stepper
 from dynaweb.credit import Credit, CriticSpec, HasCritic, ValueInput
 from dynaweb.engines import llama
 from dynaweb.errors import TrainingError
@@ -33,18 +31,28 @@ Values = list[list[list[float]]]
 """Outputs of each state of each row."""
 
 
+@dataclass(frozen=True, slots=True)
+class CriticGradient:
+    """What a critic's pass over an update gave."""
+
+    gradient: Gradient
+    metrics: dict[str, float]
+
+
 class Critic:
-    """Values of states, and updates of what gives them. `model` is the critic's own copy and is changed in place."""
+    """Values of states, and gradients of what gives them. `model` is the critic's own copy and is changed in place.
+
+    `schedule` is the policy's, whose warm-up and decay it shares at the learning rate of `spec`.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         spec: CriticSpec,
+        schedule: Schedule,
         *,
-        total_steps: int,
-        warmup: int = 0,
-        final_fraction: float = 0.1,
         micro_tokens: int = 4096,
+        checkpointing: bool = False,
         ranks: Ranks | None = None,
     ) -> None:
         self.model, self.spec = model, spec
@@ -55,9 +63,9 @@ class Critic:
         nn.init.zeros_(self.head.bias)
         self._micro_tokens = micro_tokens
         self._ranks = ranks or Ranks()
-        self._scorer = scorer_for(model)
-        schedule = Schedule(spec.lr, total_steps, warmup, final_fraction)
-        self.stepper = Stepper(_used(body, self.head), schedule, AdamSettings(), what="critic")
+        self._scorer = scorer_for(model, checkpointing=checkpointing)
+        own = replace(schedule, peak=spec.lr)
+        self.stepper = Stepper(_used(body, self.head), own, AdamSettings(), what="critic")
 
     def values(self, rows: Sequence[TokenRow]) -> Values:
         """What the critic says now, without gradients: for each row, outputs for each of its states."""
@@ -69,33 +77,32 @@ class Critic:
                     out[row] = output_NO[micro.row_N == place].tolist()
         return out
 
-    def step(self, rows: Sequence[TokenRow], credit: Credit, optimizer: HasCritic, index: int) -> dict[str, float]:
-        """One update towards `credit.targets`; `index` counts updates. Raises `TrainingError` without targets.
-
-        Returns `critic_loss`, `critic_grad_norm`, `critic_lr`, `critic_skipped` and the loss's own sums.
-        """
+    def compute(self, rows: Sequence[TokenRow], credit: Credit, optimizer: HasCritic) -> CriticGradient:
+        """The gradient towards `credit.targets`, for `stepper`. Raises `TrainingError` without targets."""
         if credit.targets is None or credit.values is None:
             raise TrainingError("a critic learns from targets and its old values; the optimizer's credit has none")
         tally = _Tally(sum(t is not None for row in credit.targets for t in row))
-        for parameter in self.stepper.parameters.values():
-            parameter.grad = None
-        with frozen(self.model), self._scorer.step():
+        masters = self.stepper.masters
+        masters.drop_gradients()
+        with frozen(self.model), masters.collecting(), self._scorer.step():
             for micro in self._ranks.mine(self._micro_batches(rows)):
                 given = self._value_input(micro, credit, tally.states)
                 out = optimizer.critic_loss(given)
                 out.loss.backward()  # type: ignore[no-untyped-call]
                 tally.add(float(out.loss.detach()), out.metrics)
-        return self._finish(tally.over(self._ranks), index)
-
-    def _finish(self, tally: _Tally, index: int) -> dict[str, float]:
-        parameters = list(self.stepper.parameters.values())
-        self._ranks.add_gradients(parameters)
+        tally = tally.over(self._ranks)
+        leaves = list(masters.leaves.values())
+        self._ranks.add_gradients(leaves)
         computed = tally.states > 0
-        norm = float(nn.utils.clip_grad_norm_(parameters, self.spec.max_grad_norm)) if computed else 0.0
-        self.stepper.update(index, loss=tally.loss, norm=norm, computed=computed)
+        norm = float(nn.utils.clip_grad_norm_(leaves, self.spec.max_grad_norm)) if computed else 0.0
+        return CriticGradient(Gradient(tally.loss, norm, computed), tally.metrics())
+
+    def report(self, found: CriticGradient, index: int) -> dict[str, float]:
+        """What is told of update `index`: `critic_loss`, `critic_grad_norm`, `critic_lr`, `critic_skipped` and the
+        loss's own sums."""
         return {
-            **tally.metrics(),
-            "critic_grad_norm": norm,
+            **found.metrics,
+            "critic_grad_norm": found.gradient.norm,
             "critic_lr": self.stepper.schedule.at(index),
             "critic_skipped": float(self.stepper.skipped),
         }
@@ -108,8 +115,8 @@ class Critic:
         target_N = output_NO.new_tensor([0.0 if t is None else t for t in flat])
         known_N = torch.tensor([t is not None for t in flat], device=output_NO.device)
         return ValueInput(
-            output_RTO=_spread(micro, output_NO),
-            old_RTO=_spread(micro, output_NO.new_tensor(old)),
+            output_RTO=micro.spread(output_NO),
+            old_RTO=micro.spread(output_NO.new_tensor(old)),
             target_RT=micro.spread(target_N),
             mask_RT=micro.spread(known_N),
             states=states,
@@ -123,9 +130,7 @@ class Critic:
     def _micro_batches(self, rows: Sequence[TokenRow]) -> list[MicroBatch]:
         if self.spec.at == "rows":
             rows = [replace(row, response_ids=row.response_ids[:1]) for row in rows]
-        found = batching.units(rows, range(len(rows)), share=self._scorer.shares_prompts)
-        device = self.head.weight.device
-        return [batching.collate(rows, part, device) for part in batching.plan(found, self._micro_tokens)]
+        return micro_batches(self._scorer, rows, range(len(rows)), self._micro_tokens, self.head.weight.device)
 
 
 def _used(model: Any, head: nn.Linear) -> dict[str, nn.Parameter]:
@@ -135,13 +140,6 @@ def _used(model: Any, head: nn.Linear) -> dict[str, nn.Parameter]:
     tied = {id(p) for p in model.get_input_embeddings().parameters()}
     body = {n: p for n, p in trainable(model).items() if id(p) not in apart - tied}
     return {**body, **{f"value_head.{name}": p for name, p in head.named_parameters()}}
-
-
-def _spread(micro: MicroBatch, values_NO: torch.Tensor) -> torch.Tensor:
-    """Outputs [N, O] laid out as [R, T, O]; keeps gradients."""
-    width = int(micro.column_N.max()) + 1
-    empty = values_NO.new_zeros(len(micro.rows), width, values_NO.shape[1])
-    return empty.index_put((micro.row_N, micro.column_N), values_NO)
 
 
 class _Tally:

@@ -9,16 +9,12 @@ Shapes: R rows padded to T tokens, N trajectories, S rows of the whole batch (se
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from dynaweb.backends.kl import Estimator, divergence
+from dynaweb.config.optim import Aggregation
 from dynaweb.protocols import LossInput
-
-Aggregation = Literal["traj_mean_token_mean", "token_mean", "constant", "traj_mean_token_sum"]
-"""Weight of an agent token, with n_i agent tokens in trajectory i and N trajectories that have any:
-1 / (N n_i); 1 / sum of n_i; 1 / (N x a chosen constant); 1 / N."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,8 @@ def save_model(model: nn.Module, folder: Path, tokenizer: Any = None) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     old = folder.with_name(folder.name + ".old")
     try:
-        model.save_pretrained(temporary)  # type: ignore[operator]
+        with _quiet():
+            model.save_pretrained(temporary)  # type: ignore[operator]
         if tokenizer is not None:
             tokenizer.save_pretrained(temporary)
         temporary.chmod(0o755)
@@ -160,3 +161,14 @@ def save_model(model: nn.Module, folder: Path, tokenizer: Any = None) -> None:
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters that are trained, by name, tied ones once."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode (no dropout) for a while."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

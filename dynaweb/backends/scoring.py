@@ -1,34 +1,44 @@
 """Log-probabilities of response tokens, with gradients, without a [batch, length, vocabulary] tensor.
 
 `LlamaScorer` computes each prompt once however many responses it has, and the last layer and the output head only where
-a response token is predicted. `GenericScorer` serves any other causal language model of transformers with plain right
-padding and the output head at response positions. Both give the same gradients.
+a response token is predicted. `GenericScorer` serves any other causal language model of transformers: rows are packed
+without padding where the model allows it, and the output head is at response positions. Both give the same gradients.
 
 Shapes: see `dynaweb.backends.batch.MicroBatch`; D width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
+from dynaweb.backends import batch as batching
 from dynaweb.backends.batch import MicroBatch
+from dynaweb.backends.head import head_scores, token_scores
+from dynaweb.backends.models import frozen
+from dynaweb.backends.packing import Layout, can_pack, packed_attention, run_packed
+from dynaweb.backends.recompute import recomputed, recomputing
 from dynaweb.engines import llama
-
-HEAD_ELEMENTS = 1 << 25
-"""Logits computed at once; larger micro-batches recompute them in the backward pass, part by part."""
+from dynaweb.protocols import TokenRow
 
 
 class Scorer(Protocol):
-    """Computes micro-batches with one kind of model; `shares_prompts` tells how rows should be grouped."""
+    """Computes micro-batches with one kind of model; `shares_prompts` tells how rows should be grouped, and `packs`
+    whether padding is left out of what it computes."""
 
     shares_prompts: bool
+
+    @property
+    def packs(self) -> bool:
+        """Whether a micro-batch costs its real tokens, not the padded ones."""
+        ...
 
     def step(self) -> AbstractContextManager[None]:
         """Around all micro-batches of one optimizer step; gradients are complete when it is left."""
@@ -43,48 +53,30 @@ class Scorer(Protocol):
         ...
 
 
-def scorer_for(model: nn.Module) -> Scorer:
-    """The fastest scorer that serves the model."""
-    return GenericScorer(model) if llama.unsupported(model) else LlamaScorer(model)
+def scorer_for(model: nn.Module, *, checkpointing: bool = False) -> Scorer:
+    """The fastest scorer that serves the model; with `checkpointing` it makes activations again in backward passes."""
+    if llama.unsupported(model):
+        return GenericScorer(model, checkpointing=checkpointing)
+    return LlamaScorer(model, checkpointing=checkpointing)
 
 
-def token_scores(logits_NV: torch.Tensor, target_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability [N] of the targets and entropy [N] (nats, detached) of logits."""
-    logp_NV = torch.log_softmax(llama.widen(logits_NV), dim=-1)
-    with torch.no_grad():
-        entropy_N = -(logp_NV.exp() * logp_NV).sum(-1)
-    return logp_NV.gather(1, target_N[:, None])[:, 0], entropy_N
-
-
-def head_scores(
-    weight_VD: torch.Tensor, bias_V: torch.Tensor | None, hidden_ND: torch.Tensor, target_N: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`token_scores` of the output head, computed in float32 at least, in parts that bound the memory of the logits.
-
-    A head in half precision would round logits of about 10 by up to 0.03, more than policies move in an update.
-    """
-    wide_VD, wide_V = llama.widen(weight_VD), None if bias_V is None else llama.widen(bias_V)
-
-    def part(hidden: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return token_scores(F.linear(llama.widen(hidden), wide_VD, wide_V), target)
-
-    rows = max(1, HEAD_ELEMENTS // len(weight_VD))
-    if len(hidden_ND) <= rows:
-        return part(hidden_ND, target_N)
-    pairs: list[tuple[torch.Tensor, torch.Tensor]] = [
-        checkpoint(part, hidden_ND[i : i + rows], target_N[i : i + rows], use_reentrant=False)
-        for i in range(0, len(hidden_ND), rows)
-    ]
-    return torch.cat([logp for logp, _ in pairs]), torch.cat([entropy for _, entropy in pairs])
+def micro_batches(
+    scorer: Scorer, rows: Sequence[TokenRow], chosen: Sequence[int], micro_tokens: int, device: torch.device
+) -> list[MicroBatch]:
+    """The chosen rows as micro-batches of at most `micro_tokens` tokens, as the scorer counts and groups them."""
+    found = batching.units(rows, chosen, share=scorer.shares_prompts)
+    return [batching.collate(rows, part, device) for part in batching.plan(found, micro_tokens, packed=scorer.packs)]
 
 
 class LlamaScorer:
     """Prefix and tails of each unit on the compact Llama forward."""
 
     shares_prompts = True
+    packs = False
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, checkpointing: bool = False) -> None:
         self._model = model
+        self._checkpointing = checkpointing
         self._proxies: llama.Proxies | None = None
 
     @contextmanager
@@ -100,39 +92,51 @@ class LlamaScorer:
     def logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies [N] of response tokens."""
         weights = self._weights()
-        return head_scores(weights.head_VD, None, _predictors(weights, batch), batch.target_N)
+        return head_scores(weights.head_VD, None, self._predictors(weights, batch), batch.target_N)
 
     def hidden(self, batch: MicroBatch) -> torch.Tensor:
         """Final hidden states [N, D] that predict the response tokens."""
-        return _predictors(self._weights(), batch)
+        return self._predictors(self._weights(), batch)
+
+    def _predictors(self, weights: llama.Weights, batch: MicroBatch) -> torch.Tensor:
+        hidden = shared_hidden(weights, batch, checkpointing=self._checkpointing)
+        hidden_ND = hidden.flatten(0, 1).index_select(0, batch.flat_N)
+        return llama.normalise(hidden_ND, weights.eps) * weights.norm_D
 
     def _weights(self) -> llama.Weights:
         return llama.fuse(self._model) if self._proxies is None else self._proxies.weights
 
 
-def _predictors(weights: llama.Weights, batch: MicroBatch) -> torch.Tensor:
-    hidden_ND = shared_hidden(weights, batch).flatten(0, 1).index_select(0, batch.flat_N)
-    return llama.normalise(hidden_ND, weights.eps) * weights.norm_D
-
-
-def shared_hidden(weights: llama.Weights, batch: MicroBatch) -> torch.Tensor:
+def shared_hidden(weights: llama.Weights, batch: MicroBatch, *, checkpointing: bool = False) -> torch.Tensor:
     """Final hidden states [U, Q, D] of the tails, each of which sees its prefix and its own earlier tokens."""
     columns = torch.arange(batch.prefix_UP.shape[1], device=batch.prefix_UP.device)
-    prefix_turn, tail_turn = llama.rotary(weights, columns), llama.rotary(weights, batch.position_UQ)
+    turns = llama.rotary(weights, columns), llama.rotary(weights, batch.position_UQ)
     mask = tail_mask(batch)
     prefix, tail = F.embedding(batch.prefix_UP, weights.embed_VD), F.embedding(batch.tail_UQ, weights.embed_VD)
     for index, layer in enumerate(weights.layers):
-        final = index == len(weights.layers) - 1
-        if final:
-            prefix_key, prefix_value = llama.project_keys(weights, layer, prefix, prefix_turn)
-        else:
-            query, prefix_key, prefix_value = llama.project(weights, layer, prefix, prefix_turn)
-            mixed = llama.attend(query, prefix_key, prefix_value, is_causal=True)
-            prefix = llama.finish(weights, layer, prefix, mixed)
-        query, key, value = llama.project(weights, layer, tail, tail_turn)
-        keys, values = torch.cat([prefix_key, key], dim=1), torch.cat([prefix_value, value], dim=1)
-        tail = llama.finish(weights, layer, tail, llama.attend(query, keys, values, attn_mask=mask))
+        block = partial(_block, weights, layer, turns, mask, index == len(weights.layers) - 1)
+        prefix, tail = recomputed(block, prefix, tail) if checkpointing else block(prefix, tail)
     return tail
+
+
+def _block(
+    weights: llama.Weights,
+    layer: llama.Layer,
+    turns: tuple[torch.Tensor, torch.Tensor],
+    mask: torch.Tensor,
+    final: bool,
+    prefix: torch.Tensor,
+    tail: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One layer; the final one leaves the prefixes as they are, since nothing looks at them any more."""
+    if final:
+        prefix_key, prefix_value = llama.project_keys(weights, layer, prefix, turns[0])
+    else:
+        query, prefix_key, prefix_value = llama.project(weights, layer, prefix, turns[0])
+        prefix = llama.finish(weights, layer, prefix, llama.attend(query, prefix_key, prefix_value, is_causal=True))
+    query, key, value = llama.project(weights, layer, tail, turns[1])
+    keys, values = torch.cat([prefix_key, key], dim=1), torch.cat([prefix_value, value], dim=1)
+    return prefix, llama.finish(weights, layer, tail, llama.attend(query, keys, values, attn_mask=mask))
 
 
 def tail_mask(batch: MicroBatch) -> torch.Tensor:
@@ -144,63 +148,94 @@ def tail_mask(batch: MicroBatch) -> torch.Tensor:
 
 
 class GenericScorer:
-    """Plain right-padded rows on the model's own forward; one row per unit."""
+    """The model's own forward; one row per unit. Rows are packed without padding where the model can take that."""
 
     shares_prompts = False
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, checkpointing: bool = False) -> None:
         self._model: Any = model
-        self._head: nn.Linear | None = None
-        self._checked = False
+        self._checkpointing = checkpointing
 
-    def step(self) -> AbstractContextManager[None]:
-        """Nothing to prepare."""
-        return nullcontext()
+    @cached_property
+    def packs(self) -> bool:
+        """Whether rows are packed: tried once. Not where head and body are not apart: the whole model pads."""
+        if self._head is None:
+            return False
+        with frozen(self._model):
+            return can_pack(self._model, self._body)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Attention and layers stay as the passes need them until the backward passes are over."""
+        with ExitStack() as stack:
+            if self.packs:
+                stack.enter_context(packed_attention(self._model))
+            if self._checkpointing:
+                stack.enter_context(recomputing(self._model))
+            yield
 
     def logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies [N] of response tokens."""
-        ids_UL, mask_UL, flat_N = _join(batch)
-        if not self._checked:
-            self._find_head(ids_UL[:1], mask_UL[:1])
         if self._head is not None:
             return head_scores(self._head.weight, self._head.bias, self.hidden(batch), batch.target_N)
-        logits = self._model(input_ids=ids_UL, attention_mask=mask_UL, use_cache=False).logits
-        return token_scores(logits.flatten(0, 1).index_select(0, flat_N), batch.target_N)
+        joined = Joined.of(batch)
+        logits = self._model(input_ids=joined.ids_UL, attention_mask=joined.mask_UL.long(), use_cache=False).logits
+        return token_scores(logits.flatten(0, 1).index_select(0, joined.flat_N), batch.target_N)
 
     def hidden(self, batch: MicroBatch) -> torch.Tensor:
         """Final hidden states [N, D] that predict the response tokens."""
-        ids_UL, mask_UL, flat_N = _join(batch)
-        hidden: torch.Tensor = self._body()(input_ids=ids_UL, attention_mask=mask_UL, use_cache=False).last_hidden_state
-        return hidden.flatten(0, 1).index_select(0, flat_N)
+        joined = Joined.of(batch)
+        if not self.packs:
+            given = {"input_ids": joined.ids_UL, "attention_mask": joined.mask_UL.long(), "use_cache": False}
+            hidden: torch.Tensor = self._body(**given).last_hidden_state
+            return hidden.flatten(0, 1).index_select(0, joined.flat_N)
+        layout = Layout.of(joined.mask_UL)
+        with packed_attention(self._model):
+            hidden_TD = run_packed(self._body, joined.ids_UL[joined.mask_UL], layout)
+        return hidden_TD.index_select(0, joined.packed_N)
 
+    @cached_property
     def _body(self) -> Any:
-        return getattr(self._model, self._model.base_model_prefix)
+        """The model without its head; None where it has no such part."""
+        return getattr(self._model, self._model.base_model_prefix, None)
 
-    def _find_head(self, ids: torch.Tensor, mask: torch.Tensor) -> None:
-        """Use body and head apart only where together they are the model (no soft cap, no scale in between)."""
-        self._checked = True
-        head = self._model.get_output_embeddings()
-        if not isinstance(head, nn.Linear) or not hasattr(self._model, self._model.base_model_prefix):
-            return
-        with torch.no_grad():
-            whole = self._model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-            parts = head(self._body()(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state)
-        if whole.shape == parts.shape and torch.equal(whole, parts):
-            self._head = head
+    @cached_property
+    def _head(self) -> nn.Linear | None:
+        """The head, used apart from the body only where together they are the model: no soft cap or scale between."""
+        head, body = self._model.get_output_embeddings(), self._body
+        if not isinstance(head, nn.Linear) or body is None:
+            return None
+        ids = torch.arange(4, device=head.weight.device)[None]
+        with frozen(self._model), torch.no_grad():
+            whole = self._model(input_ids=ids, use_cache=False).logits
+            parts = head(body(input_ids=ids, use_cache=False).last_hidden_state)
+        return head if whole.shape == parts.shape and torch.equal(whole, parts) else None
 
 
-def _join(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Token ids [U, L] and attention mask of whole rows, and the index [N] of each response token's predictor."""
-    count, width = batch.prefix_UP.shape
-    real_UQ = batch.segment_UQ >= 0
-    length = int((batch.prefix_U + real_UQ.sum(-1)).max())
-    ids_UL = batch.prefix_UP.new_zeros(count, max(length, width))
-    ids_UL[:, :width] = batch.prefix_UP
-    unit, column = real_UQ.nonzero(as_tuple=True)
-    position = batch.position_UQ[unit, column]
-    ids_UL[unit, position] = batch.tail_UQ[unit, column]
-    ids_UL = ids_UL[:, :length]
-    mask_UL = (torch.arange(length, device=ids_UL.device) < (batch.prefix_U + real_UQ.sum(-1))[:, None]).long()
-    tail = batch.tail_UQ.shape[1]
-    place = torch.div(batch.flat_N, tail, rounding_mode="floor")
-    return ids_UL, mask_UL, place * length + batch.position_UQ[place, batch.flat_N % tail]
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Whole rows [U, L], padded on the right, and the index of each response token's predictor: `flat_N` among all
+    U*L tokens, `packed_N` among the real ones."""
+
+    ids_UL: torch.Tensor
+    mask_UL: torch.Tensor
+    flat_N: torch.Tensor
+    packed_N: torch.Tensor
+
+    @classmethod
+    def of(cls, batch: MicroBatch) -> Joined:
+        """Prefixes and tails of a micro-batch put together; each unit must be one row."""
+        count, width = batch.prefix_UP.shape
+        real_UQ = batch.segment_UQ >= 0
+        lengths = batch.prefix_U + real_UQ.sum(-1)
+        length = int(lengths.max())
+        ids_UL = batch.prefix_UP.new_zeros(count, max(length, width))
+        ids_UL[:, :width] = batch.prefix_UP
+        unit, column = real_UQ.nonzero(as_tuple=True)
+        ids_UL[unit, batch.position_UQ[unit, column]] = batch.tail_UQ[unit, column]
+        mask_UL = torch.arange(length, device=ids_UL.device) < lengths[:, None]
+        tail = batch.tail_UQ.shape[1]
+        place = torch.div(batch.flat_N, tail, rounding_mode="floor")
+        position = batch.position_UQ[place, batch.flat_N % tail]
+        packed = (lengths.cumsum(0) - lengths)[place] + position
+        return cls(ids_UL[:, :length], mask_UL, place * length + position, packed)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from dynaweb.backends.masters import Masters
 from dynaweb.backends.schedule import Schedule
 from dynaweb.errors import CheckpointError, TrainingError
 
@@ -28,10 +29,25 @@ class AdamSettings:
     betas: tuple[float, float] = (0.9, 0.999)
 
 
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What a backward pass left behind: the loss, the gradient's norm, and whether anything was computed at all."""
+
+    loss: float
+    norm: float
+    computed: bool = True
+
+    @property
+    def sound(self) -> bool:
+        """Whether it may move anything."""
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+
 class Stepper:
     """Takes a step when loss and gradient are finite; else skips and counts, and stops after `MAX_SKIPPED` in a row.
 
-    `what` names the model in messages. `skipped` counts all skipped updates.
+    Steps are of the float32 `masters` of the parameters, and so is the saved state. `what` names the model in messages.
+    `skipped` counts all skipped updates.
     """
 
     def __init__(
@@ -41,67 +57,74 @@ class Stepper:
             raise TrainingError(f"the {what} has no trainable parameter")
         self.schedule = schedule
         self.parameters = dict(parameters)
+        self.masters = Masters(parameters)
         self.skipped = 0
         self._what = what
         self._skipped_in_row = 0
         self._moved = False
-        matrices = [p for p in self.parameters.values() if p.ndim > 1]
-        others = [p for p in self.parameters.values() if p.ndim <= 1]
+        matrices = [p for p in self._leaves.values() if p.ndim > 1]
+        others = [p for p in self._leaves.values() if p.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
         given = [group for group in groups if group["params"]]
         self._adam = torch.optim.AdamW(given, lr=schedule.peak, betas=settings.betas, eps=ADAM_EPS)
 
-    def update(self, step: int, *, loss: float, norm: float, computed: bool = True) -> bool:
-        """Finish update `step` (counted from 0): move the parameters if there is a sound gradient. Drops gradients.
+    @property
+    def _leaves(self) -> dict[str, nn.Parameter]:
+        return self.masters.leaves
 
-        Raises `TrainingError` after `MAX_SKIPPED` unsound updates in a row, and when parameters cannot move at all.
+    def judge(self, step: int, found: Gradient) -> bool:
+        """Whether update `step` (counted from 0) is to move anything; an unsound one is counted.
+
+        Raises `TrainingError` after `MAX_SKIPPED` unsound updates in a row.
         """
-        try:
-            sound = is_sound(loss, norm)
-            if computed and sound:
-                self._step(self.schedule.at(step))
-            elif computed:
-                self._skip(step, loss, norm)
-            return computed and sound
-        finally:
-            self._adam.zero_grad(set_to_none=True)
+        if found.computed and not found.sound:
+            self._skip(step, found)
+        return found.computed and found.sound
 
-    def _step(self, lr: float) -> None:
+    def move(self, step: int) -> None:
+        """Take update `step` along the gradients that are there. Raises `TrainingError` when nothing can move."""
         self._skipped_in_row = 0
+        lr = self.schedule.at(step)
         for group in self._adam.param_groups:
             group["lr"] = lr
         # Gradients below Adam's epsilon may be lost to rounding without anything being wrong.
-        before = {} if self._moved else {n: p.detach().clone() for n, p in self.parameters.items() if _felt(p)}
+        before = {} if self._moved else {n: p.detach().clone() for n, p in self._leaves.items() if _felt(p)}
         self._adam.step()
-        stuck = [name for name, value in before.items() if torch.equal(value, self.parameters[name])]
+        self.masters.publish()
+        stuck = [name for name, value in before.items() if torch.equal(value, self._leaves[name])]
         if stuck and lr > 0:
             raise TrainingError(
                 f"{len(stuck)} of {len(before)} parameters with a gradient did not move in the first update, such as"
-                f" {stuck[0]} ({self.parameters[stuck[0]].dtype}); train in float32 or raise the learning rate"
+                f" {stuck[0]}; the learning rate ({lr:g}) is too small for {self._leaves[stuck[0]].dtype}: raise it"
             )
         self._moved = True
 
-    def _skip(self, step: int, loss: float, norm: float) -> None:
+    def drop(self) -> None:
+        """Forget the gradients of an update that is over."""
+        self.masters.drop_gradients()
+
+    def _skip(self, step: int, found: Gradient) -> None:
         self.skipped += 1
         self._skipped_in_row += 1
-        _log.warning("update %d skipped: loss %s, gradient norm %s (%s)", step, loss, norm, self._what)
+        _log.warning("update %d skipped: loss %s, gradient norm %s (%s)", step, found.loss, found.norm, self._what)
         if self._skipped_in_row >= MAX_SKIPPED:
             raise TrainingError(
-                f"{MAX_SKIPPED} updates in a row had a loss or gradient that is not finite (last: loss {loss}, gradient"
-                f" norm {norm}, of the {self._what}); lower the learning rate, or go back to the last checkpoint"
+                f"{MAX_SKIPPED} updates in a row had a loss or gradient that is not finite (last: loss {found.loss},"
+                f" gradient norm {found.norm}, of the {self._what}); lower the learning rate, or go back to the last"
+                " checkpoint"
             )
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and AdamW's state by parameter name."""
-        out = {f"model.{name}": p.detach() for name, p in self.parameters.items()}
-        for name, parameter in self.parameters.items():
-            for key, value in self._adam.state.get(parameter, {}).items():
+        """Masters and AdamW's state by parameter name."""
+        out = {f"model.{name}": p.detach() for name, p in self._leaves.items()}
+        for name, leaf in self._leaves.items():
+            for key, value in self._adam.state.get(leaf, {}).items():
                 out[f"adam.{key}.{name}"] = value
         return out
 
     def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Raise `CheckpointError` when `load` could not put these back."""
-        for name, parameter in self.parameters.items():
+        for name, parameter in self._leaves.items():
             saved = tensors.get(f"model.{name}")
             if saved is None or saved.shape != parameter.shape:
                 found = "missing" if saved is None else f"of shape {tuple(saved.shape)}"
@@ -111,21 +134,33 @@ class Stepper:
         """Put back what `tensors` gave."""
         self.check(tensors)
         with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(tensors[f"model.{name}"])
+            for name, leaf in self._leaves.items():
+                leaf.copy_(tensors[f"model.{name}"])
+        self.masters.publish()
         self._adam.state.clear()
         for key, value in tensors.items():
             kind, _, rest = key.partition(".")
             if kind == "adam":
                 field, _, name = rest.partition(".")
-                place = torch.device("cpu") if field == "step" else self.parameters[name].device
-                self._adam.state[self.parameters[name]][field] = value.detach().clone().to(place)
+                place = torch.device("cpu") if field == "step" else self._leaves[name].device
+                self._adam.state[self._leaves[name]][field] = value.detach().clone().to(place)
         self.skipped, self._skipped_in_row = skipped, 0
 
 
-def is_sound(loss: float, norm: float) -> bool:
-    """Whether an update with this loss and gradient norm may move anything."""
-    return math.isfinite(loss) and math.isfinite(norm)
+def move_together(step: int, found: Sequence[tuple[Stepper, Gradient]]) -> list[bool]:
+    """Finish update `step` of several models; which of them moved. Gradients are dropped.
+
+    All are judged before any moves: an error leaves every model as it was, so that what is saved then belongs together.
+    """
+    try:
+        moving = [stepper.judge(step, gradient) for stepper, gradient in found]
+        for (stepper, _), moves in zip(found, moving, strict=True):
+            if moves:
+                stepper.move(step)
+    finally:
+        for stepper, _ in found:
+            stepper.drop()
+    return moving
 
 
 def _felt(parameter: nn.Parameter) -> bool:

@@ -20,15 +20,15 @@ from torch import nn
 from dynaweb.backends import batch as batching
 from dynaweb.backends import checkpoint
 from dynaweb.backends.batch import MicroBatch
-from dynaweb.backends.critic import Critic
-from dynaweb.backends.models import trainable
+from dynaweb.backends.critic import Critic, CriticGradient
+from dynaweb.backends.models import frozen, trainable
 from dynaweb.backends.policy_loss import Logps, OldLogps, PolicyBatch
 from dynaweb.backends.ranks import Ranks
 from dynaweb.backends.schedule import Schedule
-from dynaweb.backends.scoring import scorer_for
-from dynaweb.backends.stepper import AdamSettings, Stepper, is_sound
-from dynaweb.backends.update import UpdatePass, frozen
-from dynaweb.credit import Credit, HasCritic
+from dynaweb.backends.scoring import micro_batches, scorer_for
+from dynaweb.backends.stepper import AdamSettings, Gradient, Stepper, move_together
+from dynaweb.backends.update import UpdatePass
+from dynaweb.credit import Credit, CriticSpec, HasCritic
 from dynaweb.errors import CheckpointError, TrainingError
 from dynaweb.protocols import PolicyOptimizer, TokenRow
 
@@ -39,10 +39,12 @@ CRITIC = "critic."
 class TorchTrainer:
     """AdamW with a linear schedule and gradient clipping around the log-probabilities of response tokens.
 
-    `micro_tokens` bounds the padded tokens of one forward pass. `total_steps`, `warmup` and `final_fraction` are those
-    of `Schedule`; `steps` counts updates, skipped ones included. `seed` is that of `draw`. `critic` learns beside the
-    policy and shares its checkpoints. With several `ranks` each is given the same rows and computes a part of them.
-    `offender` is the trajectory that made the last skipped policy update unsound, where one alone does.
+    `micro_tokens` bounds the tokens of one forward pass, padding included where there is any; with `checkpointing`
+    the activations of its layers are made again in the backward pass. `total_steps`, `warmup` and `final_fraction`
+    are those of `Schedule`; `steps` counts updates, skipped ones included. `seed` is that of `draw`. `critic` is a
+    model of its own and what the optimizer says of the critic to make of it: it learns beside the policy, on the
+    same schedule, and shares its checkpoints. With several `ranks` each is given the same rows and computes a part
+    of them. `offender` is the trajectory that made the last policy update unsound, where one alone does.
     """
 
     def __init__(
@@ -57,12 +59,12 @@ class TorchTrainer:
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
         micro_tokens: int = 4096,
+        checkpointing: bool = False,
         seed: int = 0,
-        critic: Critic | None = None,
+        critic: tuple[nn.Module, CriticSpec] | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self.model = model
-        self.critic = critic
         self.ranks = ranks or Ranks()
         self.schedule = Schedule(lr, total_steps, warmup, final_fraction)
         self.max_grad_norm = max_grad_norm
@@ -70,8 +72,12 @@ class TorchTrainer:
         self.seed = seed
         self.steps = 0
         self.offender: int | None = None
-        self._scorer = scorer_for(model)
+        self._scorer = scorer_for(model, checkpointing=checkpointing)
         self._stepper = Stepper(trainable(model), self.schedule, AdamSettings(weight_decay, betas), what="model")
+        self.critic: Critic | None = None
+        if critic is not None:
+            more: dict[str, Any] = {"micro_tokens": micro_tokens, "checkpointing": checkpointing, "ranks": self.ranks}
+            self.critic = Critic(*critic, self.schedule, **more)
 
     @property
     def skipped(self) -> int:
@@ -120,9 +126,11 @@ class TorchTrainer:
 
         Returns what `supervised_step` does and `policy_loss`, `supervised_loss`, `clip_frac_low/high` and other sums of
         the loss, `ratio_*` quantiles over trajectories, `approx_kl`, `ref_kl` (with a reference), `entropy`,
-        `dead_share` (trajectories with advantage 0), `rows`, `rows_skipped`, and what `Critic.step` returns.
+        `dead_share` (trajectories with advantage 0), `rows`, `rows_skipped`, and what `Critic.report` returns. Raises
+        `TrainingError` after three unsound updates in a row, with policy and critic as they were.
         """
         start = time.perf_counter()
+        self.offender = None
         credit = advantages if isinstance(advantages, Credit) else Credit(advantages)
         batch = PolicyBatch(rows, credit, old_logps, ref_logps)
         batch.check()
@@ -131,10 +139,9 @@ class TorchTrainer:
             policy_loss, tally = update.policy(batch, live, optimizer)
             bc_loss = update.supervised(supervised, supervised_weight) if supervised and supervised_weight else 0.0
         loss = policy_loss + supervised_weight * bc_loss
-        self.offender = None
-        if update.computed and not is_sound(loss, update.grad_norm):
+        critic = self._critic_gradient(rows, credit, optimizer)
+        if update.computed and not Gradient(loss, update.grad_norm).sound:
             self.offender = self._find_offender(batch, live, optimizer)
-        critic = self._critic_step(rows, credit, optimizer)
         counts = [count for count in batch.tokens if count]
         dead = sum(count > 0 and a == 0.0 for count, a in zip(batch.tokens, credit.advantages, strict=True))
         metrics = {
@@ -146,9 +153,8 @@ class TorchTrainer:
             "trajectories": float(len(counts)),
             "rows": float(len(rows)),
             "rows_skipped": float(len(rows) - len(live)),
-            **critic,
         }
-        return self._report(update, start, metrics)
+        return self._report(update, start, metrics, critic)
 
     def logprobs(self, rows: Sequence[TokenRow]) -> list[np.ndarray]:
         """Natural-log probabilities of each row's response tokens, float32, without gradients."""
@@ -163,8 +169,7 @@ class TorchTrainer:
 
     def micro_batches(self, rows: Sequence[TokenRow], chosen: Sequence[int]) -> list[MicroBatch]:
         """The chosen rows as micro-batches, rows with the same prompt together where the model's scorer shares it."""
-        found = batching.units(rows, chosen, share=self._scorer.shares_prompts)
-        return [batching.collate(rows, part, self.device) for part in batching.plan(found, self.micro_tokens)]
+        return micro_batches(self._scorer, rows, chosen, self.micro_tokens, self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """`tensors` (parameters and AdamW state by parameter name) and `meta` (counters), all of it plain data."""
@@ -201,41 +206,48 @@ class TorchTrainer:
         self.load_state_dict({"tensors": tensors, "meta": meta})
 
     def _update(self) -> UpdatePass:
-        parameters = self._stepper.parameters.values()
-        return UpdatePass(self.model, self._scorer, self.micro_batches, parameters, self.max_grad_norm, self.ranks)
+        masters = self._stepper.masters
+        return UpdatePass(self.model, self._scorer, self.micro_batches, masters, self.max_grad_norm, self.ranks)
 
-    def _critic_step(self, rows: Sequence[TokenRow], credit: Credit, optimizer: PolicyOptimizer) -> dict[str, float]:
+    def _critic_gradient(
+        self, rows: Sequence[TokenRow], credit: Credit, optimizer: PolicyOptimizer
+    ) -> CriticGradient | None:
         if self.critic is None or not rows:
-            return {}
+            return None
         if not isinstance(optimizer, HasCritic):
             raise TrainingError(
                 f"there is a critic, but {type(optimizer).__name__} has no critic_loss to train it with"
             )
-        return self.critic.step(rows, credit, optimizer, self.steps)
+        return self.critic.compute(rows, credit, optimizer)
 
     def _find_offender(self, batch: PolicyBatch, live: Sequence[int], optimizer: PolicyOptimizer) -> int | None:
         """The first trajectory that alone gives a loss or gradient that is not finite, by computing each on its own."""
         for trajectory in range(len(batch.advantages)):
             mine = [i for i in live if batch.rows[i].trajectory == trajectory]
-            parameters = self._stepper.parameters.values()
-            alone = UpdatePass(self.model, self._scorer, self.micro_batches, parameters, self.max_grad_norm)
+            masters = self._stepper.masters
+            alone = UpdatePass(self.model, self._scorer, self.micro_batches, masters, self.max_grad_norm)
             with alone as update:
                 loss, _ = update.policy(batch, mine, optimizer)
-            if update.computed and not is_sound(loss, update.grad_norm):
+            if update.computed and not Gradient(loss, update.grad_norm).sound:
                 return trajectory
         return None
 
-    def _report(self, update: UpdatePass, start: float, metrics: dict[str, float]) -> dict[str, float]:
-        """Step the optimizer if the update is sound, and add what every update reports."""
-        norm = update.grad_norm
-        updated = self._stepper.update(self.steps, loss=metrics["loss"], norm=norm, computed=update.computed)
-        lr = self.schedule.at(self.steps)
+    def _report(
+        self, update: UpdatePass, start: float, metrics: dict[str, float], critic: CriticGradient | None = None
+    ) -> dict[str, float]:
+        """Step the optimizers where the update is sound, and add what every update reports."""
+        norm, index = update.grad_norm, self.steps
+        found = [(self._stepper, Gradient(metrics["loss"], norm, update.computed))]
+        if critic is not None and self.critic is not None:
+            found.append((self.critic.stepper, critic.gradient))
+        updated = move_together(index, found)[0]
         self.steps += 1
         return {
             **metrics,
+            **(self.critic.report(critic, index) if critic is not None and self.critic is not None else {}),
             "entropy": metrics.get("entropy", update.entropy / max(1, update.tokens)),
             "grad_norm": norm,
-            "lr": lr,
+            "lr": self.schedule.at(index),
             "tokens": float(update.tokens),
             "padded_tokens": float(update.padded_tokens),
             "updated": float(updated),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
 
 from dynaweb.backends.batch import MicroBatch
+from dynaweb.backends.masters import Masters
+from dynaweb.backends.models import frozen
 from dynaweb.backends.policy_loss import PolicyBatch, PolicyTally
 from dynaweb.backends.ranks import Ranks
 from dynaweb.backends.scoring import Scorer
@@ -18,19 +20,9 @@ from dynaweb.protocols import PolicyOptimizer, TokenRow
 MicroBatches = Callable[[Sequence[TokenRow], Sequence[int]], list[MicroBatch]]
 
 
-@contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode (no dropout) for a while."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
-
-
 class UpdatePass:
-    """A context in which losses are computed and differentiated; on leaving, gradients are complete and clipped.
+    """A context in which losses are computed and differentiated; on leaving, the masters' gradients are complete and
+    clipped.
 
     `grad_norm` is the global norm before clipping, `computed` tells whether there was anything to differentiate,
     `tokens` counts response tokens, `padded_tokens` everything that went through the model, `entropy` sums over tokens.
@@ -41,17 +33,18 @@ class UpdatePass:
         model: nn.Module,
         scorer: Scorer,
         micro_batches: MicroBatches,
-        parameters: Iterable[nn.Parameter],
+        masters: Masters,
         max_grad_norm: float,
         ranks: Ranks | None = None,
     ) -> None:
         self._ranks = ranks or Ranks()
+        self._masters = masters
         self._micro_batches = micro_batches
         self._scorer = scorer
-        self._parameters = list(parameters)
+        self._parameters = list(masters.leaves.values())
         self._max_grad_norm = max_grad_norm
-        self._frozen = frozen(model)
-        self._step = scorer.step()
+        self._around = ExitStack()
+        self._model = model
         self.tokens = 0
         self.padded_tokens = 0
         self.entropy = 0.0
@@ -59,15 +52,13 @@ class UpdatePass:
         self.computed = False
 
     def __enter__(self) -> UpdatePass:
-        for parameter in self._parameters:
-            parameter.grad = None
-        self._frozen.__enter__()
-        self._step.__enter__()
+        self._masters.drop_gradients()
+        for context in (frozen(self._model), self._masters.collecting(), self._scorer.step()):
+            self._around.enter_context(context)
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._step.__exit__(kind, error, trace)
-        self._frozen.__exit__(kind, error, trace)
+        self._around.__exit__(kind, error, trace)
         if kind is not None:
             return
         self._share()
@@ -140,5 +131,5 @@ class UpdatePass:
         loss.backward()  # type: ignore[no-untyped-call]
         self.computed = True
         self.tokens += len(micro.target_N)
-        self.padded_tokens += micro.padded_tokens
+        self.padded_tokens += micro.tokens if self._scorer.packs else micro.padded_tokens
         self.entropy += float(entropy_N.sum())

@@ -7,9 +7,12 @@ from typing import Annotated
 import typer
 
 from dynaweb import __version__
-from dynaweb.cli import data, listing, machine, options, places, stages, tasks, worlds
+from dynaweb.cli import data, judges, listing, machine, matrix, options, places, stages, tasks, worlds
+from dynaweb.cli.compare import compare
+from dynaweb.cli.plugins import new_app
 from dynaweb.cli.process import Group
 from dynaweb.cli.run import run
+from dynaweb.cli.view import report, view
 
 # Plain help: rich costs a third of the start-up time, and pipes want text.
 app = typer.Typer(
@@ -43,12 +46,19 @@ app.command("run")(run)
 app.command("sft")(stages.sft)
 app.command("collect")(worlds.collect)
 app.command("eval")(stages.evaluate)
+app.command("compare")(compare)
+app.command("view")(view)
+app.command("report")(report)
 app.command("play")(places.play)
 app.command("setup")(machine.setup)
 app.command("doctor")(machine.doctor)
+app.add_typer(matrix.matrix_app, name="matrix")
 app.add_typer(worlds.wm_app, name="wm")
+app.add_typer(judges.orm_app, name="orm")
+app.add_typer(judges.judge_app, name="judge")
 app.add_typer(data.data_app, name="data")
 app.add_typer(listing.plugins_app, name="plugins")
+app.add_typer(new_app, name="new")
 app.add_typer(listing.config_app, name="config")
 app.add_typer(tasks.tasks_app, name="tasks")
 app.add_typer(places.env_app, name="env")

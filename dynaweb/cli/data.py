@@ -48,16 +48,18 @@ def export_data(
         str, typer.Option("--form", help="Answer of supervised data: delta, page, or words only.")
     ] = "delta",
     history: Annotated[int, typer.Option("--history", min=0, help="Earlier actions in a question.")] = 0,
+    goal: Annotated[bool, typer.Option("--goal/--no-goal", help="The goal in a question, as for `wm.goal`.")] = True,
     force: Force = False,
     as_json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
     """Write a transition store for other tools and trainers."""
     from dynaweb.data.exports import export
+    from dynaweb.data.store import existing
 
     if not force:
         _refuse_existing(out, "--force overwrites it")
-    count, path = export(_read(store), to, out, form=form, history=history)
+    count, path = export(existing(store), to, out, form=form, history=history, goal=goal)
     _print({"rows": count, "path": str(path)}, f"{count} rows: {path}", as_json)
 
 
@@ -65,8 +67,9 @@ def export_data(
 def stats(store: StorePath, as_json: o.Json = False, debug: o.Debug = False) -> None:
     """Count what a transition store holds."""
     from dynaweb.data.inspect import summarise
+    from dynaweb.data.store import existing
 
-    found = summarise(_read(store)).data()
+    found = summarise(existing(store)).data()
     lines = [f"{name.ljust(24)}  {_counts(value)}" for name, value in found.items()]
     _print(found, "\n".join(lines), as_json)
 
@@ -82,8 +85,9 @@ def contamination(
     from dynaweb.cli.output import plain, table
     from dynaweb.data.inspect import LEVELS
     from dynaweb.data.inspect import contamination as compare
+    from dynaweb.data.store import existing
 
-    found, total = compare(_read(train), _read(evaluation))
+    found, total = compare(existing(train), existing(evaluation))
     if as_json:
         typer.echo(json.dumps({"transitions": total, "levels": [plain(one) for one in found]}, indent=2))
         return
@@ -121,12 +125,11 @@ def label(
     """
     from dynaweb.cli.output import plain
     from dynaweb.data.labels import estimate, label_file
-    from dynaweb.data.store import TransitionStore
+    from dynaweb.data.store import TransitionStore, existing
 
-    _read(store)
     settings = {"concurrency": concurrency, "price_in": price_in, "price_out": price_out}
     engine = _engine(model, base_url, settings)
-    expected = estimate(TransitionStore(store), TransitionStore(out), engine)
+    expected = estimate(existing(store), TransitionStore(out), engine)
     if dry_run:
         _print(plain(expected), str(expected), as_json)
         return
@@ -135,7 +138,8 @@ def label(
         _confirm()
     done = label_file(store, out, engine, on_batch=lambda count: typer.echo(f"{count} labelled", err=True))
     spent = plain(engine.stats) if engine is not None else {}
-    text = f"{done.labelled} transitions labelled, {done.by_template} by template; {done.total} in {out}"
+    passed = f"{done.passed} that code decides passed on"
+    text = f"{done.labelled} transitions labelled, {done.by_template} by template, {passed}; {done.total} in {out}"
     _print({**plain(done), "store": str(out), "spent": spent}, text, as_json)
 
 
@@ -156,15 +160,6 @@ def _engine(model: str, base_url: str, settings: dict[str, Any]) -> Any:
     from dynaweb.engines.openai_engine import OpenAIEngine
 
     return OpenAIEngine(Server(model=model, base_url=base_url, logprobs=False, **settings))
-
-
-def _read(path: Path) -> Any:
-    from dynaweb.data.store import TransitionStore
-    from dynaweb.errors import MissingError
-
-    if not path.is_file():
-        raise MissingError(f"there is no transition store {path}; make one with dynaweb collect or dynaweb data import")
-    return TransitionStore(path)
 
 
 def _refuse_existing(path: Path, way: str) -> None:

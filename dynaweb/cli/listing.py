@@ -38,6 +38,7 @@ def show(
     env: o.Env = None,
     eval_env: o.EvalEnv = None,
     model: o.Model = None,
+    agent: o.Agent = None,
     seed: o.Seed = None,
     thorough: o.Thorough = False,
     sets: o.Set = None,

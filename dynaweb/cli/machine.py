@@ -49,7 +49,7 @@ def doctor(
     """
     from dynaweb.cli.output import plain, table
 
-    checks = [*_versions(), *_plugins(block), *_things(_browser_of(recipe, sets))]
+    checks = [*_versions(), *_plugins(block, recipe, sets), *_things(_browser_of(recipe, sets))]
     if as_json:
         typer.echo(json.dumps([plain(check) for check in checks], indent=2, ensure_ascii=False))
     else:
@@ -65,13 +65,28 @@ def _versions() -> Iterator[Check]:
     yield Check("versions", "ok", ", ".join(f"{name} {version}" for name, version in versions().items()))
 
 
-def _plugins(block: list[str] | None) -> Iterator[Check]:
-    for status in o.load_plugins(block, warn=False).statuses():
+def _plugins(block: list[str] | None, recipe: str, sets: list[str] | None) -> Iterator[Check]:
+    """What the recipe does not use may lack its optional packages: that is a note."""
+    statuses = o.load_plugins(block, warn=False).statuses()
+    used = _used(recipe, sets)
+    for status in statuses:
         name = f"plugin {status.kind} {status.name}".replace("  ", " ")
-        if status.status == "blocked":
+        if status.status == "blocked" or (status.status == "missing" and (status.kind, status.name) not in used):
             yield Check(name, "note", status.cause)
         else:
             yield Check(name, "ok" if status.status == "ok" else "missing", status.cause or status.summary)
+
+
+def _used(recipe: str, sets: list[str] | None) -> set[tuple[str, str]]:
+    """Kind and name of the plugins that a recipe chooses; none where it cannot be composed, of which others tell."""
+    from dynaweb.config import resolve
+
+    try:
+        resolved = resolve(recipe, overrides=sets or ())
+    except DynawebError:
+        return set()
+    chosen: set[tuple[str, str]] = {(choice.kind, choice.name) for choice in resolved.choices()}
+    return {*chosen, *(("observer", name) for name in resolved.run.observers)}
 
 
 def _browser_of(recipe: str, sets: list[str] | None) -> str:

@@ -27,8 +27,16 @@ EvalEnv = Annotated[
 Model = Annotated[
     str | None, typer.Option("--model", metavar="NAME|PATH", help="Language model: `tiny`, a folder, or a hub name.")
 ]
+Agent = Annotated[
+    str | None,
+    typer.Option("--agent", metavar="KIND", help="At evaluation: direct, or lookahead in a world model."),
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random choice.")]
 Thorough = Annotated[bool, typer.Option("--thorough", help="360 held-out episodes and all control arms.")]
+Observe = Annotated[
+    list[str] | None,
+    typer.Option("--observe", metavar="NAME", help="Tell an observer, such as tensorboard or wandb. Repeatable."),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change one setting, such as rl.updates=20. Repeatable."),
@@ -40,7 +48,7 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder o
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_debug)]
 
-FLAGS = ("wm", "opt", "reward", "env", "eval_env", "model", "seed", "time_budget")
+FLAGS = ("wm", "opt", "reward", "env", "eval_env", "model", "agent", "seed", "time_budget", "observe")
 
 
 def resolved(recipe: str, arguments: dict[str, Any]) -> Any:

@@ -98,7 +98,7 @@ def serve(
 
 @env_app.command("install")
 def install(
-    name: Annotated[str, typer.Argument(help="browsergym, webarena-verified or libwebarena.")],
+    name: Annotated[str, typer.Argument(help="browsergym, browsergym-webarenalite, libwebarena or webarena-verified.")],
     debug: o.Debug = False,
 ) -> None:
     """Install packages whose pins clash with everybody's into an environment of their own."""

@@ -11,6 +11,9 @@ from dynaweb.cli import options as o
 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or with the last one.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan; do nothing.")]
+RecipeOption = Annotated[
+    str | None, typer.Option("--recipe", metavar="NAME", help="The same as the argument RECIPE.", show_default=False)
+]
 TimeBudget = Annotated[
     float | None, typer.Option("--time-budget", metavar="MINUTES", help="End the RL stage after so many minutes.")
 ]
@@ -18,18 +21,21 @@ TimeBudget = Annotated[
 
 def run(
     recipe: o.Recipe = "dynaweb",
+    named: RecipeOption = None,
     wm: o.Wm = None,
     opt: o.Opt = None,
     reward: o.Reward = None,
     env: o.Env = None,
     eval_env: o.EvalEnv = None,
     model: o.Model = None,
+    agent: o.Agent = None,
     seed: o.Seed = None,
     thorough: o.Thorough = False,
     sets: o.Set = None,
     out: o.Out = None,
     resume: Resume = False,
     time_budget: TimeBudget = None,
+    observe: o.Observe = None,
     dry_run: DryRun = False,
     block: o.Block = None,
     as_json: o.Json = False,
@@ -38,6 +44,7 @@ def run(
     """Run a recipe: demonstrations, SFT, world model, reinforcement learning in dreams, evaluation, report."""
     from dynaweb.cli.output import emit
 
+    recipe = named if named is not None else recipe
     arguments = locals()
     if resume and out is None and not _said(arguments):
         out = arguments["out"] = _last_run()
@@ -81,9 +88,11 @@ def _plan(recipe: Any, as_json: bool) -> None:
     from dynaweb.plugins import current
 
     missing = []
-    for choice in recipe.choices():
+    wanted = [*((choice.kind, choice.name) for choice in recipe.choices())]
+    wanted += [("observer", name) for name in recipe.run.observers]
+    for kind, name in wanted:
         try:
-            current().check(choice.kind, choice.name)
+            current().check(kind, name)
         except MissingError as error:
             missing.append(str(error))
     if as_json:

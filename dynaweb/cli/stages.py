@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -33,6 +34,13 @@ def evaluate(
     env: o.Env = None,
     episodes: Annotated[int | None, typer.Option("--episodes", min=1, help="How many held-out episodes.")] = None,
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Episodes that are open at once.")] = None,
+    agent: o.Agent = None,
+    wm: o.Wm = None,
+    reward: o.Reward = None,
+    world_model: Annotated[
+        Path | None,
+        typer.Option("--world-model", metavar="DIR", help="Weights to look ahead with; default: the recipe's own."),
+    ] = None,
     model: o.Model = None,
     seed: o.Seed = None,
     sets: o.Set = None,
@@ -48,7 +56,8 @@ def evaluate(
     arguments = locals()
     given = {"eval.episodes": episodes, "web.contexts": workers, "web.workers": workers}
     flags = [f"{path}={value}" for path, value in given.items() if value is not None]
-    run_stage("evaluate", recipe, {**arguments, "sets": [*flags, *(sets or ())]}, policy=policy)
+    told = {**arguments, "sets": [*flags, *(sets or ())]}
+    run_stage("evaluate", recipe, told, policy=policy, world_model=world_model)
 
 
 def run_stage(name: str, recipe: str, arguments: dict[str, Any], **extra: Any) -> None:

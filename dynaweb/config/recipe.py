@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dynaweb.config.decisive import decisive
+from dynaweb.config.judging import Agent, Audit, JudgeFit
 from dynaweb.config.layers import KINDS, flatten
+from dynaweb.config.phases import Offline, Phases, Replay
 from dynaweb.config.sections import (
     Controls,
     Data,
@@ -39,6 +42,12 @@ SECTIONS: Mapping[str, type[Section]] = {
     "wm_fit": WmFit,
     "dream": Dream,
     "rl": Rl,
+    "offline": Offline,
+    "replay": Replay,
+    "phases": Phases,
+    "judge_fit": JudgeFit,
+    "audit": Audit,
+    "agent": Agent,
     "eval": Eval,
     "controls": Controls,
 }
@@ -59,6 +68,10 @@ class Choice:
     def data(self) -> dict[str, Any]:
         """The section as plain data: `name`, then the plugin's own settings."""
         return {"name": self.name, **self.config.model_dump(mode="json")}
+
+    def decisive(self) -> dict[str, Any]:
+        """The settings that results depend on (`dynaweb.config.decisive`), and the package."""
+        return {"name": self.name, **decisive(self.config), "package": f"{self.package} {self.version}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +95,12 @@ class Recipe:
     wm_fit: WmFit
     dream: Dream
     rl: Rl
+    offline: Offline
+    replay: Replay
+    phases: Phases
+    judge_fit: JudgeFit
+    audit: Audit
+    agent: Agent
     eval: Eval
     controls: Controls
     description: str = ""
@@ -122,8 +141,7 @@ class Recipe:
             raise ConfigError(f"no section is called {name!r}; {hint(name, ORDER)}")
         value: Any = self.section(name)
         if not path:
-            choice = getattr(self, name)
-            return value | {"package": f"{choice.package} {choice.version}"} if name in KINDS else value
+            return getattr(self, name).decisive() if name in KINDS else value
         for key in path.split("."):
             if key not in value:
                 raise ConfigError(f"section {name!r} has no setting {path!r}; {hint(key, value)}")

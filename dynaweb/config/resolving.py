@@ -21,8 +21,10 @@ FLAGS: Mapping[str, str] = {
     "env": "env.name",
     "eval_env": "eval.env",
     "model": "model.path",
+    "agent": "agent.kind",
     "seed": "run.seed",
     "time_budget": "run.time_budget",
+    "observe": "run.observers",
 }
 """What each flag of the command line sets."""
 

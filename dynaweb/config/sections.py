@@ -25,6 +25,10 @@ class Run(Section):
     time_budget: float = Field(default=0.0, ge=0)
     """Minutes after which the RL stage ends early; 0 = counts, not clocks, end the stages. A later run goes on from
     there."""
+    observers: tuple[str, ...] = ()
+    """Observers that are told what happens, such as `["tensorboard"]` (`--observe`); they change no result."""
+    observer_settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Their settings by name, such as `observer_settings.wandb.project = "mine"`."""
 
 
 class Model(Section):
@@ -32,14 +36,19 @@ class Model(Section):
 
     path: str = "tiny"
     """`tiny` (shipped), a folder, or the name of a Hugging Face causal language model."""
-    format: Literal["auto", "compact", "chat"] = "auto"
-    """Prompt layer: `compact` for the tiny model, `chat` for models with a chat template."""
+    format: Literal["auto", "compact", "chat", "webvoyager"] = "auto"
+    """Prompt layer: `compact` for the tiny model, `chat` for models with a chat template, `webvoyager` for the same in
+    the words and the grammar of WebVoyager's text-only agents."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where weights live."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of forward passes; log-probabilities and losses are float32 always."""
+    """Precision of weights and forward passes; log-probabilities, losses and what AdamW moves are float32 always."""
     threads: int = Field(default=0, ge=0)
     """CPU threads of torch; 0 = as many as there are cores."""
+    micro_tokens: int = Field(default=4096, ge=1)
+    """Tokens of one forward pass in training; batches are computed in parts of this size, with the same result."""
+    checkpointing: bool = False
+    """Activations are computed again in backward passes (arXiv 1604.06174): much less memory, a third more time."""
 
 
 class Web(Section):
@@ -75,6 +84,8 @@ class Sft(Section):
     """Rows (one step of an episode each) of one optimizer step."""
     lr: float = Field(default=5e-4, gt=0)
     """Peak learning rate of AdamW; 3 warm-up steps, linear decay to 10 %."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Rank of low-rank adapters that are trained instead of all weights, and merged at the end; 0 = all weights."""
 
 
 class Explore(Section):
@@ -171,6 +182,8 @@ class Rl(Section):
     """Global gradient norm is clipped to this."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature of the policy."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Rank of low-rank adapters that are trained instead of all weights, and merged at the end; 0 = all weights."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the rollouts of one update. With 1 here and in `minibatches` (the default) an update is one gradient
     step: the policy is still the one that played, so GSPO's ratio is exactly 1 and its clip window never acts. The
@@ -191,8 +204,9 @@ class Rl(Section):
     expert_ratio: Literal["old-policy", "one", "sft"] = "old-policy"
     """What the ratio of expert tokens is taken against, which the policy did not sample: the policy before the update;
     nothing, so that it is 1 always; or the policy after SFT."""
-    ref_kl_rows: int = Field(default=32, ge=0)
-    """Rows of each update on which the KL to the policy after SFT is measured; 0 = none (saves a copy of the model)."""
+    ref_kl_rows: int = Field(default=0, ge=0)
+    """Rows of each update on which the KL to the policy after SFT is measured, experts' left out. 0 = none: anything
+    else keeps a second model in memory."""
     mode: Literal["policy", "filtered-bc"] = "policy"
     """`policy`: the chosen optimizer. `filtered-bc`: cross-entropy on successful dreams only (a control)."""
     checkpoint_every: int = Field(default=5, ge=1)
@@ -219,7 +233,7 @@ class Eval(Section):
 class Controls(Section):
     """Arms that are trained and evaluated beside the main one, at equal expert data."""
 
-    sft_steps: tuple[int, ...] = (100, 300)
+    sft_steps: tuple[int, ...] = (60, 120)
     """SFT trained longer; the best step count on the validation sites is evaluated on the test sites."""
     sft_validation: int = Field(default=48, ge=1)
     """Validation episodes for that choice."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,6 +14,11 @@ class Server(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {"key_variable", "concurrency", "timeout", "retries", "price_in", "price_out"}
+    )
+    """Settings that say how, and at what price, but not what is answered: no result depends on them."""
 
     model: str = ""
     """Name of the model on the server, such as `openai/gpt-oss-120b`; empty = no server, the run's own model."""
@@ -28,7 +33,7 @@ class Server(BaseModel):
     retries: int = Field(default=5, ge=0)
     """Further attempts after a failure that may pass (busy, overloaded, unreachable), with growing pauses."""
     logprobs: bool = True
-    """Ask for log-probabilities, which the adaptive horizon of dreams and soft verdicts need."""
+    """Ask for log-probabilities, which the adaptive horizon of dreams needs."""
     token_limit: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """What the server calls the limit of new tokens."""
     price_in: float = Field(default=0.0, ge=0)

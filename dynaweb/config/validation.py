@@ -14,6 +14,7 @@ from dynaweb.suggest import hint
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
+    from dynaweb.config.sections import Run
     from dynaweb.hookspecs import Kind
     from dynaweb.plugins import Plugins
 
@@ -53,6 +54,8 @@ def validate(name: str, description: str, layers: Layers, plugins: Plugins, prob
         sections[section] = _parse(model, tree.get(section, {}), section, layers, problems)
     for kind in KINDS:
         sections[kind] = _choice(kind, tree.get(kind, {}), layers, plugins, problems)
+    if sections["run"] is not None:
+        _observers(sections["run"], layers, plugins, problems)
     problems.check()
     recipe = Recipe(name=name, description=description, **sections)
     origins = {path: _origin(layers, path) for path in recipe.flat()}
@@ -77,6 +80,17 @@ def _choice(kind: Kind, data: Any, layers: Layers, plugins: Plugins, problems: P
     rest = {key: value for key, value in data.items() if key != "name"}
     config = _parse(plugin.spec.config, rest, kind, layers, problems)
     return Choice(kind, name, config, plugin.origin.package, plugin.origin.version) if config is not None else None
+
+
+def _observers(run: Run, layers: Layers, plugins: Plugins, problems: Problems) -> None:
+    """Check the names of the observers, and the settings of each, also of those that are not switched on."""
+    for name in dict.fromkeys([*run.observers, *run.observer_settings]):
+        try:
+            model = plugins.find("observer", name).spec.config
+        except (MissingError, PluginError) as error:
+            problems.plugins.append(type(error)(f"{_where(layers, 'run.observers')}: {error}"))
+        else:
+            _parse(model, run.observer_settings.get(name, {}), f"run.observer_settings.{name}", layers, problems)
 
 
 def _parse(model: type[BaseModel], data: Any, section: str, layers: Layers, problems: Problems) -> BaseModel | None:

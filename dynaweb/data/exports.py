@@ -14,19 +14,20 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from dynaweb.data.codec import to_json
-from dynaweb.data.importers.rows import library
 from dynaweb.errors import ConfigError
 from dynaweb.loop.rules import needs_prediction
+from dynaweb.optional import library
 from dynaweb.runs.atomic import write_json, write_with
 from dynaweb.suggest import hint
 from dynaweb.types import Transition
 from dynaweb.web.delta import diff, to_text
 from dynaweb.web.dialects import render
-from dynaweb.worldmodels.change import history_of, words_of
+from dynaweb.worldmodels.change import goal_of, history_of, words_of
 from dynaweb.worldmodels.prompts import FORMS, SYSTEM, Form, answer, question, recent
 
 Target = Literal["parquet", "datasets", "trl", "llamafactory"]
@@ -42,12 +43,13 @@ INFO = "dataset_info.json"
 
 
 def export(
-    transitions: Iterable[Transition], to: str, out: Path, *, form: str = "delta", history: int = 0
+    transitions: Iterable[Transition], to: str, out: Path, *, form: str = "delta", history: int = 0, goal: bool = True
 ) -> tuple[int, Path]:
     """Write transitions for another tool; returns how many, and the file or folder.
 
-    `form` and `history` are those of the supervised targets, which hold only what a world model is asked (what code
-    decides is left out). Raises `ConfigError` for an unknown target or form and `MissingError` for a missing package.
+    `form`, `history` and `goal` are those of the supervised targets, whose questions are those that world models are
+    asked with the same settings; what code decides is left out. Raises `ConfigError` for an unknown target or form and
+    `MissingError` for a missing package.
     """
     for what, name, known in (("target", to, TARGETS), ("form", form, FORMS)):
         if name not in known:
@@ -57,11 +59,9 @@ def export(
         return _parquet(transitions, out), out
     if to == "datasets":
         return _datasets(transitions, out), out
-    chosen: Any = form
-    asked = (t for t in transitions if needs_prediction(t.observation, t.action))
-    if to == "trl":
-        return _lines((trl_row(t, chosen, history) for t in asked), out), out
-    return _llamafactory((sharegpt_row(t, chosen, history) for t in asked), out), out
+    row = partial(trl_row if to == "trl" else sharegpt_row, form=cast("Form", form), history=history, goal=goal)
+    rows = (row(t) for t in transitions if needs_prediction(t.observation, t.action))
+    return (_lines if to == "trl" else _llamafactory)(rows, out), out
 
 
 def plain_row(transition: Transition) -> dict[str, str]:
@@ -83,22 +83,22 @@ def plain_row(transition: Transition) -> dict[str, str]:
     return dict(zip(COLUMNS, values, strict=True))
 
 
-def trl_row(transition: Transition, form: Form, history: int = 0) -> dict[str, Any]:
+def trl_row(transition: Transition, form: Form, history: int = 0, goal: bool = True) -> dict[str, Any]:
     """TRL's conversational prompt and completion."""
     return {
         "prompt": [
             {"role": "system", "content": SYSTEM[form]},
-            {"role": "user", "content": _user(transition, history)},
+            {"role": "user", "content": _user(transition, history, goal)},
         ],
         "completion": [{"role": "assistant", "content": answer(transition, form)}],
     }
 
 
-def sharegpt_row(transition: Transition, form: Form, history: int = 0) -> dict[str, Any]:
+def sharegpt_row(transition: Transition, form: Form, history: int = 0, goal: bool = True) -> dict[str, Any]:
     """LLaMA-Factory's ShareGPT form."""
     return {
         "conversations": [
-            {"from": "human", "value": _user(transition, history)},
+            {"from": "human", "value": _user(transition, history, goal)},
             {"from": "gpt", "value": answer(transition, form)},
         ],
         "system": SYSTEM[form],
@@ -111,8 +111,9 @@ def dataset_entry(file: str) -> dict[str, Any]:
     return {"file_name": file, "formatting": "sharegpt", "columns": columns}
 
 
-def _user(transition: Transition, history: int) -> str:
-    return question(transition.observation, transition.action, recent(history_of(transition), history))
+def _user(transition: Transition, history: int, goal: bool) -> str:
+    shown = recent(history_of(transition), history)
+    return question(transition.observation, transition.action, shown, goal=goal_of(transition) if goal else "")
 
 
 def _llamafactory(rows: Iterable[dict[str, Any]], out: Path) -> int:
@@ -154,7 +155,7 @@ def _whole(text: str) -> str:
 
 
 def _parquet(transitions: Iterable[Transition], out: Path) -> int:
-    arrow, parquet = library("pyarrow", "pyarrow"), library("pyarrow.parquet", "pyarrow")
+    arrow, parquet = library("pyarrow", "data"), library("pyarrow.parquet", "data")
     schema = arrow.schema([(name, arrow.string()) for name in COLUMNS])
     count = 0
 
@@ -171,7 +172,7 @@ def _parquet(transitions: Iterable[Transition], out: Path) -> int:
 
 def _datasets(transitions: Iterable[Transition], out: Path) -> int:
     """By way of a Parquet file, which `datasets` reads in constant memory."""
-    sets = library("datasets", "datasets")
+    sets = library("datasets", "data")
     part = out.with_name(f"{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)

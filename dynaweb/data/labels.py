@@ -1,22 +1,25 @@
 """Words for real transitions: the reasoning and the sentence of change that a world model learns to write.
 
 The edits of a label need no words: they follow from the two pages. The words come from fixed templates, or from a
-language model that sees the true next page (DynaWeb, arXiv 2601.22149: gpt-oss-120b). Labelling goes batch by batch to
-a second store in the same order, so that a killed job goes on where it stopped, and says what it will cost beforehand.
+language model that sees the true next page (DynaWeb, arXiv 2601.22149: gpt-oss-120b). Transitions that code decides
+are never asked of a world model: they are passed on without words. Labelling goes batch by batch to a second store in
+the same order, so that a killed job goes on where it stopped, and says what it will cost beforehand.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dynaweb.data.store import TransitionStore
 from dynaweb.errors import CheckpointError, ConfigError
+from dynaweb.loop.rules import needs_prediction
 from dynaweb.types import Transition
 from dynaweb.web.delta import describe
 from dynaweb.worldmodels.change import REASONING, SENTENCE
@@ -37,12 +40,13 @@ LIMIT = 256
 """Longest answer in tokens."""
 ATTEMPTS = 3
 
+Kind = Literal["model", "template", "passed"]
 _LINE = re.compile(r"^\W*(REASONING|CHANGE)\W*:\s*(.+)$", re.MULTILINE | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a labelling job will take: transitions left, prompt and new tokens, and the price."""
+    """What a labelling job will take: transitions left that need words, prompt and new tokens, and the price."""
 
     left: int
     prompt_tokens: int
@@ -58,21 +62,26 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """What was done: transitions labelled by this call, of which `by_template` where the model gave no usable words."""
+    """What was done by this call: transitions labelled, of these `by_template` where the model gave no usable words,
+    and `passed` on without words; `total` is the length of the new store."""
 
     labelled: int
     by_template: int
+    passed: int
     total: int
 
 
 def estimate(source: TransitionStore, target: TransitionStore, engine: OpenAIEngine | None) -> Estimate:
     """Tokens and price of what is left to label, from a sample; nothing for templates."""
-    left = len(source) - len(target)
-    if engine is None or left <= 0:
-        return Estimate(max(0, left), 0, 0, 0.0)
+    left, sample = 0, list[Transition]()
+    for item in source.iterate(len(target)):
+        if needs_prediction(item.observation, item.action):
+            left += 1
+            sample += [item] if len(sample) < SAMPLE else []
+    if engine is None or not left:
+        return Estimate(left, 0, 0, 0.0)
     from dynaweb.engines.openai_engine import cost_of
 
-    sample = list(islice(source.iterate(len(target)), SAMPLE))
     characters = sum(len(text) for item in sample for text in label_question(item)) / len(sample)
     prompt, new = round(left * characters / CHARACTERS_PER_TOKEN), left * ANSWER_TOKENS
     return Estimate(left, prompt, new, cost_of(engine.server, prompt, new))
@@ -90,16 +99,18 @@ async def label(
     `on_batch` is told how many are done. Raises `CheckpointError` when `target` belongs to other data.
     """
     _check(source, target)
-    done = by_template = 0
+    done = by_template = passed = 0
     items = source.iterate(len(target))
     while batch := list(islice(items, BATCH)):
         found = await asyncio.gather(*(_one(item, engine) for item in batch))
         target.append(item for item, _ in found)
-        done += len(batch)
-        by_template += sum(plain for _, plain in found)
+        kinds = Counter(kind for _, kind in found)
+        done += len(batch) - kinds["passed"]
+        by_template += kinds["template"]
+        passed += kinds["passed"]
         if on_batch is not None:
             on_batch(len(target))
-    return Labelled(done, by_template, len(target))
+    return Labelled(done, by_template, passed, len(target))
 
 
 def _check(source: TransitionStore, target: TransitionStore) -> None:
@@ -113,14 +124,15 @@ def _check(source: TransitionStore, target: TransitionStore) -> None:
             raise CheckpointError(f"{target.path} was not made from {source.path}: transition {place} differs")
 
 
-async def _one(item: Transition, engine: OpenAIEngine | None) -> tuple[Transition, bool]:
-    """The transition with its words, and whether these are a template's."""
+async def _one(item: Transition, engine: OpenAIEngine | None) -> tuple[Transition, Kind]:
+    """The transition with its words, and where these come from."""
+    if not needs_prediction(item.observation, item.action):
+        return item, "passed"
     words = await _ask(item, engine) if engine is not None else None
-    if words is None:
+    if words is None or engine is None:
         said = describe(item.observation, item.action, item.next_observation)
-        words = {REASONING: said, SENTENCE: ""}
-        return replace(item, info={**item.info, **words, "labeller": "template"}), True
-    return replace(item, info={**item.info, **words, "labeller": engine.server.model if engine else ""}), False
+        return replace(item, info={**item.info, REASONING: said, SENTENCE: "", "labeller": "template"}), "template"
+    return replace(item, info={**item.info, **words, "labeller": engine.server.model}), "model"
 
 
 async def _ask(item: Transition, engine: OpenAIEngine) -> dict[str, str] | None:

@@ -17,7 +17,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from dynaweb.data.chunks import ChunkFile
 from dynaweb.data.codec import Json, read, read_page, to_json
-from dynaweb.errors import CheckpointError
+from dynaweb.errors import CheckpointError, MissingError
 from dynaweb.types import Observation, Trajectory, Transition
 
 T = TypeVar("T", Trajectory, Transition)
@@ -131,6 +131,13 @@ class TransitionStore(Store[Transition]):
     """Steps of a real browser: page, action, next page."""
 
     record = Transition
+
+
+def existing(path: Path) -> TransitionStore:
+    """The transition store in a file that has to be there. Raises `MissingError`."""
+    if not path.is_file():
+        raise MissingError(f"there is no transition store {path}; make one with dynaweb collect or dynaweb data import")
+    return TransitionStore(path)
 
 
 _PAGE_LINE = '{"page":'

@@ -9,21 +9,18 @@ requests, the counters, and errors that say what to do. The key comes from the e
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dynaweb.errors import ConfigError, EngineError, InfrastructureError, MissingError
+from dynaweb.optional import library
 
 if TYPE_CHECKING:
     from dynaweb.config.server import Server
 
-TOP = 20
-"""Alternatives per token that a server is asked for, the most that the protocol allows."""
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
 
 
@@ -41,18 +38,14 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """The text, whether the model ended it itself, tokens spent, and what is known of their probabilities.
-
-    `logprob` is the mean natural-log probability of the new tokens, `first` maps texts of the likeliest first tokens
-    to theirs; None and empty where the server does not tell.
-    """
+    """The text, whether the model ended it itself, tokens spent, and `logprob`, the mean natural-log probability of the
+    new tokens (None where the server does not tell)."""
 
     text: str
     finished: bool
     prompt_tokens: int
     new_tokens: int
     logprob: float | None = None
-    first: Mapping[str, float] | None = None
 
 
 @dataclass(slots=True)
@@ -102,19 +95,6 @@ class OpenAIEngine:
                 self.stats.seconds += time.monotonic() - started
         return self._count(_reply(answer))
 
-    async def choices(self, messages: Sequence[tuple[str, str]], words: Sequence[str]) -> tuple[float, ...]:
-        """Natural-log probability that the answer begins with each word; -inf for one outside of the likeliest tokens.
-
-        Raises `EngineError` when the server tells no probabilities.
-        """
-        reply = await self.chat(ChatRequest(tuple(messages), max_new_tokens=1, temperature=0.0))
-        if not reply.first:
-            raise EngineError(
-                f"{self._where} tells no log-probabilities, which a graded answer needs; "
-                "use a server that does, and keep `server.logprobs` on"
-            )
-        return tuple(_probability(reply.first, word) for word in words)
-
     async def close(self) -> None:
         """Close the connections; a later request opens new ones."""
         client, self._client, self._loop = self._client, None, None
@@ -128,12 +108,7 @@ class OpenAIEngine:
         return self._client, self._limit
 
     def _connect(self) -> Any:
-        try:
-            import openai
-        except ImportError as error:
-            raise MissingError(
-                "a model server needs the package openai, which is not installed; run: pip install 'dynaweb[server]'"
-            ) from error
+        openai = library("openai", "server", what="a model server")
         # Idle connections would outlive the event loop of a run; against the seconds of an answer they save nothing.
         http = openai.DefaultAsyncHttpxClient(limits=_no_idle_connections(openai.DefaultAsyncHttpxClient))
         return openai.AsyncOpenAI(
@@ -157,7 +132,7 @@ class OpenAIEngine:
         if request.stop:
             given["stop"] = list(request.stop)
         if self.server.logprobs:
-            given |= {"logprobs": True, "top_logprobs": TOP}
+            given["logprobs"] = True
         return given
 
     def _count(self, reply: ChatReply) -> ChatReply:
@@ -223,15 +198,7 @@ def _reply(answer: Any) -> ChatReply:
         prompt_tokens=usage.prompt_tokens if usage is not None else 0,
         new_tokens=usage.completion_tokens if usage is not None else len(tokens),
         logprob=sum(token.logprob for token in tokens) / len(tokens) if tokens else None,
-        first={top.token: top.logprob for top in tokens[0].top_logprobs} if tokens else None,
     )
-
-
-def _probability(first: Mapping[str, float], word: str) -> float:
-    """Sum over the spellings of a word: with a space, in another case, or its first part."""
-    wanted = word.strip().lower()
-    found = [value for token, value in first.items() if token.strip() and wanted.startswith(token.strip().lower())]
-    return math.log(sum(map(math.exp, found))) if found else -math.inf
 
 
 def _short(error: Exception) -> str:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynaweb.errors import MissingError
 from dynaweb.loop.workspace import LoadedModel
+from dynaweb.optional import library
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +33,13 @@ def with_adapters(model: LoadedModel, rank: int, *, seed: int) -> LoadedModel:
     """
     if rank == 0:
         return model
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise MissingError(
-            "wm_fit.lora_rank needs the package peft, which is not installed; run: pip install 'dynaweb[lora]'"
-        ) from error
+    peft = library("peft", "lora", what="lora_rank")
     import torch
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=r".*_proj", lora_dropout=0.0)
-        inject_adapter_in_model(config, model.model)
+        config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=r".*_proj", lora_dropout=0.0)
+        peft.inject_adapter_in_model(config, model.model)
     return AdaptedModel(model.model, model.tokenizer, model.format)
 
 

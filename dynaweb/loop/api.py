@@ -10,12 +10,18 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynaweb import events
+from dynaweb.data.store import existing
 from dynaweb.errors import ConfigError, Interrupted
+from dynaweb.judges.fitting import fitted_judge
+from dynaweb.judges.making import to_fit
 from dynaweb.loop import stages
+from dynaweb.loop.agents import lookahead, lookahead_key, looks_ahead
+from dynaweb.loop.checks import check_together
 from dynaweb.loop.closing import RunResult, StageResult, evaluated, write_scores, write_summary
 from dynaweb.loop.demos import demos
 from dynaweb.loop.evaluate import audit_judge, audits, evaluate_arm
@@ -25,8 +31,9 @@ from dynaweb.loop.files import files_hash
 from dynaweb.loop.players import POLICIES, WITHOUT_MODEL, without_model
 from dynaweb.loop.sft import sft as sft_stage
 from dynaweb.loop.workspace import MODEL, Workspace
-from dynaweb.loop.worldmodel import FIDELITY, Material, fidelity_estimates, means
+from dynaweb.loop.worldmodel import FIDELITY, Material, check_fit, fidelity_estimates, means, trains
 from dynaweb.observers import MetricsFile
+from dynaweb.observers.chosen import chosen_observers
 from dynaweb.plugins import current
 from dynaweb.runs import StageCache, open_run
 
@@ -38,6 +45,8 @@ if TYPE_CHECKING:
     from dynaweb.runs import RunFolder
 
 TRANSITIONS = "transitions.jsonl.gz"
+COLLECTED = "collected"
+"""Key of `Transition.info`: the cache key of the exploration that a collected transition comes from."""
 T = TypeVar("T")
 Job = Callable[[Workspace], Awaitable[T]]
 
@@ -69,19 +78,24 @@ def sft(recipe: Recipe, *, out: Path | None = None) -> StageResult:
 
 
 def collect(recipe: Recipe, *, out: Path | None = None, store: Path | None = None) -> StageResult:
-    """Real, unrewarded transitions of `explore.player`, in the run folder and, with `store`, added to that store."""
+    """Real, unrewarded transitions of `explore.player`, in the run folder or, with `store`, added to that store.
+
+    All are added or none, and none that the store holds from the same exploration: a repeated call changes nothing.
+    """
 
     async def job(ws: Workspace) -> StageResult:
         from dynaweb.data.store import TransitionStore
 
         policy = await sft_stage(ws, await demos(ws)) if ws.recipe.explore.player == "policy" else None
-        episodes = (await explore(ws, policy)).episodes()
-        found = transitions_of(episodes)
-        target = store or _folder(ws) / TRANSITIONS
-        TransitionStore(target).extend(found)
+        made = await explore(ws, policy)
+        episodes = made.episodes()
+        found = [replace(one, info={**one.info, COLLECTED: made.key}) for one in transitions_of(episodes)]
+        target = TransitionStore(store or _folder(ws) / TRANSITIONS)
+        there = any(one.info.get(COLLECTED) == made.key for one in target)
+        added = 0 if there else target.append(found)
         steps = sum(len(episode.steps) for episode in episodes)
-        metrics = {"episodes": len(episodes), "steps": steps, "transitions": len(found), "store": str(target)}
-        return StageResult("collect", _folder(ws), metrics=metrics)
+        counts = {"episodes": len(episodes), "steps": steps, "transitions": len(found), "added": added}
+        return StageResult("collect", _folder(ws), metrics={**counts, "store": str(target.path)})
 
     return _in_folder(recipe, job, out=out, command="collect")
 
@@ -112,8 +126,6 @@ def evaluate_world_model(
     `weights` are those of a fitted model, by default those that the recipe fits. Held-out transitions of the recipe's
     exploration are what it is measured on, or those of `data`, all of whose sites then count as held out.
     """
-    from dataclasses import replace
-
     from dynaweb.loop.wmeval import score
 
     async def job(ws: Workspace) -> WorldModelScores:
@@ -146,6 +158,7 @@ async def _world_model(ws: Workspace, data: Path | None) -> Made:
 
     if data is not None:
         return await fit_on_store(ws, data)
+    check_fit(ws)
     shown = await demos(ws)
     return await fit_stage(ws, await _explored(ws, shown), shown)
 
@@ -155,9 +168,12 @@ async def _explored(ws: Workspace, shown: Made) -> Made:
 
 
 async def _model_and_material(ws: Workspace, weights: Path | None, data: Path | None) -> tuple[LoadedModel, Material]:
-    if weights is None:
-        made = await _world_model(ws, None)
-        weights = made.model if made.model.is_dir() else None
+    """The weights of the world model, and what it is measured on. Only what is not given is made."""
+    if data is not None:
+        existing(data)
+    check_fit(ws)
+    if weights is None and trains(ws):
+        weights = (await _world_model(ws, None)).model
     model = ws.load(weights) if weights is not None else ws.base
     if data is not None:
         return model, Material.for_evaluation(data)
@@ -165,16 +181,25 @@ async def _model_and_material(ws: Workspace, weights: Path | None, data: Path | 
     return model, Material.of_episodes(ws, (await _explored(ws, shown)).episodes(), shown.episodes())
 
 
-def evaluate(recipe: Recipe, *, out: Path | None = None, policy: str | Path | None = None) -> StageResult:
+def evaluate(
+    recipe: Recipe,
+    *,
+    out: Path | None = None,
+    policy: str | Path | None = None,
+    world_model: Path | None = None,
+) -> StageResult:
     """A policy on the held-out tasks: the weights in a folder, or one of `players.POLICIES` (default: `sft`).
 
     An interrupted evaluation goes on with the tasks that are left. `results.json` holds the table by site and by kind,
-    and every failure with its label.
+    and every failure with its label. An agent that looks ahead does so in the world model of these weights, by default
+    the one that the recipe fits.
     """
 
     async def job(ws: Workspace) -> StageResult:
         arm, weights, key = await _policy(ws, policy)
         player = without_model(arm, ws) if arm in WITHOUT_MODEL else None
+        if player is None and looks_ahead(ws):
+            return await _ahead(ws, arm, weights, key, world_model)
         made = await evaluate_arm(ws, arm, weights, key, player=player, by_task=True)
         if player is None:
             made = await audit_judge(ws, arm, made, weights)
@@ -183,6 +208,22 @@ def evaluate(recipe: Recipe, *, out: Path | None = None, policy: str | Path | No
         return evaluated(arm, _folder(ws), weights, made.episodes(), judged=player is None and audits(ws))
 
     return _in_folder(recipe, job, out=out, command="eval")
+
+
+async def _ahead(ws: Workspace, arm: str, weights: Path | None, key: str, given: Path | None) -> StageResult:
+    """The evaluation of a policy that looks ahead."""
+    check_together(ws)
+    if to_fit(ws) is not None:
+        shown = await demos(ws)
+        await fitted_judge(ws, await sft_stage(ws, shown), shown)
+    shared = None if given is not None else await _world_model(ws, None)
+    fitted = shared.model if shared is not None and shared.model.is_dir() else given
+    name = f"{arm}-ahead"
+    told = shared.key if shared is not None else files_hash(given) if given is not None else ""
+    player = lookahead(ws, weights, fitted, None)
+    made = await evaluate_arm(ws, name, weights, f"{key} {lookahead_key(ws, told)}", player=player, by_task=True)
+    made = await audit_judge(ws, name, made, weights)
+    return evaluated(name, _folder(ws), weights, made.episodes(), judged=audits(ws))
 
 
 async def _policy(ws: Workspace, policy: str | Path | None) -> tuple[str, Path | None, str]:
@@ -220,10 +261,14 @@ def _in_folder(
     with folder.lock():
         metrics = MetricsFile(folder.metrics)
         try:
-            with plugins.observing(metrics):
+            with plugins.observing(metrics), chosen_observers(recipe, plugins, folder.path):
                 return _told(recipe, job, folder, plugins, closing)
         finally:
             metrics.close()
+
+
+in_folder = _in_folder
+"""For calls of other packages that leave a run folder too."""
 
 
 def _told(

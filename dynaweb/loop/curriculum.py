@@ -51,6 +51,15 @@ class Schedule:
             planned[i] = task
         return planned
 
+    def others(self, update: int, turn: int, taken: Sequence[Task], count: int) -> list[Task]:
+        """At most `count` tasks, each once, templates in rotation, and none of those `taken`: for a further round of an
+        update whose groups are not enough. Fewer when all tasks have been played."""
+        played = {task.id for task in taken}
+        rest = [task for task in self.tasks if task.id not in played]
+        longest = max(map(len, by_template(rest).values()), default=0)
+        found = rotation(rest, longest * len(by_template(rest)), seed=derive(self.seed, "others", update, turn))
+        return list({task.id: task for task in found}.values())[:count]
+
     def _drawn(self, update: int, count: int, known: Mapping[str, float]) -> list[Task]:
         """Templates without replacement by weight (Efraimidis and Spirakis, 2006), of each a task by turns."""
         rng = random.Random(derive(self.seed, "adaptive", update))

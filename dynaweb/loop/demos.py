@@ -51,6 +51,15 @@ async def demos(ws: Workspace) -> Made:
     return made
 
 
+async def no_demos(ws: Workspace) -> Made:
+    """Stage `demos` of a run that learns from none: no episode, and no need for a scripted expert."""
+
+    async def body(stage: Stage) -> None:
+        save_episodes(stage, [])
+
+    return await ws.stage("demos", ws.key(part="none"), body)
+
+
 async def all_experts(ws: Workspace, few: Made) -> Made:
     """The expert data of RL and of the SFT controls: the demonstrations, or with `all` an expert for each RL task."""
     if ws.recipe.data.experts == "few":

@@ -17,6 +17,7 @@ from dynaweb.errors import EngineError
 from dynaweb.loop.fidelity import MEANINGS, Graded, Probe, grade
 from dynaweb.seeding import derive
 from dynaweb.types import Action, Node, Observation, Prediction, StepResult, Task, Transition
+from dynaweb.worldmodels.change import goal_of
 
 if TYPE_CHECKING:
     from dynaweb.protocols import Environment
@@ -64,7 +65,7 @@ async def drift(
 
     async def one(index: int, chain: Chain) -> list[Graded]:
         async with live():
-            task = Task(f"drift/{index}", str(chain[0].info.get("goal", "")), chain[0].observation.url)
+            task = Task(f"drift/{index}", goal_of(chain[0]), chain[0].observation.url)
             return await _follow(make(), task, chain, derive(seed, "drift", index))
 
     return await asyncio.gather(*(one(index, chain) for index, chain in enumerate(episodes) if chain))

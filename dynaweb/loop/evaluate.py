@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dynaweb import events
+from dynaweb.judges.making import judge_key
 from dynaweb.loop.demos import save_episodes
 from dynaweb.loop.players import ModelPolicy
 from dynaweb.loop.rollout import Episode, Rules, refuse_total_failure
+from dynaweb.loop.verdicts import SUCCESS as SUCCESS
 from dynaweb.loop.verdicts import asked, grading, judge_all, success_of
 from dynaweb.loop.waves import play_in_waves
 from dynaweb.report.stats import Estimate, proportion, wilson
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from dynaweb.policy.formats import PromptFormat
     from dynaweb.runs import Stage
 
-SUCCESS = 0.5
-"""A score from here on counts as success."""
 CHECKER = "checker"
 """The reward that is the environment's own verdict."""
 
@@ -140,7 +140,8 @@ async def audit_judge(ws: Workspace, arm: str, evaluated: Made, weights: Path | 
 
     made = evaluated
     if audits(ws):
-        key = ws.key("reward", evaluated=evaluated.key, model=ws.model_key)
+        extra = {"judge": judge_key(ws)} if judge_key(ws) else {}
+        key = ws.key("reward", evaluated=evaluated.key, model=ws.model_key, **extra)
         made = await ws.stage("judge", key, body, settings=ws.recipe.settings("reward") | {"arm": arm})
     ws.keep(made, f"eval-{arm}")
     return made

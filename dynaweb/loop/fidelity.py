@@ -147,7 +147,8 @@ def possible(page: Observation, action: Action | None) -> float | None:
 def transitions_of(episodes: Iterable[Trajectory]) -> list[Transition]:
     """All real steps that were done: page, action and next page. Refused and unparseable actions are left out.
 
-    `info` holds the episode, its step, the actions before, and whether the environment ended the episode there.
+    `info` holds the episode, its step and site, the actions before, the goal, and whether the environment ended the
+    episode there.
     """
     return [transition for episode in episodes for transition in _transitions(episode)]
 
@@ -157,9 +158,8 @@ def _transitions(episode: Trajectory) -> Iterator[Transition]:
     for at, (step, after) in enumerate(_steps(episode)):
         if step.action is None or step.action.kind == "stop" or step.error:
             continue
-        info: dict[str, Any] = {"episode": episode.id, "step": at, HISTORY: tuple(past), GOAL: episode.task.intent}
-        if "site_seed" in episode.task.meta:
-            info["site"] = site_of(episode.task)
+        info: dict[str, Any] = {"episode": episode.id, "step": at, "site": site_of(episode.task)}
+        info |= {HISTORY: tuple(past), GOAL: episode.task.intent}
         if episode.end == "terminal" and at == len(episode.steps) - 1:
             info[DONE] = True
         yield Transition(step.observation, step.action, after, episode.task.id, episode.source, info)

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dynaweb.credit import Credit, CreditInput, CreditRow, credit_of, wants
+from dynaweb.credit import STEP_REWARD, Credit, CreditInput, CreditRow, credit_of, wants
 from dynaweb.loop.evaluate import SUCCESS
 from dynaweb.loop.rows import logprobs, part_of, step_rows
 from dynaweb.protocols import PolicyOptimizer, TokenRow
 from dynaweb.types import Observation, Step, Trajectory
+from dynaweb.web.dialects import format_node
 
 if TYPE_CHECKING:
     from dynaweb.backends.policy_loss import Logps, OldLogps
@@ -60,8 +61,11 @@ class Teacher:
     trainer: TorchTrainer
     reference: TorchTrainer | None
 
-    def lesson(self, rollouts: Sequence[Trajectory]) -> Lesson:
-        """The graded rollouts of an update as a lesson; rows that the optimizer does not keep are left out."""
+    def lesson(self, rollouts: Sequence[Trajectory], *, keep: Sequence[bool] | None = None) -> Lesson:
+        """The graded rollouts of an update as a lesson; rows that the optimizer does not keep are left out.
+
+        `keep` says for each row whether it may be learned from at all; the others still show what follows a row.
+        """
         graded = [t for t in rollouts if t.reward is not None]
         rows, want = step_rows(graded), wants(self.optimizer)
         everything = [True] * len(rows)
@@ -69,9 +73,11 @@ class Teacher:
         reference = self._reference(rows, everything) if want.reference_in_credit else None
         values = self.trainer.critic.values(rows) if self.trainer.critic is not None else None
         credit = credit_of(self.optimizer, credit_input(graded, old=old, reference=reference, values=values))
+        credit = replace(credit, values=values)
         advantages = iter(credit.advantages)
         reported = [0.0 if t.reward is None else next(advantages) for t in rollouts]
         kept = [i for i in range(len(rows)) if credit.kept is None or credit.kept[i]]
+        kept = kept if keep is None else [i for i in kept if keep[i]]
         credit = credit.part(range(len(graded)), kept).scaled(self.rl.negative_scale)
         rows, old = [rows[i] for i in kept], part_of(old, kept)
         moving = [want.reference_in_loss or credit.moves(i, row.trajectory) for i, row in enumerate(rows)]
@@ -105,11 +111,16 @@ class Teacher:
             sft = self._reference(rows, [e and m for e, m in zip(expert, moving, strict=True)])
         return [s if is_expert else o for s, o, is_expert in zip(sft, own, expert, strict=True)]
 
-    def ref_kl(self, rows: Sequence[TokenRow]) -> dict[str, float]:
-        """KL(policy || its start) per token, estimated (k3) on at most `ref_kl_rows` rows spread over the update."""
+    def ref_kl(self, lesson: Lesson) -> dict[str, float]:
+        """KL(policy || its start) per token, estimated (k3) on at most `ref_kl_rows` rows spread over the update.
+
+        Experts' rows are left out: the estimator is for tokens that the policy sampled. Nothing is measured where the
+        loss has a reference, and so reports it from all rows.
+        """
         from dynaweb.backends.kl import penalties
 
-        if self.reference is None or self.rl.ref_kl_rows == 0 or not rows:
+        rows = [row for row in lesson.rows if lesson.trajectories[row.trajectory].source != "expert"]
+        if self.reference is None or lesson.reference is not None or self.rl.ref_kl_rows == 0 or not rows:
             return {}
         sample = rows[:: -(-len(rows) // self.rl.ref_kl_rows)]
         pairs = zip(self.trainer.logprobs(sample), self.reference.logprobs(sample), strict=True)
@@ -124,7 +135,11 @@ def credit_input(
     reference: Logps | None = None,
     values: Sequence[Sequence[Sequence[float]]] | None = None,
 ) -> CreditInput:
-    """Rollouts as credit assignment sees them, in the order of `step_rows`; environments give steps no reward yet."""
+    """Rollouts as credit assignment sees them, in the order of `step_rows`.
+
+    The verdict is the reward of the trajectory. A step's own reward is what its environment calls `STEP_REWARD`, 0
+    where there is none; any other score of an environment would count the verdict twice.
+    """
     steps = [(i, k, step) for i, t in enumerate(rollouts) for k, step in enumerate(t.steps) if step.response_ids]
     rows = [
         CreditRow(
@@ -132,7 +147,7 @@ def credit_input(
             k,
             len(step.response_ids),
             anchor=_anchor(step),
-            reward=float(step.info.get("reward", 0.0)),
+            reward=float(step.info.get(STEP_REWARD, 0.0)),
             old_logps=() if old is None else old[n],
             ref_logps=() if reference is None else reference[n],
             values=() if values is None else values[n],
@@ -159,8 +174,7 @@ def _anchor(step: Step) -> str:
     page: Observation | None = step.observation
     if page is None:
         return ""
-    nodes = (f"{node.depth} {node.role} {node.name!r} {node.value!r} {node.props!r}" for node in page.nodes)
-    return "\n".join([page.url, page.notice, *nodes])
+    return "\n".join([page.url, page.notice, *(format_node(node, with_id=False) for node in page.nodes)])
 
 
 ADDED = frozenset({"tokens", "padded_tokens", "rows", "rows_skipped", "trajectories", "seconds"})

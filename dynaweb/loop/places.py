@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 from dynaweb.errors import ConfigError
 from dynaweb.loop.curriculum import Schedule
 from dynaweb.loop.demos import rl_tasks
+from dynaweb.loop.evolving import read_tasks
 from dynaweb.loop.groups import Place
 from dynaweb.loop.rollout import Rules
 from dynaweb.loop.tasks import StartPages
 from dynaweb.loop.verdicts import grading
-from dynaweb.loop.worldmodel import calibration_of, real_transitions
+from dynaweb.loop.worldmodel import calibration_of, held_out_sites, real_transitions
 from dynaweb.types import Task
 from dynaweb.worldmodels.confidence import Trusted
 
 if TYPE_CHECKING:
-    from dynaweb.loop.rl import Ingredients
+    from dynaweb.loop.ingredients import Ingredients
     from dynaweb.loop.workspace import LoadedModel, Workspace
 
 
@@ -32,7 +33,10 @@ def place_of(ws: Workspace, given: Ingredients, model: LoadedModel | None) -> Pl
     explored = given.explored.episodes()
     starts = StartPages([*explored, *given.demos.episodes()])
     world_model = ws.world_model(
-        model or ws.base, temperature=dream.temperature, transitions=lambda: real_transitions(ws, explored)
+        model or ws.base,
+        temperature=dream.temperature,
+        transitions=lambda: real_transitions(ws, explored),
+        held_out=held_out_sites(ws, explored),
     )
     auto = dream.horizon == "auto"
     trusted = Trusted(world_model, calibration_of(given.world_model)) if auto else world_model
@@ -49,21 +53,13 @@ def dreamer_of(ws: Workspace, given: Ingredients) -> LoadedModel | None:
     return ws.load() if ws.dreams and ws.recipe.wm_fit.refresh_every else None
 
 
-def schedule_of(
-    ws: Workspace, given: Ingredients, demonstrated: Sequence[Task], *, spare: int | None = None
-) -> Schedule:
-    """The tasks of all updates; for dreams, only tasks whose start page was recorded.
-
-    With `spare`, others in their place, in rotation: enough for so many further rounds of each update.
-    """
-    tasks = rl_tasks(ws)
+def schedule_of(ws: Workspace, given: Ingredients, demonstrated: Sequence[Task]) -> Schedule:
+    """The tasks of all updates; for dreams, only tasks whose start page was recorded."""
+    tasks = rl_tasks(ws) if given.phase.tasks is None else read_tasks(given.phase.tasks)
     if given.explored is not None:
         starts = StartPages([*given.explored.episodes(), *given.demos.episodes()])
         tasks = [task for task in tasks if starts(task) is not None]
         demonstrated = [task for task in demonstrated if starts(task) is not None]
     if not tasks:
         raise ConfigError("no training task has a recorded start page; raise explore.episodes")
-    if spare is None:
-        return Schedule(ws.recipe.rl, tasks, demonstrated, ws.seed("tasks", "rl"))
-    more = ws.recipe.rl.model_copy(update={"updates": ws.recipe.rl.updates * spare, "sampling": "rotation"})
-    return Schedule(more, tasks, demonstrated, ws.seed("tasks", "rl", "spare"))
+    return Schedule(ws.recipe.rl, tasks, demonstrated, ws.seed("tasks", "rl"))

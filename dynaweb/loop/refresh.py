@@ -1,9 +1,9 @@
 """Dyna in full (Sutton, 1991): while the policy learns in dreams, real steps of that policy keep the world model true.
 
-Every `wm_fit.refresh_every` policy updates, the current policy plays real, unrewarded episodes as exploration does;
-their transitions join those that the world model was fitted on, and it is fitted further on all of them, in place, so
-that the next dreams come from it. The optimizer's state lasts over the run. A calibration of confidence, where there is
-one, stays as it was.
+Every `wm_fit.refresh_every` policy updates, the current policy plays real, unrewarded episodes as exploration does, on
+the sites that were not held out; their transitions join those that the world model was fitted on, and it is fitted
+further on all of them, in place, so that the next dreams come from it. The optimizer's state lasts over the run. A
+calibration of confidence, where there is one, stays as it was.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dynaweb.errors import ConfigError
 from dynaweb.loop.demos import training_tasks
 from dynaweb.loop.fidelity import transitions_of
 from dynaweb.loop.rollout import Episode, Rules, refuse_total_failure
-from dynaweb.loop.tasks import rotation
+from dynaweb.loop.tasks import rotation, site_of
 from dynaweb.loop.training import new_trainer
 from dynaweb.loop.waves import play_in_waves
-from dynaweb.loop.worldmodel import asked, rows_for
+from dynaweb.loop.worldmodel import asked, held_out_sites, real_transitions, rows_for
 
 if TYPE_CHECKING:
     from dynaweb.loop.players import Player
     from dynaweb.loop.workspace import LoadedModel, Workspace
-    from dynaweb.types import Transition
+    from dynaweb.types import Trajectory, Transition
 
 COLLECTED = "transitions.jsonl.gz"
 FOLDER = "refreshed"
@@ -34,31 +34,51 @@ KEYS = (*(f"wm_fit.refresh_{name}" for name in ("every", "episodes", "steps")), 
 """Settings that a refreshed run depends on."""
 
 
-class Refresher:
-    """The world model of one RL stage, and the real transitions that it knows. `known` are those of its fitting."""
+def check_refresh(ws: Workspace) -> None:
+    """Raise `ConfigError` where the world model is to be refreshed and cannot be."""
+    if not ws.recipe.wm_fit.refresh_every:
+        return
+    if "trainable" not in ws.plugins.find("wm", ws.recipe.wm.name).spec.capabilities:
+        raise ConfigError(
+            f"wm_fit.refresh_every fits the world model further, and {ws.recipe.wm.name!r} cannot be fitted; "
+            "set it to 0, or use --wm delta or full-state"
+        )
+    if ws.recipe.wm_fit.lora_rank:
+        raise ConfigError(
+            "wm_fit.refresh_every trains all weights, and wm_fit.lora_rank says that only adapters are to be trained, "
+            "which are merged before the first refresh; set one of the two to 0"
+        )
 
-    def __init__(self, ws: Workspace, model: LoadedModel, known: Sequence[Transition]) -> None:
-        if "trainable" not in ws.plugins.find("wm", ws.recipe.wm.name).spec.capabilities:
-            raise ConfigError(
-                f"wm_fit.refresh_every fits the world model further, and {ws.recipe.wm.name!r} cannot be fitted; "
-                "set it to 0, or use --wm delta or full-state"
-            )
+
+def moments(updates: int, every: int) -> range:
+    """After how many policy updates the world model is refreshed; no dream follows the last one."""
+    return range(every, updates, every)
+
+
+class Refresher:
+    """The world model of one RL stage, and the real transitions that it learns from.
+
+    `explored` are the episodes of exploration; the sites of them that are held out stay held out.
+    """
+
+    def __init__(self, ws: Workspace, model: LoadedModel, explored: Sequence[Trajectory]) -> None:
         self.ws, self.model = ws, model
         self.settings = ws.recipe.wm_fit
-        self._known = list(known)
+        self._held_out = held_out_sites(ws, explored)
         self._collected: list[Transition] = []
         self._maker = ws.world_model(model, temperature=0.0)
-        rounds = ws.recipe.rl.updates // self.settings.refresh_every
-        total = max(1, rounds * self.settings.refresh_steps)
+        self._rows = rows_for(self._maker, asked(real_transitions(ws, explored)))
+        self._moments = moments(ws.recipe.rl.updates, self.settings.refresh_every)
+        total = max(1, len(self._moments) * self.settings.refresh_steps)
         self.trainer = new_trainer(ws, model, name="refresh", lr=self.settings.lr, total_steps=total, warmup=0)
 
     async def after(self, done: int, player: Player) -> None:
         """Refresh, if it is time after `done` policy updates."""
-        if done % self.settings.refresh_every or done >= self.ws.recipe.rl.updates:
+        if done not in self._moments:
             return
         fresh = await self._collect(done, player)
-        self._collected += fresh
-        rows = rows_for(self._maker, asked([*self._known, *self._collected]))
+        self._learn_from(fresh)
+        rows = self._rows
         metrics: dict[str, float] = {}
         for _ in range(self.settings.refresh_steps if rows else 0):
             chosen = self.trainer.draw(len(rows), self.settings.batch)
@@ -88,7 +108,7 @@ class Refresher:
         from dynaweb.data.store import TransitionStore
 
         self.trainer.load(self._place(folder, done))
-        self._collected = list(TransitionStore(self._place(folder, done) / COLLECTED))
+        self._learn_from(list(TransitionStore(self._place(folder, done) / COLLECTED)))
 
     def finish(self, folder: Path) -> None:
         """Leave the last weights and all collected transitions in a stage's folder."""
@@ -102,9 +122,14 @@ class Refresher:
     def _place(self, folder: Path, done: int) -> Path:
         return folder / f"{FOLDER}-{done:06d}"
 
+    def _learn_from(self, fresh: Sequence[Transition]) -> None:
+        self._collected += fresh
+        self._rows += rows_for(self._maker, asked(fresh))
+
     async def _collect(self, done: int, player: Player) -> list[Transition]:
         ws, count = self.ws, self.settings.refresh_episodes
-        tasks = rotation(training_tasks(ws, ws.recipe.explore.episodes), count, seed=ws.seed("refresh", done))
+        allowed = [t for t in training_tasks(ws, ws.recipe.explore.episodes) if site_of(t) not in self._held_out]
+        tasks = rotation(allowed, count, seed=ws.seed("refresh", done))
         episodes = [Episode(f"refresh/{done}/{i}", task, ws.seed("refresh", done, i)) for i, task in enumerate(tasks)]
         played = await play_in_waves(
             ws,

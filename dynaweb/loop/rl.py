@@ -11,63 +11,48 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 from dynaweb import events
-from dynaweb.credit import Credit, wants
+from dynaweb.credit import Credit, CriticSpec, wants
 from dynaweb.errors import ConfigError, TrainingError
+from dynaweb.loop.adapters import with_adapters
+from dynaweb.loop.beside import Beside, load_critic
+from dynaweb.loop.checks import make_optimizer
 from dynaweb.loop.curriculum import outcomes_of
 from dynaweb.loop.evaluate import SUCCESS, judge_errors, play_greedily, successes, summary
-from dynaweb.loop.experts import by_task, rows_of
+from dynaweb.loop.experts import Experts, by_task, rows_of
 from dynaweb.loop.explore import loosened
 from dynaweb.loop.groups import Rollouts, measures
 from dynaweb.loop.history import History
+from dynaweb.loop.ingredients import Ingredients, Mode, rl_key
 from dynaweb.loop.lessons import Lesson, Teacher, kept_groups, over_steps
+from dynaweb.loop.offline import OfflineRollouts
 from dynaweb.loop.places import dreamer_of, place_of, schedule_of
 from dynaweb.loop.players import ModelPolicy
-from dynaweb.loop.refresh import KEYS, Refresher
+from dynaweb.loop.refresh import Refresher, check_refresh
 from dynaweb.loop.rollout import refuse_total_failure
 from dynaweb.loop.rows import dealt, step_rows, weighted
 from dynaweb.loop.training import new_trainer, resume
-from dynaweb.loop.verdicts import judge_all
+from dynaweb.loop.verdicts import judge_all, refuse_silent_judge
 from dynaweb.loop.workspace import EPISODES
-from dynaweb.loop.worldmodel import real_transitions
-from dynaweb.protocols import PluginContext, TokenRow
+from dynaweb.loop.worldmodel import check_fit
+from dynaweb.protocols import TokenRow
 from dynaweb.runs import write_json
 from dynaweb.types import Trajectory
 
 if TYPE_CHECKING:
-    from dynaweb.backends.critic import Critic
     from dynaweb.backends.torch_backend import TorchTrainer
     from dynaweb.config.sections import Rl
     from dynaweb.loop.workspace import LoadedModel, Made, Workspace
-    from dynaweb.protocols import PolicyOptimizer
     from dynaweb.runs import Stage
 
-Mode = Literal["policy", "filtered-bc"]
 DREAMS = "dreams"
 UPDATES = "updates.json"
 """How many updates a finished stage did, and how many were planned."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ingredients:
-    """What RL starts from: finished stages. `explored` and `world_model` are None when it happens on real pages."""
-
-    sft: Made
-    demos: Made
-    experts: Made
-    explored: Made | None = None
-    world_model: Made | None = None
-
-    def keys(self) -> dict[str, str]:
-        """The cache keys of all ingredients."""
-        parts = {"sft": self.sft, "demos": self.demos, "experts": self.experts}
-        parts |= {"explored": self.explored} if self.explored else {}
-        parts |= {"world_model": self.world_model} if self.world_model else {}
-        return {name: made.key for name, made in parts.items()}
 
 
 class OutOfTime(asyncio.CancelledError):
@@ -105,29 +90,14 @@ async def reinforce(ws: Workspace, given: Ingredients, *, mode: Mode) -> Made:
     return made
 
 
-MATTERS = (
-    *("updates", "tasks", "n", "sampling", "lr", "warmup", "max_grad_norm", "temperature", "epochs", "minibatches"),
-    *("max_new_tokens", "expert_share", "bc_weight", "bc_batch", "expert_ratio"),
-)
-"""Settings of the section `rl` that the policy depends on in every mode."""
-
-
-def rl_key(ws: Workspace, given: Ingredients, mode: Mode, *, done: int | None = None) -> str:
-    """The cache key of the stage; `done` is the number of updates when the time budget ended it early."""
-    recipe = ws.recipe
-    parts = ["reward", "env", "dream", "data.max_best_steps", *(f"rl.{name}" for name in MATTERS)]
-    parts += ["opt", "rl.negative_scale"] if mode == "policy" else []
-    parts += ["wm"] if ws.dreams else ["web.contexts"]
-    parts += [*KEYS, "web.contexts"] if ws.dreams and recipe.wm_fit.refresh_every else []
-    extra: dict[str, object] = {} if done is None else {"done": done}
-    if recipe.rl.validate_every:
-        parts += ["rl.validate_every", "eval.steps", "controls.sft_validation", "web.contexts"]
-        extra["validation"] = ws.eval_key
-    return ws.key(*parts, mode=mode, model=ws.model_key, tasks=ws.task_key, **extra, **given.keys())
-
-
 def check_seam(ws: Workspace) -> None:
-    """Raise `ConfigError` when the judge cannot score what the environment gives: a verdict needs real pages."""
+    """Raise `ConfigError` when the judge cannot score what the environment gives: a verdict needs real pages.
+
+    Also, for dreams, what `check_fit` and `check_refresh` raise.
+    """
+    if ws.dreams:
+        check_fit(ws)
+        check_refresh(ws)
     able = ws.plugins.find("reward", ws.recipe.reward.name).spec.capabilities & {"dream", "real"}
     needed = "dream" if ws.dreams else "real"
     if able and needed not in able:
@@ -141,9 +111,9 @@ class _Learner:
     """One RL stage in progress."""
 
     def __init__(self, ws: Workspace, stage: Stage, given: Ingredients, mode: Mode) -> None:
-        self.ws, self.stage, self.mode = ws, stage, mode
+        self.ws, self.stage, self.given, self.mode = ws, stage, given, mode
         self.rl: Rl = ws.recipe.rl
-        self.model = ws.load(given.sft.model)
+        self.model = with_adapters(ws.load(given.sft.model), self.rl.lora_rank, seed=ws.seed("lora", "rl"))
         self.engine = ws.engine(self.model)
         self.judge = ws.judge(self.engine, self.model.format)
         experts = by_task(given.experts.episodes())
@@ -153,26 +123,36 @@ class _Learner:
         dreamer = dreamer_of(ws, given)
         self.place = place_of(ws, given, dreamer)
         self.refresher = _refresher(ws, given, dreamer)
-        self.optimizer = _optimizer(ws)
+        self.optimizer = make_optimizer(ws)
         self.wants = wants(self.optimizer)
         shown = [found[0].task for found in experts.values()]
         self.schedule = schedule_of(ws, given, shown)
-        self.spare = schedule_of(ws, given, shown, spare=self.wants.refills)
-        self.rollouts = Rollouts(
-            self.rl,
-            ws.recipe.run.seed,
+        self.rollouts = self._rollouts(experts)
+        critic = self.wants.critic if mode == "policy" else None
+        self.trainer = self._trainer(self.model, None if critic is None else (ws.load(given.sft.model).model, critic))
+        if self.trainer.critic is not None:
+            load_critic(self.trainer.critic, given.phase.before)
+        reference = self._trainer(ws.load(given.sft.model)) if self._needs_reference() else None
+        self.teacher = Teacher(self.rl, self.optimizer, self.trainer, reference)
+        self.history = History()
+        self.beside = Beside(ws, given.phase, self.judge, self.name)
+
+    def _rollouts(self, experts: Experts) -> Rollouts | OfflineRollouts:
+        ws, rl = self.ws, self.rl
+        if self.given.recorded is not None:
+            pool = self.given.recorded.episodes()
+            return OfflineRollouts(pool, self.judge, rl.tasks * rl.n, ws.seed("offline", self.given.phase.number))
+        return Rollouts(
+            rl,
+            ws.recipe.run.seed if self.given.phase.number == 1 else ws.seed("phase", self.given.phase.number),
             self._player(),
             self.judge,
             self.place,
             ws.lockstep,
-            experts if self.rl.expert_share > 0 else {},
+            experts if rl.expert_share > 0 else {},
             ws.recipe.dream.one_world,
             ws.recipe.dream.lacking == "ungraded",
         )
-        self.trainer = self._trainer(self.model, self._critic(given))
-        reference = self._trainer(ws.load(given.sft.model)) if self._needs_reference() else None
-        self.teacher = Teacher(self.rl, self.optimizer, self.trainer, reference)
-        self.history = History()
 
     def _player(self) -> ModelPolicy:
         rl = self.rl
@@ -185,7 +165,7 @@ class _Learner:
         asked = want.reference_in_loss or want.reference_in_credit or experts or rl.ref_kl_rows > 0
         return self.mode == "policy" and asked
 
-    def _trainer(self, model: LoadedModel, critic: Critic | None = None) -> TorchTrainer:
+    def _trainer(self, model: LoadedModel, critic: tuple[Any, CriticSpec] | None = None) -> TorchTrainer:
         return new_trainer(
             self.ws,
             model,
@@ -196,15 +176,6 @@ class _Learner:
             max_grad_norm=self.rl.max_grad_norm,
             critic=critic,
         )
-
-    def _critic(self, given: Ingredients) -> Critic | None:
-        """The optimizer's critic, if it has one: it starts from the same weights as the policy."""
-        if self.wants.critic is None or self.mode != "policy":
-            return None
-        from dynaweb.backends.critic import Critic
-
-        total, warmup = self.rl.updates * self._per_update, self.rl.warmup * self._per_update
-        return Critic(self.ws.load(given.sft.model).model, self.wants.critic, total_steps=total, warmup=warmup)
 
     @property
     def _per_update(self) -> int:
@@ -217,6 +188,7 @@ class _Learner:
         first = done = self._steps_done()
         if resumed:
             self.history = History.load(self.stage.scratch, updates=first)
+            self.beside.load(self.stage.scratch, first)
             if self.refresher is not None:
                 self.refresher.load(self.stage.scratch, first)
         advance = self.ws.progress(self.name, self.rl.updates, "updates", done=first)
@@ -225,12 +197,14 @@ class _Learner:
                 await self._guarded_update(update)
                 if self.rl.validate_every > 0 and (update + 1) % self.rl.validate_every == 0:
                     await self._validate(update)
+                await self.beside.after(update, partial(stored, self._file(update)), self.history.rewards)
                 if self.refresher is not None:
                     await self.refresher.after(update + 1, loosened(self.ws, self.engine, self.model.format))
                 done = update + 1
                 advance(reward=self.history.rewards[-1])
                 if done % self.rl.checkpoint_every == 0 and done < self.rl.updates:
                     self._checkpoint()
+                self.beside.refuse_alarm(self._checkpoint)
                 await self.ws.breathe()
                 if self.ws.out_of_time and done < self.rl.updates:
                     raise OutOfTime(self, done)
@@ -246,6 +220,7 @@ class _Learner:
         self.model.save(stage.folder)
         if self.refresher is not None:
             self.refresher.finish(stage.folder)
+        self.beside.finish(stage.folder, self.trainer.critic, self.trainer.steps)
         self._collect(stage, done)
         write_json(stage.folder / UPDATES, {"done": done, "planned": self.rl.updates})
 
@@ -261,11 +236,13 @@ class _Learner:
     def _checkpoint(self) -> None:
         # The trainer's file is the last to change: what stands beside it is at least as new, and cut back when read.
         self.history.save(self.stage.scratch)
+        self.beside.save(self.stage.scratch, self._steps_done())
         if self.refresher is not None:
             self.refresher.save(self.stage.scratch, self._steps_done())
         self.trainer.save(self.stage.scratch)
         if self.refresher is not None:
             self.refresher.tidy(self.stage.scratch, self._steps_done())
+        self.beside.tidy(self.stage.scratch, self._steps_done())
         self.ws.remember_cost(self.stage)
 
     async def _guarded_update(self, update: int) -> None:
@@ -282,10 +259,12 @@ class _Learner:
     async def _update(self, update: int) -> None:
         started = time.monotonic()
         rollouts = await self._play(update)
-        refuse_total_failure([t for t in rollouts if t.source != "expert"], f"update {update}")
+        own = [t for t in rollouts if t.source != "expert"]
+        refuse_total_failure(own, f"update {update}")
+        refuse_silent_judge(own, f"update {update}")
         played = time.monotonic()
-        lesson = self._lesson(rollouts)
-        metrics = {**self.teacher.ref_kl(lesson.rows), **self._steps(lesson), **lesson.credit.metrics}
+        lesson = self._lesson(update, rollouts)
+        metrics = {**self.teacher.ref_kl(lesson), **self._steps(lesson), **lesson.credit.metrics}
         self.engine.weights_changed()
         self._save(update, rollouts)
         for trajectory in rollouts:
@@ -305,14 +284,16 @@ class _Learner:
             missing = size - len(kept_groups(self.optimizer, rollouts))
             if missing <= 0:
                 break
-            more = self.spare.of_update(update * rounds + turn, ())[:missing]
+            more = self.schedule.others(update, turn, [t.task for t in rollouts], missing)
+            if not more:
+                break
             first = (turn + 1) * size
             rollouts += await self.rollouts.of_update(update, more, self.ws.count_steps, first=first)
         return rollouts
 
-    def _lesson(self, rollouts: Sequence[Trajectory]) -> Lesson:
+    def _lesson(self, update: int, rollouts: Sequence[Trajectory]) -> Lesson:
         if self.mode == "policy":
-            return self.teacher.lesson(rollouts)
+            return self.beside.lesson(self.teacher, update, rollouts)
         # Experts too: both ways of learning from the same rollouts see the same expert data.
         kept = [t for t in rollouts if t.reward is not None and t.reward >= SUCCESS]
         advantages = self.optimizer.advantages([t.reward for t in rollouts], [t.group for t in rollouts])
@@ -398,18 +379,19 @@ class _Learner:
             self.ws.tell(events.Failure(where=f"{self.name} update {update}", error=warning))
 
 
+def stored(path: Path) -> list[Trajectory]:
+    """The rollouts that an update left in a file."""
+    from dynaweb.data.store import TrajectoryStore
+
+    return list(TrajectoryStore(path))
+
+
 def _light(trajectory: Trajectory, update: int) -> Trajectory:
     steps = tuple(replace(step, prompt_ids=()) for step in trajectory.steps)
     return replace(trajectory, steps=steps, info={**trajectory.info, "update": update})
 
 
-def _optimizer(ws: Workspace) -> PolicyOptimizer:
-    choice = ws.recipe.opt
-    context = PluginContext(seed=ws.seed("optimizer"))
-    return cast("PolicyOptimizer", ws.plugins.create("opt", choice.name, choice.config, context))
-
-
 def _refresher(ws: Workspace, given: Ingredients, model: LoadedModel | None) -> Refresher | None:
     if not ws.recipe.wm_fit.refresh_every or model is None or given.explored is None:
         return None
-    return Refresher(ws, model, real_transitions(ws, given.explored.episodes()))
+    return Refresher(ws, model, given.explored.episodes())

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dynaweb.types import Action, Node, Observation
+from dynaweb.web.action_rules import TEXTBOXES
 from dynaweb.web.actions import resolve
 
-EDITABLE = frozenset({"textbox", "searchbox", "spinbutton"})
+EDITABLE = TEXTBOXES
 """Roles that only take text; a combobox may take text or offer options."""
 INERT = frozenset({"text", "StaticText", "heading", "status", "alert", "LabelText", "image", "img", "paragraph"})
 """Roles whose click changes nothing on a page without scripts."""

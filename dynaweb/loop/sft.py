@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dynaweb.loop.adapters import with_adapters
 from dynaweb.loop.evaluate import evaluate_arm, successes
 from dynaweb.loop.experts import by_task, rows_of
 from dynaweb.loop.training import fit
@@ -29,18 +30,21 @@ class Control:
 
 
 async def sft(ws: Workspace, demos: Made, *, steps: int | None = None, keep_as: str = "sft") -> Made:
-    """Stage `sft`: the base model trained on every step of the successful demonstrations."""
+    """Stage `sft`: the base model trained on every step of the successful demonstrations; as it is for 0 steps."""
     settings = ws.recipe.sft
     count = settings.steps if steps is None else steps
     name = "sft" if steps is None else f"sft-{count}"
 
     async def body(stage: Stage) -> None:
+        if count == 0:
+            return ws.load().save(stage.folder)
         experts = [episode for found in by_task(demos.episodes()).values() for episode in found]
         model = ws.load()
         rows = rows_of(experts, model.format)
+        model = with_adapters(model, settings.lora_rank, seed=ws.seed("lora", name))
         await fit(ws, stage, model, rows, name=name, steps=count, batch=settings.batch, lr=settings.lr)
 
-    key = ws.key("sft.batch", "sft.lr", steps=count, name=name, model=ws.model_key, demos=demos.key)
+    key = ws.key("sft.batch", "sft.lr", "sft.lora_rank", steps=count, name=name, model=ws.model_key, demos=demos.key)
     made = await ws.stage("sft", key, body, settings=ws.recipe.settings("run.seed", "sft"), resumable=True)
     ws.keep(made, keep_as)
     return made

@@ -6,20 +6,28 @@ that reinforcement learning and the controls get.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynaweb.loop.demos import all_experts, demos
+from dynaweb.judges.fitting import fitted_judge
+from dynaweb.judges.making import to_fit
+from dynaweb.loop.agents import lookahead, lookahead_key, looks_ahead
+from dynaweb.loop.checks import check_together
+from dynaweb.loop.demos import all_experts, demos, no_demos
 from dynaweb.loop.evaluate import audit_judge, evaluate_arm
+from dynaweb.loop.evolving import in_phases
 from dynaweb.loop.explore import explore
-from dynaweb.loop.rl import UPDATES, Ingredients, check_seam, reinforce
+from dynaweb.loop.ingredients import Ingredients
+from dynaweb.loop.offline import recorded
+from dynaweb.loop.rl import UPDATES, check_seam, reinforce
 from dynaweb.loop.sft import Control, longer_sft, sft
 from dynaweb.loop.worldmodel import fit_world_model
 from dynaweb.report.data import Role
 
 if TYPE_CHECKING:
+    from dynaweb.loop.players import PlayerFor
     from dynaweb.loop.workspace import Made, Workspace
 
 
@@ -33,6 +41,8 @@ class ArmSpec:
     weights: Path
     key: str
     note: str = ""
+    player: Callable[[], PlayerFor] | None = None
+    """Who plays, when it is not the policy of these weights by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +64,29 @@ class Outcome:
 
 async def ingredients(ws: Workspace) -> Ingredients:
     """Demonstrations, SFT, and what dreams are made of: everything before reinforcement learning."""
-    shown = await demos(ws)
-    experts = await all_experts(ws, shown)
+    shown = await demos(ws) if learns(ws) else await no_demos(ws)
+    experts = await all_experts(ws, shown) if learns(ws) else shown
     policy = await sft(ws, shown)
+    judge = await fitted_judge(ws, policy, shown)
     if not ws.dreams:
-        return Ingredients(policy, shown, experts)
+        return Ingredients(policy, shown, experts, judge=judge, recorded=await recorded(ws, policy))
     explored = await explore(ws, policy if ws.recipe.explore.player == "policy" else None)
     model = await fit_world_model(ws, explored, shown)
-    return Ingredients(policy, shown, experts, explored, model)
+    return Ingredients(policy, shown, experts, explored, model, judge)
+
+
+def learns(ws: Workspace) -> bool:
+    """Whether anything of the run learns from demonstrations; else the model is used as it is."""
+    recipe = ws.recipe
+    return bool(recipe.sft.steps or recipe.rl.updates or any(recipe.controls.sft_steps))
 
 
 async def whole_run(ws: Workspace) -> Outcome:
     """All stages of a run up to the evaluations; the report is made from what they leave in the run folder."""
     check_seam(ws)
+    check_together(ws)
     given = await ingredients(ws)
-    main = await _main(ws, given)
+    main = _ahead(ws, given, await _main(ws, given))
     control = await longer_sft(ws, given.experts)
     filtered = await _filtered(ws, given)
     specs = [_sft_arm(ws, given), *_control_arm(ws, control), *filtered, *main]
@@ -77,6 +95,8 @@ async def whole_run(ws: Workspace) -> Outcome:
 
 def _sft_arm(ws: Workspace, given: Ingredients) -> ArmSpec:
     steps = ws.recipe.sft.steps
+    if not steps:
+        return ArmSpec("base", "the model as it is", "sft", given.sft.model, given.sft.key, "prompted, not trained")
     return ArmSpec("sft", f"SFT, {steps} updates", "sft", given.sft.model, given.sft.key, "where the others start from")
 
 
@@ -93,12 +113,34 @@ async def _main(ws: Workspace, given: Ingredients) -> list[ArmSpec]:
     rl = ws.recipe.rl
     if rl.updates == 0:
         return []
-    made = await reinforce(ws, given, mode=rl.mode)
-    where = "dreams" if ws.dreams else "real pages"
+    made = await in_phases(ws, given, rl.mode)
+    where = "dreams" if ws.dreams else "recorded rollouts" if given.recorded is not None else "real pages"
     how = ws.recipe.opt.name if rl.mode == "policy" else "filtered behaviour cloning"
     note = f"{updates_of(made)} updates of {rl.tasks} x {rl.n} rollouts in {where}, {how}"
+    phases = ws.recipe.phases.count
+    note = f"{phases} phases, each of {note}" if phases > 1 else note
     label = "DynaWeb" if ws.dreams and rl.mode == "policy" else f"{how} in {where}"
     return [ArmSpec("dynaweb", label + _cut(made), "main", made.model, made.key, note)]
+
+
+def _ahead(ws: Workspace, given: Ingredients, main: list[ArmSpec]) -> list[ArmSpec]:
+    """The main policy, or the SFT policy where nothing else was trained, as a look-ahead agent, if the recipe asks."""
+    if not looks_ahead(ws) or given.world_model is None:
+        return main
+    base = main[0] if main else _sft_arm(ws, given)
+    weights = given.world_model.model if given.world_model.model.is_dir() else None
+    agent = ws.recipe.agent
+    return [
+        ArmSpec(
+            "dynaweb",
+            f"{base.label}, looking ahead",
+            "main",
+            base.weights,
+            f"{base.key} {lookahead_key(ws, given.world_model.key)}",
+            f"{agent.candidates} candidates, {agent.depth} steps imagined with {ws.recipe.wm.name}, judged",
+            lookahead(ws, base.weights, weights, given.explored),
+        )
+    ]
 
 
 async def _filtered(ws: Workspace, given: Ingredients) -> list[ArmSpec]:
@@ -124,7 +166,7 @@ def _cut(made: Made) -> str:
 
 
 async def _evaluated(ws: Workspace, spec: ArmSpec) -> ArmResult:
-    played = await evaluate_arm(ws, spec.name, spec.weights, spec.key)
+    played = await evaluate_arm(ws, spec.name, spec.weights, spec.key, player=spec.player)
     return ArmResult(spec, await audit_judge(ws, spec.name, played, spec.weights))
 
 
@@ -137,6 +179,11 @@ def bought(ws: Workspace, arms: Sequence[ArmResult]) -> list[str]:
         sentences.append(f"{recipe.explore.episodes} unrewarded real episodes of {who}, for the world model.")
     if getattr(recipe.reward.config, "model", "") and arms:
         sentences.append("A judge that is the language model itself; the shipped one was trained to judge other sites.")
+    if to_fit(ws) is not None:
+        episodes = recipe.judge_fit.episodes
+        sentences.append(f"A judge that was fitted on {episodes} real episodes with the environment's own verdicts.")
+    if recipe.offline.episodes and not ws.dreams:
+        sentences.append(f"{recipe.offline.episodes} recorded real episodes of the SFT policy, to learn from offline.")
     if recipe.data.experts == "all":
         sentences.append("An expert for every training task, for reinforcement learning and the longer SFT alike.")
     if recipe.rl.mode == "policy" and recipe.rl.bc_weight > 0:

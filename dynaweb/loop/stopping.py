@@ -23,8 +23,8 @@ MAX_ROWS = 256
 
 @dataclass(slots=True)
 class EarlyStop:
-    """Looks at the mean loss per target token on `rows` every `every` updates; `patience` looks without a better one
-    end the training. `folder` is the stage's scratch."""
+    """Looks at the mean loss per target token on `rows` every `every` updates and after the last one; `patience` looks
+    without a better one end the training. `folder` is the stage's scratch."""
 
     rows: Sequence[TokenRow]
     every: int
@@ -49,9 +49,9 @@ class EarlyStop:
         best = self.best
         return best is not None and sum(step > best[0] for step, _ in self.losses) >= self.patience
 
-    def due(self, steps: int) -> bool:
-        """Whether to look after so many updates."""
-        return bool(self.rows) and steps % self.every == 0
+    def due(self, steps: int, *, last: bool = False) -> bool:
+        """Whether to look after so many updates: at every `every`th, and at the `last`."""
+        return bool(self.rows) and (last or steps % self.every == 0)
 
     def look(self, trainer: TorchTrainer) -> float:
         """Measure, note, and keep the weights if they are the best so far; then the trainer is checkpointed."""

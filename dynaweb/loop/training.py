@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dynaweb import events
 from dynaweb.errors import TrainingError
 from dynaweb.protocols import TokenRow
 
 if TYPE_CHECKING:
-    from dynaweb.backends.critic import Critic
     from dynaweb.backends.torch_backend import TorchTrainer
+    from dynaweb.credit import CriticSpec
     from dynaweb.loop.stopping import EarlyStop
     from dynaweb.loop.workspace import LoadedModel, Workspace
     from dynaweb.runs import Stage
@@ -59,8 +59,9 @@ async def fit(
             index = trainer.steps
             metrics = trainer.supervised_step([rows[i] for i in trainer.draw(len(rows), batch)])
             ws.meter.tokens_trained += int(metrics["tokens"])
-            if watch is not None and watch.due(trainer.steps):
+            if watch is not None and watch.due(trainer.steps, last=trainer.steps == steps):
                 metrics["validation_loss"] = watch.look(trainer)
+                ws.remember_cost(stage)
             ws.tell(events.Update(name, index, metrics))
             advance(loss=metrics["loss"])
             if trainer.steps % CHECKPOINT_EVERY == 0:
@@ -83,9 +84,9 @@ def new_trainer(
     total_steps: int,
     warmup: int,
     max_grad_norm: float = 1.0,
-    critic: Critic | None = None,
+    critic: tuple[Any, CriticSpec] | None = None,
 ) -> TorchTrainer:
-    """A trainer whose data order derives from the run's seed and the stage's name."""
+    """A trainer whose data order derives from the run's seed and the stage's name; `critic` as it takes it."""
     from dynaweb.backends.torch_backend import TorchTrainer
 
     return TorchTrainer(
@@ -94,6 +95,8 @@ def new_trainer(
         total_steps=total_steps,
         warmup=warmup,
         max_grad_norm=max_grad_norm,
+        micro_tokens=ws.recipe.model.micro_tokens,
+        checkpointing=ws.recipe.model.checkpointing,
         seed=ws.seed("order", name),
         critic=critic,
     )

@@ -11,12 +11,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dynaweb.judges.scores import checked, refuse_silence
 from dynaweb.types import Judgement, Trajectory
 from dynaweb.web.quoting import quoted
 
 if TYPE_CHECKING:
     from dynaweb.loop.rollout import Finish
     from dynaweb.protocols import Environment, Judge, TaskSource
+
+
+SUCCESS = 0.5
+"""A score from here on counts as success."""
 
 
 def with_verdict(trajectory: Trajectory, verdict: Judgement) -> Trajectory:
@@ -31,10 +36,16 @@ def verdict_of(trajectory: Trajectory) -> Judgement | None:
     return Judgement(**plain) if plain is not None else None
 
 
+def score_of(trajectory: Trajectory) -> float | None:
+    """The score of the environment's verdict, whatever ended the episode; None when there is none."""
+    found = trajectory.info.get("verdict")
+    score = found.get("score") if isinstance(found, dict) else None
+    return float(score) if isinstance(score, int | float) else None
+
+
 def success_of(trajectory: Trajectory) -> float | None:
     """1.0 or 0.0 by the environment's verdict; None when the episode could not be graded (None is not 0)."""
-    verdict = verdict_of(trajectory)
-    return verdict.score if verdict is not None and trajectory.end != "infrastructure" else None
+    return score_of(trajectory) if trajectory.end != "infrastructure" else None
 
 
 def grading(source: TaskSource) -> Finish:
@@ -52,7 +63,7 @@ async def judge_all(judge: Judge, trajectories: Sequence[Trajectory], *, spare: 
     A failure of the infrastructure, and a dream that ended because its world model wrote no page or could no longer be
     trusted, get no reward: the policy is not to blame. An episode that reached its last step, or that an invalid action
     ended, gets 0 without asking the judge; with `spare`, no reward where the dream lacked what the goal names (see
-    `lacking`). Everything else gets the judge's score.
+    `lacking`). Everything else gets the judge's score, or none where that is no number in [0, 1].
     """
     return list(await asyncio.gather(*(judge_one(judge, trajectory, spare=spare) for trajectory in trajectories)))
 
@@ -62,7 +73,7 @@ async def judge_one(judge: Judge, trajectory: Trajectory, *, spare: bool = False
     lack = lacking(trajectory) if spare else ""
     verdict = Judgement(None, why=lack) if lack else ungraded(trajectory) or unfinished(trajectory)
     if verdict is None:
-        verdict = await judge.score(trajectory)
+        verdict = checked(await judge.score(trajectory))
     return trajectory.scored(verdict, verdict.score)
 
 
@@ -89,8 +100,17 @@ def unfinished(trajectory: Trajectory) -> Judgement | None:
 
 def asked(trajectory: Trajectory) -> bool:
     """Whether a judged trajectory's score is the judge's own, not one that code gave without asking it."""
-    judged = trajectory.judgement is not None and trajectory.judgement.score is not None
-    return judged and ungraded(trajectory) is None and unfinished(trajectory) is None
+    return trajectory.judgement is not None and trajectory.judgement.score is not None and answers_for(trajectory)
+
+
+def answers_for(trajectory: Trajectory) -> bool:
+    """Whether only the judge can say what an episode is worth."""
+    return ungraded(trajectory) is None and unfinished(trajectory) is None
+
+
+def refuse_silent_judge(judged: Sequence[Trajectory], what: str) -> None:
+    """Raise `TrainingError` when the judge gave no score to any of the episodes that it was asked about."""
+    refuse_silence([t.judgement for t in judged if t.judgement is not None and answers_for(t)], what)
 
 
 def world_model_error(trajectory: Trajectory) -> str:

@@ -18,11 +18,11 @@ from dynaweb.data.inspect import site_of
 from dynaweb.errors import ConfigError
 from dynaweb.loop.drift import chains, drift
 from dynaweb.loop.fidelity import Graded, Probe, grade, predictions
-from dynaweb.loop.worldmodel import Material, calibrate_on
-from dynaweb.report.stats import Estimate, share_or_mean
+from dynaweb.loop.worldmodel import Material, calibrate_on, estimates
 
 if TYPE_CHECKING:
     from dynaweb.loop.workspace import LoadedModel, Workspace
+    from dynaweb.report.stats import Estimate
     from dynaweb.types import Prediction
     from dynaweb.worldmodels.confidence import Calibration
 
@@ -75,12 +75,12 @@ async def score(ws: Workspace, model: LoadedModel, given: Material, *, horizon: 
     questions = given.questions.unseen
     if not questions:
         raise ConfigError("no transition is left to evaluate on: raise wm_fit.holdout, or give other data with --data")
-    greedy = ws.world_model(model, temperature=0.0, transitions=lambda: given.real)
+    greedy = given.asked_of(ws, model, temperature=0.0)
     started = time.monotonic()
     answers = await predictions(greedy, questions, seed=ws.seed("fidelity"))
     seconds = (time.monotonic() - started) / len(questions)
     graded = [grade(probe, answer) for probe, answer in zip(questions, answers, strict=True)]
-    dreaming = ws.world_model(model, temperature=ws.recipe.dream.temperature, transitions=lambda: given.real)
+    dreaming = given.asked_of(ws, model, temperature=ws.recipe.dream.temperature)
     calibration, why = None, ""
     try:
         fidelity = ws.recipe.dream.fidelity
@@ -121,13 +121,6 @@ def by_step(found: Sequence[Sequence[Graded]], horizon: int) -> list[dict[str, E
     return [estimates(step) for step in steps if step]
 
 
-def estimates(graded: Sequence[Graded]) -> dict[str, Estimate]:
-    """Each measure with its 95 % interval and n, where it applies to anything."""
-    names = list(dict.fromkeys(name for one in graded for name in one))
-    columns = {name: [value for one in graded if (value := one.get(name)) is not None] for name in names}
-    return {name: share_or_mean(values) for name, values in columns.items() if values}
-
-
 @dataclass(frozen=True)
 class Shown:
     """One prediction beside the truth."""
@@ -142,6 +135,6 @@ async def show(ws: Workspace, model: LoadedModel, given: Material, index: int) -
     questions = given.questions.unseen
     if not 0 <= index < len(questions):
         raise ConfigError(f"there are {len(questions)} held-out transitions, numbered from 0; there is no {index}")
-    world_model = ws.world_model(model, temperature=0.0, transitions=lambda: given.real)
+    world_model = given.asked_of(ws, model, temperature=0.0)
     (answer,) = await predictions(world_model, [questions[index]], seed=ws.seed("fidelity"))
     return Shown(questions[index], answer, grade(questions[index], answer))

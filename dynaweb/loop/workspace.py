@@ -6,13 +6,14 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dynaweb import events
+from dynaweb.config.decisive import decisive
 from dynaweb.errors import ConfigError
 from dynaweb.loop.files import files_hash, link
 from dynaweb.loop.meter import Meter
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dynaweb")
 
-VERSION = 2
+VERSION = 3
 """Part of every stage key: raise it when a stage computes something else from the same settings."""
 
 Body = Callable[["Stage"], Awaitable[None]]
@@ -94,6 +95,7 @@ class Workspace:
         self.recipe, self.plugins, self.cache, self.folder = recipe, plugins, cache, folder
         self.meter = Meter()
         self.deadline: float | None = None
+        self.fitted_judge: Path | None = None
         self._tasks: dict[tuple[int, str, int], list[Task]] = {}
 
     # Seeds and keys
@@ -143,11 +145,11 @@ class Workspace:
         return {"name": name, "settings": resolved, "package": f"{origin.package} {origin.version}"}
 
     def resolved(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings of an environment plugin with its defaults filled in, as plain data."""
+        """Settings of an environment plugin that results depend on, as plain data with its defaults filled in."""
         from pydantic import ValidationError
 
         try:
-            return self.plugins.find("env", name).spec.config.model_validate(settings).model_dump(mode="json")
+            return decisive(self.plugins.find("env", name).spec.config.model_validate(settings))
         except ValidationError as error:
             raise ConfigError(f"settings of environment {name!r}: {error}") from error
 
@@ -181,34 +183,38 @@ class Workspace:
 
     def _web_context(self, purpose: str) -> PluginContext:
         services = {"web": self.recipe.web, "max_best_steps": self.recipe.data.max_best_steps}
-        return PluginContext(seed=self.seed("environment", purpose), services=services)
+        folder = self.folder.path if self.folder is not None else None
+        return PluginContext(seed=self.seed("environment", purpose), folder=folder, services=services)
 
     def world_model(
-        self, model: LoadedModel, *, temperature: float, transitions: Callable[[], Sequence[Transition]] = list
+        self,
+        model: LoadedModel,
+        *,
+        temperature: float,
+        transitions: Callable[[], Sequence[Transition]] = list,
+        held_out: Set[str] = frozenset(),
     ) -> WorldModel:
-        """The chosen world model on these weights; `transitions` gives real ones to models that show examples."""
+        """The chosen world model on these weights; examples it shows are `transitions`, of no site in `held_out`."""
         context = PluginContext(
             engine=self.engine(model),
-            format=self.format,
+            format=model.format,
             seed=self.seed("world-model"),
             services={
                 "temperature": temperature,
                 "model": model.model,
                 "tokenizer": model.tokenizer,
                 "transitions": transitions,
+                "held_out": held_out,
                 "count": self.meter.engines.append,
             },
         )
         return cast("WorldModel", self.plugins.create("wm", self.recipe.wm.name, self.recipe.wm.config, context))
 
     def judge(self, policy: TransformersEngine, policy_format: PromptFormat) -> Judge:
-        """The chosen judge, on the frozen base model or on `policy`, as its setting `model` says."""
-        choice = self.recipe.reward
-        wants = getattr(choice.config, "model", None)
-        engine = policy if wants == "policy" else self.base_engine if wants == "base" else None
-        prompts = policy_format if wants == "policy" else self.format
-        context = PluginContext(engine=engine, format=prompts, seed=self.seed("judge"))
-        return cast("Judge", self.plugins.create("reward", choice.name, choice.config, context))
+        """The chosen judge: on the frozen base model, on `policy`, or on weights that were fitted for it."""
+        from dynaweb.judges.making import make_judge
+
+        return make_judge(self, policy, policy_format)
 
     def dream_environment(
         self, world_model: WorldModel, start_page: Any, *, floor: float = 0.0

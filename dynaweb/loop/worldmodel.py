@@ -1,43 +1,53 @@
 """Fitting the world model on real transitions, measuring how true it is, and how far its dreams can be trusted.
 
 Only transitions that need a model are learned from (`rules.needs_prediction`). Some sites are held out: nothing of them
-is fitted on, and fidelity is measured there, on the steps of exploration and of the demonstrations, which tell what the
-expert did next. A question that was fitted on all the same (the very page and action) is no question, and is left out.
+is fitted on, whether it comes from exploration or from `wm_fit.data`, and fidelity is measured there, on the steps of
+exploration and of the demonstrations, which tell what the expert did next. A question that the other sites hold too
+(the very page and action) is left out, for fitted and frozen models alike: all of them answer the same questions.
 Demonstrations on the other sites are measured apart, as `seen`.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dynaweb import events
+from dynaweb.config.decisive import file_key
+from dynaweb.data.inspect import site_of as transition_site
+from dynaweb.data.store import existing
 from dynaweb.errors import ConfigError, MissingError
+from dynaweb.loop.demos import save_episodes
 from dynaweb.loop.drift import follows
-from dynaweb.loop.fidelity import Graded, Probe, grade, measure, predictions, probes_of, rules_hold, transitions_of
+from dynaweb.loop.fidelity import Probe, grade, measure, predictions, probes_of, rules_hold, transitions_of
+from dynaweb.loop.probing import probe_episodes
 from dynaweb.loop.rules import needs_prediction
 from dynaweb.loop.stopping import MAX_ROWS, EarlyStop
 from dynaweb.loop.tasks import site_of
 from dynaweb.loop.training import fit
+from dynaweb.optional import library
 from dynaweb.protocols import TokenRow
 from dynaweb.report.stats import Estimate, share_or_mean
 from dynaweb.runs import write_json
+from dynaweb.worldmodels.confidence import check_enough
 
 if TYPE_CHECKING:
     from dynaweb.loop.workspace import LoadedModel, Made, Workspace
-    from dynaweb.protocols import TrainableWorldModel
+    from dynaweb.protocols import TrainableWorldModel, WorldModel
     from dynaweb.runs import Stage
     from dynaweb.types import Action, Observation, Trajectory, Transition
     from dynaweb.worldmodels.confidence import Calibration, Fidelity
 
 FIDELITY = "fidelity.json"
 CALIBRATION = "calibration.json"
+VERSION = 2
+"""Part of the stage's key: raise it when the stage computes something else from the same settings."""
 MAX_PROBES = 256
 """Transitions of each kind that are predicted, at most."""
-FIT_SETTINGS = ("steps", "batch", "lr", "data", "lora_rank", "validate_every", "patience")
+FIT_SETTINGS = ("steps", "batch", "lr", "lora_rank", "validate_every", "patience")
 
 T = TypeVar("T")
 
@@ -56,22 +66,47 @@ async def fit_world_model(ws: Workspace, explored: Made, demos: Made) -> Made:
 
 async def fit_on_store(ws: Workspace, store: Path) -> Made:
     """Stage `world-model` from a transition store alone: no policy, no browser."""
-    return await _stage(ws, lambda: Material.of_store(ws, store), store=_file_key(store))
+    return await _stage(ws, lambda: Material.of_store(ws, store), store=file_key(existing(store).path))
+
+
+def check_fit(ws: Workspace) -> None:
+    """Raise, before anything is played or trained, what would stop the fit later.
+
+    `MissingError` for stores and packages that are not there, `ConfigError` for settings that contradict each other.
+    """
+    settings = ws.recipe.wm_fit
+    if settings.data:
+        existing(Path(settings.data))
+    for name in getattr(ws.recipe.wm.config, "FILES", ()):
+        path = str(getattr(ws.recipe.wm.config, name))
+        if path and not Path(path).is_file():
+            raise MissingError(f"there is no file {path}, which wm.{name} names; give another path")
+    if settings.lora_rank and trains(ws):
+        library("peft", "lora", what="wm_fit.lora_rank")
+    if settings.validate_every and trains(ws) and not settings.holdout:
+        raise ConfigError(
+            "wm_fit.validate_every looks at the loss on held-out sites, and wm_fit.holdout = 0 holds none out; raise "
+            "wm_fit.holdout, or set wm_fit.validate_every to 0"
+        )
 
 
 async def _stage(ws: Workspace, material: Callable[[], Material], **upstream: Any) -> Made:
     async def body(stage: Stage) -> None:
         given = material()
+        if ws.recipe.dream.horizon == "auto":
+            check_enough(len(given.questions.unseen))
         model = ws.load()
         if trains(ws):
             await _fit(ws, stage, model, given)
         await _measure(ws, stage, model, given)
 
+    check_fit(ws)
     settings = ["wm", "wm_fit.holdout", *([f"wm_fit.{name}" for name in FIT_SETTINGS] if trains(ws) else ())]
-    extra: dict[str, Any] = {"data": _file_key(Path(ws.recipe.wm_fit.data))} if ws.recipe.wm_fit.data else {}
+    data = ws.recipe.wm_fit.data
+    extra: dict[str, Any] = {"data": file_key(Path(data))} if data else {}
     if ws.recipe.dream.horizon == "auto":
         extra["calibrated"] = [ws.recipe.dream.temperature, ws.recipe.dream.fidelity]
-    key = ws.key(*settings, trains=trains(ws), model=ws.model_key, **upstream, **extra)
+    key = ws.key(*settings, stage=VERSION, trains=trains(ws), model=ws.model_key, **upstream, **extra)
     told = ws.recipe.settings("run.seed", "wm", "wm_fit")
     made = await ws.stage("world-model", key, body, settings=told, resumable=True)
     ws.keep(made, "world-model")
@@ -94,9 +129,19 @@ def calibration_of(made: Made) -> Calibration:
 
 
 def real_transitions(ws: Workspace, explored: Sequence[Trajectory]) -> list[Transition]:
-    """The transitions that a world model may know: exploration without the held-out sites, and `wm_fit.data`."""
-    fitted, _ = split(explored, ws.recipe.wm_fit.holdout, seed=ws.seed("holdout"))
-    return [*transitions_of(fitted), *_extra(ws)]
+    """The transitions that a world model may know: exploration and `wm_fit.data`, both without the held-out sites."""
+    fitted, held_out = split(explored, ws.recipe.wm_fit.holdout, seed=ws.seed("holdout"))
+    return [*transitions_of(fitted), *_extra(ws, sites_of(held_out))]
+
+
+def held_out_sites(ws: Workspace, explored: Sequence[Trajectory]) -> set[str]:
+    """The sites of exploration that nothing may be fitted on."""
+    return sites_of(split(explored, ws.recipe.wm_fit.holdout, seed=ws.seed("holdout"))[1])
+
+
+def sites_of(episodes: Sequence[Trajectory]) -> set[str]:
+    """The sites of episodes."""
+    return {site_of(episode.task) for episode in episodes}
 
 
 def split(episodes: Sequence[Trajectory], holdout: float, *, seed: int) -> tuple[list[Trajectory], list[Trajectory]]:
@@ -118,7 +163,7 @@ def split_by(items: Sequence[T], site: Callable[[T], str], holdout: float, *, se
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What fidelity is measured on: probes of `unseen` and of `seen` sites, none of which was fitted on.
+    """What fidelity is measured on: probes of `unseen` and of `seen` sites, none of which could be fitted on.
 
     `transitions` are all real steps on unseen sites, for the rules of the code.
     """
@@ -135,8 +180,8 @@ class Questions:
         held_out: Sequence[Trajectory],
         demos: Sequence[Trajectory],
     ) -> Questions:
-        """`known` are the transitions that were fitted on, of the episodes `fitted`."""
-        sites = {site_of(episode.task) for episode in fitted}
+        """`known` is what may be fitted on: of the episodes `fitted`, and of other data, whose sites are seen too."""
+        sites = sites_of(fitted) | {transition_site(transition) for transition in known}
         here = [demo for demo in demos if site_of(demo.task) in sites]
         away = [demo for demo in demos if site_of(demo.task) not in sites]
         unseen = [*new(probes(modelled(held_out)), known), *new(probes_of(away), known)]
@@ -145,8 +190,9 @@ class Questions:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What a world model is made from and measured on. `known` is fitted, `real` are all transitions of those sites,
-    `away` those of the held-out sites that need a model (for early stopping), `walks` the whole real episodes there."""
+    """What a world model is made from and measured on. `known` is fitted (nothing, for a model that is not), `real` are
+    all transitions of those sites, `away` those of the held-out sites that need a model (for early stopping), `walks`
+    the whole real episodes there."""
 
     known: list[Transition]
     real: list[Transition]
@@ -154,37 +200,40 @@ class Material:
     questions: Questions
     walks: list[Transition]
 
+    @property
+    def held_out(self) -> set[str]:
+        """The sites that questions are about: a model is shown nothing of them."""
+        asked_about = [probe.transition for probe in self.questions.unseen]
+        return {transition_site(one) for one in (*self.away, *self.walks, *asked_about)}
+
+    def asked_of(self, ws: Workspace, model: LoadedModel, *, temperature: float) -> WorldModel:
+        """The chosen world model on these weights, with no example of a held-out site."""
+        return ws.world_model(model, temperature=temperature, transitions=lambda: self.real, held_out=self.held_out)
+
     @classmethod
     def of_episodes(cls, ws: Workspace, explored: Sequence[Trajectory], demos: Sequence[Trajectory]) -> Material:
         """Exploration and demonstrations of a run, and the store of `wm_fit.data`."""
         fitted, held_out = split(explored, ws.recipe.wm_fit.holdout, seed=ws.seed("holdout"))
-        extra = _extra(ws)
-        known = [*modelled(fitted), *asked(extra)] if trains(ws) else []
-        questions = Questions.of(known, fitted, held_out, demos)
-        here = {site_of(episode.task) for episode in fitted}
+        real = [*transitions_of(fitted), *_extra(ws, sites_of(held_out))]
+        questions = Questions.of(asked(real), fitted, held_out, demos)
+        here = {transition_site(transition) for transition in real}
         shown = transitions_of(demo for demo in demos if site_of(demo.task) not in here)
         walks = [*shown, *transitions_of(held_out)]
-        return cls(known, [*transitions_of(fitted), *extra], modelled(held_out), questions, walks)
+        return cls(asked(real) if trains(ws) else [], real, modelled(held_out), questions, walks)
 
     @classmethod
     def of_store(cls, ws: Workspace, path: Path) -> Material:
         """A transition store alone; its sites are what the data call so, else hosts."""
-        from dynaweb.data.inspect import site_of as site
-        from dynaweb.data.store import TransitionStore
-
-        items = list(TransitionStore(_checked_store(str(path))))
-        real, away = split_by(items, site, ws.recipe.wm_fit.holdout, seed=ws.seed("holdout"))
-        real = [*real, *_extra(ws)]
-        known = asked(real) if trains(ws) else []
-        questions = Questions(new(probes_in(away), known), [], away)
-        return cls(known, real, asked(away), questions, away)
+        holdout = ws.recipe.wm_fit.holdout
+        real, away = split_by(list(existing(path)), transition_site, holdout, seed=ws.seed("holdout"))
+        real = [*real, *_extra(ws, {transition_site(transition) for transition in away})]
+        questions = Questions(new(probes_in(away), asked(real)), [], away)
+        return cls(asked(real) if trains(ws) else [], real, asked(away), questions, away)
 
     @classmethod
     def for_evaluation(cls, path: Path) -> Material:
         """A transition store of which nothing was fitted: all of it is asked about."""
-        from dynaweb.data.store import TransitionStore
-
-        items = list(TransitionStore(_checked_store(str(path))))
+        items = list(existing(path))
         return cls([], [], asked(items), Questions(probes_in(items)[:MAX_PROBES], [], items), items)
 
 
@@ -230,24 +279,10 @@ def rows_for(world_model: object, transitions: Sequence[Transition]) -> list[Tok
     return [TokenRow(prompt_ids=prompt, response_ids=target) for prompt, target in able.examples(transitions)]
 
 
-def _extra(ws: Workspace) -> list[Transition]:
-    from dynaweb.data.store import TransitionStore
-
+def _extra(ws: Workspace, held_out: Set[str]) -> list[Transition]:
+    """The transitions of `wm_fit.data` that are not of held-out sites."""
     data = ws.recipe.wm_fit.data
-    return list(TransitionStore(_checked_store(data))) if data else []
-
-
-def _checked_store(path: str) -> Path:
-    if not Path(path).is_file():
-        raise MissingError(f"there is no transition store {path}; make one with dynaweb collect or dynaweb data import")
-    return Path(path)
-
-
-def _file_key(path: Path) -> str:
-    import hashlib
-
-    with _checked_store(str(path)).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:20]
+    return [item for item in existing(Path(data)) if transition_site(item) not in held_out] if data else []
 
 
 async def _fit(ws: Workspace, stage: Stage, model: LoadedModel, given: Material) -> None:
@@ -267,8 +302,10 @@ async def _fit(ws: Workspace, stage: Stage, model: LoadedModel, given: Material)
 
 async def _measure(ws: Workspace, stage: Stage, model: LoadedModel, given: Material) -> None:
     questions = given.questions
-    world_model = ws.world_model(model, temperature=0.0, transitions=lambda: given.real)
-    unseen = await measure(world_model, questions.unseen, seed=ws.seed("fidelity"))
+    world_model = given.asked_of(ws, model, temperature=0.0)
+    answers = await predictions(world_model, questions.unseen, seed=ws.seed("fidelity"))
+    unseen = [grade(probe, answer) for probe, answer in zip(questions.unseen, answers, strict=True)]
+    save_episodes(stage, probe_episodes(questions.unseen, answers))
     seen = await measure(world_model, questions.seen, seed=ws.seed("fidelity", "seen"))
     rules = rules_hold(questions.transitions)
     write_json(stage.folder / FIDELITY, {"probes": unseen, "seen": seen, "rules": rules})
@@ -282,7 +319,7 @@ async def _measure(ws: Workspace, stage: Stage, model: LoadedModel, given: Mater
 async def _calibrate(ws: Workspace, stage: Stage, model: LoadedModel, given: Material) -> dict[str, float]:
     """Calibrate confidence at the temperature of dreams; writes it, and returns its score."""
     found = await calibrate_on(
-        ws.world_model(model, temperature=ws.recipe.dream.temperature, transitions=lambda: given.real),
+        given.asked_of(ws, model, temperature=ws.recipe.dream.temperature),
         given.questions.unseen,
         seed=ws.seed("calibration"),
         fidelity=ws.recipe.dream.fidelity,
@@ -295,16 +332,15 @@ async def calibrate_on(
     world_model: Any, questions: Sequence[Probe], *, seed: int, fidelity: Fidelity = "structure"
 ) -> Calibration:
     """The calibration of a world model on questions that it was not fitted on."""
-    from dynaweb.data.inspect import site_of as site
-    from dynaweb.worldmodels.confidence import Case, calibrate, is_sound
+    from dynaweb.worldmodels.confidence import Case, calibrate, is_sound, last_tokens
 
     answers = await predictions(world_model, questions, seed=seed)
     cases = [
         Case(
             answer.logprob,
-            answer.tokens // answer.attempts,
+            last_tokens(answer),
             is_sound(grade(probe, answer), fidelity),
-            site(probe.transition),
+            transition_site(probe.transition),
         )
         for probe, answer in zip(questions, answers, strict=True)
         if answer.next_observation is not None
@@ -320,14 +356,16 @@ def means(probes: Sequence[Mapping[str, float | None]], rules: Sequence[float] =
 
 def fidelity_estimates(data: Mapping[str, Any]) -> dict[str, Estimate]:
     """The measures of a `fidelity.json` with their 95 % intervals and n; those of seen sites as `seen_...`."""
-    columns = _columns(data["probes"], data.get("rules", ()))
-    columns |= {f"seen_{name}": values for name, values in _columns(data.get("seen", ())).items()}
-    return {name: share_or_mean(values) for name, values in columns.items() if values}
+    seen = {f"seen_{name}": value for name, value in estimates(data.get("seen", ())).items()}
+    return estimates(data["probes"], data.get("rules", ())) | seen
 
 
-def _columns(
-    probes: Sequence[Mapping[str, float | None]] | Sequence[Graded], rules: Sequence[float] = ()
-) -> dict[str, list[float]]:
+def estimates(probes: Sequence[Mapping[str, float | None]], rules: Sequence[float] = ()) -> dict[str, Estimate]:
+    """Each measure with its 95 % interval and n, where it applies to anything."""
+    return {name: share_or_mean(values) for name, values in _columns(probes, rules).items() if values}
+
+
+def _columns(probes: Sequence[Mapping[str, float | None]], rules: Sequence[float] = ()) -> dict[str, list[float]]:
     names = list(dict.fromkeys(name for probe in probes for name in probe))
     columns = {name: [value for p in probes if (value := p.get(name)) is not None] for name in names}
     return {**columns, "rules": list(rules)}

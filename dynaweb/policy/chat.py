@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.policy.formats import ParsedReply
-from dynaweb.web.actions import format_action, parse_action
+from dynaweb.web.actions import Grammar, format_action, parse_action
 from dynaweb.web.dialects import render
 from dynaweb.worldmodels.prompts import REWRITE, SYSTEM, doing
 
@@ -38,6 +38,13 @@ _SECTION = re.compile(r"^\s*ACTION\s*:\s*", re.IGNORECASE | re.MULTILINE)
 class ChatFormat:
     """Prompts of chat models; `tokenizer` is a Hugging Face tokenizer, with or without a chat template."""
 
+    instructions: str = _AGENT
+    """What the policy is told first."""
+    grammar: Grammar = "webarena"
+    """The grammar of its actions."""
+    history: Grammar = "compact"
+    """The grammar in which it is shown its earlier actions."""
+
     def __init__(self, tokenizer: Any, max_prompt: int = 8192) -> None:
         self.tokenizer = tokenizer
         self.max_prompt = max_prompt
@@ -49,21 +56,29 @@ class ChatFormat:
 
     def policy_prompt(self, task: Task, observation: Observation, history: Sequence[Action]) -> tuple[int, ...]:
         """System instructions, then objective, earlier actions and the page."""
-        return self._chat(_AGENT, f"OBJECTIVE: {task.intent}\nPREVIOUS ACTIONS:\n{_lines(history)}", observation)
+        done = _lines(history, self.history)
+        return self._chat(self.instructions, f"OBJECTIVE: {task.intent}\nPREVIOUS ACTIONS:\n{done}", observation)
 
     def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
         """`REASON: ... ACTION: ...` and the end of the turn."""
-        reason = reasoning or "This is the next step."
-        return self._target(f"REASON: {reason}\nACTION: {format_action(action, 'webarena')}")
+        return self._target(self.said(reasoning or "This is the next step.", format_action(action, self.grammar)))
 
     def parse_reply(self, token_ids: Sequence[int], observation: Observation) -> ParsedReply:
         """The last fenced block, else what follows the last `ACTION:`, else the last line."""
         text = self.decode(token_ids)
-        reasoning, command = _split_reply(text)
-        action = parse_action(command, observation, "webarena")
+        reasoning, command = self.taken_apart(text)
+        action = parse_action(command, observation, self.grammar)
         if isinstance(action, str):
             return ParsedReply(text=text, reasoning=reasoning, error=action)
         return ParsedReply(text=text, reasoning=reasoning, action=action)
+
+    def said(self, reason: str, action: str) -> str:
+        """A reply as it is trained on."""
+        return f"REASON: {reason}\nACTION: {action}"
+
+    def taken_apart(self, text: str) -> tuple[str, str]:
+        """Reasoning, and the part of a reply that holds its action."""
+        return _split_reply(text)
 
     def world_model_prompt(
         self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
@@ -92,12 +107,12 @@ class ChatFormat:
         return self._target(text)
 
     def judge_prompt(self, trajectory: Trajectory) -> tuple[int, ...]:
-        """Objective, actions, answer and final page."""
+        """Objective, actions, answer and final page; of a long page, its beginning and its end."""
         actions = [step.action for step in trajectory.steps if step.action is not None]
         page = trajectory.final or trajectory.steps[-1].observation
         answer = trajectory.answer if trajectory.answer is not None else "(it did not stop)"
         head = f"OBJECTIVE: {trajectory.task.intent}\nACTIONS:\n{_lines(actions)}\nANSWER: {answer}"
-        return self._chat(_JUDGE, head, page)
+        return self._chat(_JUDGE, head, page, ends=True)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled tokens, without the stop token."""
@@ -105,14 +120,15 @@ class ChatFormat:
         text: str = self.tokenizer.decode(kept, skip_special_tokens=True)
         return text.strip()
 
-    def _chat(self, system: str, user: str, page: Observation) -> tuple[int, ...]:
+    def _chat(self, system: str, user: str, page: Observation, *, ends: bool = False) -> tuple[int, ...]:
         text = render(page, "webarena")
         ids = self._encode_chat(system, f"{user}\nURL: {page.url}\nPAGE:\n{text}")
         if len(ids) > self.max_prompt:
             # Shorten the page, never the instructions: proportionally first, then until it fits.
             keep = int(len(text) * (1 - (len(ids) - self.max_prompt) / max(1, len(ids)))) - 64
             while len(ids) > self.max_prompt and keep > 0:
-                ids = self._encode_chat(system, f"{user}\nURL: {page.url}\nPAGE:\n{text[:keep]}\n[page cut]")
+                kept = _both_ends(text, keep) if ends else f"{text[:keep]}\n[page cut]"
+                ids = self._encode_chat(system, f"{user}\nURL: {page.url}\nPAGE:\n{kept}")
                 keep = keep * 9 // 10
         return tuple(ids)
 
@@ -147,8 +163,14 @@ class ChatFormat:
         return [vocabulary[name] for name in names if name in vocabulary]
 
 
-def _lines(actions: Sequence[Action]) -> str:
-    lines = [f"{i}: {format_action(action, 'compact', with_id=False)}" for i, action in enumerate(actions, 1)]
+def _both_ends(text: str, keep: int) -> str:
+    """`keep` characters of a page: half from its beginning, half from its end."""
+    end = keep // 2
+    return f"{text[: keep - end]}\n[page cut]\n{text[len(text) - end :]}"
+
+
+def _lines(actions: Sequence[Action], grammar: Grammar = "compact") -> str:
+    lines = [f"{i}: {format_action(action, grammar, with_id=False)}" for i, action in enumerate(actions, 1)]
     return "\n".join(lines) or "none"
 
 

@@ -2,7 +2,8 @@
 
 `CompactFormat` belongs to models that were trained with `dynaweb.policy.tokenizer` (the shipped tiny model): one mark
 per job, the page as `compact` text, a reply that is one action. `dynaweb.policy.chat.ChatFormat` serves any model with
-a chat template. Both are token-in, token-out: what `parse_reply` reads are the very tokens that were sampled.
+a chat template, `dynaweb.policy.webvoyager` does so in WebVoyager's words. All are token-in, token-out: what
+`parse_reply` reads are the very tokens that were sampled.
 """
 
 from __future__ import annotations
@@ -161,10 +162,11 @@ class CompactFormat:
         return (*self.encode("\n" + text), *self.stop_ids)
 
     def judge_prompt(self, trajectory: Trajectory) -> tuple[int, ...]:
-        """`<judge> goal, actions with the answer, <page> final page <do>`."""
+        """`<judge> goal, actions with the answer, <page> final page <do>`; of a long page, its beginning and its
+        end."""
         actions = [step.action for step in trajectory.steps if step.action is not None]
         page = trajectory.final or trajectory.steps[-1].observation
-        return self._prompt(marks.JUDGE, trajectory.task.intent, actions, page)
+        return self._prompt(marks.JUDGE, trajectory.task.intent, actions, page, ends=True)
 
     def _change(
         self, mark: str, observation: Observation, action: Action, history: Sequence[Action], goal: str, more: str = ""
@@ -173,11 +175,12 @@ class CompactFormat:
         return (*self._prompt(mark, goal, history, observation, room=len(tail)), *tail)
 
     def _prompt(
-        self, mark: str, goal: str, history: Sequence[Action], page: Observation, room: int = 0
+        self, mark: str, goal: str, history: Sequence[Action], page: Observation, room: int = 0, ends: bool = False
     ) -> tuple[int, ...]:
         spare = self.max_prompt - room - 3
         head = self._head(goal, history, spare // 2)
-        body = self._page(render(page, "compact"), spare - len(head))
+        cut = self._both_ends if ends else self._page
+        body = cut(render(page, "compact"), spare - len(head))
         return (self._ids[mark], *head, self._ids[marks.PAGE], *body, self._ids[marks.DO])
 
     def _head(self, goal: str, history: Sequence[Action], room: int) -> list[int]:
@@ -200,6 +203,21 @@ class CompactFormat:
             kept += piece
         return kept + cut
 
+    def _both_ends(self, text: str, room: int) -> list[int]:
+        """Whole lines from the beginning and from the end of a page, half of the room each, what is between left
+        out."""
+        ids = self.encode(text)
+        if len(ids) <= room:
+            return ids
+        start = self._page(text, room - room // 2)
+        end: list[int] = []
+        for line in reversed(text.split("\n")):
+            piece = self.encode(f"\n{line}")
+            if len(start) + len(piece) + len(end) > room:
+                break
+            end = piece + end
+        return start + end
+
 
 def history_lines(actions: Sequence[Action]) -> list[str]:
     """One line per earlier action, by name and without numbers, which mean nothing on a later page."""
@@ -207,11 +225,12 @@ def history_lines(actions: Sequence[Action]) -> list[str]:
 
 
 def format_for(tokenizer: Any, name: str = "auto") -> PromptFormat:
-    """The prompt layer for a tokenizer: `compact` where its marks are there, else `chat`."""
+    """The prompt layer for a tokenizer: `auto` is `compact` where its marks are there, else `chat`."""
     if name == "auto":
         name = "compact" if marks.ACT in tokenizer.get_vocab() else "chat"
     if name == "compact":
         return CompactFormat(tokenizer)
     from dynaweb.policy.chat import ChatFormat
+    from dynaweb.policy.webvoyager import WebVoyagerFormat
 
-    return ChatFormat(tokenizer)
+    return WebVoyagerFormat(tokenizer) if name == "webvoyager" else ChatFormat(tokenizer)

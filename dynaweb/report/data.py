@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dynaweb.report.stats import Estimate, PairedDifference, paired_difference, success_rate
-from dynaweb.types import Trajectory
+from dynaweb.types import Observation, Trajectory
 
 Role = Literal["sft", "control", "main"]
 """`sft`: supervised on the demonstrations only. `control`: any other comparison. `main`: what the run is about."""
@@ -96,11 +96,16 @@ class JudgeAudit:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A trajectory to look at: the arm or phase that played it, and the update of a dream (-1 = none)."""
+    """A trajectory to look at: the arm or phase that played it, and the update of a dream (-1 = none).
+
+    `real` holds, for each step of a dream, the real page that followed the same action on the same page, where one was
+    seen; it may be empty.
+    """
 
     arm: str
     trajectory: Trajectory
     update: int = -1
+    real: tuple[Observation | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,8 @@ class ReportData:
     plugins: tuple[Mapping[str, str], ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
+    alarms: tuple[str, ...] = ()
+    """What audits found alarming, a sentence each."""
 
     @property
     def reference(self) -> Arm | None:

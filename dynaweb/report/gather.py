@@ -22,10 +22,12 @@ from typing import Any
 
 from dynaweb.data.store import SUFFIX, TrajectoryStore
 from dynaweb.errors import CheckpointError
+from dynaweb.report.alarms import alarms_in
 from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Role, Sample, Setting, Stage
 from dynaweb.report.html import render
 from dynaweb.report.outcome import AuditCounts, failure_kind, outcome
 from dynaweb.report.stats import share_or_mean
+from dynaweb.report.twins import Twins
 from dynaweb.types import Trajectory
 
 EACH = 8
@@ -45,16 +47,22 @@ def build_report(folder: Path, *, each: int | None = EACH) -> Path:
     return path
 
 
-def gather(folder: Path, *, each: int | None = EACH) -> ReportData:
-    """What a run folder holds, for `render`, `closing_text` and `closing_json`."""
+def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> ReportData:
+    """What a run folder holds, for `render`, `closing_text` and `closing_json`.
+
+    Without `episodes` no trajectory is read: that is quick, and leaves out what only they tell (failures by kind, the
+    audit of the judge, the viewer).
+    """
     recipe, status = _json(folder, "recipe.json", {}), _json(folder, "status.json", None)
     if status is None:
         raise CheckpointError(f"{folder} is not a run folder: it has no status.json; give the folder that a run made")
     summary = _json(folder, "summary.json", {})
     rows = _rows(folder / "metrics.jsonl")
     arms = _summary_arms(summary) or _eval_arms(rows, recipe)
-    files = [_File.read(path, each) for path in sorted((folder / "trajectories").glob(f"*{SUFFIX}"))]
+    paths = sorted((folder / "trajectories").glob(f"*{SUFFIX}")) if episodes else []
+    files = [_File.read(path, each) for path in paths]
     shown = [file for file in files if file.is_evaluation or file.name == "dreams"]
+    twins = Twins(path for path in paths if not path.name.startswith(("eval-", "dreams")))
     return ReportData(
         title=folder.resolve().name,
         subtitle=str(recipe.get("description", "")),
@@ -68,11 +76,12 @@ def gather(folder: Path, *, each: int | None = EACH) -> ReportData:
         audits=_audits(files, arms),
         failures={file.name: file.sorted_failures() for file in shown},
         episodes={file.name: file.count for file in files},
-        samples=tuple(sample for file in files for sample in file.samples),
+        samples=tuple(twins.beside(sample) for file in files for sample in file.samples),
         total=sum(file.count for file in files),
         settings=tuple(_settings(recipe)),
         plugins=tuple(_json(folder, "plugins.json", ())),
         versions=_json(folder, "versions.json", {}),
+        alarms=alarms_in(rows),
         seed=int(_json(folder, "seeds.json", {}).get("run", 0)),
         # Without a summary nobody has said whether there was a browser.
         episodes_are=str(summary.get("episodes_are", "held-out episodes")),
@@ -89,8 +98,12 @@ def measures(probes: Sequence[Mapping[str, float | None]]) -> tuple[Measure, ...
 
 def _measure(name: str, values: Sequence[float | None], meaning: str) -> Measure:
     known = [value for value in values if value is not None]
-    label = name.replace("_", " ").capitalize().replace(" f1", " F1").replace("Url", "Address")
-    return Measure(label, share_or_mean(known), meaning)
+    return Measure(measure_words(name), share_or_mean(known), meaning)
+
+
+def measure_words(name: str) -> str:
+    """A measure's name for people."""
+    return name.replace("_", " ").capitalize().replace(" f1", " F1").replace("Url", "Address")
 
 
 def _json(folder: Path, name: str, default: Any) -> Any:

@@ -13,26 +13,29 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from dynaweb.report import sections, viewer
+from dynaweb.report import alarms, sections, viewer
 from dynaweb.report.data import ReportData
 from dynaweb.report.markup import Html, el, embed, join
 
 
-def render(data: ReportData) -> str:
-    """The report as HTML source, to be written as UTF-8."""
+def render(data: ReportData, *, stamp: str = "") -> str:
+    """The report as HTML source, to be written as UTF-8.
+
+    With `stamp` it is one that `dynaweb view` serves: it asks its own server, and nobody else, whether it has changed.
+    """
     script, style = _static("report.js"), _static("report.css") + _static("viewer.css")
     head = el(
         "head",
         el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=_policy(script, style)),
+        el("meta", http_equiv="Content-Security-Policy", content=_policy(script, style, live=bool(stamp))),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="referrer", content="no-referrer"),
         el("title", f"{data.title} - dynaweb"),
         el("style", Html(style)),
     )
-    body = el("body", sections.header(data), el("main", *_sections(data)), _footer(data), _data(data))
+    body = el("body", sections.header(data, live=bool(stamp)), el("main", *_sections(data)), _footer(data), _data(data))
     page = join(head, body, el("script", Html(script)))
-    return f'<!doctype html>\n<html lang="en">{page}</html>\n'
+    return f"<!doctype html>\n{el('html', page, lang='en', data_stamp=stamp or None)}\n"
 
 
 def own_page(title: str, body: Html) -> str:
@@ -54,6 +57,7 @@ def _sections(data: ReportData) -> list[Html | None]:
     return [
         sections.arms(data),
         sections.bought(data),
+        alarms.audited(data),
         sections.curves(data),
         sections.stages(data),
         left if data.fidelity or data.audits else None,
@@ -67,8 +71,8 @@ def _static(name: str) -> str:
     return resources.files("dynaweb.report").joinpath("static", name).read_text(encoding="utf-8")
 
 
-def _policy(script: str, style: str) -> str:
-    own = f"script-src {_hash(script)}; style-src {_hash(style)}"
+def _policy(script: str, style: str, *, live: bool) -> str:
+    own = f"script-src {_hash(script)}; style-src {_hash(style)}" + ("; connect-src 'self'" if live else "")
     return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
 
 

@@ -7,34 +7,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from dynaweb.loop.verdicts import asked
+from dynaweb.loop.verdicts import SUCCESS, asked, score_of, success_of
 from dynaweb.report.data import JudgeAudit
 from dynaweb.report.stats import wilson
 from dynaweb.types import Trajectory
 
 Outcome = Literal["success", "failure", "ungraded"]
 
-SUCCESS_AT = 0.5
-"""A score from here on counts as success."""
-
-
-def verdict(trajectory: Trajectory) -> float | None:
-    """The environment's own score of a real episode (`info["verdict"]`), or None."""
-    found = trajectory.info.get("verdict")
-    score = found.get("score") if isinstance(found, dict) else None
-    return float(score) if isinstance(score, int | float) else None
-
 
 def outcome(trajectory: Trajectory) -> Outcome:
     """By the environment's verdict where there is one, else by the reward; infrastructure failures are ungraded."""
-    score = verdict(trajectory)
+    score = score_of(trajectory)
     if trajectory.end == "infrastructure":
         return "ungraded"
     if score is None:
         score = trajectory.reward
     if score is None:
         return "ungraded"
-    return "success" if score >= SUCCESS_AT else "failure"
+    return "success" if score >= SUCCESS else "failure"
 
 
 def failure_kind(trajectory: Trajectory) -> str | None:
@@ -83,19 +73,19 @@ class AuditCounts:
 
     def add(self, trajectory: Trajectory) -> None:
         """Count an episode that carries both; others are skipped."""
-        real = verdict(trajectory) if trajectory.end != "infrastructure" else None
+        real = success_of(trajectory)
         said = trajectory.judgement.score if trajectory.judgement is not None else None
         if real is None or said is None:
             return
         own = asked(trajectory)
-        if real >= SUCCESS_AT:
+        if real >= SUCCESS:
             self.solved += 1
             self.asked_solved += own
-            self.wrongly_rejected += own and said < SUCCESS_AT
+            self.wrongly_rejected += own and said < SUCCESS
         else:
             self.failed += 1
             self.asked_failed += own
-            self.wrongly_accepted += own and said >= SUCCESS_AT
+            self.wrongly_accepted += own and said >= SUCCESS
 
     def result(self, label: str) -> JudgeAudit | None:
         """The shares with their counts, None when no episode was counted."""

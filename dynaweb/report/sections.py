@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from dynaweb.report.alarms import STAGE
 from dynaweb.report.data import Curve, JudgeAudit, Measure, ReportData, Stage
 from dynaweb.report.headline import (
     ClosingRow,
@@ -26,8 +27,8 @@ FIRST_METRICS = ("reward", "success", "loss")
 """Metrics with one of these words are shown at once; the others under a fold."""
 
 
-def header(data: ReportData) -> Html:
-    """Title, how the run ended, and its result in words."""
+def header(data: ReportData, *, live: bool = False) -> Html:
+    """Title, how the run ended, and its result in words; `live` adds the button that news brings up."""
     chips = [el("span", data.status, class_=f"chip {STATUS.get(data.status, '')}")]
     if data.seconds is not None:
         chips.append(el("span", duration(data.seconds), class_="chip"))
@@ -39,6 +40,7 @@ def header(data: ReportData) -> Html:
         el("p", data.subtitle, class_="muted") if data.subtitle else None,
         el("button", "◐", id="theme", type="button", title="light or dark", aria_label="switch between light and dark"),
         el("div", *chips, class_="chips"),
+        el("button", "There is more to see: show it", id="news", type="button", hidden=True) if live else None,
         el("p", words, class_="verdict") if words else None,
     )
 
@@ -117,7 +119,7 @@ def curves(data: ReportData) -> Html | None:
     """Small charts, one a metric; several stages with one metric share a chart."""
     metrics: dict[str, list[Curve]] = {}
     for curve in data.curves:
-        if any(value is not None for _, value in curve.points):
+        if curve.stage != STAGE and any(value is not None for _, value in curve.points):
             metrics.setdefault(curve.metric, []).append(curve)
     if not metrics:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist, fmean, stdev
 from typing import TYPE_CHECKING
@@ -115,10 +115,16 @@ def success_rate(by_seed: Sequence[Outcomes], *, confidence: float = CONFIDENCE)
 
 
 def share_or_mean(values: Sequence[float]) -> Estimate:
-    """Values that are all 0 or 1 as a proportion with Wilson's interval, any others as a mean with Student's."""
+    """Values that are all 0 or 1 as a proportion with Wilson's interval, any others as a mean with Student's.
+
+    The mean of values between 0 and 1 lies there too, so the interval is cut to that range.
+    """
     if values and all(value in (0, 1) for value in values):
         return wilson(math.fsum(values), len(values))
-    return mean(values)
+    found = mean(values)
+    if found.low is None or found.high is None or not all(0 <= value <= 1 for value in values):
+        return found
+    return replace(found, low=max(0.0, found.low), high=min(1.0, found.high))
 
 
 def mean(values: Iterable[float | None], *, confidence: float = CONFIDENCE) -> Estimate:

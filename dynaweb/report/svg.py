@@ -21,10 +21,11 @@ Points = Sequence[tuple[float, float | None]]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line: its name in the legend and its points, with None for gaps."""
+    """A line: its name in the legend, its points, with None for gaps, and intervals (x, low, high) as thin lines."""
 
     label: str
     points: Points
+    bars: Sequence[tuple[float, float, float]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,12 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str = "update",
 
     Colours are the classes `c0` to `c5` of the style sheet.
     """
-    drawn = [Series(item.label, _thin(item.points)) for item in series]
+    drawn = [Series(item.label, _thin(item.points), item.bars) for item in series]
     frame = _Frame.around(drawn, rate)
-    lines = [join(*_lines(item.points, frame, f"c{at % 6}")) for at, item in enumerate(drawn)]
+    lines = [
+        join(*_bars(item.bars, frame, f"c{at % 6}"), *_lines(item.points, frame, f"c{at % 6}"))
+        for at, item in enumerate(drawn)
+    ]
     picture = el(
         "svg",
         _grid(frame, x_label),
@@ -106,6 +110,7 @@ class _Frame:
     @classmethod
     def around(cls, series: Sequence[Series], rate: bool) -> _Frame:
         points = [(x, y) for item in series for x, y in item.points if y is not None]
+        points += [(x, edge) for item in series for x, low, high in item.bars for edge in (low, high)]
         xs, ys = [x for x, _ in points] or [0.0], [y for _, y in points] or [0.0]
         low, high = min(ys), max(ys)
         if rate and low >= 0 and high <= 1:
@@ -151,6 +156,13 @@ def _lines(points: Points, frame: _Frame, colour: str) -> list[Html]:
         return [raw]
     faint = el("path", d=_path(points, frame), class_=f"line faint {colour}")
     return [faint, el("path", d=_path(_smooth(points), frame), class_=f"line {colour}")]
+
+
+def _bars(bars: Sequence[tuple[float, float, float]], frame: _Frame, colour: str) -> list[Html]:
+    return [
+        el("line", x1=frame.x(x), x2=frame.x(x), y1=frame.y(low), y2=frame.y(high), class_=f"line faint {colour}")
+        for x, low, high in bars
+    ]
 
 
 def _path(points: Points, frame: _Frame) -> str:

@@ -18,6 +18,7 @@ GAP = "  "
 def closing_text(data: ReportData, *, report: Path | None = None, width: int = WIDTH) -> str:
     """The closing table and what belongs to it, lines of at most `width` characters (80 at least), no final newline."""
     parts = [_arms(data, width), _measures(data.fidelity, width), _audits(data.audits, width), _costs(data, width)]
+    parts += [f"ALARM: {why}" for why in data.alarms]
     if report is not None:
         parts.append(f"report: {report}")
     return "\n\n".join(part for part in parts if part)
@@ -51,6 +52,7 @@ def closing_json(data: ReportData) -> dict[str, Any]:
         "failures": {name: dict(counts) for name, counts in data.failures.items()},
         "cost": cost_totals(data),
         "bought": list(data.bought),
+        "alarms": list(data.alarms),
     }
 
 

@@ -10,9 +10,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dynaweb.loop.verdicts import score_of
 from dynaweb.report.data import Sample
-from dynaweb.report.outcome import outcome, verdict
-from dynaweb.types import Observation, Step, Trajectory
+from dynaweb.report.outcome import outcome
+from dynaweb.types import Observation, Step
 from dynaweb.web.actions import format_action
 from dynaweb.web.delta_diff import match
 from dynaweb.web.dialects import format_node, format_url
@@ -42,7 +43,7 @@ def blocks(samples: Sequence[Sample]) -> Iterator[Plain]:
     """The trajectories themselves, `BLOCK` at a time, in the order of the index."""
     for start in range(0, len(samples), BLOCK):
         pages = _Pages()
-        items = [_trajectory(sample.trajectory, pages) for sample in samples[start : start + BLOCK]]
+        items = [_trajectory(sample, pages) for sample in samples[start : start + BLOCK]]
         yield {"pages": pages.written, "items": items}
 
 
@@ -88,16 +89,21 @@ def _page(page: Observation) -> Plain:
     return data
 
 
-def _trajectory(episode: Trajectory, pages: _Pages) -> Plain:
+def _trajectory(sample: Sample, pages: _Pages) -> Plain:
+    episode = sample.trajectory
     shown = [step.observation for step in episode.steps]
     after: list[Observation | None] = [*shown[1:], episode.final]
     steps = [_step(step, page, pages) for step, page in zip(episode.steps, after, strict=True)] if shown else []
+    for step, real in zip(steps, sample.real, strict=False):
+        if real is not None and "next" in step:
+            step["real"] = pages.place(real)
+            step["beside"] = pages.origin(step["next"], step["real"])
     judged = episode.judgement
     data: Plain = {
         "id": episode.id,
         "end": episode.end,
         "reward": _finite(episode.reward),
-        "verdict": _finite(verdict(episode)),
+        "verdict": _finite(score_of(episode)),
         "steps": steps,
     }
     if judged is not None:

@@ -32,7 +32,7 @@ from dynaweb.runs.lock import holder, locked
 
 log = logging.getLogger("dynaweb")
 
-FREE = ("run.time_budget", "web.browser", "web.workers")
+FREE = ("run.time_budget", "run.observers", "run.observer_settings", "web.browser", "web.workers")
 """Settings that may change on resume: they change no result of what is done already."""
 
 PACKAGES = ("dynaweb", "torch", "transformers", "tokenizers", "safetensors", "numpy", "playwright", "lxml", "pydantic")
@@ -213,8 +213,8 @@ def saved(recipe: Recipe) -> dict[str, Any]:
 
 def _check_same(path: Path, recipe: Recipe) -> None:
     data = _read(path / "recipe.json")
-    old = {key: value for key, value in recipe_flat(data).items() if key not in FREE}
-    new = {key: value for key, value in recipe_flat(saved(recipe)).items() if key not in FREE}
+    old = {key: value for key, value in recipe_flat(data).items() if not key.startswith(FREE)}
+    new = {key: value for key, value in recipe_flat(saved(recipe)).items() if not key.startswith(FREE)}
     changes = differences(old, new)
     if changes:
         lines = "\n".join(f"  {line}" for line in changes)

@@ -37,7 +37,10 @@ class WebAction(Action):
 
 
 class WebObservation(Observation):
-    """A page. `reward` is 0 until the end and then the verdict's score; None when the episode could not be graded."""
+    """A page. `reward` is 0 until the end and then the verdict's score; None when the episode could not be graded.
+
+    `why` is the reason of the verdict; the protocol's own `metadata` does not reach clients.
+    """
 
     goal: str = ""
     url: str = ""
@@ -45,6 +48,7 @@ class WebObservation(Observation):
     error: str = ""
     task: str = ""
     truncated: bool = False
+    why: str = ""
 
 
 class WebState(State):
@@ -156,11 +160,11 @@ def _observation(turn: Turn) -> WebObservation:
     return WebObservation(
         done=turn.done,
         reward=turn.reward,
-        metadata={"why": why} if why else {},
         goal=turn.task.intent,
         url=turn.page.url,
         page=turn.text,
         error=turn.error,
         task=turn.task.id,
         truncated=turn.truncated,
+        why=why,
     )

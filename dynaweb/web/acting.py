@@ -9,9 +9,10 @@ from typing import Any
 
 from dynaweb.types import Action, Node
 from dynaweb.web import scripts
+from dynaweb.web.devtools import TabError
 from dynaweb.web.layout import backend_of, frame_of
 from dynaweb.web.quoting import quote
-from dynaweb.web.tab import Tab, TabError
+from dynaweb.web.tab import Tab
 
 _WHY = {
     "stale": "is not on the page any more; look at the page again",

@@ -7,8 +7,10 @@ from difflib import get_close_matches
 from dynaweb.types import TARGETED, Action, ActionKind, Node, Observation
 from dynaweb.web.quoting import quote
 
-EDITABLE = frozenset({"textbox", "searchbox", "spinbutton", "combobox"})
-"""Roles that take typed text."""
+TEXTBOXES = frozenset({"textbox", "searchbox", "spinbutton"})
+"""Roles that take typed text and nothing else."""
+EDITABLE = TEXTBOXES | {"combobox"}
+"""Roles that take typed text; a combobox may offer options instead."""
 SELECTABLE = frozenset({"combobox", "listbox"})
 """Roles whose options can be selected."""
 BARE: frozenset[ActionKind] = frozenset({"go_back", "go_forward", "new_tab", "close_tab", "wait"})

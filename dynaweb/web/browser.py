@@ -34,9 +34,12 @@ from dynaweb.web.view import MAX_NODES
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Playwright, Route, WebSocketRoute
 
+    from dynaweb.config.sections import Web
     from dynaweb.web.chromium_session import ChromiumSession
     from dynaweb.web.context import OpenContext
 
+DOWNLOADS = "downloads"
+"""Folder of downloaded files within a run's."""
 LOOPBACK = ("*.localhost", "localhost", "127.0.0.1")
 _FLAGS = (
     "--disable-quic",
@@ -248,13 +251,18 @@ class BrowserPool:
             raise MissingError("Playwright is not installed: pip install 'dynaweb[web]'") from None
         playwright = await async_playwright().start()
         try:
-            browser = await asyncio.wait_for(
-                playwright.chromium.launch(executable_path=str(found.path), headless=True, args=self._arguments()),
-                _LAUNCH_SECONDS,
+            # Ctrl-C reaches the driver too. It would end itself and the browser, while this process still says what it
+            # was doing and closes both.
+            launching = playwright.chromium.launch(
+                executable_path=str(found.path), headless=True, args=self._arguments(), handle_sigint=False
             )
-        except Exception as error:
+            browser = await asyncio.wait_for(launching, _LAUNCH_SECONDS)
+        except BaseException as error:
+            # Also for an interrupt: a driver that nobody stops complains when the event loop ends.
             with suppress(Exception):
                 await playwright.stop()
+            if not isinstance(error, Exception):
+                raise
             raise _launch_error(found, error) from None
         self.launches += 1
         running = Running(playwright, browser, asyncio.get_running_loop())
@@ -314,6 +322,21 @@ class BrowserPool:
             self._loop = loop
             self._slots, self._lock = asyncio.Semaphore(self._workers), asyncio.Lock()
         return self._slots, self._lock
+
+
+def pool_of(web: Web, folder: Path | None = None, **options: Any) -> BrowserPool:
+    """A pool with a recipe's browser settings, for environments; `options` are those of `BrowserPool`.
+
+    What pages offer for download is kept in `downloads` below `folder`, where a plugin may write; None keeps nothing.
+    """
+    downloads = folder / DOWNLOADS if folder is not None else None
+    own: dict[str, Any] = {
+        "browser": web.browser,
+        "workers": web.workers,
+        "timeout": web.action_timeout,
+        "downloads": downloads,
+    }
+    return BrowserPool(**(own | options))
 
 
 async def _browser_pid(browser: Browser) -> int:

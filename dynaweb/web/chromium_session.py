@@ -16,11 +16,12 @@ from dynaweb.types import TARGETED, Action, Node, Observation
 from dynaweb.types import Tab as OpenTab
 from dynaweb.web import acting, scripts
 from dynaweb.web.context import BLANK
+from dynaweb.web.devtools import TabError
 from dynaweb.web.layout import Box, Layout, backend_of, within
 from dynaweb.web.quoting import quote
 from dynaweb.web.reading import Reading, read_tab
 from dynaweb.web.session import View, is_address
-from dynaweb.web.tab import Tab, TabError
+from dynaweb.web.tab import Tab
 from dynaweb.web.view import Viewed, compact_view, cut, full_view
 from dynaweb.web.view_benchmarks import browsergym_view, webarena_view
 

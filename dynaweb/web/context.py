@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 from playwright.async_api import BrowserContext, Dialog, Page, Request
 
 from dynaweb.errors import BrowserError
+from dynaweb.web.devtools import TabError, as_error
 from dynaweb.web.downloads import Downloads
-from dynaweb.web.tab import Tab, TabError, as_error
+from dynaweb.web.tab import Tab
 
 if TYPE_CHECKING:
     from dynaweb.web.browser import BrowserPool, Running
@@ -177,6 +178,8 @@ class OpenContext:
             yield first.send("Network.clearBrowserCache")
         for origin in origins:
             yield first.send("Storage.clearDataForOrigin", origin=origin, storageTypes="all")
+        if first.pointed:
+            yield first.park()
         if silenced:
             yield first.send("Emulation.setScriptExecutionDisabled", value=False)
 

@@ -19,7 +19,7 @@ import html
 import inspect
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -30,10 +30,12 @@ from dynaweb.web.session import Session, with_scheme
 Extra = Mapping[str, Callable[[Mapping[str, Any]], Any]]
 """Further eval types: name -> function of the `eval` object, giving a score, a bool or a `Judgement`; may be async."""
 
+Meaning = Callable[[str, str], Awaitable[Judgement]]
+"""Whether a text (second) says what a reference (first) says: a judge's verdict, for `fuzzy_match` on pages."""
+
 _OR = " |OR| "
 _QUOTES = str.maketrans("\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb`", '\'\'\'"""""\'')
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*")
-_BUILT_IN = ("string_match", "url_match", "program_html")
 
 
 class _Ungraded(Exception):
@@ -47,18 +49,28 @@ async def evaluate(
     url: str,
     session: Session | None,
     extra: Extra | None = None,
+    meaning: Meaning | None = None,
 ) -> Judgement:
     """Grade an episode that has just ended.
 
     `answer` is the text of its `stop` action (None = it did not stop), `url` the canonical address it ended on,
-    `session` the live session for `program_html`. Never raises for what a task says.
+    `session` the live session for `program_html`, `meaning` what reads its `fuzzy_match`. Never raises for what a task
+    says.
     """
+    known: Extra = {
+        "string_match": lambda given: string_match(given.get("reference_answers") or {}, answer),
+        "url_match": lambda given: url_match(
+            str(given.get("reference_url") or ""), url, str(given.get("url_note") or "")
+        ),
+        "program_html": lambda given: _program_html(given.get("program_html") or (), session, meaning),
+        **(extra or {}),
+    }
     kinds = list(evaluation.get("eval_types", ()))
     if not kinds:
         return Judgement(None, why="the task has no eval_types, so it cannot be graded")
     score, reasons, unknown = 1.0, [], False
     for kind in kinds:
-        part = await _part(kind, evaluation, answer, url, session, extra or {})
+        part = await _part(kind, evaluation, known)
         reasons.append(f"{kind}: {part.why}")
         if part.score is None:
             unknown = True
@@ -68,27 +80,16 @@ async def evaluate(
     return Judgement(None, why=why) if unknown and score > 0 else Judgement(score, why=why)
 
 
-async def _part(
-    kind: str,
-    evaluation: Mapping[str, Any],
-    answer: str | None,
-    url: str,
-    session: Session | None,
-    extra: Extra,
-) -> Judgement:
+async def _part(kind: str, evaluation: Mapping[str, Any], known: Extra) -> Judgement:
+    if kind not in known:
+        return Judgement(None, why=f"unknown eval type; valid are {', '.join(known)}")
     try:
-        if kind in extra:
-            return await _extra(extra[kind], evaluation)
-        if kind == "string_match":
-            return string_match(evaluation.get("reference_answers") or {}, answer)
-        if kind == "url_match":
-            return url_match(str(evaluation.get("reference_url") or ""), url, str(evaluation.get("url_note") or ""))
-        if kind == "program_html":
-            return await _program_html(evaluation.get("program_html") or (), session)
+        verdict = known[kind](evaluation)
+        if inspect.isawaitable(verdict):
+            verdict = await verdict
     except (_Ungraded, InfrastructureError) as error:
         return Judgement(None, why=str(error))
-    valid = ", ".join((*_BUILT_IN, *extra))
-    return Judgement(None, why=f"unknown eval type; valid are {valid}")
+    return verdict if isinstance(verdict, Judgement) else Judgement(float(verdict), why=f"scored {float(verdict):g}")
 
 
 def normalise(text: str) -> str:
@@ -189,20 +190,15 @@ def _address(url: str) -> tuple[str, str, dict[str, list[str]]]:
     return parts.netloc.lower(), path, query
 
 
-async def _extra(function: Callable[[Mapping[str, Any]], Any], evaluation: Mapping[str, Any]) -> Judgement:
-    verdict = function(evaluation)
-    if inspect.isawaitable(verdict):
-        verdict = await verdict
-    return verdict if isinstance(verdict, Judgement) else Judgement(float(verdict), why=f"scored {float(verdict):g}")
-
-
-async def _program_html(targets: Sequence[Mapping[str, Any]], session: Session | None) -> Judgement:
+async def _program_html(
+    targets: Sequence[Mapping[str, Any]], session: Session | None, meaning: Meaning | None
+) -> Judgement:
     if not targets:
         raise _Ungraded("there are no program_html targets")
     if session is None:
         raise _Ungraded("program_html needs a live session, and there is none")
     for target in targets:
-        verdict = _contents(target.get("required_contents") or {}, await _located(target, session))
+        verdict = await _contents(target.get("required_contents") or {}, await _located(target, session), meaning)
         if verdict.score != 1.0:
             return Judgement(verdict.score, why=f"{target.get('url')}: {verdict.why}")
     return Judgement(1.0, why="all contents are there")
@@ -226,10 +222,17 @@ async def _located(target: Mapping[str, Any], session: Session) -> str:
     return html.unescape("" if found is None else str(found))
 
 
-def _contents(required: Mapping[str, Any], text: str) -> Judgement:
+async def _contents(required: Mapping[str, Any], text: str, meaning: Meaning | None) -> Judgement:
     if "exact_match" in required:
         good = equals(required["exact_match"], text)
         return Judgement(float(good), why="right" if good else f"{text[:80]!r} is not {required['exact_match']!r}")
     if "must_include" in required:
         return _all_included(_listed(required["must_include"]), text)
-    raise _Ungraded(f"unknown required_contents {sorted(required)}; valid are exact_match and must_include")
+    if "fuzzy_match" in required:
+        wanted = _listed(required["fuzzy_match"])
+        if all(includes(item, text) for item in wanted):
+            return Judgement(1.0, why="all is there, word for word")
+        if meaning is None:
+            raise _Ungraded("fuzzy_match needs a judge, and none was given")
+        return await meaning(", ".join(wanted), text)
+    raise _Ungraded(f"unknown required_contents {sorted(required)}; valid are exact_match, must_include, fuzzy_match")

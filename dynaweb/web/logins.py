@@ -1,6 +1,6 @@
 """Stored logins: each episode starts from one in a fresh context; one that does not hold any more is renewed once.
 
-login = Login(Path("ann.json"), check="shop.localhost/account", marker="Sign out", log_in=play_the_login_form)
+login = Login(Path("ann.json"), check=Shows("shop.localhost/account", "Sign out"), log_in=play_the_login_form)
 await Logins().open(session, login)
 """
 
@@ -10,25 +10,47 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from dynaweb.errors import BrowserError, ConfigError
+from dynaweb.errors import ConfigError, InfrastructureError
 
 if TYPE_CHECKING:
     from dynaweb.web.chromium_session import ChromiumSession
+
+
+class Check(Protocol):
+    """Whether a session is signed in; as text, what that looks like (`/account shows 'Sign out'`)."""
+
+    async def __call__(self, session: ChromiumSession) -> bool:
+        """Look, and leave the session on some page."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shows:
+    """An address whose page holds a text only for someone who is signed in."""
+
+    address: str
+    marker: str
+
+    async def __call__(self, session: ChromiumSession) -> bool:
+        """Open the address and look for the text."""
+        await session.goto(self.address)
+        return self.marker in await session.html("last")
+
+    def __str__(self) -> str:
+        return f"{self.address} shows {self.marker!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
     """A login that is kept in a file.
 
-    `check` is an address whose page holds the text `marker` only for someone who is signed in. `log_in` plays the
-    login in a session that was just reset; it may raise anything.
+    `log_in` plays it in a session that was just reset; it may raise anything.
     """
 
     path: Path
-    check: str
-    marker: str
+    check: Check
     log_in: Callable[[ChromiumSession], Awaitable[None]]
 
 
@@ -42,9 +64,10 @@ class Logins:
         self._versions: dict[Path, int] = {}
 
     async def open(self, session: ChromiumSession, login: Login, *, headers: Mapping[str, str] | None = None) -> None:
-        """Reset the session and sign it in; it shows the page `login.check`.
+        """Reset the session and sign it in; it shows what `login.check` left.
 
-        Raises `ConfigError` when a new login does not show the marker or cannot be saved, and `BrowserError`.
+        Raises `ConfigError` when a new login does not hold or cannot be saved, and `InfrastructureError` when the
+        browser or the site fails.
         """
         version = self._versions.get(login.path, 0)
         if await self._holds(session, login, headers):
@@ -67,29 +90,24 @@ class Logins:
         except ConfigError:
             # The file is broken: a new login replaces it.
             return False
-        return await _shows(session, login)
+        return await login.check(session)
 
     async def _renew(self, session: ChromiumSession, login: Login, headers: Mapping[str, str] | None) -> None:
         self.renewed += 1
         await session.reset(headers=headers)
         try:
             await login.log_in(session)
-        except BrowserError:
+        except InfrastructureError:
             raise
         except Exception as error:
             raise ConfigError(f"the login of {login.path.name} failed ({error}); try it by hand") from error
-        if not await _shows(session, login):
+        if not await login.check(session):
             raise ConfigError(_failed(login))
         await session.save_login(login.path)
 
 
-async def _shows(session: ChromiumSession, login: Login) -> bool:
-    await session.goto(login.check)
-    return login.marker in await session.html("last")
-
-
 def _failed(login: Login) -> str:
     return (
-        f"the login of {login.path.name} does not hold: {login.check} does not show {login.marker!r} after signing in; "
-        "check the user name, the password and the address"
+        f"the login of {login.path.name} does not hold: after signing in it is not so that {login.check}; check the "
+        "user name, the password and the address"
     )

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaweb.types import Node
+from dynaweb.web.devtools import TabError
 from dynaweb.web.layout import Layout, read_layout, visible_nodes
-from dynaweb.web.tab import Tab, TabError
+from dynaweb.web.tab import Tab
 from dynaweb.web.tree import TEXT, iframes, read_page, read_tree
 
-MANY_NODES = 3000
-"""Nodes of a document above which a viewport is read without the rest of the page."""
+MANY_NODES = 600
+"""Nodes of a document above which a viewport is read without the rest of the page; the two ways cost the same there."""
 MAX_FRAMES = 60
 """Frames of one page whose trees are read; further ones stay empty."""
 
@@ -68,20 +69,20 @@ async def _payload_of(tab: Tab, unseen: Collection[int]) -> list[Mapping[str, An
     Chromium needs most of its time to write nodes down: on a page of thousands of which a screenful shows, this takes
     half the time of the whole tree.
     """
-    await tab.send("Accessibility.enable")
+    await tab.send_apart("Accessibility.enable")
     try:
-        root = (await tab.send("Accessibility.getRootAXNode"))["node"]
+        root = (await tab.send_apart("Accessibility.getRootAXNode"))["node"]
         found: dict[str, Mapping[str, Any]] = {root["nodeId"]: root}
         level = [root]
         while level:
             wanted = [node for node in level if _leads_on(node, unseen, found)]
             answers = await asyncio.gather(
-                *(tab.send("Accessibility.getChildAXNodes", id=node["nodeId"]) for node in wanted)
+                *(tab.send_apart("Accessibility.getChildAXNodes", id=node["nodeId"]) for node in wanted)
             )
             level = [node for answer in answers for node in answer["nodes"] if node["nodeId"] not in found]
             found.update((node["nodeId"], node) for node in level)
     finally:
-        await tab.send("Accessibility.disable")
+        await tab.send_apart("Accessibility.disable")
     return list(found.values())
 
 

@@ -19,11 +19,11 @@ from werkzeug.test import Client
 
 from dynaweb.errors import BrowserError
 from dynaweb.types import TARGETED, Action, Observation
+from dynaweb.web.action_rules import TEXTBOXES
 from dynaweb.web.browser import LOOPBACK
 from dynaweb.web.quoting import quote
 from dynaweb.web.session import with_scheme
 from dynaweb.web.static_dom import (
-    TEXTBOXES,
     Element,
     StaticPage,
     input_type,

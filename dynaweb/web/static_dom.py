@@ -17,6 +17,7 @@ from typing import Any
 from lxml import etree
 
 from dynaweb.types import Node
+from dynaweb.web.action_rules import TEXTBOXES
 
 # lxml has no type stubs; an element is what lxml gives.
 Element = Any
@@ -27,7 +28,6 @@ INPUT_ROLES = {
 }
 """Roles of `<input>` by type; every other type is a textbox."""
 CONTROLS = frozenset({"input", "select", "textarea", "button"})
-TEXTBOXES = frozenset({"textbox", "searchbox", "spinbutton"})
 
 _ROLES = {
     **{f"h{level}": "heading" for level in range(1, 7)},

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from urllib.parse import quote_from_bytes, quote_plus, urljoin, urlsplit
 
+from dynaweb.web.action_rules import TEXTBOXES
 from dynaweb.web.static_dom import (
-    TEXTBOXES,
     Element,
     StaticPage,
     input_type,

@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 from playwright.async_api import BrowserContext, CDPSession, Page
-from playwright.async_api import Error as PlaywrightError
 
 from dynaweb.errors import BrowserError
 from dynaweb.web import scripts
+from dynaweb.web.devtools import Sender, TabError, as_error, sender_of, value_of
 from dynaweb.web.session import QUIET_WINDOW
 
 LOADED_WINDOW = 0.05
@@ -23,7 +23,6 @@ _ROUNDS = 4
 _STOP_SECONDS = 2.0
 _TICK_SECONDS = 0.2
 _MAX_STOPS = 1
-_GONE = ("has been closed", "Connection closed", "Target crashed", "browser has disconnected", "was detached")
 
 
 class Tab:
@@ -32,6 +31,8 @@ class Tab:
     def __init__(self, page: Page, cdp: CDPSession, *, patience: float, deadline: float, quiet: float) -> None:
         self.page = page
         self.cdp = cdp
+        self._sender = sender_of(cdp)
+        self._second: Sender | None = None
         self.quiet = quiet
         """Seconds without a change after which the page counts as settled."""
         self.patience = patience
@@ -54,6 +55,8 @@ class Tab:
         """The page that is shown can run scripts, so it may change by itself and elements may listen to clicks."""
         self.huge = ""
         """The size of a page that is too large to be read."""
+        self.pointed = False
+        """The mouse has been somewhere since `park`, and what appears there gets its events."""
         self.stops = 0
         """How often a script that did not end was stopped since `forget`."""
         self._calls: set[asyncio.Future[Any]] = set()
@@ -92,9 +95,27 @@ class Tab:
 
         A page that does not answer in time has its script stopped, once; after that it is given up.
         """
+        return await self._answer(method, parameters, self._sender)
+
+    async def send_apart(self, method: str, **parameters: Any) -> Any:
+        """One command on a second DevTools session of the page, which is opened when it is first needed.
+
+        For `Accessibility.enable`: Chromium's renderer crashes at it (seen with 156) in a session that has read the
+        whole tree of an earlier page. In this one no tree is ever read without it.
+        """
+        if self._second is None:
+            opening = self.page.context.new_cdp_session(self.page)
+            try:
+                self._second = sender_of(await asyncio.wait_for(opening, self.deadline))
+            except Exception as error:
+                self.broken = True
+                raise as_error(error, method) from None
+        return await self._answer(method, parameters, self._second)
+
+    async def _answer(self, method: str, parameters: dict[str, Any], sender: Sender) -> Any:
         if self.broken:
             raise BrowserError(f"the page crashed or hangs, so it cannot be asked ({method})")
-        call = self._start(method, parameters)
+        call = self._start(method, parameters, sender)
         self._calls.add(call)
         try:
             done, _ = await asyncio.wait({call}, timeout=self.deadline)
@@ -124,9 +145,9 @@ class Tab:
         await asyncio.wait({call}, timeout=_STOP_SECONDS)
         return call.done()
 
-    def _start(self, method: str, parameters: dict[str, Any]) -> asyncio.Future[Any]:
+    def _start(self, method: str, parameters: dict[str, Any], sender: Sender | None = None) -> asyncio.Future[Any]:
         """A command whose answer may be waited for or not; its failure is never reported by the event loop."""
-        call = asyncio.ensure_future(self.cdp.send(method, parameters))
+        call = asyncio.ensure_future((sender or self._sender)(method, parameters))
         call.add_done_callback(lambda done: done.cancelled() or done.exception())
         return call
 
@@ -142,7 +163,7 @@ class Tab:
         answer = await self.send(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=wait, userGesture=True
         )
-        return _value(answer)
+        return value_of(answer)
 
     async def call(self, backend: int, function: str, *arguments: str | bool) -> Any:
         """Call a function with a node of the page as `this`; `{"why": "stale"}` when the node is gone."""
@@ -159,12 +180,18 @@ class Tab:
             awaitPromise=True,
             userGesture=True,
         )
-        return _value(answer)
+        return value_of(answer)
 
     async def mouse(self, kind: str, x: float, y: float) -> None:
         """One mouse event at a point of the viewport."""
+        self.pointed = True
         buttons = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
         await self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **buttons)
+
+    async def park(self) -> None:
+        """Take the mouse out of the window."""
+        await self.mouse("mouseMoved", -1, -1)
+        self.pointed = False
 
     async def insert(self, text: str) -> None:
         """Real input of a text in place of what is selected; the empty text deletes it."""
@@ -362,18 +389,6 @@ class Tab:
         self._requested.set()
 
 
-class TabError(Exception):
-    """The browser refused one command; the tab is alive."""
-
-
-def as_error(error: Exception, what: str) -> Exception:
-    """`TabError` for a refused command; `BrowserError` when the page, the browser or Playwright's driver is gone."""
-    text = str(error).split("\n")[0]
-    if not isinstance(error, PlaywrightError) or any(sign in text for sign in _GONE):
-        return BrowserError(f"the browser is gone ({what}: {text})")
-    return TabError(text)
-
-
 def _frame_ids(tree: Mapping[str, Any]) -> list[str]:
     """Ids of all frames below the main one."""
     found: list[str] = []
@@ -383,11 +398,3 @@ def _frame_ids(tree: Mapping[str, Any]) -> list[str]:
         found.append(frame["frame"]["id"])
         pending.extend(frame.get("childFrames", ()))
     return found
-
-
-def _value(answer: Mapping[str, Any]) -> Any:
-    details = answer.get("exceptionDetails")
-    if details:
-        thrown = details.get("exception", {}).get("description") or details.get("text", "")
-        raise TabError(thrown.split("\n")[0])
-    return answer.get("result", {}).get("value")

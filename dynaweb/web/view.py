@@ -33,6 +33,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dynaweb.types import Node
+from dynaweb.web.action_rules import TEXTBOXES
 from dynaweb.web.dialects import format_node
 from dynaweb.web.tree import TEXT, subtree_ends
 
@@ -45,7 +46,6 @@ NAME_LIMIT = 120
 VALUE_LIMIT = 1000
 MAX_NODES = 1500
 
-TEXTBOXES = frozenset({"textbox", "searchbox", "spinbutton"})
 INTERACTIVE = _roles(
     """link button textbox searchbox spinbutton combobox listbox checkbox radio switch slider tab option treeitem
     menuitem menuitemcheckbox menuitemradio DisclosureTriangle"""

@@ -41,7 +41,13 @@ async def attempts(ask: Ask, read: Read, *, retries: int, seed: int) -> Predicti
     for attempt in range(retries + 1):
         answer = await ask(derive(seed, attempt))
         tokens += answer.tokens
-        prediction = replace(_read(answer, read), tokens=tokens, logprob=answer.logprob, attempts=attempt + 1)
+        prediction = replace(
+            _read(answer, read),
+            tokens=tokens,
+            answer_tokens=answer.tokens,
+            logprob=answer.logprob,
+            attempts=attempt + 1,
+        )
         if not prediction.error:
             break
     return prediction

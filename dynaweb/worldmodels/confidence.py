@@ -74,7 +74,7 @@ class Calibration:
         """Probability that a dreamed page is sound; 0 where there is no page."""
         if prediction.next_observation is None:
             return 0.0
-        found = _features(prediction.logprob, _last_tokens(prediction))
+        found = _features(prediction.logprob, last_tokens(prediction))
         standard = [(x - mean) / scale for x, mean, scale in zip(found, self.means, self.scales, strict=True)]
         return _sigmoid(self.weights[0] + sum(w * x for w, x in zip(self.weights[1:], standard, strict=True)))
 
@@ -100,11 +100,7 @@ def is_sound(graded: Mapping[str, float | None], fidelity: Fidelity = "structure
 
 def calibrate(cases: Sequence[Case]) -> Calibration:
     """Fit the regression. Raises `ConfigError` with fewer than `FEWEST` pages."""
-    if len(cases) < FEWEST:
-        raise ConfigError(
-            f'dream.horizon = "auto" needs at least {FEWEST} held-out pages to calibrate on, there are {len(cases)}; '
-            "raise explore.episodes or wm_fit.holdout, or give dream.horizon a number"
-        )
+    check_enough(len(cases))
     import numpy as np
 
     x = np.array([_features(case.logprob, case.tokens) for case in cases])
@@ -127,6 +123,15 @@ def calibrate(cases: Sequence[Case]) -> Calibration:
         brier_of_base_rate=rate * (1 - rate),
         reliability=reliability(expected.tolist(), y.tolist()),
     )
+
+
+def check_enough(pages: int) -> None:
+    """Raise `ConfigError` for fewer pages than a calibration needs."""
+    if pages < FEWEST:
+        raise ConfigError(
+            f'dream.horizon = "auto" needs at least {FEWEST} held-out pages to calibrate on, there are {pages}; '
+            "raise explore.episodes or wm_fit.holdout, or give dream.horizon a number"
+        )
 
 
 def reliability(expected: Sequence[float], sound: Sequence[float], bins: int = BINS) -> tuple[Bin, ...]:
@@ -160,9 +165,9 @@ def _features(logprob: float | None, tokens: int) -> tuple[float, float]:
     return known, math.log(max(1, tokens))
 
 
-def _last_tokens(prediction: Prediction) -> int:
-    """Tokens of the answer that was read, as far as the sum over attempts tells."""
-    return max(1, prediction.tokens // max(1, prediction.attempts))
+def last_tokens(prediction: Prediction) -> int:
+    """Tokens of the answer that was read; where a model does not tell, its mean over the attempts."""
+    return max(1, prediction.answer_tokens or prediction.tokens // max(1, prediction.attempts))
 
 
 def _folds(sites: Sequence[str]) -> np.ndarray:

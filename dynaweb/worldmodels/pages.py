@@ -4,6 +4,7 @@
     heading 'Cart'
     link 'Home'
     notice 'Added to the cart'
+    end                         the episode is over on this page
 
 `title` and `notice` are no roles of elements. Numbers are left out on purpose: they follow from the order, and a model
 that has to write them makes most of its pages invalid. The title has a line where the view shows titles.
@@ -15,11 +16,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dynaweb.types import Node, Observation
-from dynaweb.web.delta import DeltaError
+from dynaweb.types import Node, Observation, Prediction, Transition
+from dynaweb.web.delta import DeltaError, diff
 from dynaweb.web.delta_mend import known_keys, mend_line
 from dynaweb.web.dialects import TRUNCATED, format_node, format_url, parse_node, parse_url
 from dynaweb.web.quoting import quote, unquote
+from dynaweb.worldmodels.change import DONE, END
 
 _FENCE = re.compile(r"\s*```\w*\s*")
 
@@ -27,6 +29,22 @@ _FENCE = re.compile(r"\s*```\w*\s*")
 def page_text(page: Observation) -> str:
     """The page as text, without a final newline; `parse_page` gives it back (tabs apart)."""
     return "\n".join(_lines(page))
+
+
+def page_answer(transition: Transition) -> str:
+    """The true next page as a model should write it, with a last line `end` where the episode is over there."""
+    text = page_text(transition.next_observation)
+    return f"{text}\n{END}" if transition.info.get(DONE) else text
+
+
+def read_page(text: str, before: Observation) -> Prediction:
+    """The prediction in a written page; `page_answer` is read back. Raises `DeltaError` when it is none."""
+    lines = text.rstrip().split("\n")
+    while lines and _is_nothing(lines[-1]):
+        lines.pop()
+    done = bool(lines) and lines[-1].strip() == END
+    page, _ = parse_page("\n".join(lines[:-1] if done else lines), before)
+    return Prediction(page, diff(before, page), done=done)
 
 
 def parse_page(text: str, before: Observation) -> tuple[Observation, tuple[str, ...]]:

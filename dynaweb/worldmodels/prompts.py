@@ -15,7 +15,7 @@ from dynaweb.types import Action, Observation, Transition
 from dynaweb.web.actions import format_action
 from dynaweb.web.dialects import render
 from dynaweb.worldmodels.change import change_text, goal_of, history_of
-from dynaweb.worldmodels.pages import page_text
+from dynaweb.worldmodels.pages import page_answer
 
 Form = Literal["delta", "page", "words"]
 """What a world model writes: reasoning and edits, the whole next page, or reasoning and change in words only."""
@@ -33,7 +33,7 @@ Then, if it says more than the reasoning, one line that begins with # and says i
 `end` means that the task is over.""",
     "page": f"""{_TASK}
 Write the whole next page: its url on the first line, then one line `role 'name'` for each element, without numbers;
-a value follows as ` = 'value'`.""",
+a value follows as ` = 'value'`. A last line `end` means that the task is over.""",
     "words": f"""{_TASK}
 First write one sentence of reasoning, then one line that begins with # and says in a sentence what changes.""",
 }
@@ -64,7 +64,7 @@ def question(
 
 def answer(transition: Transition, form: Form) -> str:
     """The true answer of a transition in that form."""
-    return page_text(transition.next_observation) if form == "page" else change_text(transition, edits=form == "delta")
+    return page_answer(transition) if form == "page" else change_text(transition, edits=form == "delta")
 
 
 def with_examples(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaweb.data.importers import ImportReport, files_of
-from dynaweb.errors import MissingError
+from dynaweb.optional import library
 
 Row = dict[str, Any]
 PATTERNS = ("*.jsonl", "*.json", "*.parquet")
@@ -59,24 +59,12 @@ def _row(line: str, report: ImportReport) -> Iterator[Row]:
 
 
 def _parquet(file: Path) -> Iterator[Row]:
-    parquet = library("pyarrow.parquet", "pyarrow")
+    parquet = library("pyarrow.parquet", "data")
     with parquet.ParquetFile(file) as opened:
         for batch in opened.iter_batches(batch_size=64):
             yield from batch.to_pylist()
 
 
 def _hub(name: str) -> Iterator[Row]:
-    found = library("datasets", "datasets").load_dataset(name, split="train", streaming=True)
+    found = library("datasets", "data").load_dataset(name, split="train", streaming=True)
     yield from (dict(row) for row in found)
-
-
-def library(module: str, package: str) -> Any:
-    """An optional package. Raises `MissingError` that says how to get it."""
-    from importlib import import_module
-
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise MissingError(
-            f"this needs the package {package}, which is not installed; run: pip install 'dynaweb[data]'"
-        ) from error

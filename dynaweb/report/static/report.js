@@ -221,28 +221,45 @@ function pages(all, step) {
   const before = all[step.page];
   const lines = before.lines.map((text, at) => line(text, at === step.target ? "target" : "", at === step.target ? "▸" : ""));
   const made = node("div", { class: "pages" }, panel("Page", before, lines));
-  if (step.next !== undefined) made.append(after(before, all[step.next], step));
+  if (step.next === undefined) return made;
+  const title = step.dreamed ? "Next page, dreamed" : "Next page";
+  made.append(step.next === step.page ? unchanged(title, all[step.next]) : changes(title, before, all[step.next], step.from));
+  if (step.real !== undefined) made.append(beside(all[step.next], all[step.real], step));
   return made;
 }
 
-function after(before, page, step) {
-  const title = step.dreamed ? "Next page, dreamed" : "Next page";
-  if (step.next === step.page) return panel(title, page, [node("div", { class: "meta" }, "nothing changed")], "same page", true);
-  const kept = new Set(step.from.filter((code) => code >= 0).map((code) => code >> 1));
+function unchanged(title, page) {
+  return panel(title, page, [node("div", { class: "meta" }, "nothing changed")], "same page", true);
+}
+
+function beside(dream, real, step) {
+  const title = "What really followed, against the dream";
+  if (step.real === step.next) return panel(title, real, [node("div", { class: "meta" }, "the dream was exact")], "equal", true);
+  const made = changes(title, dream, real, step.beside, ["real only", "dreamed only", "both"]);
+  made.classList.add("beside");
+  return made;
+}
+
+// Lines of `page`, coloured by what became of those of `before`; `words` name the three counts.
+function changes(title, before, page, from, words) {
+  const kept = new Set(from.filter((code) => code >= 0).map((code) => code >> 1));
   const lines = [];
   let seen = 0;
   const removeUpTo = (end) => {
     for (; seen < end; seen++) if (!kept.has(seen)) lines.push(line(before.lines[seen], "removed", "−"));
   };
-  step.from.forEach((code, at) => {
+  from.forEach((code, at) => {
     if (code >= 0) removeUpTo(code >> 1);
     if (code < 0) lines.push(line(page.lines[at], "added", "+"));
     else if (code & 1) lines.push(line(page.lines[at], "changed", "~"));
     else lines.push(line(page.lines[at], "kept", ""));
   });
   removeUpTo(before.lines.length);
-  const added = step.from.filter((code) => code < 0).length;
-  const counts = `+${added} −${before.lines.length - kept.size} =${kept.size}`;
+  const added = from.filter((code) => code < 0).length;
+  const removed = before.lines.length - kept.size;
+  const counts = words
+    ? `+${added} ${words[0]}, −${removed} ${words[1]}, ${kept.size} ${words[2]}`
+    : `+${added} −${removed} =${kept.size}`;
   return panel(title, page, lines, counts, before.url === page.url);
 }
 
@@ -270,6 +287,21 @@ function line(text, kind, mark) {
   return made;
 }
 
+// A report that `dynaweb view` serves asks now and then whether there is more to see; a file never does.
+function setUpLive(stamp) {
+  const button = document.getElementById("news");
+  let touched = false;
+  for (const name of ["keydown", "pointerdown"]) document.addEventListener(name, () => { touched = true; });
+  button.addEventListener("click", () => location.reload());
+  const look = async () => {
+    const answer = await fetch("version").then((found) => found.text()).catch(() => stamp);
+    if (answer !== stamp && !touched) location.reload();
+    else button.hidden = answer === stamp;
+  };
+  setInterval(look, 2000);
+}
+
 setUpTheme();
+if (document.documentElement.dataset.stamp) setUpLive(document.documentElement.dataset.stamp);
 const viewer = document.getElementById("viewer");
 if (viewer) new Viewer(viewer);

@@ -12,7 +12,7 @@ from dynaweb.errors import ConfigError, InfrastructureError, MissingError
 from dynaweb.seeding import derive
 from dynaweb.suggest import hint
 from dynaweb.types import Action, Judgement, Observation, StepResult, Task, Trajectory
-from dynaweb.web.browser import BrowserPool
+from dynaweb.web.browser import BrowserPool, pool_of
 from dynaweb.web.chromium_session import ChromiumSession
 from dynaweb_env_miniwob import scripts
 from dynaweb_env_miniwob.expert import SCRIPTED, MiniwobExpert
@@ -95,6 +95,7 @@ class MiniwobSource:
     def __init__(self, config: MiniwobConfig, context: PluginContext) -> None:
         """Raises `MissingError` without the pages, `ConfigError` for unknown names in `templates`."""
         self.config = config
+        self._context = context
         self.web: Web = context.services.get("web") or Web()
         self.pages = Pages(config.path)
         self.names = _chosen(config, self.pages)
@@ -171,12 +172,13 @@ class MiniwobSource:
     def _browser(self) -> BrowserPool:
         if self._pool is None:
             self._server = PageServer(self.pages.folder, self.config.port)
-            self._pool = BrowserPool(
-                browser=self.web.browser,
-                workers=self.web.workers,
-                timeout=self.web.action_timeout,
+            self._pool = pool_of(
+                self.web,
+                self._context.folder,
                 urls=self._server.urls,
                 view=self.config.view,
+                # The pages never change while the server runs.
+                keep_cache=True,
             )
         return self._pool
 

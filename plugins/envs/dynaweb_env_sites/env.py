@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from dynaweb.config.sections import Web
 from dynaweb.errors import ConfigError, InfrastructureError
 from dynaweb.types import Action, Judgement, Observation, StepResult, Task, Trajectory
-from dynaweb.web.browser import BrowserPool
+from dynaweb.web.browser import BrowserPool, pool_of
 from dynaweb.web.evaluators import evaluate
 from dynaweb_env_sites.expert import SitesExpert
 from dynaweb_env_sites.server import SitesApp, SitesServer, create_app
-from dynaweb_env_sites.tasks import site_seeds, sites, sites_tasks
+from dynaweb_env_sites.tasks import site_seeds, sites, sites_tasks, task_variants
 from dynaweb_env_sites.world_store import HEADER, WorldStore
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class SitesSource:
 
     def __init__(self, config: SitesConfig, context: PluginContext) -> None:
         self.config = config
+        self._context = context
         self.web: Web = context.services.get("web") or Web()
         self._app: SitesApp = create_app(WorldStore(sites()))
         self._server: SitesServer | None = None
@@ -100,6 +101,11 @@ class SitesSource:
             templates=self.config.templates or None,
             site_seeds=site_seeds(split, sites_of_split),
         )
+
+    def variants(self, task: Task, *, count: int, seed: int) -> list[Task]:
+        """Other tasks of the template of `task`, on the sites of its split, that are no longer than configured."""
+        seeds = site_seeds(task.split, getattr(self.config, f"{task.split}_sites", 0))
+        return task_variants(task, count, seed, site_seeds=seeds, max_best_steps=self.config.max_best_steps)
 
     def environment(self) -> SitesEnvironment:
         """A new environment. Raises `InfrastructureError` when the configured port is taken."""
@@ -153,10 +159,9 @@ class SitesSource:
     def _browser(self) -> BrowserPool:
         if self._pool is None:
             self._server = SitesServer(self._app, port=self.config.port, threads=self.config.threads).start()
-            self._pool = BrowserPool(
-                browser=self.web.browser,
-                workers=self.web.workers,
-                timeout=self.web.action_timeout,
+            self._pool = pool_of(
+                self.web,
+                self._context.folder,
                 urls=self._server.urls,
                 view=self.config.view,
             )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dynaweb.errors import DynawebError, MissingError
 from dynaweb.types import TARGETED, Action, Node, Observation, Task
+from dynaweb.web.action_rules import TEXTBOXES
 from dynaweb_env_sites.base import Do
 from dynaweb_env_sites.tasks import plan_of
-
-INPUTS = frozenset({"textbox", "searchbox", "spinbutton"})
-"""Roles that a plan calls `textbox`."""
 
 
 class SitesExpert:
@@ -60,4 +58,4 @@ def find(step: Do, observation: Observation) -> Node | None:
 
 
 def _same_role(wanted: str, role: str) -> bool:
-    return role == wanted or (wanted == "textbox" and role in INPUTS)
+    return role == wanted or (wanted == "textbox" and role in TEXTBOXES)

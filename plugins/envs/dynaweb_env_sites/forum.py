@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from flask import Blueprint, abort, request
@@ -24,9 +24,7 @@ from dynaweb_env_sites.forum_state import (
     forum_content,
 )
 from dynaweb_env_sites.forum_tasks import TEMPLATES
-from dynaweb_env_sites.sitekit import listing, option, sent, show
-
-View = str | Response
+from dynaweb_env_sites.sitekit import LACKING, View, blueprint, found_at, listing, named, option, sent, show
 
 
 class Forum:
@@ -44,12 +42,7 @@ class Forum:
 
     def blueprint(self) -> Blueprint:
         """The views; every address is as the user sees it."""
-        pages = Blueprint("forum", __name__)
-        for path, view in _READ.items():
-            pages.add_url_rule(path, view_func=view)
-        for path, action in _WRITE.items():
-            pages.add_url_rule(path, view_func=action, methods=["POST"])
-        return pages
+        return blueprint("forum", _READ, _WRITE)
 
     def snapshot(self, state: ForumState) -> dict[str, Any]:
         """What the user changed, by titles and names, and the present settings."""
@@ -61,12 +54,7 @@ class Forum:
             "replies": {title: list(texts) for title, texts in state.written.items()},
             "started": list(state.started),
             "threads": {title: {"board": threads[title].board, "text": threads[title].text} for title in state.started},
-            "settings": {
-                "name": state.settings.name,
-                "email": state.settings.email,
-                "signature": state.settings.signature,
-                "digests": state.settings.digests,
-            },
+            "settings": asdict(state.settings),
             "unread": state.unread,
         }
 
@@ -164,13 +152,11 @@ def _settings() -> str:
 
 def _save_settings() -> View:
     state = current(ForumState)
-    name, email = sent("name"), sent("email")
-    if not name or "@" not in email:
-        state.notice = "Please give a name and an e-mail address."
+    given = named()
+    if given is None:
+        state.notice = LACKING
         return render("forum/settings.html")
-    state.settings = replace(
-        state.settings, name=name, email=email, signature=sent("signature"), digests=sent("digests") == "yes"
-    )
+    state.settings = replace(state.settings, **given, signature=sent("signature"), digests=sent("digests") == "yes")
     return show(state, "/settings", "Settings saved.")
 
 
@@ -185,7 +171,7 @@ def _read_notifications() -> Response:
 
 
 def _board_at(state: ForumState, address: str) -> Board:
-    return next((board for board in state.content.boards if board.slug == address), None) or abort(404)
+    return found_at(state.content.boards, address)
 
 
 def _thread_at(state: ForumState, address: str) -> Thread:
@@ -193,7 +179,7 @@ def _thread_at(state: ForumState, address: str) -> Thread:
 
 
 def _member_at(state: ForumState, address: str) -> Member:
-    return next((member for member in state.content.members if member.slug == address), None) or abort(404)
+    return found_at(state.content.members, address)
 
 
 _READ: dict[str, Callable[..., str]] = {

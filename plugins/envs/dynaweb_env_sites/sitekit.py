@@ -5,17 +5,31 @@ from __future__ import annotations
 import random
 import re
 import unicodedata
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from flask import redirect, request
+from flask import Blueprint, abort, redirect, request
 from werkzeug.wrappers import Response
 
 from dynaweb_env_sites.base import SiteState
 from dynaweb_env_sites.content import Words
 
 ItemT = TypeVar("ItemT")
+View = str | Response
+"""What a view that takes a form gives."""
+
+
+class Addressed(Protocol):
+    """Something with a page of its own."""
+
+    @property
+    def slug(self) -> str:
+        """The last part of its address."""
+        ...
+
+
+AddressedT = TypeVar("AddressedT", bound=Addressed)
 
 # Letters that Unicode does not decompose into an ASCII letter and a mark.
 _LETTERS = str.maketrans({"ß": "ss", "ł": "l", "ø": "o", "æ": "ae", "œ": "oe", "đ": "d"})
@@ -74,6 +88,31 @@ def show(state: SiteState, path: str, notice: str) -> Response:
     """Redirect after a form was accepted; the next page shows the notice."""
     state.notice = notice
     return redirect(path, code=303)
+
+
+def blueprint(name: str, read: Mapping[str, Callable[..., str]], write: Mapping[str, Callable[..., View]]) -> Blueprint:
+    """A site's views by address: what shows a page, and what takes a form."""
+    pages = Blueprint(name, __name__)
+    for path, view in read.items():
+        pages.add_url_rule(path, view_func=view)
+    for path, action in write.items():
+        pages.add_url_rule(path, view_func=action, methods=["POST"])
+    return pages
+
+
+def found_at(items: Iterable[AddressedT], address: str) -> AddressedT:
+    """The item with this address; a page that says that there is none otherwise."""
+    return next((item for item in items if item.slug == address), None) or abort(404)
+
+
+def named() -> dict[str, str] | None:
+    """`name` and `email` of a settings form, or None when one of them cannot be right."""
+    name, email = sent("name"), sent("email")
+    return {"name": name, "email": email} if name and "@" in email else None
+
+
+LACKING = "Please give a name and an e-mail address."
+"""What a settings form says then."""
 
 
 def new_words(state: SiteState, rng: random.Random) -> Words:

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import lru_cache
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import Any, get_args
 from zlib import crc32
 
@@ -86,6 +86,18 @@ def sites_tasks(
             "Raise max_best_steps or allow more templates."
         )
     return tasks
+
+
+def task_variants(
+    task: Task, count: int, seed: int, *, site_seeds: Sequence[int], max_best_steps: int = 0
+) -> list[Task]:
+    """At most `count` tasks of the template of `task` with other words or on other sites of its split.
+
+    Raises `ConfigError` for a task that is not one of the embedded sites.
+    """
+    stream = _stream(_template(task.template), task.split, tuple(site_seeds), derive(seed, task.id), max_best_steps)
+    others = (one for one in stream if (one.intent, one.meta["site_seed"]) != (task.intent, task.meta.get("site_seed")))
+    return list(islice(others, count))
 
 
 def make_task(template: str, split: Split, site_seed: int, number: int) -> Task | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from flask import Blueprint, abort, request
@@ -12,7 +12,7 @@ from werkzeug.wrappers import Response
 from dynaweb.types import Split
 from dynaweb_env_sites.base import Template, current, render
 from dynaweb_env_sites.content import Locale
-from dynaweb_env_sites.sitekit import listing, option, sent, show
+from dynaweb_env_sites.sitekit import LACKING, View, blueprint, found_at, listing, named, option, sent, show
 from dynaweb_env_sites.tracker_state import (
     COMMENTS,
     FILTERS,
@@ -28,8 +28,6 @@ from dynaweb_env_sites.tracker_state import (
     tracker_content,
 )
 from dynaweb_env_sites.tracker_tasks import TEMPLATES
-
-View = str | Response
 
 
 class Tracker:
@@ -47,27 +45,16 @@ class Tracker:
 
     def blueprint(self) -> Blueprint:
         """The views; every address is as the user sees it."""
-        pages = Blueprint("tracker", __name__)
-        for path, view in _READ.items():
-            pages.add_url_rule(path, view_func=view)
-        for path, action in _WRITE.items():
-            pages.add_url_rule(path, view_func=action, methods=["POST"])
-        return pages
+        return blueprint("tracker", _READ, _WRITE)
 
     def snapshot(self, state: TrackerState) -> dict[str, Any]:
         """Every issue by its title, what was changed, created and written, and the present settings."""
-        settings = state.settings
         return {
             "issues": {issue.title: _issue_data(issue) for issue in state.issues.values()},
             "changed": sorted(state.changed()),
             "created": list(state.created),
             "comments": {title: list(texts) for title, texts in state.written.items()},
-            "settings": {
-                "name": settings.name,
-                "email": settings.email,
-                "timezone": settings.timezone,
-                "watch": settings.watch,
-            },
+            "settings": asdict(state.settings),
         }
 
 
@@ -214,17 +201,15 @@ def _settings() -> str:
 
 def _save_settings() -> Response:
     state = current(TrackerState)
-    name, email = sent("name"), sent("email")
-    if not name or "@" not in email:
-        return show(state, "/settings", "Please give a name and an e-mail address.")
-    state.settings = replace(
-        state.settings, name=name, email=email, timezone=sent("timezone"), watch=sent("watch") == "yes"
-    )
+    given = named()
+    if given is None:
+        return show(state, "/settings", LACKING)
+    state.settings = replace(state.settings, **given, timezone=sent("timezone"), watch=sent("watch") == "yes")
     return show(state, "/settings", "Settings saved.")
 
 
 def _project_at(state: TrackerState, address: str) -> Project:
-    return next((project for project in state.content.projects if project.slug == address), None) or abort(404)
+    return found_at(state.content.projects, address)
 
 
 def _issue_at(state: TrackerState, address: str) -> Issue:
@@ -232,7 +217,7 @@ def _issue_at(state: TrackerState, address: str) -> Issue:
 
 
 def _person_at(state: TrackerState, address: str) -> Person:
-    return next((person for person in state.content.people if person.slug == address), None) or abort(404)
+    return found_at(state.content.people, address)
 
 
 _READ: dict[str, Callable[..., str]] = {

@@ -38,8 +38,8 @@ class WebarenaConfig(Section):
     train: str = ""
     """Task file for training; without one there is nothing to train on, since the benchmark is for evaluation."""
     set: Literal["raw", "lite", "verified", "hard"] = "raw"
-    """Which tasks when `path` is empty: the 812 of WebArena, the 812 or the hard 258 of WebArena-Verified (from the
-    installed packages libwebarena or webarena-verified), or WebArena-Lite's 165 (`path` must name its file)."""
+    """Which tasks when `path` is empty: the 812 of WebArena, WebArena-Lite's 165, the 812 or the hard 258 of
+    WebArena-Verified (from the installed packages libwebarena, browsergym-webarenalite or webarena-verified)."""
     evaluator: Literal["repaired", "upstream", "verified"] = "repaired"
     """`repaired`: WebArena's evaluators without their known mistakes. `upstream`: with them. `verified`: the package
     webarena-verified, on the recorded traffic."""

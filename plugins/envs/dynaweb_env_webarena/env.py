@@ -10,21 +10,22 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from dynaweb.config.sections import Web
 from dynaweb.errors import ConfigError, InfrastructureError, MissingError
 from dynaweb.seeding import derive
 from dynaweb.suggest import hint
 from dynaweb.types import Action, Judgement, Observation, Split, StepResult, Task, Trajectory
-from dynaweb.web.browser import BrowserPool
+from dynaweb.web.browser import BrowserPool, pool_of
 from dynaweb.web.chromium_session import ChromiumSession
+from dynaweb.web.logins import Logins
 from dynaweb_env_webarena import files, sites
 from dynaweb_env_webarena.grading import Grader
 
 if TYPE_CHECKING:
     from dynaweb.protocols import Environment, ExpertPolicy, PluginContext
-    from dynaweb_env_webarena import WebarenaConfig
+    from dynaweb_env_webarena import Login, WebarenaConfig
 
 log = logging.getLogger("dynaweb")
 
@@ -84,13 +85,14 @@ class WebarenaSource:
 
     def __init__(self, config: WebarenaConfig, context: PluginContext) -> None:
         self.config = config
+        self._context = context
         self.web: Web = context.services.get("web") or Web()
         self.urls = sites.addresses(config)
         self.grader = Grader(config, self.urls)
         self._pool: BrowserPool | None = None
         self._folder: Path | None = None
-        self._logging_in: asyncio.Lock | None = None
-        self._checked: set[str] = set()
+        self._resetting: asyncio.Lock | None = None
+        self._logins = Logins()
         self._was_reset = False
         self._recordings = 0
 
@@ -154,10 +156,9 @@ class WebarenaSource:
     def browser(self) -> BrowserPool:
         """The browser that all environments share."""
         if self._pool is None:
-            self._pool = BrowserPool(
-                browser=self.web.browser,
-                workers=self.web.workers,
-                timeout=self.web.action_timeout,
+            self._pool = pool_of(
+                self.web,
+                self._context.folder,
                 hosts=(*sites.hosts(self.urls.values()), *self.config.hosts),
                 view=self.config.view,
             )
@@ -177,44 +178,32 @@ class WebarenaSource:
         return self._folder / f"{self._recordings}.har"
 
     async def login(self, task: Task) -> Path | None:
-        """A stored login for the sites of a task: checked once in this process, made again when it has expired.
+        """A stored login for the sites of a task: checked for every episode, made again once when it has expired.
 
         The sites are reset before the first episode when a reset server is configured.
         """
-        self._logging_in = self._logging_in or asyncio.Lock()
-        async with self._logging_in:
+        self._resetting = self._resetting or asyncio.Lock()
+        async with self._resetting:
             if self.config.reset_url and not self._was_reset:
                 await sites.full_reset(self.config.reset_url, self.config.reset_timeout)
                 self._was_reset = True
-            wanted = [site for site in task.sites if self._login_of(site, task)]
-            if not wanted:
-                return None
-            path = Path(self.config.auth) / f"{'.'.join(sorted(wanted))}_state.json"
-            if str(path) not in self._checked:
-                await self._ensure_login(path, wanted)
-                self._checked.add(str(path))
-            return path
+        wanted = {site: login for site in task.sites if (login := self._login_of(site, task)) is not None}
+        if not wanted:
+            return None
+        path = Path(self.config.auth) / f"{'.'.join(sorted(wanted))}_state.json"
+        # A session of its own: neither the history nor the recording of the episode holds what was looked at.
+        session = ChromiumSession(self.browser())
+        try:
+            by_address = {self.urls[site]: login for site, login in wanted.items()}
+            await self._logins.open(session, sites.stored_login(path, by_address))
+        finally:
+            await session.close()
+        return path
 
-    def _login_of(self, site: str, task: Task) -> Any:
+    def _login_of(self, site: str, task: Task) -> Login | None:
         needed = task.meta["raw"].get("require_login", True) or site in self.config.logins
         headed = site in self.config.headers
         return sites.login_of(self.config, site) if needed and site in self.urls and not headed else None
-
-    async def _ensure_login(self, path: Path, wanted: list[str]) -> None:
-        session = ChromiumSession(self.browser())
-        logins = {site: login for site in wanted if (login := sites.login_of(self.config, site)) is not None}
-        try:
-            if path.exists():
-                await session.reset(storage_state=path)
-                if all([await sites.logged_in(session, self.urls[site], login) for site, login in logins.items()]):
-                    return
-                log.warning("the stored login %s has expired; logging in again", path)
-            await session.reset()
-            for site, login in logins.items():
-                await sites.log_in(session, self.urls[site], login)
-            await session.save_login(path)
-        finally:
-            await session.close()
 
     def _lacks(self, raw: files.Raw) -> str:
         """Why a task cannot be played here, or ''."""

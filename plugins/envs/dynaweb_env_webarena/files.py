@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 VERIFIED = "webarena-verified"
 _FILES = {
     "raw": ("libwebarena", "test.raw.json"),
+    "lite": ("browsergym-webarenalite", "test_webarena_lite.raw.json"),
     "verified": (VERIFIED, "webarena-verified.json"),
     "hard": (VERIFIED, "webarena-verified.json"),
 }
@@ -37,8 +38,6 @@ def raw_tasks(config: WebarenaConfig, split: str) -> list[Raw]:
         return read(Path(config.train))
     if config.path:
         return read(Path(config.path))
-    if config.set == "lite":
-        raise ConfigError("WebArena-Lite is in no package: set env.path to its file of 165 tasks (test_webarena_lite)")
     found = read(packaged(*_FILES[config.set]))
     if config.set == "hard":
         wanted = set(json.loads(packaged(VERIFIED, _HARD).read_text(encoding="utf-8"))["task_ids"])

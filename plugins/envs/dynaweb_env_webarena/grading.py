@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,22 @@ class Grader:
             extra[FUZZY] = lambda _: self._fuzzy(wanted, note, intent, answer)
             kinds = [kind for kind in evaluation["eval_types"] if kind != "string_match" or references]
             evaluation = {**evaluation, "eval_types": [*kinds, FUZZY], "reference_answers": references}
-        return await evaluate(evaluation, answer=answer, url=url, session=session, extra=extra)
+        return await evaluate(
+            evaluation,
+            answer=answer,
+            url=url,
+            session=session,
+            extra=extra,
+            meaning=partial(self._means, intent) if self._judge is not None else None,
+        )
+
+    async def _means(self, intent: str, reference: str, text: str) -> Judgement:
+        assert self._judge is not None  # `_repaired` has looked
+        try:
+            good = await self._judge.same_meaning(intent, reference, text)
+        except upstream.Ungraded as error:
+            return Judgement(None, why=str(error))
+        return Judgement(float(good), why="the judge agrees" if good else "the judge does not agree")
 
     async def _fuzzy(self, wanted: Any, note: str, intent: str, answer: str) -> Judgement:
         assert self._judge is not None  # `_repaired` has looked

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import re
 import time
 import urllib.request
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dynaweb.errors import InfrastructureError
+from dynaweb.web.logins import Login as StoredLogin
 from dynaweb_env_webarena.files import texts
 
 if TYPE_CHECKING:
@@ -88,10 +92,34 @@ def login_of(config: WebarenaConfig, site: str) -> Login | None:
     return Login(**ACCOUNTS[site]) if site in ACCOUNTS else None
 
 
-async def logged_in(session: ChromiumSession, base: str, login: Login) -> bool:
-    """Whether the session is logged in: the page of `check` shows itself."""
-    await session.goto(base + login.check)
-    return (await session.observe()).url.split("?")[0].rstrip("/") == (base + login.check).rstrip("/")
+@dataclass(frozen=True, slots=True)
+class LoggedIn:
+    """Whether a session is logged in to sites: each one's page of `check` shows itself instead of leading elsewhere."""
+
+    logins: Mapping[str, Login]
+    """By address of the site."""
+
+    async def __call__(self, session: ChromiumSession) -> bool:
+        """Look at all of them."""
+        return all([await _stays(session, base + login.check) for base, login in self.logins.items()])
+
+    def __str__(self) -> str:
+        return " and ".join(f"{base}{login.check} shows itself" for base, login in self.logins.items())
+
+
+async def _stays(session: ChromiumSession, url: str) -> bool:
+    await session.goto(url)
+    return (await session.observe()).url.split("?")[0].rstrip("/") == url.rstrip("/")
+
+
+def stored_login(path: Path, logins: Mapping[str, Login]) -> StoredLogin:
+    """The login to sites (by address) that a file keeps."""
+
+    async def sign_in(session: ChromiumSession) -> None:
+        for base, login in logins.items():
+            await log_in(session, base, login)
+
+    return StoredLogin(path, LoggedIn(logins), sign_in)
 
 
 async def log_in(session: ChromiumSession, base: str, login: Login) -> None:
@@ -103,7 +131,7 @@ async def log_in(session: ChromiumSession, base: str, login: Login) -> None:
             await asyncio.sleep(0.1)
             if await session.evaluate("last", "!document.querySelector('input[type=password]')"):
                 break
-    if not sent or not await logged_in(session, base, login):
+    if not sent or not await _stays(session, base + login.check):
         why = "" if sent else f" (there is no password field on {base}{login.page})"
         raise InfrastructureError(f"logging in to {base} as {login.username} failed{why}; check env.logins")
 
@@ -159,6 +187,4 @@ _FORM = """
 
 
 def _quoted(text: str) -> str:
-    import json
-
     return json.dumps(text)

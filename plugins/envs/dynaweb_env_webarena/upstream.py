@@ -95,7 +95,7 @@ async def evaluate(
                     str(evaluation["reference_url"]), url, str(evaluation.get("url_note") or "GOLD in PRED")
                 )
             elif kind == "program_html":
-                part = await _pages(evaluation.get("program_html") or (), session)
+                part = await _pages(evaluation.get("program_html") or (), session, intent, judge)
             else:
                 raise Ungraded(f"unknown eval type {kind!r}")
             score *= float(part)
@@ -136,7 +136,9 @@ def _asked(judge: MeaningJudge | None) -> MeaningJudge:
     return judge
 
 
-async def _pages(targets: Sequence[Mapping[str, Any]], session: Session | None) -> bool:
+async def _pages(
+    targets: Sequence[Mapping[str, Any]], session: Session | None, intent: str, judge: MeaningJudge | None
+) -> bool:
     good = True
     for target in targets:
         text = html.unescape(await _located(target, session))
@@ -145,6 +147,9 @@ async def _pages(targets: Sequence[Mapping[str, Any]], session: Session | None) 
             good &= exact_match(wanted["exact_match"], text)
         elif "must_include" in wanted:
             good &= all(any(must_include(one, text) for one in part.split(_OR)) for part in wanted["must_include"])
+        elif "fuzzy_match" in wanted:
+            # WebArena-Lite's own: all references are one text.
+            good &= await _asked(judge).same_meaning(intent, ", ".join(wanted["fuzzy_match"]), text)
         else:
             raise Ungraded(f"unknown required_contents {sorted(wanted)}")
     return good

@@ -13,7 +13,7 @@ from dynaweb.errors import ConfigError, InfrastructureError, MissingError
 from dynaweb.seeding import derive
 from dynaweb.suggest import hint
 from dynaweb.types import Action, Judgement, Observation, Split, StepResult, Task, Trajectory
-from dynaweb.web.browser import BrowserPool
+from dynaweb.web.browser import BrowserPool, pool_of
 from dynaweb.web.chromium_session import ChromiumSession
 from dynaweb_env_webvoyager import files
 from dynaweb_env_webvoyager.blocked import Wall, wall
@@ -95,6 +95,7 @@ class WebvoyagerSource:
 
     def __init__(self, config: WebvoyagerConfig, context: PluginContext) -> None:
         self.config = config
+        self._context = context
         self.web: Web = context.services.get("web") or Web()
         self._judge = WebvoyagerJudge(config.judge, context) if config.judge.server.model else None
         self._pool: BrowserPool | None = None
@@ -167,10 +168,9 @@ class WebvoyagerSource:
 
     def _browser(self) -> BrowserPool:
         if self._pool is None:
-            self._pool = BrowserPool(
-                browser=self.web.browser,
-                workers=self.web.workers,
-                timeout=self.web.action_timeout,
+            self._pool = pool_of(
+                self.web,
+                self._context.folder,
                 hosts=self.config.hosts,
                 view=self.config.view,
                 region=self.config.region,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
+from dynaweb.config.optim import TokenWeights
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class CispoConfig(BaseModel):
+class CispoConfig(TokenWeights):
     """Settings of CISPO (MiniMax-M1, arXiv 2506.13585)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     ratio_min: float | None = Field(default=None, ge=0)
     """Smallest weight, an ABSOLUTE ratio; None = no lower bound (the paper)."""
@@ -20,10 +19,6 @@ class CispoConfig(BaseModel):
     """Largest weight, an ABSOLUTE ratio: verl's 1 + eps, TRL's epsilon_high."""
     log_ratio_limit: float | None = Field(default=20.0, gt=0)
     """Log-ratios are clamped to +- this before exp; None = no clamp."""
-    agg: Literal["traj_mean_token_mean", "token_mean", "constant", "traj_mean_token_sum"] = "token_mean"
-    """Weight of a token: 1/(N n_i), 1/(all tokens), 1/(N norm_const), 1/N; n_i = tokens of its trajectory, of N."""
-    norm_const: float | None = Field(default=None, gt=0)
-    """The constant of `agg = "constant"` (Dr. GRPO): a number you choose, such as the longest trajectory in tokens."""
     beta: float = Field(default=0.0, ge=0)
     """Weight of the KL term to the reference policy in the loss; 0 = none."""
     kl: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
@@ -39,12 +34,6 @@ class CispoConfig(BaseModel):
     """Advantage of a trajectory that is alone in its group: 0, or its reward."""
     zero_var_tol: float = Field(default=1e-6, ge=0)
     """A group whose rewards differ by no more than this is dead: its advantages are exactly 0."""
-
-    @model_validator(mode="after")
-    def _constant_is_given(self) -> Self:
-        if (self.agg == "constant") != (self.norm_const is not None):
-            raise ValueError('norm_const belongs to agg = "constant": give both or neither')
-        return self
 
 
 @hookimpl

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from dynaweb.backends.advantages import group_advantages
 from dynaweb.backends.loss import Tokens, clamped
-from dynaweb.credit import Credit, CreditInput, Wants
+from dynaweb.credit import Wants
 from dynaweb.protocols import LossInput, LossOutput, PluginContext
 from dynaweb_opt_cispo import CispoConfig
 
@@ -43,10 +43,6 @@ class Cispo:
             singleton=c.singleton,
             zero_var_tol=c.zero_var_tol,
         ).advantages
-
-    def credit(self, batch: CreditInput) -> Credit:
-        """The advantages: all tokens of a trajectory share one."""
-        return Credit(self.advantages(batch.rewards, batch.groups))
 
     def loss(self, batch: LossInput) -> LossOutput:
         """The loss above: this micro-batch's share.

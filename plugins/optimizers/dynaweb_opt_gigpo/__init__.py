@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
+from dynaweb.config.optim import TokenWeights
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class GigpoConfig(BaseModel):
+class GigpoConfig(TokenWeights):
     """Settings of GiGPO (arXiv 2505.10978)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     clip_low: float = Field(default=0.2, ge=0)
     """The ratio is clipped below 1 - clip_low."""
@@ -20,10 +19,6 @@ class GigpoConfig(BaseModel):
     """The ratio is clipped above 1 + clip_high."""
     dual_clip: float | None = Field(default=None, gt=1)
     """c: for a negative advantage A the loss of a token is at most -cA (arXiv 1912.09729); None = off, 3 is usual."""
-    agg: Literal["traj_mean_token_mean", "token_mean", "constant", "traj_mean_token_sum"] = "token_mean"
-    """Weight of a token: 1/(N n_i), 1/(all tokens), 1/(N norm_const), 1/N; n_i = tokens of its trajectory, of N."""
-    norm_const: float | None = Field(default=None, gt=0)
-    """The constant of `agg = "constant"` (Dr. GRPO): a number you choose, such as the longest trajectory in tokens."""
     beta: float = Field(default=0.0, ge=0)
     """Weight of the KL term to the reference policy in the loss; 0 = none."""
     kl: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
@@ -43,12 +38,6 @@ class GigpoConfig(BaseModel):
     """Episode advantage of a trajectory that is alone in its group: 0, or its reward (the released code)."""
     zero_var_tol: float = Field(default=1e-6, ge=0)
     """A group whose rewards differ by no more than this is dead: its episode advantages are exactly 0."""
-
-    @model_validator(mode="after")
-    def _constant_is_given(self) -> Self:
-        if (self.agg == "constant") != (self.norm_const is not None):
-            raise ValueError('norm_const belongs to agg = "constant": give both or neither')
-        return self
 
 
 @hookimpl

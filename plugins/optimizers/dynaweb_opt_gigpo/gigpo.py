@@ -15,12 +15,11 @@ Shapes: R rows padded to T tokens (see `dynaweb.protocols.LossInput`).
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
-from dynaweb.backends.advantages import group_advantages
+from dynaweb.backends.advantages import Singleton, group_advantages
 from dynaweb.backends.loss import Tokens, Window, clip_shares, clipped_gain
 from dynaweb.backends.returns import discounted, peaks
 from dynaweb.credit import Credit, CreditInput, Wants
@@ -40,13 +39,18 @@ class Gigpo:
 
     def advantages(self, rewards: Sequence[float | None], groups: Sequence[str]) -> list[float]:
         """The episode advantages; None rewards leave the group and get 0."""
+        return self._over_groups(rewards, groups, singleton=self.config.singleton)
+
+    def _over_groups(
+        self, values: Sequence[float | None], groups: Sequence[str], *, singleton: Singleton
+    ) -> list[float]:
         c = self.config
         return group_advantages(
-            rewards,
+            values,
             groups,
             scale="group" if c.mode == "mean_std_norm" else "none",
             eps=c.eps,
-            singleton=c.singleton,
+            singleton=singleton,
             zero_var_tol=c.zero_var_tol,
         ).advantages
 
@@ -87,28 +91,21 @@ class Gigpo:
                 return found
         return None
 
-    def step_advantages(self, batch: CreditInput) -> list[float]:
-        """Each row's return against the mean of the rows that saw its page."""
-        returns, out = self.step_returns(batch), [0.0] * len(batch.rows)
-        for indices in self.anchors(batch):
-            if len(indices) == 1:
-                continue
-            mean = math.fsum(returns[i] for i in indices) / len(indices)
-            spread = math.sqrt(math.fsum((returns[i] - mean) ** 2 for i in indices) / (len(indices) - 1))
-            divisor = spread + self.config.eps if self.config.mode == "mean_std_norm" else 1.0
-            for i in indices:
-                out[i] = (returns[i] - mean) / divisor if spread else 0.0
-        return out
+    def step_advantages(self, batch: CreditInput, anchors: Sequence[Sequence[int]]) -> list[float]:
+        """Each row's return against the mean of the rows that saw its page; 0 for rows in none of the groups."""
+        page = {i: str(number) for number, indices in enumerate(anchors) for i in indices}
+        returns = [value if i in page else None for i, value in enumerate(self.step_returns(batch))]
+        return self._over_groups(returns, [page.get(i, "") for i in range(len(returns))], singleton="zero")
 
     def credit(self, batch: CreditInput) -> Credit:
         """One advantage per row; dead groups of episodes may still teach through their steps."""
         episode = self.advantages(batch.graded, batch.groups)
-        steps = self.step_advantages(batch)
+        groups = self.anchors(batch)
+        steps = self.step_advantages(batch, groups)
         rows = [
             episode[row.trajectory] + self.config.step_weight * step
             for row, step in zip(batch.rows, steps, strict=True)
         ]
-        groups = self.anchors(batch)
         shared = sum(len(indices) for indices in groups if len(indices) > 1)
         share = shared / len(batch.rows) if batch.rows else 0.0
         of = [[rows[i] for i in indices] for indices in batch.steps()]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from dynaweb.config.optim import Aggregation, TokenWeights
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class GrpoConfig(BaseModel):
+class GrpoConfig(TokenWeights):
     """Settings of GRPO (arXiv 2402.03300), Dr. GRPO (2503.20783) and DAPO (2503.14476). Defaults: GRPO without KL."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     clip_low: float = Field(default=0.2, ge=0)
     """The ratio is clipped below 1 - clip_low."""
@@ -24,10 +23,8 @@ class GrpoConfig(BaseModel):
     """Two-sided clipping: the unclipped branch uses at most this ratio; None = off."""
     log_ratio_limit: float | None = Field(default=None, gt=0)
     """Log-ratios are clamped to +- this before exp; None = no clamp (verl: 20)."""
-    agg: Literal["traj_mean_token_mean", "token_mean", "constant", "traj_mean_token_sum"] = "traj_mean_token_mean"
+    agg: Aggregation = "traj_mean_token_mean"
     """Weight of a token: 1/(N n_i), 1/(all tokens), 1/(N norm_const), 1/N; n_i = tokens of its trajectory, of N."""
-    norm_const: float | None = Field(default=None, gt=0)
-    """The constant of `agg = "constant"` (Dr. GRPO): a number you choose, such as the longest trajectory in tokens."""
     beta: float = Field(default=0.0, ge=0)
     """Weight of the KL to the reference policy; 0 = none."""
     kl: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
@@ -60,12 +57,6 @@ class GrpoConfig(BaseModel):
     """DAPO: length over which the penalty grows from 0 to its full size."""
     overlong_factor: float = Field(default=1.0, ge=0)
     """DAPO: full size of the penalty."""
-
-    @model_validator(mode="after")
-    def _constant_is_given(self) -> Self:
-        if (self.agg == "constant") != (self.norm_const is not None):
-            raise ValueError('norm_const belongs to agg = "constant": give both or neither')
-        return self
 
     @model_validator(mode="after")
     def _penalty_grows(self) -> Self:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from dynaweb.config.sections import Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class GspoConfig(BaseModel):
+class GspoConfig(Section):
     """Settings of GSPO. Window, advantage and defaults: arXiv 2507.18071, sections 4 and 5.1."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     clip_low: float = Field(default=3e-4, ge=0)
     """The ratio is clipped below 1 - clip_low. Ratios are geometric means over a trajectory, so they stay near 1."""

@@ -23,7 +23,7 @@ import torch
 
 from dynaweb.backends.advantages import group_advantages
 from dynaweb.backends.loss import Sequences, Tokens, Window, clamped, clip_shares, clipped_gain
-from dynaweb.credit import Credit, CreditInput, Wants
+from dynaweb.credit import Wants
 from dynaweb.protocols import LossInput, LossOutput, PluginContext
 from dynaweb_opt_gspo import GspoConfig
 
@@ -58,10 +58,6 @@ class Gspo:
             singleton=c.singleton,
             zero_var_tol=c.zero_var_tol,
         ).advantages
-
-    def credit(self, batch: CreditInput) -> Credit:
-        """The advantages: all tokens of a trajectory share one."""
-        return Credit(self.advantages(batch.rewards, batch.groups))
 
     def loss(self, batch: LossInput) -> LossOutput:
         """Minus the objective above, plus beta x KL: this micro-batch's share of the mean over trajectories.

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
+from dynaweb.config.optim import TokenWeights
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class PpoConfig(BaseModel):
+class PpoConfig(TokenWeights):
     """Settings of PPO (arXiv 1707.06347) with GAE (1506.02438)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     clip_low: float = Field(default=0.2, ge=0)
     """The ratio is clipped below 1 - clip_low."""
@@ -20,10 +19,6 @@ class PpoConfig(BaseModel):
     """The ratio is clipped above 1 + clip_high."""
     dual_clip: float | None = Field(default=None, gt=1)
     """c: for a negative advantage A the loss of a token is at most -cA (arXiv 1912.09729); None = off, 3 is usual."""
-    agg: Literal["traj_mean_token_mean", "token_mean", "constant", "traj_mean_token_sum"] = "token_mean"
-    """Weight of a token: 1/(N n_i), 1/(all tokens), 1/(N norm_const), 1/N; n_i = tokens of its trajectory, of N."""
-    norm_const: float | None = Field(default=None, gt=0)
-    """The constant of `agg = "constant"` (Dr. GRPO): a number you choose, such as the longest trajectory in tokens."""
     gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount per agent token."""
     lam: float = Field(default=0.95, ge=0, le=1)
@@ -43,12 +38,6 @@ class PpoConfig(BaseModel):
     kl: Literal["k1", "k2", "k3"] = "k1"
     """Its estimator: k1 = o-f, k2 = (o-f)^2/2, k3 = exp(f-o)-(f-o)-1, with o the log-probability under the policy that
     played and f that under the reference."""
-
-    @model_validator(mode="after")
-    def _constant_is_given(self) -> Self:
-        if (self.agg == "constant") != (self.norm_const is not None):
-            raise ValueError('norm_const belongs to agg = "constant": give both or neither')
-        return self
 
 
 @hookimpl

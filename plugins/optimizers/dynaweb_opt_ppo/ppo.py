@@ -66,9 +66,7 @@ class Ppo:
             row if graded[of.trajectory] is not None else [None] * of.tokens
             for row, of in zip(unchain(batch, returns), batch.rows, strict=True)
         ]
-        return Credit(
-            peaks(used), tokens=unchain(batch, used), targets=targets, values=[row.values for row in batch.rows]
-        )
+        return Credit(peaks(used), tokens=unchain(batch, used), targets=targets)
 
     def loss(self, batch: LossInput) -> LossOutput:
         """Minus J above: this micro-batch's share. Clip fractions are shares of agent tokens, by the sign of A."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
+from dynaweb.config.optim import TokenWeights
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class ReinforcePpConfig(BaseModel):
+class ReinforcePpConfig(TokenWeights):
     """Settings of REINFORCE++ (arXiv 2501.03262)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     variant: Literal["plain", "baseline"] = "plain"
     """`baseline`: the mean reward of the group is subtracted first."""
@@ -22,10 +21,6 @@ class ReinforcePpConfig(BaseModel):
     """The ratio is clipped above 1 + clip_high."""
     dual_clip: float | None = Field(default=None, gt=1)
     """c: for a negative advantage A the loss of a token is at most -cA (arXiv 1912.09729); None = off, 3 is usual."""
-    agg: Literal["traj_mean_token_mean", "token_mean", "constant", "traj_mean_token_sum"] = "token_mean"
-    """Weight of a token: 1/(N n_i), 1/(all tokens), 1/(N norm_const), 1/N; n_i = tokens of its trajectory, of N."""
-    norm_const: float | None = Field(default=None, gt=0)
-    """The constant of `agg = "constant"` (Dr. GRPO): a number you choose, such as the longest trajectory in tokens."""
     gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount per agent token."""
     kl_coef: float = Field(default=0.0, ge=0)
@@ -39,12 +34,6 @@ class ReinforcePpConfig(BaseModel):
     """Token advantages are whitened over the update: 1 = unbiased variance, 0 = of the population."""
     whiten_eps: float = Field(default=1e-8, ge=0)
     """Added to that variance."""
-
-    @model_validator(mode="after")
-    def _constant_is_given(self) -> Self:
-        if (self.agg == "constant") != (self.norm_const is not None):
-            raise ValueError('norm_const belongs to agg = "constant": give both or neither')
-        return self
 
 
 @hookimpl

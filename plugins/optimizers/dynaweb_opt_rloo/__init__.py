@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
+from dynaweb.config.optim import Aggregation, TokenWeights
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class RlooConfig(BaseModel):
+class RlooConfig(TokenWeights):
     """Settings of RLOO (arXiv 2402.14740)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     surrogate: Literal["pg", "clip"] = "pg"
     """`pg`: the plain policy gradient (the paper). `clip`: clipped ratios, for more than one step on the same
@@ -23,10 +22,8 @@ class RlooConfig(BaseModel):
     """With `clip`: the ratio is clipped below 1 - clip_low."""
     clip_high: float = Field(default=0.2, ge=0)
     """With `clip`: the ratio is clipped above 1 + clip_high."""
-    agg: Literal["traj_mean_token_mean", "token_mean", "constant", "traj_mean_token_sum"] = "traj_mean_token_sum"
+    agg: Aggregation = "traj_mean_token_sum"
     """Weight of a token: 1/(N n_i), 1/(all tokens), 1/(N norm_const), 1/N; n_i = tokens of its trajectory, of N."""
-    norm_const: float | None = Field(default=None, gt=0)
-    """The constant of `agg = "constant"` (Dr. GRPO): a number you choose, such as the longest trajectory in tokens."""
     kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the KL to the reference policy in the reward; 0 = none."""
     kl: Literal["k1", "k2", "k3"] = "k1"
@@ -36,12 +33,6 @@ class RlooConfig(BaseModel):
     """Advantage of a trajectory that is alone in its group: 0, or its reward."""
     zero_var_tol: float = Field(default=1e-6, ge=0)
     """A group whose rewards differ by no more than this is dead: its advantages are exactly 0."""
-
-    @model_validator(mode="after")
-    def _constant_is_given(self) -> Self:
-        if (self.agg == "constant") != (self.norm_const is not None):
-            raise ValueError('norm_const belongs to agg = "constant": give both or neither')
-        return self
 
 
 @hookimpl

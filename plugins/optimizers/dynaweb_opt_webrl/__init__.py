@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from dynaweb.config.sections import Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class WebrlConfig(BaseModel):
+class WebrlConfig(Section):
     """Settings of WebRL (arXiv 2411.02337)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     variant: Literal["paper", "released-code"] = "paper"
     """The paper's objective, or what the published trainer computes; they differ in more than constants."""

@@ -28,6 +28,7 @@ import torch
 
 from dynaweb.backends.loss import clean
 from dynaweb.backends.returns import discounted, peaks
+from dynaweb.backends.success import cross_entropy, probability
 from dynaweb.credit import Credit, CreditInput, CriticSpec, ValueInput, Wants
 from dynaweb.protocols import LossInput, LossOutput, PluginContext
 from dynaweb_opt_webrl import WebrlConfig
@@ -73,7 +74,6 @@ class Webrl:
             rows=rows,
             kept=kept,
             targets=[[None if r is None else float(r > 0)] for r in known],
-            values=[row.values for row in batch.rows],
             scalable=False,
             metrics={"kept_steps": sum(kept) / max(1, len(kept))},
         )
@@ -81,7 +81,7 @@ class Webrl:
     def value(self, outputs: Sequence[float]) -> float:
         """Probability of success from the critic's outputs: the second class, the smaller of the heads."""
         pairs = [outputs[2 * head : 2 * head + 2] for head in range(self._heads)]
-        return min(1 / (1 + math.exp(min(700.0, no - yes))) for no, yes in pairs)
+        return min(map(probability, pairs))
 
     def _steps(self, own: Sequence[float], verdict: float, values: Sequence[float]) -> list[float]:
         """Advantages of the steps of one trajectory."""
@@ -159,15 +159,7 @@ class Webrl:
 
         `value_mean_sum` is the share of the mean probability of success, of the first head.
         """
-        mask_R = batch.mask_RT[:, 0]
-        label_R = clean(batch.target_RT[:, 0], mask_R).long()
-        total = batch.output_RTO.new_zeros(())
-        for head in range(self._heads):
-            logits_RC = clean(batch.output_RTO[:, 0, 2 * head : 2 * head + 2], mask_R[:, None])
-            entropy_R = torch.nn.functional.cross_entropy(logits_RC, label_R, reduction="none")
-            total = total + clean(entropy_R, mask_R).sum() / max(1, batch.states)
-        sure_R = clean(batch.output_RTO[:, 0, :2].detach().softmax(-1)[:, 1], mask_R)
-        return LossOutput(total, {"value_mean_sum": float(sure_R.sum()) / max(1, batch.states)})
+        return cross_entropy(batch, heads=self._heads)
 
 
 def perplexity(logps: Sequence[float]) -> float:

@@ -20,6 +20,13 @@ class SelfAssessConfig(BaseModel):
     """P(YES) from which the reward is 1; ignored when `soft`."""
     soft: bool = False
     """The reward is P(YES) itself."""
+    votes: int = Field(default=1, ge=1)
+    """1: P(YES) against P(NO) at the place of the answer. More: so many sampled replies, whose last YES or NO counts;
+    P(YES) is then the share of YES among those that have one."""
+    vote_tokens: int = Field(default=1, ge=1)
+    """Longest reply of a vote, in tokens: 1 for the answer alone, more for chat models that think first."""
+    vote_temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature of votes."""
 
 
 @hookimpl

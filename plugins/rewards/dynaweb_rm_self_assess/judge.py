@@ -1,19 +1,29 @@
 """Self-assessment: P(YES) / (P(YES) + P(NO)) at the answer position, thresholded (DynaWeb, section 3.3).
 
+With several votes the model answers as often, each time sampled, and P(YES) is the share of YES. A reply counts by the
+last of the two words that it says; one that says neither is no vote.
+
 A trajectory that did not finish (too many steps, an invalid action) gets 0 without asking, one that broke down in its
 environment gets no score.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dynaweb.protocols import GenerateRequest
+from dynaweb.seeding import derive
 from dynaweb.types import Judgement, Trajectory
 
 if TYPE_CHECKING:
     from dynaweb.protocols import PluginContext
     from dynaweb_rm_self_assess import SelfAssessConfig
+
+_WORDS = re.compile(r"\b(YES|NO)\b")
 
 
 class SelfAssessJudge:
@@ -25,6 +35,7 @@ class SelfAssessJudge:
         self.config = config
         self.engine = context.engine
         self.format = context.format
+        self.seed = context.seed
 
     async def score(self, trajectory: Trajectory) -> Judgement:
         """Score in {0, 1}, or P(YES) when `soft`; None when the episode broke down or the model gave no number."""
@@ -33,6 +44,8 @@ class SelfAssessJudge:
         if trajectory.end in ("max-steps", "invalid"):
             return Judgement(score=0.0, why=f"not finished ({trajectory.end})")
         prompt = self.format.judge_prompt(trajectory)
+        if self.config.votes > 1:
+            return self._counted(await asyncio.gather(*(self._vote(trajectory, prompt, k) for k in self._votes)))
         yes, no = await self.engine.choice_logprobs(prompt, (self.format.yes_id, self.format.no_id))
         return self._verdict(yes, no)
 
@@ -40,5 +53,35 @@ class SelfAssessJudge:
         if not (math.isfinite(yes) and math.isfinite(no)):
             return Judgement(score=None, why=f"the model gave no usable probability (log P: YES {yes}, NO {no})")
         probability = 1.0 / (1.0 + math.exp(min(50.0, no - yes)))
+        return self._judgement(probability, f"P(YES) = {probability:.3f}")
+
+    def _judgement(self, probability: float, why: str) -> Judgement:
         score = probability if self.config.soft else float(probability >= self.config.threshold)
-        return Judgement(score=score, probability=probability, why=f"P(YES) = {probability:.3f}")
+        return Judgement(score=score, probability=probability, why=why)
+
+    @property
+    def _votes(self) -> range:
+        return range(self.config.votes)
+
+    async def _vote(self, trajectory: Trajectory, prompt: tuple[int, ...], vote: int) -> bool | None:
+        """One sampled reply: whether its last verdict is YES; None when it has none."""
+        reply = await self.engine.generate(
+            GenerateRequest(
+                prompt,
+                self.config.vote_tokens,
+                temperature=self.config.vote_temperature,
+                seed=derive(self.seed, "vote", trajectory.id, vote),
+                stop_ids=self.format.stop_ids,
+            )
+        )
+        words = (self.format.yes_id, self.format.no_id)
+        said = [token == words[0] for token in reply.token_ids if token in words]
+        # Within a sentence the words have other tokens than at its beginning.
+        said = said or [word == "YES" for word in _WORDS.findall(self.format.decode(reply.token_ids))]
+        return said[-1] if said else None
+
+    def _counted(self, votes: Sequence[bool | None]) -> Judgement:
+        read = [vote for vote in votes if vote is not None]
+        if not read:
+            return Judgement(score=None, why=f"none of {len(votes)} votes said YES or NO")
+        return self._judgement(sum(read) / len(read), f"{sum(read)} of {len(read)} votes for YES")

@@ -16,7 +16,7 @@ from dynaweb.seeding import derive
 from dynaweb.types import Action, Observation, Prediction, Transition
 from dynaweb.worldmodels.attempts import LocalModel, attempts
 from dynaweb.worldmodels.change import Words, change_text, goal_of, history_of, read_change, split_change, words_of
-from dynaweb.worldmodels.pages import page_text, parse_page
+from dynaweb.worldmodels.pages import page_text, read_page
 from dynaweb.worldmodels.prompts import recent
 
 if TYPE_CHECKING:
@@ -73,9 +73,7 @@ class DeltaWorldModel:
     async def _rewrite(self, said: Prediction, before: Observation, prompt: tuple[int, ...], seed: int) -> Prediction:
         """The second half of the paper's factorisation: the page from the change in words."""
         ask = self.model.ask(prompt)
-        written = await attempts(
-            ask, lambda text: Prediction(parse_page(text, before)[0]), retries=self.config.retries, seed=seed
-        )
+        written = await attempts(ask, lambda text: read_page(text, before), retries=self.config.retries, seed=seed)
         return replace(
             written,
             delta=said.delta,
@@ -83,6 +81,8 @@ class DeltaWorldModel:
             done=said.done,
             text=f"{said.text}\n{written.text}",
             tokens=said.tokens + written.tokens,
+            answer_tokens=said.answer_tokens + written.answer_tokens,
+            attempts=said.attempts + written.attempts - 1,
             logprob=_mean_logprob(said, written),
         )
 
@@ -96,6 +96,6 @@ def _read_words(text: str) -> Prediction:
 
 
 def _mean_logprob(*parts: Prediction) -> float | None:
-    known = [part for part in parts if part.logprob is not None and part.tokens]
-    total = sum(part.tokens for part in known)
-    return sum((part.logprob or 0.0) * part.tokens for part in known) / total if total else None
+    known = [(part.logprob, part.answer_tokens) for part in parts if part.logprob is not None and part.answer_tokens]
+    total = sum(count for _, count in known)
+    return sum(logprob * count for logprob, count in known) / total if total else None

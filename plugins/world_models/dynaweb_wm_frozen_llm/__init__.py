@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,6 +14,8 @@ class FrozenConfig(BaseModel):
     """Settings of the frozen world model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    FILES: ClassVar[frozenset[str]] = frozenset({"store"})
 
     form: Literal["delta", "page"] = "delta"
     """What the model is asked for: reasoning and edits, or the whole next page."""

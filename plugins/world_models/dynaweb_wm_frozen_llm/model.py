@@ -6,16 +6,15 @@ are real transitions: the most similar ones (retrieval, as in DreamGym, arXiv 25
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.errors import ConfigError, MissingError
 from dynaweb.types import Action, Observation, Prediction, Transition
-from dynaweb.web.delta import diff
 from dynaweb.worldmodels.attempts import Answer, Ask, LocalModel, attempts
 from dynaweb.worldmodels.change import read_change
-from dynaweb.worldmodels.pages import parse_page
+from dynaweb.worldmodels.pages import read_page
 from dynaweb.worldmodels.prompts import SYSTEM, question, recent, with_examples
 
 if TYPE_CHECKING:
@@ -28,14 +27,16 @@ if TYPE_CHECKING:
 class FrozenWorldModel:
     """Asks the engine of `context`, or a server.
 
-    `context.services`: `temperature`; `transitions`, a function that gives real transitions for examples; `count`, a
-    function that is told of the server's engine so that its tokens are counted.
+    `context.services`: `temperature`; `transitions`, a function that gives real transitions for examples; `held_out`,
+    the sites of which none may be shown; `count`, a function that is told of the server's engine so that its tokens are
+    counted.
     """
 
     def __init__(self, config: FrozenConfig, context: PluginContext) -> None:
         self.config = config
         self.temperature = float(context.services.get("temperature", 0.7))
         self._transitions: Callable[[], Sequence[Transition]] = context.services.get("transitions", list)
+        self._held_out: Set[str] = context.services.get("held_out", frozenset())
         self._retriever: Retriever | None = None
         self._server = _server(config, context)
         self._local = None if self._server is not None else _local(config, context)
@@ -80,10 +81,7 @@ class FrozenWorldModel:
         return sample
 
     def _read(self, text: str, before: Observation) -> Prediction:
-        if self.config.form == "delta":
-            return read_change(text, before)
-        page, _ = parse_page(text, before)
-        return Prediction(page, diff(before, page))
+        return read_change(text, before) if self.config.form == "delta" else read_page(text, before)
 
     def _examples(self, page: Observation, action: Action) -> list[Transition]:
         if not self.config.shots:
@@ -95,19 +93,22 @@ class FrozenWorldModel:
         return self._retriever.first(self.config.shots)
 
     def _read_examples(self) -> Retriever:
-        from dynaweb.data.store import TransitionStore
         from dynaweb.worldmodels.retrieval import Retriever
 
-        source = self.config.store
-        if source and not Path(source).is_file():
-            raise MissingError(f"the transition store {source} of `wm.store` is not there; make one: dynaweb collect")
-        found = Retriever(TransitionStore(Path(source)) if source else self._transitions())
+        found = Retriever(self._stored() if self.config.store else self._transitions())
         if not len(found):
             raise MissingError(
-                f"wm.shots = {self.config.shots} needs real transitions for its examples, and there are none; set "
-                "wm.store to a transition store, or wm.shots = 0"
+                f"wm.shots = {self.config.shots} needs real transitions for its examples, and there are none outside "
+                "of held-out sites; set wm.store to another transition store, or wm.shots = 0"
             )
         return found
+
+    def _stored(self) -> Iterator[Transition]:
+        """The transitions of `wm.store`, but for those of sites on which the model is measured."""
+        from dynaweb.data.inspect import site_of
+        from dynaweb.data.store import existing
+
+        return (one for one in existing(Path(self.config.store)) if site_of(one) not in self._held_out)
 
 
 def _server(config: FrozenConfig, context: PluginContext) -> OpenAIEngine | None:

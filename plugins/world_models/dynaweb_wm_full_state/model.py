@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dynaweb.types import Action, Observation, Prediction, Transition
-from dynaweb.web.delta import diff
 from dynaweb.worldmodels.attempts import LocalModel, attempts
-from dynaweb.worldmodels.change import DONE, END, goal_of, history_of
-from dynaweb.worldmodels.pages import page_text, parse_page
+from dynaweb.worldmodels.change import goal_of, history_of
+from dynaweb.worldmodels.pages import page_answer, read_page
 from dynaweb.worldmodels.prompts import recent
 
 if TYPE_CHECKING:
@@ -48,12 +47,4 @@ class FullStateWorldModel:
         shown = recent(history_of(transition), self.config.history)
         goal = goal_of(transition) if self.config.goal else ""
         prompt = self.format.full_page_prompt(transition.observation, transition.action, shown, goal)
-        text = page_text(transition.next_observation) + (f"\n{END}" if transition.info.get(DONE) else "")
-        return prompt, self.format.world_model_target(text)
-
-
-def read_page(text: str, before: Observation) -> Prediction:
-    """The prediction in a written page. Raises `DeltaError` when it is none."""
-    body = text.strip("\n").removesuffix(f"\n{END}")
-    page, _ = parse_page(body, before)
-    return Prediction(page, diff(before, page), done=body != text.strip("\n"))
+        return prompt, self.format.world_model_target(page_answer(transition))

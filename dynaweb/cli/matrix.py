@@ -1,0 +1,241 @@
+"""`dynaweb matrix list|show|run|status|table`: many runs that differ in named settings, and one table of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dynaweb.cli import options as o
+
+if TYPE_CHECKING:
+    from dynaweb.matrix import MatrixFolder, Plan
+
+matrix_app = typer.Typer(no_args_is_help=True, help="Ablations: many runs, one table.", rich_markup_mode=None)
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE", help="A matrix (TOML file or shipped name), a recipe to vary, or the folder of a matrix."
+    ),
+]
+Axis = Annotated[
+    list[str] | None,
+    typer.Option("--axis", metavar="NAME=A,B", help="Add or replace an axis, such as wm=delta,full-state. Repeatable."),
+]
+Seeds = Annotated[str | None, typer.Option("--seeds", metavar="N,N", help="Seeds of every combination, such as 0,1,2.")]
+Mode = Annotated[str | None, typer.Option("--mode", help="grid or one-at-a-time.")]
+MaxCells = Annotated[int | None, typer.Option("--max-cells", min=1, help="Refuse a matrix with more cells.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Folder of the matrix; default: runs/matrix-NAME.")
+]
+Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Cells that run at once.")]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first cell that fails.")]
+Measures = Annotated[
+    list[str] | None,
+    typer.Option("--measure", metavar="NAME", help="main, an arm such as sft, or element_f1 and its like. Repeatable."),
+]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown.")]
+
+
+@matrix_app.command("list")
+def list_matrices(as_json: o.Json = False, debug: o.Debug = False) -> None:
+    """List the matrices that come with the package."""
+    from dynaweb.cli.output import table
+    from dynaweb.matrix import read_matrix, shipped_matrices
+
+    found = {name: read_matrix(name) for name in shipped_matrices()}
+    if as_json:
+        typer.echo(json.dumps({name: one.description for name, one in found.items()}, indent=2))
+        return
+    typer.echo(
+        table(("matrix", "axes", "what it shows"), [(n, " ".join(m.axes), m.description) for n, m in found.items()])
+    )
+
+
+@matrix_app.command("show")
+def show(
+    source: Source,
+    axis: Axis = None,
+    seeds: Seeds = None,
+    mode: Mode = None,
+    max_cells: MaxCells = None,
+    sets: o.Set = None,
+    block: o.Block = None,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Compose and validate every cell, and list them; nothing is run."""
+    from dynaweb.cli.output import table
+
+    plan, _ = _plan(locals())
+    if as_json:
+        cells = [
+            {"id": c.id, "seed": c.seed, "settings": dict(c.labels), "recipe": c.recipe.tree()} for c in plan.cells
+        ]
+        typer.echo(json.dumps({"name": plan.matrix.name, "axes": list(plan.axes), "cells": cells}, indent=2))
+        return
+    rows = [(cell.id, str(cell.seed), *(value for _, value in cell.labels)) for cell in plan.cells]
+    typer.echo(table(("cell", "seed", *plan.axes), rows))
+    merged = f", {plan.merged} combinations came out as one of these" if plan.merged else ""
+    typer.echo(f"\n{len(plan.cells)} cells on {plan.matrix.base}{merged}")
+
+
+@matrix_app.command("run")
+def run(
+    source: Source,
+    axis: Axis = None,
+    seeds: Seeds = None,
+    mode: Mode = None,
+    max_cells: MaxCells = None,
+    sets: o.Set = None,
+    out: Out = None,
+    jobs: Jobs = 1,
+    fail_fast: FailFast = False,
+    measures: Measures = None,
+    block: o.Block = None,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Run every cell that is not done, then print the table. Exit code 1 when a cell failed.
+
+    Cells share finished stages. Interrupted or killed, the same command goes on; failed cells are tried again.
+    """
+    from dynaweb.matrix.display import display_of
+    from dynaweb.matrix.runner import Progress, Runner
+
+    plan, folder = _plan(locals())
+    cells: list[Progress] = []
+    runner = Runner(plan, folder, jobs=jobs, fail_fast=fail_fast, block=tuple(block or ()), progress=cells)
+    display = display_of(cells)
+    runner.changed = display.changed
+    try:
+        runner.run()
+    finally:
+        display.close()
+    _print_table(plan, folder, measures, as_json=as_json, markdown=False)
+    failed = [str(cell.cell) for cell in cells if cell.state == "failed"]
+    if failed:
+        from dynaweb.errors import TrainingError
+
+        listed = "\n".join(f"  {name}" for name in failed)
+        raise TrainingError(
+            f"{len(failed)} of {len(cells)} cells failed; what they said is in {folder.path / 'logs'}:\n{listed}"
+        )
+
+
+@matrix_app.command("status")
+def status(
+    source: Source,
+    axis: Axis = None,
+    seeds: Seeds = None,
+    mode: Mode = None,
+    max_cells: MaxCells = None,
+    sets: o.Set = None,
+    out: Out = None,
+    block: o.Block = None,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Say how every cell stands: waiting, running, done, failed or interrupted."""
+    from dynaweb.cli.output import plain, table
+    from dynaweb.matrix.table import STATUS_HEAD, status_rows
+
+    plan, folder = _plan(locals())
+    found = [folder.status(cell) for cell in plan.cells]
+    if as_json:
+        typer.echo(json.dumps([{**plain(one), "labels": dict(one.labels)} for one in found], indent=2))
+    else:
+        typer.echo(table(STATUS_HEAD, status_rows(found)))
+
+
+@matrix_app.command("table")
+def show_table(
+    source: Source,
+    axis: Axis = None,
+    seeds: Seeds = None,
+    mode: Mode = None,
+    max_cells: MaxCells = None,
+    sets: o.Set = None,
+    out: Out = None,
+    measures: Measures = None,
+    markdown: Markdown = False,
+    block: o.Block = None,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Print the table of what is done so far: n, mean and 95 % interval of every combination; writes report.html."""
+    plan, folder = _plan(locals())
+    _print_table(plan, folder, measures, as_json=as_json, markdown=markdown)
+
+
+@matrix_app.command("cell", hidden=True)
+def cell(
+    folder: Annotated[Path, typer.Argument()],
+    id: Annotated[str, typer.Argument()],
+    block: o.Block = None,
+    debug: o.Debug = False,
+) -> None:
+    """Run one cell of a matrix in this process."""
+    from dynaweb import api
+    from dynaweb.matrix import MatrixFolder
+
+    o.load_plugins(block)
+    place = MatrixFolder(folder)
+    recipe = place.recipe(id)
+    typer.echo(api.run(recipe, out=place.cell(id), resume=place.prepare(id), progress=True))
+
+
+def _plan(arguments: dict[str, Any]) -> tuple[Plan, MatrixFolder]:
+    """The plan and the folder that a command's arguments (its `locals()`) ask for. Loads the plugins."""
+    from dynaweb.config.layers import parse_set
+    from dynaweb.errors import ConfigError
+    from dynaweb.matrix import MatrixFolder, plan_of, read_matrix
+    from dynaweb.runs.folder import RUNS
+
+    o.load_plugins(arguments["block"])
+    source = arguments["source"]
+    values, problems = parse_set(arguments["sets"] or ())
+    if problems:
+        raise ConfigError("\n".join(problems))
+    changes = {name: arguments[name] for name in ("mode", "max_cells")}
+    seeds = _seeds(arguments["seeds"])
+    if Path(source).is_dir():
+        if values or seeds or arguments["axis"] or any(changes.values()) or arguments.get("out"):
+            raise ConfigError(
+                f"{source} is the folder of a matrix, which is taken as it is; name its file to change it"
+            )
+        folder = MatrixFolder(Path(source))
+        return folder.read_plan(), folder
+    matrix = read_matrix(source, axes=arguments["axis"] or (), sets=values, seeds=seeds, **changes)
+    folder = MatrixFolder(arguments.get("out") or RUNS / f"matrix-{matrix.name}")
+    return plan_of(matrix), folder
+
+
+def _seeds(text: str | None) -> tuple[int, ...] | None:
+    from dynaweb.errors import ConfigError
+
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--seeds {text}: write whole numbers with commas between them, such as 0,1,2") from None
+
+
+def _print_table(
+    plan: Plan, folder: MatrixFolder, measures: list[str] | None, *, as_json: bool, markdown: bool
+) -> None:
+    from dynaweb.matrix.page import write_page
+    from dynaweb.matrix.results import results
+    from dynaweb.matrix.table import matrix_markdown, matrix_text
+
+    found = results(plan, folder, measures or ())
+    if as_json:
+        typer.echo(json.dumps(found.plain(), indent=2, ensure_ascii=False))
+    else:
+        typer.echo(matrix_markdown(found) if markdown else matrix_text(found))
+    if folder.path.is_dir():
+        typer.echo(f"report: {write_page(found, folder)}", err=True)

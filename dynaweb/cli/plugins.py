@@ -1,0 +1,138 @@
+"""`dynaweb plugins show|check` and `dynaweb new plugin`: for those who use plugins, and those who write them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dynaweb.cli import options as o
+from dynaweb.cli.listing import plugins_app
+
+if TYPE_CHECKING:
+    from dynaweb.discovery import PluginStatus
+    from dynaweb.plugins import Plugins
+
+new_app = typer.Typer(no_args_is_help=True, help="Begin something of your own.", rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(help="Name of a plugin, or KIND/NAME such as wm/delta.")]
+MaybeName = Annotated[str | None, typer.Argument(help="Name of a plugin, or KIND/NAME; default: every one.")]
+
+
+@plugins_app.command("show")
+def show_plugin(name: Name, block: o.Block = None, as_json: o.Json = False, debug: o.Debug = False) -> None:
+    """Show one plugin: where it comes from, what it needs, and every setting with its default."""
+    loaded = o.load_plugins(block, warn=False)
+    found = [_described(loaded, status) for status in _named(loaded, name)]
+    if as_json:
+        typer.echo(json.dumps(found if len(found) > 1 else found[0], indent=2, ensure_ascii=False))
+        return
+    typer.echo("\n\n".join(_text(one) for one in found))
+
+
+@plugins_app.command("check")
+def check(name: MaybeName = None, block: o.Block = None, as_json: o.Json = False, debug: o.Debug = False) -> None:
+    """Import the classes of plugins and say which can be used. Exit code 3 when one that was asked for cannot."""
+    from dynaweb.cli.output import table
+    from dynaweb.errors import MissingError
+
+    loaded = o.load_plugins(block, warn=False)
+    statuses = loaded.statuses() if name is None else _named(loaded, name)
+    checked = [(status, *_check(loaded, status)) for status in statuses]
+    if as_json:
+        rows = [{"kind": s.kind, "name": s.name, "status": state, "cause": cause} for s, state, cause in checked]
+        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+    else:
+        cells = [(s.kind or "-", s.name, f"{s.package} {s.version}", state, cause) for s, state, cause in checked]
+        typer.echo(table(("kind", "name", "package", "status", "cause"), cells))
+    # A plugin whose extra is not installed is nobody's fault, until it is asked for.
+    bad = [s.name for s, state, _ in checked if state == "broken" or (name is not None and state != "ok")]
+    if bad:
+        raise MissingError(f"cannot be used: {', '.join(bad)}")
+
+
+@new_app.command("plugin")
+def new_plugin(
+    name: Annotated[str, typer.Argument(help="Its name, as in --wm NAME: lower-case letters, digits and '-'.")],
+    kind: Annotated[str, typer.Option("--kind", help="world-model, optimizer, reward or env.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder; default: named like the package.")
+    ] = None,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Write a package with a working plugin, its entry point, and tests that pass."""
+    from dynaweb import scaffold
+
+    files = scaffold.new_plugin(kind, name, out)
+    root = files[0].parent
+    if as_json:
+        typer.echo(json.dumps({"folder": str(root), "files": [str(file) for file in files]}, indent=2))
+        return
+    typer.echo("\n".join(str(file) for file in files))
+    flags = scaffold.KINDS[kind].flags.format(name=name)
+    typer.echo(f"\nnext: cd {root} && pip install -e '.[test]' && pytest && dynaweb run smoke {flags}", err=True)
+
+
+def _named(loaded: Plugins, name: str) -> list[PluginStatus]:
+    from dynaweb.errors import MissingError
+    from dynaweb.suggest import hint
+
+    kind, _, short = name.rpartition("/")
+    statuses = loaded.statuses()
+    found = [one for one in statuses if one.name == short and kind in ("", one.kind)]
+    if not found:
+        raise MissingError(f"no plugin is called {name!r}; {hint(short, [one.name for one in statuses])}")
+    return found
+
+
+def _check(loaded: Plugins, status: PluginStatus) -> tuple[str, str]:
+    """State and cause after importing the plugin's class."""
+    from dynaweb.errors import MissingError, PluginError
+
+    if status.status != "ok" or not status.kind:
+        return status.status, status.cause
+    try:
+        loaded.load_class(status.kind, status.name)
+    except MissingError as error:
+        return "missing", str(error)
+    except PluginError as error:
+        return "broken", str(error)
+    return "ok", ""
+
+
+def _described(loaded: Plugins, status: PluginStatus) -> dict[str, Any]:
+    from dynaweb.cli.output import plain
+
+    data: dict[str, Any] = plain(status)
+    plugin = loaded.offers.get((status.kind, status.name)) if status.kind else None
+    if plugin is None:
+        return data
+    spec = plugin.spec
+    data |= {"target": spec.target, "extra": spec.extra, "capabilities": sorted(spec.capabilities)}
+    data["settings"] = spec.config.model_json_schema().get("properties", {})
+    return data
+
+
+def _text(data: dict[str, Any]) -> str:
+    lines = [f"{data['kind'] or 'plugin'}/{data['name']}  {data['summary']}"]
+    lines.append(f"package       {data['package']} {data['version']}")
+    lines.append(f"status        {data['status']}{': ' + data['cause'] if data['cause'] else ''}")
+    for key in ("target", "extra"):
+        if data.get(key):
+            lines.append(f"{key.ljust(12)}  {data[key]}")
+    if data.get("capabilities"):
+        lines.append(f"capabilities  {', '.join(data['capabilities'])}")
+    lines += _settings_text(data.get("settings", {}))
+    return "\n".join(lines)
+
+
+def _settings_text(settings: dict[str, Any]) -> list[str]:
+    from dynaweb.cli.output import table
+
+    if not settings:
+        return []
+    rows = [(name, json.dumps(about.get("default"), ensure_ascii=False)) for name, about in settings.items()]
+    return ["", table(("setting", "default"), rows)]

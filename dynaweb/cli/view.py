@@ -1,0 +1,66 @@
+"""`dynaweb view` and `dynaweb report`: the report of a run, while it goes on and afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dynaweb.cli import options as o
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the folder of a matrix.")]
+All = Annotated[bool, typer.Option("--all", help="Every trajectory in the viewer, not a part of them.")]
+Each = Annotated[int, typer.Option("--each", min=1, help="Trajectories of each arm and phase in the viewer.")]
+EACH = 100
+
+
+def view(
+    run: Run,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on loopback; 0 = a free one.")] = 0,
+    each: Each = EACH,
+    every: All = False,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    debug: o.Debug = False,
+) -> None:
+    """Serve the report of a run on this machine while the run goes on; Ctrl-C ends it."""
+    import threading
+
+    from dynaweb.report.live import server_for
+
+    server = server_for(run, each=None if every else each, port=port)
+    address = f"http://127.0.0.1:{server.server_address[1]}/"
+    typer.echo(address)
+    if open_browser:
+        import webbrowser
+
+        threading.Timer(0.2, webbrowser.open, [address]).start()
+    try:
+        server.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+    finally:
+        server.server_close()
+
+
+def report(run: Run, each: Each = EACH, every: All = False, as_json: o.Json = False, debug: o.Debug = False) -> None:
+    """Write report.html of a run or a matrix anew, with more trajectories if wished, and print the closing table."""
+    import json
+
+    from dynaweb.report import build_report, closing_json, closing_text, gather
+
+    if (run / "matrix.json").exists():
+        from dynaweb.matrix import MatrixFolder
+        from dynaweb.matrix.page import write_page
+        from dynaweb.matrix.results import results
+        from dynaweb.matrix.table import matrix_text
+
+        o.load_plugins(None, warn=False)
+        folder = MatrixFolder(run)
+        found = results(folder.read_plan(), folder)
+        typer.echo(json.dumps(found.plain(), indent=2) if as_json else matrix_text(found))
+        typer.echo(f"report: {write_page(found, folder)}", err=True)
+        return
+    path = build_report(run, each=None if every else each)
+    data = gather(run, each=1)
+    typer.echo(json.dumps(closing_json(data), indent=2) if as_json else closing_text(data, report=path))

@@ -1,0 +1,87 @@
+"""Runs with equal settings but for the seed, as one group; and what makes groups different."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dynaweb.compare.records import Episodes, RunRecord
+from dynaweb.report.stats import Estimate, Outcomes, share_or_mean, success_rate, wilson
+from dynaweb.runs.folder import FREE
+
+NO_RESULT = (*FREE, "run.seed")
+"""Settings by which runs of one group may differ. A time budget changes results: it is listed as a difference all the
+same where groups differ in something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs that differ in their seed only; `label` is how it is called."""
+
+    label: str
+    runs: tuple[RunRecord, ...]
+
+    def by_seed(self, arm: str) -> dict[int, Episodes]:
+        """Outcomes of an arm by seed and episode; of two runs with one seed the last counts."""
+        return {run.seed: played for run in self.runs if (played := run.played(arm))}
+
+    def success(self, arm: str) -> Estimate:
+        """Success over all seeds and episodes."""
+        return success_rate([list(played.values()) for played in self.by_seed(arm).values()])
+
+    def measure(self, name: str) -> Estimate | None:
+        """A measure of the world model: of one run its own estimate, of several the mean over runs."""
+        found = [estimate for run in self.runs if (estimate := run.measure(name)) is not None]
+        if len(found) <= 1:
+            return found[0] if found else None
+        return share_or_mean([one.value for one in found if one.value is not None])
+
+    def judged(self, arm: str, kind: str) -> Estimate | None:
+        """`false positives` or `false negatives` of the judge on the real episodes of an arm, over all runs."""
+        found = [run.judge[arm][kind] for run in self.runs if arm in run.judge]
+        wrong = sum(round((one.value or 0.0) * one.n) for one in found)
+        return wilson(wrong, sum(one.n for one in found)) if found else None
+
+    def arms(self) -> dict[str, str]:
+        """Name and label of every arm that all runs have."""
+        first = {arm.name: arm.label for arm in self.runs[0].data.arms}
+        return {name: label for name, label in first.items() if all(run.arm(name) for run in self.runs)}
+
+
+def grouped(runs: Sequence[RunRecord]) -> list[Group]:
+    """Runs in groups, in the order in which the first of each was given, labelled by their folders."""
+    found: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        key = repr(sorted((path, repr(value)) for path, value in run.settings.items() if not _free(path)))
+        found.setdefault(key, []).append(run)
+    return [Group(_label(members), tuple(members)) for members in found.values()]
+
+
+def _free(path: str) -> bool:
+    return path.startswith(NO_RESULT)
+
+
+def _label(members: Sequence[RunRecord]) -> str:
+    first = members[0].folder.name or str(members[0].folder)
+    return first if len(members) == 1 else f"{first} and {len(members) - 1} more"
+
+
+def differing(groups: Sequence[Group]) -> dict[str, list[Any]]:
+    """Settings that are not the same in all groups: path to the value in each group (None = not there)."""
+    settings: list[Mapping[str, Any]] = [group.runs[0].settings for group in groups]
+    paths: Iterable[str] = dict.fromkeys(path for one in settings for path in one)
+    values = {path: [one.get(path) for one in settings] for path in paths if path != "run.seed"}
+    return {path: found for path, found in values.items() if any(value != found[0] for value in found)}
+
+
+def common(
+    first: Mapping[int, Episodes], second: Mapping[int, Episodes]
+) -> tuple[list[Outcomes], list[Outcomes], list[int]]:
+    """Outcomes of the episodes that both played, by seed, in one order; and the seeds."""
+    seeds = [seed for seed in first if seed in second]
+    pairs = {seed: [name for name in first[seed] if name in second[seed]] for seed in seeds}
+    seeds = [seed for seed in seeds if pairs[seed]]
+    one = [[first[seed][name] for name in pairs[seed]] for seed in seeds]
+    other = [[second[seed][name] for name in pairs[seed]] for seed in seeds]
+    return list(one), list(other), seeds

@@ -1,0 +1,108 @@
+"""What a run folder tells about its results: arms with the outcome of each episode by name, measures, costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dynaweb.errors import CheckpointError
+from dynaweb.report.data import Arm, ReportData
+from dynaweb.report.gather import gather
+from dynaweb.report.stats import Estimate, wilson
+from dynaweb.report.table import cost_totals
+from dynaweb.runs.jsonl import read_jsonl
+
+MAIN = "main"
+Episodes = Mapping[str, float | None]
+"""Success in [0, 1] by episode (None = not graded); an episode is its task's id, numbered where it was played twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run: `settings` by dotted path, `episodes` by arm, `judge` the judge's errors by arm and kind."""
+
+    folder: Path
+    seed: int
+    settings: Mapping[str, Any]
+    data: ReportData
+    episodes: Mapping[str, Episodes]
+    judge: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
+
+    def arm(self, name: str) -> Arm | None:
+        """The arm of a name; `main` is what the run is about."""
+        if name == MAIN:
+            return self.data.main
+        return next((arm for arm in self.data.arms if arm.name == name), None)
+
+    def played(self, name: str) -> Episodes:
+        """Outcomes of an arm by episode, empty when it was not played."""
+        arm = self.arm(name)
+        return self.episodes.get(arm.name, {}) if arm is not None else {}
+
+    def measure(self, name: str) -> Estimate | None:
+        """A measure of the world model, by name or label (`element_f1`, `Element F1`)."""
+        wanted = _plain(name)
+        return next((one.estimate for one in self.data.fidelity if _plain(one.label) == wanted), None)
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """What all stages cost, cached or not."""
+        return cost_totals(self.data)
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read a run. Raises `CheckpointError` when the folder is no run folder, is damaged, or has no evaluation yet."""
+    data = gather(folder, episodes=False)
+    if not data.arms:
+        raise CheckpointError(
+            f"{folder} has no evaluated arm: the run is {data.status or 'unfinished'}; go on with "
+            f"`dynaweb run --resume --out {folder}`, or leave it out"
+        )
+    rows = list(read_jsonl(folder / "metrics.jsonl"))
+    settings = {item.path: item.value for item in data.settings}
+    episodes = {arm.name: named(arm.outcomes[0], _tasks(rows, arm.name)) for arm in data.arms}
+    return RunRecord(folder, data.seed, settings, data, episodes, _judge(rows))
+
+
+def named(outcomes: Iterable[float | None], tasks: list[str]) -> dict[str, float | None]:
+    """Outcomes by episode. Where it is not known which tasks they were, places in the order stand for them."""
+    outcomes = list(outcomes)
+    names = tasks if len(tasks) == len(outcomes) else [f"episode {at}" for at in range(len(outcomes))]
+    seen: Counter[str] = Counter()
+    found = {}
+    for name, outcome in zip(names, outcomes, strict=True):
+        seen[name] += 1
+        found[name if seen[name] == 1 else f"{name} #{seen[name]}"] = outcome
+    return found
+
+
+def _tasks(rows: Iterable[Mapping[str, Any]], arm: str) -> list[str]:
+    return [str(row["task"]) for row in rows if row.get("event") == "rollout" and row.get("phase") == f"eval {arm}"]
+
+
+def _judge(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Estimate]]:
+    """False positives and negatives of the judge on each arm's real episodes."""
+    found: dict[str, dict[str, Estimate]] = {}
+    for row in rows:
+        if row.get("event") == "eval" and str(row["arm"]).startswith("judge of "):
+            found[row["arm"].removeprefix("judge of ")] = _errors(row.get("metrics", {}))
+    return found
+
+
+def _errors(metrics: Mapping[str, float | None]) -> dict[str, Estimate]:
+    kinds = (
+        ("false positives", "judge_false_positive", "judge_failed_n"),
+        ("false negatives", "judge_false_negative", "judge_solved_n"),
+    )
+    found = {}
+    for label, share, count in kinds:
+        n = int(metrics.get(count) or 0)
+        found[label] = wilson(round((metrics.get(share) or 0.0) * n), n)
+    return found
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", " ").replace("address", "url")

@@ -1,0 +1,28 @@
+"""Settings that several policy optimizers share, for their configs to derive from; light, like all of `config`."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from dynaweb.config.sections import Section
+
+Aggregation = Literal["traj_mean_token_mean", "token_mean", "constant", "traj_mean_token_sum"]
+"""Weight of an agent token, with n_i agent tokens in trajectory i and N trajectories that have any:
+1 / (N n_i); 1 / sum of n_i; 1 / (N x a chosen constant); 1 / N."""
+
+
+class TokenWeights(Section):
+    """How much an agent token counts in a loss that is a sum over tokens (`dynaweb.backends.loss.Tokens.weight_RT`)."""
+
+    agg: Aggregation = "token_mean"
+    """Weight of a token: 1/(N n_i), 1/(all tokens), 1/(N norm_const), 1/N; n_i = tokens of its trajectory, of N."""
+    norm_const: float | None = Field(default=None, gt=0)
+    """The constant of `agg = "constant"` (Dr. GRPO): a number you choose, such as the longest trajectory in tokens."""
+
+    @model_validator(mode="after")
+    def _constant_is_given(self) -> Self:
+        if (self.agg == "constant") != (self.norm_const is not None):
+            raise ValueError('norm_const belongs to agg = "constant": give both or neither')
+        return self

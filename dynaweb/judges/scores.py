@@ -1,0 +1,47 @@
+"""What a judge may say. A score is a number in [0, 1] or None; anything else is a fault of the judge, and is no score.
+
+None is never turned into 0: an episode without a score leaves its group and teaches nothing. A judge that scores none
+of the episodes that it was asked about ends the run, since there is nothing to learn from and no reason to go on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dynaweb.errors import TrainingError
+from dynaweb.types import Judgement, Trajectory
+
+REFUSED = "the judge returned"
+"""How the reason of a refused score begins."""
+
+
+def checked(said: Judgement) -> Judgement:
+    """The judgement itself, or one without a score and with the reason, where the score is no number in [0, 1]."""
+    score = said.score
+    if score is None:
+        return said
+    fine = isinstance(score, int | float) and math.isfinite(score) and 0.0 <= score <= 1.0
+    if fine:
+        chance = said.probability
+        sound = chance is not None and math.isfinite(chance) and 0.0 <= chance <= 1.0
+        return replace(said, score=float(score), probability=chance if sound else None)
+    return Judgement(
+        None, why=f"{REFUSED} {score!r}, which is no score in [0, 1]" + (f" ({said.why})" * bool(said.why))
+    )
+
+
+def refused(judged: Trajectory) -> bool:
+    """Whether the judge's score of an episode was no score."""
+    return judged.judgement is not None and judged.judgement.why.startswith(REFUSED)
+
+
+def refuse_silence(answers: Sequence[Judgement], what: str) -> None:
+    """Raise `TrainingError` when a judge was asked and gave not one score; `answers` are those that it was asked
+    for."""
+    if answers and all(answer.score is None for answer in answers):
+        raise TrainingError(
+            f"{what}: the judge scored none of {len(answers)} episodes that it was asked about; the first: "
+            f"{answers[0].why or 'no reason given'}"
+        )

@@ -1,0 +1,47 @@
+"""Offline learning: updates draw from rollouts that were played once, instead of playing their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from dynaweb.backends.batch import draw
+from dynaweb.judges.rollouts import graded_rollouts
+from dynaweb.loop.verdicts import judge_all
+from dynaweb.types import Task, Trajectory
+
+if TYPE_CHECKING:
+    from dynaweb.loop.workspace import Made, Workspace
+    from dynaweb.protocols import Judge
+
+
+async def recorded(ws: Workspace, policy: Made) -> Made | None:
+    """The rollouts that the run learns from offline; None where every update plays its own."""
+    settings = ws.recipe.offline
+    if not settings.episodes:
+        return None
+    return await graded_rollouts(ws, policy, split="train", count=settings.episodes, temperature=settings.temperature)
+
+
+@dataclass
+class OfflineRollouts:
+    """In the place of `groups.Rollouts`: each update gets the next of the recorded rollouts, all once before any again.
+
+    Rollouts of the same task form a group in each update.
+    """
+
+    pool: Sequence[Trajectory]
+    judge: Judge
+    count: int
+    seed: int
+    _judged: list[Trajectory] = field(default_factory=list)
+
+    async def of_update(
+        self, update: int, tasks: Sequence[Task], on_done: Callable[[Trajectory], None] | None = None, first: int = 0
+    ) -> list[Trajectory]:
+        """The rollouts of an update; `tasks` and `on_done` do not matter, since nothing is played."""
+        if not self._judged:
+            self._judged = await judge_all(self.judge, self.pool)
+        chosen = [self._judged[i] for i in draw(len(self._judged), self.count, seed=self.seed, step=update)]
+        return [replace(t, id=f"{update}/{first}/{k}", group=f"{update}/{t.task.id}") for k, t in enumerate(chosen)]

@@ -1,0 +1,174 @@
+"""What a matrix leaves on disk.
+
+matrix.json          the plan: the matrix, and id, labels, seed and recipe of every cell
+cells/<id>/          the run folder of a cell, as `dynaweb run` makes it
+logs/<id>.log        what its process said
+outcomes/<id>.json   how its last attempt ended: status, exit code, seconds, error
+report.html          the table with its plots
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dynaweb.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from dynaweb.config import Recipe
+    from dynaweb.matrix.cells import Cell, Plan
+
+State = Literal["waiting", "running", "done", "failed", "interrupted"]
+PLAN = "matrix.json"
+
+
+@dataclass(frozen=True, slots=True)
+class CellStatus:
+    """How one cell stands: `detail` is the error of a failed one, `seconds` what its last attempt took."""
+
+    id: str
+    labels: tuple[tuple[str, str], ...]
+    seed: int
+    state: State
+    folder: str
+    seconds: float | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixFolder:
+    """Paths and records of one matrix."""
+
+    path: Path
+
+    def cell(self, id: str) -> Path:
+        """The run folder of a cell."""
+        return self.path / "cells" / id
+
+    def log(self, id: str) -> Path:
+        """What the process of a cell said."""
+        return self.path / "logs" / f"{id}.log"
+
+    def outcome(self, id: str) -> Path:
+        """How the last attempt of a cell ended."""
+        return self.path / "outcomes" / f"{id}.json"
+
+    @property
+    def report(self) -> Path:
+        """The HTML report."""
+        return self.path / "report.html"
+
+    def write_plan(self, plan: Plan) -> None:
+        """Write the plan. One that is there is replaced: cells are known by id, so what is done stays done.
+
+        Raises `ConfigError` when the folder cannot be written, or holds something else.
+        """
+        from dynaweb.runs import write_json
+        from dynaweb.runs.folder import saved
+
+        if self.path.exists() and (not self.path.is_dir() or (any(self.path.iterdir()) and not self._is_matrix())):
+            raise ConfigError(f"{self.path} is not empty and not a matrix; choose another folder with --out")
+        cells = [
+            {"id": cell.id, "labels": list(cell.labels), "seed": cell.seed, "recipe": saved(cell.recipe)}
+            for cell in plan.cells
+        ]
+        matrix = plan.matrix.model_dump(mode="json", by_alias=True)
+        data = {"matrix": matrix, "axes": list(plan.axes), "merged": plan.merged, "cells": cells}
+        try:
+            write_json(self.path / PLAN, data)
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be written: {error.strerror}; choose another --out") from error
+
+    def read_plan(self) -> Plan:
+        """The plan that was written. Raises `CheckpointError` when there is none, or a damaged one."""
+        from dynaweb.config import restore
+        from dynaweb.matrix.cells import Cell, Plan
+        from dynaweb.matrix.grammar import Matrix
+
+        data = self._plan()
+        cells = tuple(
+            Cell(one["id"], tuple((axis, label) for axis, label in one["labels"]), one["seed"], restore(one["recipe"]))
+            for one in data["cells"]
+        )
+        return Plan(Matrix.model_validate(data["matrix"]), tuple(data["axes"]), cells, data["merged"])
+
+    def recipe(self, id: str) -> Recipe:
+        """The recipe of one cell. Raises `CheckpointError` when there is no such cell."""
+        from dynaweb.config import restore
+
+        for one in self._plan()["cells"]:
+            if one["id"] == id:
+                return restore(one["recipe"])
+        raise CheckpointError(f"{self.path / PLAN} has no cell {id}; `dynaweb matrix status {self.path}` lists them")
+
+    def prepare(self, id: str) -> bool:
+        """Make a cell ready to be run; returns whether its run is to be resumed."""
+        folder = self.cell(id)
+        if (folder / "recipe.json").exists():
+            return True
+        # Killed before there was anything to go on from.
+        shutil.rmtree(folder, ignore_errors=True)
+        return False
+
+    def status(self, cell: Cell) -> CellStatus:
+        """How a cell stands, from what is on disk."""
+        state, detail = self._state(cell.id)
+        ended = _json(self.outcome(cell.id)) or {}
+        if state == "failed":
+            detail = detail or str(ended.get("error", ""))
+        folder = str(self.cell(cell.id))
+        return CellStatus(cell.id, cell.labels, cell.seed, state, folder, ended.get("seconds"), detail)
+
+    def is_done(self, id: str) -> bool:
+        """Whether the run of a cell ended well."""
+        return self._state(id)[0] == "done"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep a second runner out. Raises `ConfigError` when one is at work."""
+        from dynaweb.runs.lock import holder, locked
+
+        with locked(self.path / ".lock", what=f"matrix {self.path}", wait=False) as taken:
+            if not taken:
+                other = holder(self.path / ".lock") or "?"
+                raise ConfigError(f"process {other} runs the matrix {self.path}; wait for it, or choose another --out")
+            yield
+
+    def _state(self, id: str) -> tuple[State, str]:
+        from dynaweb.runs.lock import locked
+
+        folder = self.cell(id)
+        status = _json(folder / "status.json")
+        if status is None:
+            return ("failed", "") if (_json(self.outcome(id)) or {}).get("status") == "failed" else ("waiting", "")
+        state = status.get("status")
+        if state == "done" and (folder / "summary.json").exists():
+            return "done", ""
+        if state == "failed":
+            return "failed", str(status.get("error", ""))
+        with locked(folder / ".lock", what=id, wait=False) as free:
+            return ("interrupted", "") if free else ("running", "")
+
+    def _is_matrix(self) -> bool:
+        return (self.path / PLAN).exists() or {path.name for path in self.path.iterdir()} <= {".lock"}
+
+    def _plan(self) -> Mapping[str, Any]:
+        data = _json(self.path / PLAN)
+        if data is None:
+            raise CheckpointError(
+                f"{self.path} is no matrix folder: {PLAN} is missing or damaged; run the matrix first"
+            )
+        return data
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None

@@ -1,0 +1,194 @@
+"""Runs the cells of a matrix, each in a process of its own: one that fails or eats all memory takes nothing along."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dynaweb.errors import EXIT_INTERRUPTED, Interrupted
+from dynaweb.matrix.cells import Cell, Plan
+from dynaweb.matrix.folder import MatrixFolder
+from dynaweb.runs import write_json
+
+GRACE = 120.0
+"""Seconds that an interrupted cell has to save its state."""
+
+POLL = 0.2
+"""Seconds between two looks at what the cells say."""
+TAIL = 2**16
+"""Bytes of a log in which its last line is looked for."""
+
+Command = Callable[[MatrixFolder, str], Sequence[str]]
+"""The command line that runs a cell, from the matrix folder and the cell's id."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How one cell stands while the matrix runs; `line` is the last thing that its process said."""
+
+    cell: Cell
+    state: str = "waiting"
+    started: float = 0.0
+    seconds: float = 0.0
+    line: str = ""
+
+    @property
+    def took(self) -> float:
+        """Seconds so far, or in all."""
+        return time.monotonic() - self.started if self.state == "running" else self.seconds
+
+
+@dataclass(slots=True)
+class Runner:
+    """Runs the cells that are not done, `jobs` at a time.
+
+    `changed` is told of every change of a cell, `block` holds `-p` options for their processes, and `command` may stand
+    for them in tests. With `fail_fast` the first failure stops the others, which can go on
+    later.
+    """
+
+    plan: Plan
+    folder: MatrixFolder
+    jobs: int = 1
+    fail_fast: bool = False
+    block: Sequence[str] = ()
+    command: Command | None = None
+    changed: Callable[[Progress], None] = lambda progress: None
+    progress: list[Progress] = field(default_factory=list)
+    _running: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
+    _stopped: bool = False
+
+    def run(self) -> list[Progress]:
+        """Run them. Raises `Interrupted` after Ctrl-C or SIGTERM, when every cell has saved its state."""
+        self.folder.write_plan(self.plan)
+        self.progress[:] = [Progress(cell) for cell in self.plan.cells]
+        with self.folder.lock():
+            try:
+                asyncio.run(self._all())
+            except (KeyboardInterrupt, asyncio.CancelledError) as error:
+                go_on = f"dynaweb matrix run {self.folder.path}"
+                raise Interrupted(f"interrupted; the state is saved, go on with: {go_on}") from error
+        return self.progress
+
+    async def _all(self) -> None:
+        places = asyncio.Semaphore(self.jobs)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for progress in self.progress:
+                    group.create_task(self._one(progress, places))
+        finally:
+            await self._stop_all()
+
+    async def _one(self, progress: Progress, places: asyncio.Semaphore) -> None:
+        if self.folder.is_done(progress.cell.id):
+            self._set(progress, "done", "was done already")
+            return
+        async with places:
+            if not self._stopped:
+                await self._run_cell(progress)
+
+    async def _run_cell(self, progress: Progress) -> None:
+        progress.started = time.monotonic()
+        self._set(progress, "running")
+        id = progress.cell.id
+        self.folder.prepare(id)
+        code = await self._process(progress, self._command(id))
+        progress.seconds = time.monotonic() - progress.started
+        state = "done" if code == 0 and self.folder.is_done(id) else "failed"
+        if code == EXIT_INTERRUPTED or (self._stopped and state == "failed"):
+            state = "interrupted"
+        outcome = {"status": state, "exit": code, "seconds": round(progress.seconds, 3)}
+        write_json(self.folder.outcome(id), outcome | ({"error": progress.line} if state != "done" else {}))
+        self._set(progress, state)
+        if state == "failed" and self.fail_fast and not self._stopped:
+            self._stopped = True
+            self._signal(signal.SIGINT)
+
+    async def _process(self, progress: Progress, command: Sequence[str]) -> int:
+        log = self.folder.log(progress.cell.id)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        # Into a file, not a pipe: a cell outlives a killed matrix while it saves its state, and may talk then.
+        with log.open("ab") as file:
+            start = file.tell()
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=file,
+                stderr=asyncio.subprocess.STDOUT,
+                env=_environment(self.jobs),
+                # Ctrl-C reaches the matrix alone, which tells its cells once; twice would keep them from saving.
+                start_new_session=True,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+        self._running[progress.cell.id] = process
+        listener = asyncio.create_task(self._listen(progress, log, start))
+        try:
+            return await process.wait()
+        finally:
+            listener.cancel()
+            self._hear(progress, log, start)
+            if process.returncode is not None:
+                self._running.pop(progress.cell.id, None)
+
+    async def _listen(self, progress: Progress, log: Path, start: int) -> None:
+        while True:
+            await asyncio.sleep(POLL)
+            self._hear(progress, log, start)
+
+    def _hear(self, progress: Progress, log: Path, start: int) -> None:
+        """Take the last line that the process has written since `start`."""
+        with log.open("rb") as file:
+            file.seek(max(start, file.seek(0, 2) - TAIL))
+            lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        if lines and lines[-1] != progress.line:
+            progress.line = lines[-1]
+            self.changed(progress)
+
+    def _command(self, id: str) -> Sequence[str]:
+        if self.command is not None:
+            return self.command(self.folder, id)
+        blocked = [word for option in self.block for word in ("-p", option)]
+        return [sys.executable, "-m", "dynaweb", "matrix", "cell", str(self.folder.path), id, *blocked]
+
+    def _set(self, progress: Progress, state: str, line: str = "") -> None:
+        progress.state = state
+        progress.line = line or progress.line
+        self.changed(progress)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._running.values():
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(number)
+
+    async def _stop_all(self) -> None:
+        """Let what still runs save its state; kill what does not end."""
+        if not self._running:
+            return
+        self._stopped = True
+        self._signal(signal.SIGINT)
+        ends: list[Awaitable[Any]] = [process.wait() for process in self._running.values()]
+        try:
+            await asyncio.wait_for(asyncio.gather(*ends), GRACE)
+        except TimeoutError:
+            self._signal(signal.SIGKILL)
+
+
+def _environment(jobs: int) -> Mapping[str, str]:
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    return {**({"OMP_NUM_THREADS": str(threads)} if jobs > 1 else {}), **os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def _die_with_parent() -> None:
+    # A matrix that is killed leaves no cell running, which would hold its run folder against the next attempt.
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)

@@ -1,0 +1,119 @@
+"""The table of a matrix as text and as Markdown: every number with its n and its 95 % interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynaweb.compare.records import MAIN
+from dynaweb.matrix.folder import CellStatus
+from dynaweb.matrix.results import MatrixResults, TableRow
+from dynaweb.report.gather import arm_label, measure_words
+from dynaweb.report.headline import duration
+from dynaweb.report.stats import Estimate
+from dynaweb.report.table import text_table
+
+NOTE = (
+    "mean success in percent with its 95 % interval and n episodes (other measures: means); differences in points on "
+    "the same episodes"
+)
+
+
+def matrix_text(found: MatrixResults) -> str:
+    """The table for a terminal."""
+    head, rows = _cells(found)
+    lines = [text_table(head, rows, width=400), "", _note(found)]
+    lines += [f"{id}: {problem}" for id, problem in found.problems.items()]
+    lines += [f"failed {status.id} ({_named(status)}): {status.detail}" for status in _failed(found)]
+    return "\n".join(lines)
+
+
+def matrix_markdown(found: MatrixResults) -> str:
+    """The table in Markdown."""
+    head, rows = _cells(found)
+    marks = ["---", *["---:" for _ in head[1:]]]
+    lines = [_row(head), _row(marks), *map(_row, rows), "", _note(found)]
+    return "\n".join(lines)
+
+
+STATUS_HEAD = ("cell", "state", "time", "seed", "settings", "error")
+
+
+def status_rows(statuses: Sequence[CellStatus]) -> list[tuple[str, ...]]:
+    """One row a cell, under `STATUS_HEAD`."""
+    return [
+        (one.id, one.state, duration(one.seconds) if one.seconds else "-", str(one.seed), _named(one), one.detail)
+        for one in statuses
+    ]
+
+
+def measure_label(name: str) -> str:
+    """How a measure is called in the head of a table."""
+    if name == MAIN:
+        return "Success %"
+    return f"{arm_label(name)}, success %" if is_share(name) else measure_words(name)
+
+
+def value_text(name: str, estimate: Estimate | None, *, arm: bool) -> str:
+    """A value with its interval: an arm's success in percent, another measure as it is; `-` without one."""
+    if estimate is None or estimate.value is None:
+        return "-"
+    scale, digits = (100, 1) if arm else (1, 3)
+    value = f"{estimate.value * scale:.{digits}f}"
+    if estimate.low is None or estimate.high is None:
+        return value
+    return f"{value} [{estimate.low * scale:.{digits}f}, {estimate.high * scale:.{digits}f}]"
+
+
+def is_share(name: str) -> bool:
+    """Whether a measure is the success of an arm: those of world models have an underscore or a word of their own."""
+    from dynaweb.loop.fidelity import MEANINGS
+
+    return name.lower().replace(" ", "_") not in MEANINGS
+
+
+def _cells(found: MatrixResults) -> tuple[list[str], list[list[str]]]:
+    widths = [
+        max(len(axis), *(len(dict(row.labels)[axis]) for row in found.rows)) if found.rows else len(axis)
+        for axis in found.plan.axes
+    ]
+    head = [_padded(found.plan.axes, widths) or "combination", "seeds"]
+    for name in found.measures:
+        head += [f"{measure_label(name)}  [95 %]", "n"]
+    return [*head, "against first", "p"], [_cells_of(row, found.measures, widths) for row in found.rows]
+
+
+def _cells_of(row: TableRow, measures: Sequence[str], widths: Sequence[int]) -> list[str]:
+    cells = [_padded([value for _, value in row.labels], widths) or "all", f"{row.done}/{len(row.cells)}"]
+    for name in measures:
+        estimate = row.estimates[name]
+        cells += [value_text(name, estimate, arm=is_share(name)), str(estimate.n) if estimate is not None else "-"]
+    if row.is_reference:
+        return [*cells, "reference", ""]
+    return [*cells, *((row.against.text, row.against.p) if row.against is not None else ("-", ""))]
+
+
+def _padded(words: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(word.ljust(width) for word, width in zip(words, widths, strict=True))
+
+
+def _note(found: MatrixResults) -> str:
+    count = len(found.rows) - 1
+    level = (
+        f"; * interval without 0 at the level corrected for {count} comparisons"
+        if count > 1
+        else "; * interval without 0"
+    )
+    states = ", ".join(f"{number} {state}" for state, number in found.counts().items())
+    return f"{NOTE}{level}; p: exact McNemar\ncells: {states}"
+
+
+def _failed(found: MatrixResults) -> list[CellStatus]:
+    return [status for status in found.statuses if status.state == "failed"]
+
+
+def _named(status: CellStatus) -> str:
+    return ", ".join(f"{axis}={value}" for axis, value in status.labels)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/').strip() for cell in cells)} |"

@@ -1,0 +1,10 @@
+"""`dynaweb new plugin`: writes a package with a working plugin whose tests are green from the beginning.
+
+Templates are the files under `templates/`: `common/` for every kind, one folder for each kind.
+"""
+
+from __future__ import annotations
+
+from dynaweb.scaffold.writing import KINDS, new_plugin
+
+__all__ = ["KINDS", "new_plugin"]

@@ -1,0 +1,94 @@
+"""From a kind and a name to the files of a package."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from dynaweb.errors import ConfigError
+from dynaweb.suggest import hint
+
+TEMPLATES = Path(__file__).parent / "templates"
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class KindOfPlugin:
+    """What differs between the kinds: `suffix` ends class names, `short` is in package names, `file` is the module."""
+
+    title: str
+    suffix: str
+    short: str
+    file: str
+    summary: str
+    flags: str
+
+
+KINDS: Mapping[str, KindOfPlugin] = {
+    "world-model": KindOfPlugin(
+        "World model", "WorldModel", "wm", "model", "a page about what was clicked", "--wm {name}"
+    ),
+    "optimizer": KindOfPlugin(
+        "Policy optimizer", "Optimizer", "opt", "optimizer", "REINFORCE with a group mean", "--opt {name}"
+    ),
+    "reward": KindOfPlugin(
+        "Reward judge", "Judge", "rm", "judge", "words of the goal on the last page", "--reward {name}"
+    ),
+    "env": KindOfPlugin(
+        "Environment", "Environment", "env", "env", "lamps to switch on", "--env {name} --reward checker"
+    ),
+}
+
+
+def new_plugin(kind: str, name: str, folder: Path | None = None) -> list[Path]:
+    """Write a package into `folder` (default: a new one here, named like the package) and return its files.
+
+    Raises `ConfigError` for an unknown kind, a name that is none, and a folder that is there and not empty.
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"no kind of plugin is called {kind!r}; {hint(kind, KINDS)}")
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+        raise ConfigError(f"{name!r} is no name of a plugin: use lower-case letters, digits and '-', such as my-model")
+    about = KINDS[kind]
+    package = f"dynaweb-{about.short}-{name}"
+    target = folder if folder is not None else Path(package)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} is there already and not empty; choose another folder with --out")
+    values = _values(about, name, package)
+    written = []
+    for path, source in _files(kind, about, values["module"]):
+        file = target / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(Template(source.read_text(encoding="utf-8")).substitute(values), encoding="utf-8")
+        written.append(file)
+    return written
+
+
+def _values(about: KindOfPlugin, name: str, package: str) -> dict[str, str]:
+    return {
+        "name": name,
+        "package": package,
+        "module": package.replace("-", "_"),
+        "klass": "".join(part.capitalize() for part in name.split("-")) + about.suffix,
+        "title": about.title,
+        "file": about.file,
+        "summary": about.summary,
+        "flags": about.flags.format(name=name),
+    }
+
+
+def _files(kind: str, about: KindOfPlugin, module: str) -> Iterator[tuple[str, Path]]:
+    """Where each template goes."""
+    common, own = TEMPLATES / "common", TEMPLATES / kind
+    yield "pyproject.toml", common / "pyproject.toml.tmpl"
+    yield "README.md", common / "README.md.tmpl"
+    yield ".gitignore", common / "gitignore.tmpl"
+    yield f"{module}/__init__.py", own / "init.py.tmpl"
+    yield f"{module}/{about.file}.py", own / "main.py.tmpl"
+    yield f"{module}/py.typed", common / "py.typed.tmpl"
+    yield "tests/conftest.py", common / "conftest.py.tmpl"
+    yield "tests/test_plugin.py", own / "test.py.tmpl"

@@ -1,0 +1,156 @@
+"""The suite for policy optimizers without a critic: advantages, masks, splits of a batch."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+
+from dynaweb.hookspecs import Kind
+from dynaweb.protocols import LossInput, PolicyOptimizer
+from dynaweb.testing.suite import PluginSuite
+
+REWARDS = (1.0, 0.0, 0.0, 1.0, 1.0, None)
+GROUPS = ("a", "a", "a", "b", "b", "b")
+
+
+def batch(seed: int = 0, *, advantages: tuple[float, ...] = (1.0, -0.5, -0.5, 0.25), junk: float = 0.0) -> LossInput:
+    """Four trajectories of two rows each, padded to five tokens; `junk` fills the masked places of every tensor."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, width = 2 * len(advantages), 5
+    lengths = torch.randint(1, width + 1, (rows,), generator=generator)
+    mask_RT = torch.arange(width)[None, :] < lengths[:, None]
+    logp_RT = (-torch.rand((rows, width), generator=generator)).double()
+    old_RT = logp_RT + 0.01 * torch.randn((rows, width), generator=generator).double()
+    trajectory_R = torch.arange(rows) // 2
+    count = len(advantages)
+    tokens_N = torch.zeros(count, dtype=torch.float64).index_add(0, trajectory_R, mask_RT.sum(1).double())
+    ratio_R = torch.where(mask_RT, logp_RT - old_RT, torch.zeros_like(logp_RT)).sum(1)
+    ratio_N = torch.zeros(count, dtype=torch.float64).index_add(0, trajectory_R, ratio_R)
+    fill = torch.full_like(logp_RT, junk)
+    return LossInput(
+        logp_RT=torch.where(mask_RT, logp_RT, fill).requires_grad_(),
+        old_logp_RT=torch.where(mask_RT, old_RT, fill),
+        mask_RT=mask_RT,
+        trajectory_R=trajectory_R,
+        advantage_N=torch.tensor(advantages, dtype=torch.float64),
+        tokens_N=tokens_N,
+        log_ratio_sum_N=ratio_N,
+        ref_logp_RT=torch.where(mask_RT, old_RT, fill),
+    )
+
+
+def rows_of(whole: LossInput, rows: slice) -> LossInput:
+    """Some rows of a batch, as a micro-batch: what is by trajectory stays that of the whole batch."""
+    assert whole.ref_logp_RT is not None
+    return replace(
+        whole,
+        logp_RT=whole.logp_RT.detach()[rows].requires_grad_(),
+        old_logp_RT=whole.old_logp_RT[rows],
+        mask_RT=whole.mask_RT[rows],
+        trajectory_R=whole.trajectory_R[rows],
+        ref_logp_RT=whole.ref_logp_RT[rows],
+    )
+
+
+class OptimizerSuite(PluginSuite):
+    """The laws that every loss obeys."""
+
+    kind: ClassVar[Kind] = "opt"
+
+    def test_it_is_an_optimizer(self) -> None:
+        """It has the methods of the protocol."""
+        optimizer = self.build()
+        assert isinstance(optimizer, PolicyOptimizer)
+        assert isinstance(optimizer.needs_trajectory_ratio, bool)
+
+    def test_the_object_pickles(self) -> None:
+        """A copy of it can go to another rank, and does the same there."""
+        optimizer = self.build()
+        copy = pickle.loads(pickle.dumps(optimizer))
+        assert torch.equal(self._loss(copy, batch()), self._loss(optimizer, batch()))
+
+    def test_one_advantage_for_each_trajectory(self) -> None:
+        """Finite, 0 where there is no reward, and the same every time."""
+        optimizer = self.build()
+        found = optimizer.advantages(REWARDS, GROUPS)
+        assert len(found) == len(REWARDS)
+        assert all(abs(value) < 1e6 for value in found)
+        assert found[REWARDS.index(None)] == 0.0
+        assert found == self.build().advantages(REWARDS, GROUPS)
+
+    def test_more_reward_is_more_advantage(self) -> None:
+        """Within a group."""
+        found = self.build().advantages((1.0, 0.0), ("a", "a"))
+        assert found[0] > found[1]
+
+    def test_equal_rewards_carry_no_gradient(self) -> None:
+        """A group that was always right, or always wrong, teaches nothing."""
+        optimizer = self.build()
+        for reward in (0.0, 1.0):
+            found = optimizer.advantages((reward,) * 4, ("a",) * 4)
+            assert self._gradient(optimizer, batch(advantages=tuple(found))).abs().max() < 1e-9
+
+    def test_masked_tokens_get_no_gradient_and_change_nothing(self) -> None:
+        """Not even when NaN or infinity stands there."""
+        optimizer = self.build()
+        clean = batch()
+        expected, gradient = self._loss(optimizer, clean), self._gradient(optimizer, batch())
+        for junk in (123.0, float("nan"), float("inf"), float("-inf")):
+            assert torch.equal(self._loss(optimizer, batch(junk=junk)), expected)
+            found = self._gradient(optimizer, batch(junk=junk))
+            assert torch.equal(torch.nan_to_num(found) * clean.mask_RT, gradient * clean.mask_RT)
+            assert (found[~clean.mask_RT] == 0).all(), f"a masked place with {junk} gets a gradient"
+
+    def test_the_gradient_goes_the_right_way(self) -> None:
+        """Descending raises the probability of what had a good advantage, and lowers that of what had a bad one."""
+        sample = batch(advantages=(1.0, 1.0, -1.0, -1.0))
+        sample = replace(sample, old_logp_RT=sample.logp_RT.detach().clone(), log_ratio_sum_N=torch.zeros(4).double())
+        gradient = self._gradient(self.build(), sample)
+        by_trajectory = torch.zeros(4).double().index_add(0, sample.trajectory_R, gradient.sum(1))
+        assert (by_trajectory[:2] < 0).all() and (by_trajectory[2:] > 0).all()
+
+    def test_shares_of_micro_batches_add_up(self) -> None:
+        """However the rows are split, a trajectory across two micro-batches included."""
+        optimizer = self.build()
+        whole = batch()
+        expected, gradient = self._loss(optimizer, whole), self._gradient(optimizer, batch())
+        for cuts in ((0, 4, 8), (0, 1, 8), (0, 3, 5, 8)):
+            parts = [rows_of(whole, slice(a, b)) for a, b in itertools.pairwise(cuts)]
+            total = torch.stack([self._loss(optimizer, part) for part in parts]).sum()
+            torch.testing.assert_close(total, expected)
+            torch.testing.assert_close(torch.cat([self._gradient(optimizer, part) for part in parts]), gradient)
+
+    def test_padding_changes_nothing(self) -> None:
+        """Wider rows give the same loss."""
+        optimizer, narrow = self.build(), batch()
+        wide = replace(narrow, **{name: _padded(getattr(narrow, name)) for name in _TOKENS})
+        torch.testing.assert_close(self._loss(optimizer, wide), self._loss(optimizer, narrow))
+
+    def test_metrics_are_plain_numbers(self) -> None:
+        """Detached, finite, by name."""
+        metrics = self.build().loss(batch()).metrics
+        assert all(isinstance(value, float) and value == value for value in metrics.values()), metrics
+
+    def _loss(self, optimizer: Any, sample: LossInput) -> torch.Tensor:
+        loss: torch.Tensor = optimizer.loss(sample).loss
+        assert torch.isfinite(loss)
+        return loss.detach()
+
+    def _gradient(self, optimizer: Any, sample: LossInput) -> torch.Tensor:
+        loss = optimizer.loss(sample).loss
+        if not loss.requires_grad:
+            return torch.zeros_like(sample.logp_RT)
+        (gradient,) = torch.autograd.grad(loss, sample.logp_RT, allow_unused=True)
+        return gradient if gradient is not None else torch.zeros_like(sample.logp_RT)
+
+
+_TOKENS = ("logp_RT", "old_logp_RT", "mask_RT", "ref_logp_RT")
+
+
+def _padded(value: torch.Tensor) -> torch.Tensor:
+    more = torch.zeros((value.shape[0], 3), dtype=value.dtype)
+    return torch.cat([value.detach(), more], dim=1)

@@ -1,0 +1,160 @@
+"""Check the way of a plugin's author, end to end: python scripts/check_plugins.py [--each-runs]
+
+For each kind, a package from `dynaweb new plugin`, and the one under `examples/`, is installed into an environment of
+its own beside the wheel of dynaweb (built here), and its tests must pass. Then all kinds together take part in one
+`dynaweb run`, or with `--each-runs` every package in one of its own. At last the commands of `docs/plugins.md` are
+typed as they stand there. Dependencies are those of the environment that runs this script, so nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import site
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = (
+    "data.demos=2 sft.steps=1 sft.batch=2 explore.episodes=2 explore.steps=2 wm_fit.steps=1 wm_fit.batch=2 "
+    "dream.horizon=2 rl.updates=1 rl.tasks=1 rl.n=2 rl.bc_batch=2 eval.episodes=2 eval.steps=2 controls.sft_steps=[] "
+    "model.threads=1"
+)
+STATIC = "env.task_settings.driver=static"
+PLUGINS = {
+    "world-model": ("check-world", ("--wm", "check-world"), (STATIC,)),
+    "optimizer": ("check-opt", ("--opt", "check-opt"), (STATIC,)),
+    "reward": ("check-reward", ("--reward", "check-reward"), (STATIC,)),
+    "env": ("check-env", ("--env", "check-env", "--reward", "checker"), ()),
+}
+TOGETHER = ("--wm", "check-world", "--opt", "check-opt", "--reward", "check-reward"), ("env.tasks=check-env",)
+EXAMPLE = ("--wm", "example-memory"), (STATIC,)
+
+
+class Place:
+    """An environment with the wheel of dynaweb and nothing else of this repository."""
+
+    def __init__(self, folder: Path, wheel: Path) -> None:
+        self.folder, self.bin = folder, folder / "venv" / "bin"
+        venv.create(folder / "venv", with_pip=False)
+        (packages,) = (folder / "venv" / "lib").glob("python3*/site-packages")
+        # A path file adds the dependencies; path files within them, such as that of an editable dynaweb, are not read.
+        (packages / "dependencies.pth").write_text("\n".join(_dependencies()) + "\n")
+        self.env: Mapping[str, str] = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("DYNAWEB_", "PYTHON"))},
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+            "VIRTUAL_ENV": str(folder / "venv"),
+            "DYNAWEB_CACHE": str(folder / "cache"),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
+        self.install(str(wheel))
+
+    def install(self, *what: str) -> None:
+        """Install without dependencies."""
+        pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install", "-q", "--no-deps"]
+        self.call([*pip, "--no-build-isolation", *what], self.folder)
+
+    def call(self, command: Sequence[str], cwd: Path) -> str:
+        """Run a command; ends the script with what it said when it fails."""
+        done = subprocess.run(command, cwd=cwd, env=self.env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
+        return done.stdout
+
+    def python(self, *arguments: str, cwd: Path) -> str:
+        """Run a module with the environment's Python."""
+        return self.call([str(self.bin / "python"), "-m", *arguments], cwd)
+
+
+def _dependencies() -> list[str]:
+    """Every folder of packages that this Python imports from."""
+    return list(dict.fromkeys(path for path in sys.path if path.endswith("site-packages"))) or site.getsitepackages()
+
+
+def build(folder: Path) -> Path:
+    """The wheel of this repository."""
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def check(place: Place, package: Path) -> None:
+    """Install a package and run its tests."""
+    where = place.python("site", cwd=place.folder)
+    assert str(ROOT) not in where.replace(str(place.folder), ""), where
+    place.install(str(package))
+    place.python("pytest", "-q", "-p", "no:cacheprovider", cwd=package)
+
+
+def run(place: Place, flags: Sequence[str], sets: Sequence[str]) -> None:
+    """A run with tiny counts."""
+    options = [word for setting in (*TINY.split(), *sets) for word in ("--set", setting)]
+    place.python("dynaweb", "run", "smoke", *flags, *options, "--out", "run", cwd=place.folder)
+    report = place.folder / "run" / "report.html"
+    assert report.stat().st_size > 10_000, report
+
+
+def follow(place: Place, page: Path) -> int:
+    """Type the commands of a page's `bash` blocks, and write the files that its other blocks name; returns how many.
+
+    A block is written to a file when the line before it ends with `: FILE` in backticks. Lines that begin with
+    `pip install` use the packages that are there.
+    """
+    text = page.read_text(encoding="utf-8")
+    cwd, count = place.folder, 0
+    for name, language, body in re.findall(r"(?:`([^`\n]+)`:\n\n)?```(\w+)\n(.*?)```", text, flags=re.DOTALL):
+        if language != "bash":
+            if name:
+                (cwd / name).write_text(body, encoding="utf-8")
+            continue
+        for line in body.strip().split("\n"):
+            count += 1
+            if line.startswith("cd "):
+                cwd = cwd / line.removeprefix("cd ")
+            elif line.startswith("pip install"):
+                place.install(str(cwd))
+                place.env = {**place.env, "PYTHONPATH": str(cwd)}  # what `-e` does, without its build requirements
+            elif line.startswith("dynaweb run"):
+                run(place, line.split()[3:], (STATIC,))
+            elif line.startswith("pytest"):
+                place.python(*line.split(), cwd=cwd)
+            else:
+                place.call(["bash", "-c", line], cwd)
+    return count
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Check everything."""
+    each = "--each-runs" in arguments
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        wheel = build(folder)
+        together = Place(folder / "together", wheel)
+        for kind, (plugin, flags, sets) in PLUGINS.items():
+            start = time.monotonic()
+            place = Place(folder / kind, wheel)
+            place.python("dynaweb", "new", "plugin", "--kind", kind, plugin, "--out", "package", cwd=place.folder)
+            check(place, place.folder / "package")
+            if each:
+                run(place, flags, sets)
+            together.install(str(place.folder / "package"))
+            print(f"{kind}: {time.monotonic() - start:.0f} s", flush=True)
+        run(together, *TOGETHER)
+        print("one run with all of them", flush=True)
+        place = Place(folder / "example", wheel)
+        check(place, ROOT / "examples" / "dynaweb-wm-example")
+        if each:
+            run(place, *EXAMPLE)
+        print("example", flush=True)
+        count = follow(Place(folder / "docs", wheel), ROOT / "docs" / "plugins.md")
+        print(f"docs/plugins.md: {count} commands", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,151 @@
+"""Comparisons of runs: groups by seed, pairing by episode, and differences that are only called so when they are."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core_kit import Cli
+
+from dynaweb.compare import Comparison, compare, read_run
+from dynaweb.compare.records import named
+from dynaweb.errors import CheckpointError, ConfigError
+
+Outcomes = Mapping[str, float | None]
+
+
+def run(folder: Path, seed: int, main: Outcomes, *, sft: Outcomes | None = None, **settings: Any) -> Path:
+    """A run folder with the outcomes of two arms by task."""
+    folder.mkdir(parents=True)
+    tree: dict[str, Any] = {"run": {"seed": seed, "time_budget": 0.0}, "wm": {"name": "delta"}, "rl": settings}
+    files = {"recipe": {"settings": tree, "origins": {}}, "seeds": {"run": seed}, "status": {"status": "done"}}
+    played = {"sft": sft or dict.fromkeys(main, 0.0), "dynaweb": main}
+    arms = [
+        {"name": name, "label": name, "role": "sft" if name == "sft" else "main", "outcomes": [list(found.values())]}
+        for name, found in played.items()
+    ]
+    files["summary"] = {"arms": arms, "probes": [{"element_f1": 0.5}, {"element_f1": 0.7}]}
+    for name, data in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(data))
+    rows = [
+        {"event": "rollout", "phase": f"eval {arm}", "task": task} for arm, found in played.items() for task in found
+    ]
+    judge = {"judge_false_positive": 0.25, "judge_failed_n": 8.0, "judge_false_negative": 0.5, "judge_solved_n": 4.0}
+    rows.append({"event": "eval", "arm": "judge of dynaweb", "split": "test", "successes": [], "metrics": judge})
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return folder
+
+
+def outcomes(seed: int, rate: float, count: int = 200) -> dict[str, float | None]:
+    """Task i is solved when its difficulty, the same in every run, is below the rate."""
+    rng = random.Random(seed)
+    return {f"task {seed}-{at}": float(rng.random() < rate) for at in range(count)}
+
+
+def made(tmp_path: Path, rates: Sequence[float], seeds: Sequence[int] = (0, 1)) -> Comparison:
+    folders = [
+        run(tmp_path / f"{at}-{seed}", seed, outcomes(seed, rate), lr=at)
+        for at, rate in enumerate(rates)
+        for seed in seeds
+    ]
+    return compare(folders)
+
+
+def test_runs_that_differ_in_their_seed_are_one_group(tmp_path: Path) -> None:
+    found = made(tmp_path, [0.5, 0.7])
+    assert [[item.seed for item in group.runs] for group in found.groups] == [[0, 1], [0, 1]]
+    assert found.differences == {"rl.lr": [0, 1]}
+    assert list(found.arms) == ["sft", "dynaweb"]
+
+
+def test_a_real_difference_is_shown_with_its_interval(tmp_path: Path) -> None:
+    found = made(tmp_path, [0.5, 0.7])
+    first, second = found.against_first("dynaweb")
+    assert first is None and second is not None and second.paired is not None
+    assert second.shown
+    assert second.paired.difference.n == 400 and second.paired.seeds == 2
+    assert 0.1 < (second.paired.difference.value or 0) < 0.3
+    assert (second.paired.lost, second.paired.p < 1e-6) == (0, True)
+    text = str(found)
+    assert "rl.lr" in text and "* interval without 0" in text and " * " in text
+
+
+def test_no_difference_is_called_one(tmp_path: Path) -> None:
+    """Two groups of equal skill on other draws of the same tasks: nothing is marked."""
+    rng = random.Random(5)
+    folders = []
+    for at in range(2):
+        for seed in range(3):
+            found = {f"t{k}": float(rng.random() < 0.6) for k in range(80)}
+            folders.append(run(tmp_path / f"{at}-{seed}", seed, found, lr=at))
+    (_, second) = compare(folders).against_first("dynaweb")
+    assert second is not None and not second.shown
+
+
+def test_many_comparisons_need_a_stricter_level(tmp_path: Path) -> None:
+    """A gain that one comparison shows narrowly is not shown among many."""
+    tasks = [f"t{at}" for at in range(100)]
+    base: dict[str, float | None] = {task: float(at < 50) for at, task in enumerate(tasks)}
+    better: dict[str, float | None] = {task: float(at < 58 and at != 0) for at, task in enumerate(tasks)}
+    two = [run(tmp_path / "a", 0, base, lr=0), run(tmp_path / "b", 0, better, lr=1)]
+    (_, alone) = compare(two).against_first("dynaweb")
+    assert alone is not None and alone.paired is not None and alone.shown
+    many = [*two, *(run(tmp_path / f"c{at}", 0, base, lr=2 + at) for at in range(20))]
+    among = compare(many).against_first("dynaweb")[1]
+    assert among is not None and among.paired == alone.paired
+    assert not among.shown and among.comparisons == 21
+
+
+def test_only_episodes_that_both_played_are_paired(tmp_path: Path) -> None:
+    first: dict[str, float | None] = {"a": 1.0, "b": 0.0, "c": 0.0, "d": None}
+    second: dict[str, float | None] = {"c": 1.0, "b": 0.0, "x": 1.0, "a": 1.0, "d": 1.0}
+    found = compare([run(tmp_path / "1", 0, first, lr=0), run(tmp_path / "2", 0, second, lr=1)])
+    against = found.against_first("dynaweb")[1]
+    assert against is not None and against.paired is not None
+    assert (against.paired.difference.n, against.paired.gained, against.paired.lost) == (3, 1, 0)
+    apart = compare([run(tmp_path / "3", 0, first, lr=0), run(tmp_path / "4", 1, second, lr=1)])
+    (_, none) = apart.against_first("dynaweb")
+    assert none is not None and none.paired is None
+    assert "no episode in common" in str(apart)
+    assert apart.plain()["arms"]["dynaweb"][1]["against_first"] is None
+
+
+def test_tasks_that_were_played_twice_and_unknown_ones() -> None:
+    assert named([1.0, 0.0, None], ["a", "a", "b"]) == {"a": 1.0, "a #2": 0.0, "b": None}
+    assert named([1.0, 0.0], ["a"]) == {"episode 0": 1.0, "episode 1": 0.0}
+
+
+def test_the_judges_errors_are_pooled(tmp_path: Path) -> None:
+    group = made(tmp_path, [0.5, 0.7]).groups[0]
+    judged = group.judged("dynaweb", "false positives")
+    assert judged is not None and (judged.value, judged.n) == (0.25, 16)
+    assert group.judged("sft", "false positives") is None
+
+
+def test_the_command(cli: Cli, tmp_path: Path) -> None:
+    folders = [str(run(tmp_path / name, 0, outcomes(0, 0.5), lr=at)) for at, name in enumerate("ab")]
+    done = cli("compare", *folders)
+    assert done.returncode == 0, done.stderr
+    assert "no difference" not in done.stdout and "rl.lr" in done.stdout
+    data = json.loads(cli("compare", *folders, "--json").stdout)
+    assert data["differences"] == {"rl.lr": [0, 1]}
+    against = data["arms"]["dynaweb"][1]["against_first"]
+    assert (against["value"], against["n"], against["shown"]) == (0.0, 200, False)
+    done = cli("compare", folders[0])
+    assert (done.returncode, done.stderr) == (2, "error: give at least two run folders to compare\n")
+    done = cli("compare", folders[0], str(tmp_path))
+    assert done.returncode == 1
+    assert "is not a run folder" in done.stderr
+
+
+def test_a_run_without_an_evaluation(tmp_path: Path) -> None:
+    folder = run(tmp_path / "a", 0, outcomes(0, 0.5))
+    (folder / "summary.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no evaluated arm.*--resume"):
+        read_run(folder)
+    with pytest.raises(ConfigError, match="at least two"):
+        compare([folder])

@@ -1,0 +1,166 @@
+"""Observers that a recipe names: console, TensorBoard, Weights & Biases, trackio; with their real packages."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core_kit import Cli, PackageMaker
+
+from dynaweb import events, plugins
+from dynaweb.config import Recipe, resolve
+from dynaweb.errors import ConfigError, MissingError
+from dynaweb.observers.chosen import chosen_observers
+from dynaweb.observers.scalars import finite, of_evaluation
+
+
+@contextmanager
+def observed(folder: Path, name: str, **settings: Any) -> Iterator[Recipe]:
+    """A short run, told to one observer."""
+    loaded = plugins.load(warn=False)
+    overrides = {"run.observers": [name], **{f"run.observer_settings.{name}.{key}": v for key, v in settings.items()}}
+    recipe = resolve("smoke", overrides=overrides, plugins=loaded)
+    folder.mkdir()
+    with chosen_observers(recipe, loaded, folder):
+        loaded.notify(events.RunStart(folder, recipe.tree()))
+        for stage in ("sft", "rl"):
+            for index in range(3):
+                loaded.notify(events.Update(stage, index, {"loss": 1.0 / (1 + index), "bad": float("nan"), "kl": 0.25}))
+            loaded.notify(events.Stage(stage, "done", "k", cost={"seconds": 2.0}))
+        loaded.notify(events.Evaluation("dynaweb", "test", (1.0, 0.0, None)))
+        yield recipe
+        loaded.notify(events.RunEnd(folder, "done", 3.0))
+
+
+def test_the_console_prints_what_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with observed(tmp_path / "run", "console", every=2, metrics=["k", "loss"]):
+        pass
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    lines = printed.err.splitlines()
+    assert lines[:2] == ["sft update 0: loss=1 kl=0.25", "sft update 2: loss=0.333 kl=0.25"]
+    assert lines[-1] == "test: eval/dynaweb/success=0.5 eval/dynaweb/n=2"
+    assert len(lines) == 5
+
+
+def test_tensorboard_files_hold_the_curves(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with observed(tmp_path / "run", "tensorboard"):
+        pass
+    read = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    read.Reload()
+    assert [(one.step, round(one.value, 3)) for one in read.Scalars("rl/loss")] == [(0, 1.0), (1, 0.5), (2, 0.333)]
+    assert {"sft/loss", "rl/kl", "eval/dynaweb/success", "eval/dynaweb/n", "cost/rl/seconds"} <= set(
+        read.Tags()["scalars"]
+    )
+    assert not any("bad" in tag for tag in read.Tags()["scalars"])
+
+
+def test_wandb_stays_offline_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_API_KEY", "")
+    with observed(tmp_path / "run", "wandb", project="mine"):
+        pass
+    (written,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
+    # Its own process writes the file, and says that it is done before it is.
+    wanted = (b"rl/loss", b"sft/update", b"eval/dynaweb/success")
+    for _ in range(200):
+        if missing := [name for name in wanted if name not in written.read_bytes()]:
+            time.sleep(0.1)
+    assert not missing
+
+
+def test_trackio_keeps_a_local_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    pytest.importorskip("trackio")
+    with observed(tmp_path / "run", "trackio", project="mine"):
+        pass
+    assert capsys.readouterr().out == ""
+    (database,) = (tmp_path / "trackio").glob("mine*.db")
+    connection = sqlite3.connect(database)
+    text = "\n".join(str(row) for row in connection.execute("select * from metrics"))
+    connection.close()
+    assert "rl/loss" in text and "eval/dynaweb/success" in text
+
+
+def test_unknown_observers_and_settings_are_refused_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
+    done = cli("run", "--observe", "tensorbord", "--dry-run")
+    assert done.returncode == 3
+    assert "no observer is called 'tensorbord'; did you mean 'tensorboard'" in done.stderr
+    with pytest.raises(ConfigError, match=r"run\.observer_settings\.console.*did you mean 'every'"):
+        resolve("smoke", overrides={"run.observer_settings.console.evry": 2}, plugins=plugins.load(warn=False))
+
+
+def test_observers_change_no_result_and_may_change_on_resume() -> None:
+    from dynaweb.matrix.cells import cell_id
+    from dynaweb.runs.folder import FREE
+
+    loaded = plugins.load(warn=False)
+    plain = resolve("smoke", plugins=loaded)
+    watched = resolve(
+        "smoke", observe=["console"], overrides={"run.observer_settings.console.every": 3}, plugins=loaded
+    )
+    assert watched.run.observers == ("console",)
+    assert cell_id(plain) == cell_id(watched)
+    assert all(line.startswith(FREE) for line in plain.differences(watched))
+
+
+def test_a_third_party_observer_is_closed_even_when_the_run_fails(package: PackageMaker, tmp_path: Path) -> None:
+    code = """
+from pydantic import BaseModel
+from dynaweb.hookspecs import PluginSpec, hookimpl
+class Config(BaseModel):
+    word: str = "x"
+@hookimpl
+def dynaweb_observers():
+    return [PluginSpec("noter", "noter_impl:Noter", Config, "writes notes")]
+"""
+    body = """
+from dynaweb.hookspecs import hookimpl
+class Noter:
+    def __init__(self, config, context):
+        self.path = context.folder / config.word
+    @hookimpl
+    def dynaweb_update(self, event):
+        self.path.write_text(str(event.index))
+    def close(self):
+        self.path.with_suffix(".closed").touch()
+"""
+    package("noter", code, modules={"noter_impl": body})
+    with pytest.raises(RuntimeError, match="broken"), observed(tmp_path / "run", "noter", word="y"):
+        raise RuntimeError("broken")
+    assert (tmp_path / "run" / "y").read_text() == "2"
+    assert (tmp_path / "run" / "y.closed").exists()
+
+
+def test_a_missing_extra_is_an_error_before_the_run(package: PackageMaker, tmp_path: Path) -> None:
+    import dynaweb
+
+    code = """
+from pydantic import BaseModel
+from dynaweb.hookspecs import PluginSpec, hookimpl
+class Config(BaseModel):
+    pass
+@hookimpl
+def dynaweb_observers():
+    return [PluginSpec("far", "far_impl:Far", Config, "needs much", extra="big")]
+"""
+    package("far", code, requires=['no-such-distribution; extra == "big"'])
+    plugins.load(warn=False)
+    with pytest.raises(MissingError, match=r"pip install 'far\[big\]'"):
+        dynaweb.run("smoke", overrides=['run.observers=["far"]'], out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_numbers_only() -> None:
+    assert finite({"a": 1, "b": True, "c": float("inf"), "d": None, "e": "x"}) == {"a": 1.0}
+    assert of_evaluation(events.Evaluation("a", "test", (None,))) == {"eval/a/n": 0.0}

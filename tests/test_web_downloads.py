@@ -1,0 +1,88 @@
+"""What pages offer for download during a run is kept in the run's folder, in every environment with a browser."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from web_pages import PageServer, acted, serving
+
+from dynaweb.config import resolve
+from dynaweb.config.sections import Web
+from dynaweb.loop.workspace import Workspace
+from dynaweb.plugins import current
+from dynaweb.protocols import PluginContext
+from dynaweb.runs.cache import StageCache
+from dynaweb.web.browser import BrowserPool, pool_of
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_a_page_offers_is_kept_below_the_folder(tmp_path: Path) -> None:
+    with serving() as server:
+        server.pages["/"] = "<a href=/download>List</a>"
+        async with pool_of(Web(action_timeout=2.0), tmp_path) as pool:
+            session = await pool.session()
+            await session.reset()
+            await session.goto(server.url())
+            reason, page = await acted(session, await session.observe(), "click 'List' []")
+    kept = (tmp_path / "downloads" / "bücher.csv").read_bytes()
+    assert kept.endswith(b"data")
+    assert (reason, page.notice) == ("", f"a download was saved: bücher.csv ({len(kept)} bytes)")
+
+
+@pytest.mark.asyncio
+async def test_downloads_are_kept_up_to_a_size(tmp_path: Path) -> None:
+    with serving() as server:
+        await _downloaded(server, tmp_path)
+
+
+async def _downloaded(server: PageServer, tmp_path: Path) -> None:
+    server.pages["/"] = "<a href=/download>named</a><a href='/file?1000'>small</a><a href='/file?3000000'>large</a>"
+    async with BrowserPool(downloads=tmp_path / "kept", max_download=1_000_000) as pool:
+        session = await pool.session()
+        await session.reset()
+        await session.goto(server.url())
+        page = await session.observe()
+        for name, notice in (
+            ("named", "a download was saved: bücher.csv"),
+            ("small", "a download was saved: _data.bin (1000 bytes)"),
+            ("small", "a download was saved: _data (2).bin (1000 bytes)"),
+            ("large", "a download was refused: _data.bin is larger than 1000000 bytes"),
+        ):
+            reason, page = await acted(session, page, f"click '{name}' []")
+            assert (reason, page.url) == ("", server.url("/"))
+            assert page.notice.startswith(notice)
+        found = {path.name: path.stat().st_size for path in (tmp_path / "kept").iterdir()}
+        assert {name for name, size in found.items() if size == 1000} == {"_data.bin", "_data (2).bin"}
+        assert set(found) == {"_data.bin", "_data (2).bin", "bücher.csv"}
+
+
+def test_options_of_an_environment_come_before_the_recipes() -> None:
+    pool = pool_of(Web(workers=3, action_timeout=1.5), timeout=9.0, view="full")
+    assert (pool._workers, pool.timeout, pool.view, pool.downloads) == (3, 9.0, "full", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("sites", {}), ("miniwob", {}), ("webarena", {"urls": {"reddit": "http://forum.localhost"}}), ("webvoyager", {})],
+)
+def test_every_environment_passes_its_folder_on(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    if name == "miniwob":
+        (tmp_path / "miniwob").mkdir()
+        (tmp_path / "miniwob" / "click.html").write_text("")
+        settings = {"path": str(tmp_path)}
+    plugins = current()
+    config = plugins.find("env", name).spec.config(**settings)
+    source: Any = plugins.create("env", name, config, PluginContext(folder=tmp_path))
+    pool = source.browser() if name == "webarena" else source._browser()
+    assert pool.downloads == tmp_path / "downloads"
+    asyncio.run(source.close())
+
+
+def test_a_run_hands_its_folder_to_its_environments(tmp_path: Path) -> None:
+    recipe = resolve(env="sites")
+    run: Any = SimpleNamespace(path=tmp_path)
+    assert Workspace(recipe, current(), StageCache(tmp_path), run)._web_context("eval").folder == tmp_path
