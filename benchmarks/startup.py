@@ -46,12 +46,12 @@ def main() -> None:
     """Measure and print."""
     import typer
 
-    from dynaweb.cli.app import app
+    from dynaweb.cli.app import tree
 
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 7
     print(f"{'command'.ljust(36)} median s  empty Python  modules")
     slow = []
-    for path in commands(typer.main.get_command(app)):
+    for path in commands(typer.main.get_command(tree())):
         arguments = [*path, "--help"]
         times, empty = [], []
         for _ in range(repeats):

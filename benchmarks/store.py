@@ -21,8 +21,6 @@ from typing import Any
 from dynaweb.data.store import TransitionStore
 from dynaweb.types import Action, Node, Observation, Transition
 
-CHUNK = 10_000
-
 
 def pages(rng: random.Random) -> Iterator[Observation]:
     """An endless walk: one page in four was there before."""

@@ -30,7 +30,10 @@ KINDS: dict[Kind, str] = {
     "reward": "Reward judge",
     "env": "Environment",
     "observer": "Observer",
+    "engine": "Engine",
 }
+TABLES: dict[Kind, str] = {"engine": "policy.engine"}
+"""Where a plugin of a kind is chosen, when that is no section of its own."""
 NOTE = "<!-- Written by docs/generate.py from the code; change the docstrings there and run it again. -->"
 
 
@@ -55,16 +58,20 @@ def recipes() -> str:
     parts += ["## Plugins", _PLUGINS_INTRO]
     for kind, spec in _first_party():
         config = spec.config or BaseModel
-        parts += [_plugin_title(kind, spec.name), f"{KINDS[kind]}: {spec.summary}.", _table(config)]
+        parts += [
+            f'### `[{TABLES.get(kind, kind)}]` with `name = "{spec.name}"`',
+            f"{KINDS[kind]}: {spec.summary}.",
+            _table(config),
+        ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def command_line() -> str:
     """The help of every command."""
-    from dynaweb.cli.app import app
+    from dynaweb.cli.app import tree
 
     parts = [NOTE, _CLI_INTRO]
-    for path, text in _helps(typer.main.get_command(app), "dynaweb", None):
+    for path, text in _helps(typer.main.get_command(tree()), "dynaweb", None):
         parts += [f"## `{path}`", f"```text\n{text}\n```"]
     return "\n\n".join(parts) + "\n"
 

@@ -36,7 +36,7 @@ def run(
     `out` is the run folder (default: `runs/<recipe>-<seed>-<n>`); with `resume` the run that is there goes on. Returns
     the result with the closing table; its text is that table.
     """
-    result: RunResult = _call("run", recipe, overrides, flags, progress, out=out, resume=resume)
+    result: RunResult = _call("dynaweb.loop.api:run", recipe, overrides, flags, progress, out=out, resume=resume)
     return result
 
 
@@ -49,7 +49,7 @@ def sft(
     **flags: Any,
 ) -> StageResult:
     """Make demonstrations and fine-tune the policy on them."""
-    result: StageResult = _call("sft", recipe, overrides, flags, progress, out=out)
+    result: StageResult = _call("dynaweb.loop.api:sft", recipe, overrides, flags, progress, out=out)
     return result
 
 
@@ -66,7 +66,9 @@ def fit_world_model(
 
     `data` is a transition store to use instead of exploration by the recipe.
     """
-    result: StageResult = _call("fit_world_model", recipe, overrides, flags, progress, out=out, data=_path(data))
+    result: StageResult = _call(
+        "dynaweb.loop.api:fit_world_model", recipe, overrides, flags, progress, out=out, data=_path(data)
+    )
     return result
 
 
@@ -87,7 +89,9 @@ def evaluate_world_model(
     default the held-out sites of the recipe's exploration.
     """
     options = {"weights": _path(weights), "data": _path(data), "horizon": horizon}
-    result: WorldModelScores = _call("evaluate_world_model", recipe, overrides, flags, progress, out=out, **options)
+    result: WorldModelScores = _call(
+        "dynaweb.loop.api:evaluate_world_model", recipe, overrides, flags, progress, out=out, **options
+    )
     return result
 
 
@@ -104,7 +108,7 @@ def show_prediction(
 ) -> Shown:
     """One prediction of a held-out transition beside the truth; `weights` and `data` as in `evaluate_world_model`."""
     options = {"weights": _path(weights), "data": _path(data), "index": index}
-    result: Shown = _call("show_prediction", recipe, overrides, flags, progress, out=out, **options)
+    result: Shown = _call("dynaweb.loop.api:show_prediction", recipe, overrides, flags, progress, out=out, **options)
     return result
 
 
@@ -121,7 +125,9 @@ def collect(
 
     They are added to `store`, by default to `transitions.jsonl.gz` in the run folder.
     """
-    result: StageResult = _call("collect", recipe, overrides, flags, progress, out=out, store=_path(store))
+    result: StageResult = _call(
+        "dynaweb.loop.api:collect", recipe, overrides, flags, progress, out=out, store=_path(store)
+    )
     return result
 
 
@@ -142,7 +148,7 @@ def evaluate(
     looks ahead in the world model of these weights (`world_model`), by default the one that the recipe fits.
     """
     options = {"policy": policy, "world_model": _path(world_model)}
-    result: StageResult = _call("evaluate", recipe, overrides, flags, progress, out=out, **options)
+    result: StageResult = _call("dynaweb.loop.api:evaluate", recipe, overrides, flags, progress, out=out, **options)
     return result
 
 
@@ -159,7 +165,9 @@ def fit_judge(
 
     `data` is a trajectory store with such episodes, by default new ones of the SFT policy.
     """
-    result: StageResult = _call("fit_judge", recipe, overrides, flags, progress, out=out, data=_path(data))
+    result: StageResult = _call(
+        "dynaweb.judges.api:fit_judge", recipe, overrides, flags, progress, out=out, data=_path(data)
+    )
     return result
 
 
@@ -179,15 +187,14 @@ def audit_judges(
     `data` is a trajectory store of graded episodes; by default `episodes` new ones are played on validation sites.
     """
     options = {"judges": tuple(judges), "data": _path(data), "episodes": episodes}
-    result: JudgeAudits = _call("audit_judges", recipe, overrides, flags, progress, out=out, **options)
+    result: JudgeAudits = _call(
+        "dynaweb.judges.api:audit_judges", recipe, overrides, flags, progress, out=out, **options
+    )
     return result
 
 
-JUDGES = ("fit_judge", "audit_judges")
-
-
 def _call(
-    name: str,
+    target: str,
     recipe: str | Path | Recipe,
     overrides: Overrides,
     flags: dict[str, Any],
@@ -196,20 +203,22 @@ def _call(
     out: str | Path | None,
     **options: Any,
 ) -> Any:
+    """Call `target`, a `module:function`, with the resolved recipe, once all plugins that it chooses are there."""
     if flags.get("plugins") is not None:
         use(flags["plugins"])
     plugins = current()
     resolved = resolve(recipe, overrides=overrides, **flags)
     for choice in resolved.choices():
         plugins.check(choice.kind, choice.name)
-    for name in resolved.run.observers:
-        plugins.check("observer", name)
+    for observer in resolved.run.observers:
+        plugins.check("observer", observer)
     # Only now: torch and the browser's driver take seconds to import.
     from importlib import import_module
 
-    calls = import_module("dynaweb.judges.api" if name in JUDGES else "dynaweb.loop.api")
+    module, _, function = target.partition(":")
+    call = getattr(import_module(module), function)
     with _shown(plugins, progress):
-        return getattr(calls, name)(resolved, out=_path(out), **options)
+        return call(resolved, out=_path(out), **options)
 
 
 @contextmanager

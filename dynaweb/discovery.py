@@ -20,6 +20,7 @@ KIND_HOOKS: dict[Kind, str] = {
     "reward": "dynaweb_rewards",
     "env": "dynaweb_environments",
     "observer": "dynaweb_observers",
+    "engine": "dynaweb_engines",
 }
 KIND_WORDS: dict[Kind, str] = {
     "wm": "world model",
@@ -27,6 +28,7 @@ KIND_WORDS: dict[Kind, str] = {
     "reward": "reward judge",
     "env": "environment",
     "observer": "observer",
+    "engine": "engine",
 }
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
@@ -229,26 +231,39 @@ def _status(origin: Origin, status: State, cause: str) -> PluginStatus:
     return PluginStatus("", origin.entry_point, "", origin.package, origin.version, status, cause)
 
 
-def missing_requirements(package: str, extra: str) -> list[str]:
-    """The requirements of an optional dependency group that are not installed. Nothing is imported."""
-    try:
-        lines = metadata.requires(package) or []
-    except metadata.PackageNotFoundError:
-        return []
+Requirement = tuple[str, list[str], str]
+"""Name, extras and marker of a line such as `torch[a]>=2; extra == "train"`."""
+
+
+def missing_requirements(
+    package: str, extra: str, requirements: Callable[[str], list[Requirement]] | None = None
+) -> list[str]:
+    """The requirements of an optional dependency group that are not installed. Nothing is imported.
+
+    `requirements` stands in for `requirements_of`, for callers that ask again and again.
+    """
+    requirements = requirements or requirements_of
     missing: list[str] = []
-    for line in lines:
-        name, extras, marker = _requirement(line)
+    for name, extras, marker in requirements(package):
         if not _wanted(marker, extra):
             continue
         if _plain(name) == _plain(package):
-            missing += [one for part in extras for one in missing_requirements(package, part)]
+            missing += [one for part in extras for one in missing_requirements(package, part, requirements)]
         elif not _installed(name):
             missing.append(name)
     return missing
 
 
-def _requirement(line: str) -> tuple[str, list[str], str]:
-    """Name, extras and marker of a line such as `torch[a]>=2; extra == "train"`."""
+def requirements_of(package: str) -> list[Requirement]:
+    """What a package asks for, by its metadata; nothing when it is not installed."""
+    try:
+        lines = metadata.requires(package) or []
+    except metadata.PackageNotFoundError:
+        return []
+    return [_requirement(line) for line in lines]
+
+
+def _requirement(line: str) -> Requirement:
     head, _, marker = line.partition(";")
     match = _REQUIREMENT.match(head.strip())
     assert match is not None, f"not a requirement: {line}"  # the standard fixes the form of installed metadata
@@ -273,7 +288,7 @@ def _plain(name: str) -> str:
 
 def _installed(package: str) -> bool:
     try:
-        metadata.version(package)
+        metadata.distribution(package)  # not its version, which means to parse a file
     except metadata.PackageNotFoundError:
         return False
     return True

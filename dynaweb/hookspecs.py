@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dynaweb import events
 
 PROJECT = "dynaweb"
-Kind = Literal["wm", "opt", "reward", "env", "observer"]
+Kind = Literal["wm", "opt", "reward", "env", "observer", "engine"]
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -59,6 +59,11 @@ def dynaweb_environments() -> Sequence[PluginSpec]:  # type: ignore[empty-body]
 @hookspec
 def dynaweb_observers() -> Sequence[PluginSpec]:  # type: ignore[empty-body]
     """Return the observers of this plugin (`--observe NAME`): their objects implement the hooks below."""
+
+
+@hookspec
+def dynaweb_engines() -> Sequence[PluginSpec]:  # type: ignore[empty-body]
+    """Return the engines of this plugin (`policy.engine.name`, `wm.engine.name`, `reward.engine.name`)."""
 
 
 @hookspec

@@ -13,13 +13,24 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dynaweb import discovery
-from dynaweb.discovery import KIND_HOOKS, KIND_WORDS, Origin, Plugin, PluginStatus, explain, missing_requirements
+from dynaweb.discovery import (
+    KIND_HOOKS,
+    KIND_WORDS,
+    Origin,
+    Plugin,
+    PluginStatus,
+    Requirement,
+    explain,
+    missing_requirements,
+    requirements_of,
+)
 from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError
 from dynaweb.suggest import hint
 
@@ -176,12 +187,16 @@ class Plugins:
 
     def statuses(self) -> list[PluginStatus]:
         """Every plugin with its state, by kind and name, broken and blocked ones last."""
-        usable = [self._status(plugin) for _, plugin in sorted(self.offers.items(), key=lambda item: item[0])]
+        # A package may offer dozens of plugins, and its metadata is a file to parse.
+        requirements = lru_cache(requirements_of)
+        usable = [
+            self._status(plugin, requirements) for _, plugin in sorted(self.offers.items(), key=lambda item: item[0])
+        ]
         return usable + sorted(self.others, key=lambda status: (status.kind, status.name, status.package))
 
-    def _status(self, plugin: Plugin) -> PluginStatus:
+    def _status(self, plugin: Plugin, requirements: Callable[[str], list[Requirement]]) -> PluginStatus:
         spec, origin = plugin.spec, plugin.origin
-        missing = missing_requirements(origin.package, spec.extra) if spec.extra else []
+        missing = missing_requirements(origin.package, spec.extra, requirements) if spec.extra else []
         cause = _needs(plugin, ", ".join(missing)) if missing else ""
         state: discovery.State = "missing" if missing else "ok"
         return PluginStatus(plugin.kind, spec.name, spec.summary, origin.package, origin.version, state, cause)

@@ -32,7 +32,8 @@ class GenerateRequest:
     """One prompt for an engine. Tokens in, tokens out.
 
     `temperature` 0 is greedy. Sampling depends on `seed` alone, never on which other requests share the batch.
-    Generation ends after any of `stop_ids` (which is kept in the output) or after `max_new_tokens`.
+    Generation ends after any of `stop_ids` (which is kept in the output), after the token that completes any of the
+    texts in `stop` (kept too; for engines that know the tokenizer), or after `max_new_tokens`.
     """
 
     prompt_ids: tuple[int, ...]
@@ -41,6 +42,7 @@ class GenerateRequest:
     top_p: float = 1.0
     seed: int = 0
     stop_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,11 +145,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A judge's verdict: `score` in [0, 1], or None when the trajectory could not be graded (None is not 0)."""
+    """A judge's verdict: `score` in [0, 1], or None when the trajectory could not be graded (None is not 0).
+
+    `ruled` marks a score that a rule of the judge gave without asking its model: it says nothing of how good that is.
+    """
 
     score: float | None
     probability: float | None = None
     why: str = ""
+    ruled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

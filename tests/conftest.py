@@ -16,6 +16,9 @@ from dynaweb import plugins
 
 # Before torch is imported: threads that spin while they wait make everything crawl when a browser needs the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Processes of tests side by side share the cores.
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 # A runner in the background of a shell ignores SIGINT, and the processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,6 +12,8 @@ import torch
 from trainer_kit import ADVANTAGES, WIDE, old_logps, spy_of, trainer_of, weights
 
 from dynaweb.backends.scoring import GenericScorer, scorer_for
+from dynaweb.engines.scheduler import Lockstep
+from dynaweb.engines.transformers_engine import TransformersEngine
 from dynaweb.loop.adapters import with_adapters
 from dynaweb.loop.workspace import LoadedModel
 from dynaweb_opt_gspo.gspo import Gspo
@@ -23,7 +25,11 @@ NOTHING: Any = SimpleNamespace(save_pretrained=lambda folder: None)
 
 def adapted(dtype: torch.dtype = torch.float32) -> LoadedModel:
     """A small Llama with adapters, whose second factors are not 0."""
-    model = with_adapters(LoadedModel(kit.llama().to(dtype), NOTHING, NOTHING), 2, seed=1)
+    return fill(with_adapters(LoadedModel(kit.llama().to(dtype), NOTHING, NOTHING), 2, seed=1))
+
+
+def fill(model: LoadedModel) -> LoadedModel:
+    """Adapters that say something."""
     with torch.no_grad():
         for name, parameter in model.model.named_parameters():
             if "lora_B" in name:
@@ -66,3 +72,18 @@ def test_merged_adapters_say_what_the_adapters_said(tmp_path: Path) -> None:
     after = [values.tolist() for values in trainer_of(loaded.model).logprobs(rows)]
     for one, other in zip(before, after, strict=True):
         assert other == pytest.approx(one, abs=1e-4)
+
+
+@pytest.mark.parametrize("asked_between", [True, False])
+def test_an_engine_follows_adapters_that_come_and_go(asked_between: bool, tmp_path: Path) -> None:
+    model = LoadedModel(kit.llama(), NOTHING, NOTHING)
+    early = TransformersEngine(model.model, Lockstep())
+    asked = [((1, 2, 3), (4, 5)), ((7, 8), (9,))]
+    plain = early.choice_batch(asked)
+    trained = fill(with_adapters(model, 2, seed=1))
+    wanted = TransformersEngine(model.model, Lockstep()).choice_batch(asked)
+    if asked_between:
+        assert early.choice_batch(asked) == wanted != plain
+    trained.save(tmp_path)
+    for found, value in zip(early.choice_batch(asked), wanted, strict=True):
+        assert found == pytest.approx(value, abs=1e-4)

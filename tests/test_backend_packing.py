@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaweb.backends.batch import plan, units
+from dynaweb.backends.deepspeed_backend import EngineScorer, Scored
 from dynaweb.backends.packing import Layout, attend, packed_attention
 from dynaweb.backends.scoring import GenericScorer, micro_batches
 from dynaweb.protocols import TokenRow
@@ -138,3 +139,13 @@ def test_the_models_attention_is_put_back_after_an_error() -> None:
         raise RuntimeError("stop")
     assert model.config._attn_implementation == before
     model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2, pad_token_id=0)
+
+
+@pytest.mark.parametrize(("kind", "packs"), [("gpt2", True), ("mamba", False)])
+def test_deepspeed_counts_tokens_as_the_scorer_inside_does(kind: str, packs: bool) -> None:
+    model = model_of(kind)
+    inside = EngineScorer(None, Scored(model, checkpointing=False))
+    assert inside.packs is packs
+    given, chosen = rows(), range(7)
+    wanted = micro_batches(GenericScorer(model), given, chosen, 60, CPU)
+    assert [one.rows for one in micro_batches(inside, given, chosen, 60, CPU)] == [one.rows for one in wanted]

@@ -92,6 +92,18 @@ def test_config_show_is_a_recipe_with_origins(cli: Cli, tmp_path: Path) -> None:
     assert set(json.loads(cli("config", "recipes", "--json").stdout)) >= {"dynaweb", "dynaweb-paper", "smoke"}
 
 
+def test_json_is_written_in_one_way(capsys: pytest.CaptureFixture[str]) -> None:
+    from dynaweb.cli.output import emit
+
+    emit({"path": Path("größe"), "ids": ("a",)}, "text", as_json=True)
+    emit({"path": Path("größe")}, "text", as_json=False)
+    assert capsys.readouterr().out == '{\n  "path": "größe",\n  "ids": [\n    "a"\n  ]\n}\ntext\n'
+    commands = Path(__import__("dynaweb.cli").cli.__file__).parent
+    assert [path.name for path in sorted(commands.glob("*.py")) if "echo(json.dumps" in path.read_text()] == [
+        "output.py"
+    ]
+
+
 def test_dry_run_prints_the_plan(cli: Cli, tmp_path: Path) -> None:
     done = cli("run", "--wm", "delta", "--opt", "gspo", "--dry-run")
     assert done.returncode == 0
@@ -128,6 +140,7 @@ def test_a_missing_extra_stops_a_run_but_not_its_plan(cli: Cli, package: Package
         (["run", "-p", "no:delta"], 3, "blocked by -p no:delta"),
         (["run", "--resume", "--out", "nowhere"], 1, "error: nowhere is not a run folder"),
         (["run", "--seed", "x"], 2, "Invalid value for '--seed'"),
+        (["run", "--nproc", "0"], 2, "Invalid value for '--nproc'"),
         (["run", "--nonsense"], 2, "No such option: --nonsense"),
         (["nonsense"], 2, "No such command 'nonsense'"),
         (["tasks", "list", "--split", "tset"], 2, "error: no split is called 'tset'; did you mean 'test'?"),

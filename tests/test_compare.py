@@ -11,17 +11,20 @@ from typing import Any
 import pytest
 from core_kit import Cli
 
-from dynaweb.compare import Comparison, compare, read_run
+from dynaweb.compare import Comparison, Group, Versus, compare, read_run, versus
 from dynaweb.compare.records import named
 from dynaweb.errors import CheckpointError, ConfigError
+from dynaweb.report.stats import Estimate
 
 Outcomes = Mapping[str, float | None]
 
 
-def run(folder: Path, seed: int, main: Outcomes, *, sft: Outcomes | None = None, **settings: Any) -> Path:
+def run(
+    folder: Path, seed: int, main: Outcomes, *, sft: Outcomes | None = None, budget: float = 0.0, **settings: Any
+) -> Path:
     """A run folder with the outcomes of two arms by task."""
     folder.mkdir(parents=True)
-    tree: dict[str, Any] = {"run": {"seed": seed, "time_budget": 0.0}, "wm": {"name": "delta"}, "rl": settings}
+    tree: dict[str, Any] = {"run": {"seed": seed, "time_budget": budget}, "wm": {"name": "delta"}, "rl": settings}
     files = {"recipe": {"settings": tree, "origins": {}}, "seeds": {"run": seed}, "status": {"status": "done"}}
     played = {"sft": sft or dict.fromkeys(main, 0.0), "dynaweb": main}
     arms = [
@@ -60,6 +63,43 @@ def test_runs_that_differ_in_their_seed_are_one_group(tmp_path: Path) -> None:
     assert [[item.seed for item in group.runs] for group in found.groups] == [[0, 1], [0, 1]]
     assert found.differences == {"rl.lr": [0, 1]}
     assert list(found.arms) == ["sft", "dynaweb"]
+
+
+def test_a_time_budget_makes_another_group(tmp_path: Path) -> None:
+    folders = [run(tmp_path / f"{at}", 0, outcomes(0, 0.5), budget=budget) for at, budget in enumerate((0.0, 5.0))]
+    assert compare(folders).differences == {"run.time_budget": [0.0, 5.0]}
+
+
+def test_a_measure_over_seeds_is_a_mean_even_where_every_run_is_perfect(tmp_path: Path) -> None:
+    found = []
+    for number, values in enumerate(((1.0, 1.0), (1.0, 0.98))):
+        folders = [run(tmp_path / f"{number}-{seed}", seed, outcomes(seed, 0.5)) for seed in (0, 1)]
+        for folder, value in zip(folders, values, strict=True):
+            summary = json.loads((folder / "summary.json").read_text())
+            (folder / "summary.json").write_text(json.dumps(summary | {"probes": [{"element_f1": value}] * 40}))
+        found.append(compare(folders).groups[0].measure("element_f1"))
+    perfect, nearly = found
+    # Two runs are not two answers: an interval that starts at 0.34 would say so.
+    assert perfect == Estimate(1.0, 1.0, 1.0, 2)
+    assert nearly is not None and (nearly.value, nearly.high, nearly.n) == (0.99, 1.0, 2)
+
+
+def test_every_pair_of_groups_is_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dynaweb.compare import comparing
+
+    asked: list[str] = []
+
+    def counted(first: Group, second: Group, *rest: Any) -> Versus:
+        asked.append(second.label)
+        return versus(first, second, *rest)
+
+    monkeypatch.setattr(comparing, "versus", counted)
+    plain = made(tmp_path, [0.5, 0.6, 0.7, 0.8], seeds=[0]).plain()
+    assert sorted(asked) == sorted(["1-0", "2-0", "3-0"] * 2)
+    assert [list(row) for row in plain["arms"]["dynaweb"]][:2] == [
+        ["group", "success"],
+        ["group", "success", "against_first"],
+    ]
 
 
 def test_a_real_difference_is_shown_with_its_interval(tmp_path: Path) -> None:

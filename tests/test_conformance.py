@@ -7,11 +7,13 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from core_kit import PackageMaker
 
 from dynaweb.testing import EnvironmentSuite, OptimizerSuite, RewardSuite, WorldModelSuite
+from dynaweb.types import Task
 
 pytest_plugins = ["dynaweb.testing.fixtures"]
 
@@ -170,6 +172,14 @@ def test_the_suites_catch_what_is_wrong(package: PackageMaker, tmp_path: Path) -
         "TestJudge::test_scores_are_in_range_or_none_with_a_reason",
     }
     assert "1 xfailed" in done.stdout
+
+
+def test_tasks_that_share_an_id_are_caught() -> None:
+    task = Task("same", "buy a kettle", "http://shop.test/")
+    suite = TestSites()
+    suite.build = lambda *given, **more: SimpleNamespace(tasks=lambda *given, **more: [task, task])  # type: ignore[method-assign]
+    with pytest.raises(AssertionError, match="share an id"):
+        suite.test_tasks_depend_on_the_seed_alone()
 
 
 def test_an_expected_failure_of_no_test_is_refused() -> None:

@@ -340,6 +340,24 @@ def test_calls_of_browsergym(text: str, expected: Any) -> None:
     assert gym_action(text, from_axtree_text(HOME, "u")) == expected
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("tab_focus('abc')", "tab_focus()", "scroll(0, 'down')", "scroll(None, [])", "click()", "fill()", "press()"),
+        *("click(['23'])", "goto()", "click(23, button=1, text=2)", "f(*a)", "click(", "select_option('23', {})"),
+    ],
+)
+def test_badly_written_calls_of_agents_are_no_reason_to_stop(text: str) -> None:
+    found = gym_action(text, from_axtree_text(HOME, "u"))
+    assert isinstance(found, Action | str)
+
+
+@pytest.mark.parametrize("argument", ["C:\\x", "\\N{no such name}", "a\\", "tea"])
+def test_arguments_that_are_no_python_text_are_no_reason_to_stop(argument: str) -> None:
+    found = do_action(f'do(action="Type", argument="{argument}", element="23")', from_axtree_text(HOME, "u"))
+    assert isinstance(found, Action | str)
+
+
 def test_grammars_of_other_projects_refuse_what_they_cannot_mean() -> None:
     page = from_axtree_text(HOME, "u")
     assert webarena_action("so ```click [23] where [23] is link 'Cart'```", page) == gym_action("click('23')", page)

@@ -17,6 +17,7 @@ import torch
 
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.engines.sessions import GenericRunner, LlamaRunner, survivors
+from dynaweb.engines.stopping import cut
 from dynaweb.engines.transformers_engine import TransformersEngine
 from dynaweb.errors import EngineError
 from dynaweb.protocols import Completion, GenerateRequest, TokenRow
@@ -238,3 +239,26 @@ def test_equal_requests_are_computed_once(engine: TransformersEngine) -> None:
     assert found[0] == found[2] == found[3]
     _close(found[0], engine.generate_batch([request])[0])
     assert engine.stats.new_tokens - before == 2 * len(found[0].token_ids) + len(found[1].token_ids)
+
+
+@pytest.mark.parametrize("place", [0, 3, 22, None])
+def test_generation_ends_with_the_token_that_completes_a_stop_text(place: int | None) -> None:
+    model = kit.llama(4)
+
+    def decode(ids: list[int]) -> str:
+        return ",".join(str(one % 10) for one in ids)
+
+    engine = TransformersEngine(model, Lockstep(), decode=decode)
+    plain = [GenerateRequest((5, 6, 7), 24, seed=seed) for seed in range(12)]
+    whole = engine.generate_batch(plain)
+    said = decode(list(whole[0].token_ids[place : place + 2])) if place is not None else "never"
+    texts = ("also never", said)
+    stopped = engine.generate_batch([replace(one, stop=texts) for one in plain])
+    for full, short in zip(whole, stopped, strict=True):
+        ends = [k for k in range(1, 25) if any(text in decode(list(full.token_ids[:k])) for text in texts)]
+        assert short.token_ids == full.token_ids[: min(ends, default=24)]
+        assert short.finished == bool(ends)
+        assert cut(full, texts, decode).token_ids == short.token_ids
+    assert stopped[0].finished == (place is not None)
+    with pytest.raises(EngineError, match="knows the tokenizer"):
+        TransformersEngine(model, Lockstep()).fitted(replace(plain[0], stop=texts))

@@ -9,15 +9,19 @@ from typing import Any
 
 import pytest
 
+from dynaweb.config.sections import Web
 from dynaweb.errors import ConfigError, InfrastructureError, MissingError
 from dynaweb.loop.players import ExpertPlayer
 from dynaweb.loop.rollout import Episode, Rules, play_all
 from dynaweb.loop.verdicts import grading, success_of
 from dynaweb.protocols import PluginContext
 from dynaweb.types import Action, Observation, Task
+from dynaweb.web.browser import BrowserPool
+from dynaweb.web.chromium_session import ChromiumSession
 from dynaweb_env_miniwob import MiniwobConfig
 from dynaweb_env_miniwob.env import MiniwobSource
 from dynaweb_env_miniwob.expert import PLANS, SCRIPTED
+from dynaweb_env_miniwob.goals import Goals
 from dynaweb_env_miniwob.pages import TIMING, Pages
 
 
@@ -68,6 +72,19 @@ async def test_goals_pages_and_seeds_reproduce(make: Any) -> None:
         assert first == again and first.url == task.start_url
     assert await environment.reset(tasks[3], 0) != await environment.reset(tasks[0], 0)
     await environment.close()
+
+
+def test_goals_are_read_with_the_browser_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patience: list[float] = []
+    session = BrowserPool.session
+
+    async def noted(pool: BrowserPool) -> ChromiumSession:
+        patience.append(pool.timeout)
+        return await session(pool)
+
+    monkeypatch.setattr(BrowserPool, "session", noted)
+    Goals(Pages(""), Web(action_timeout=7.5), cache=tmp_path).read([("click-test", 1)])
+    assert patience == [7.5]
 
 
 async def test_splits_share_no_seed(make: Any) -> None:

@@ -113,7 +113,7 @@ def test_dreams_are_served_and_judged(tmp_path: Path) -> None:
             assert dreamed.observation.page and dreamed.observation.error == "" and dreamed.reward == 0.0
             refused = client.step(WebAction(text="click 'Nothing' [999]"))
             assert "no element [999]" in refused.observation.error
-            ended = client.step(WebAction(text="stop 'done'"))
+            ended = client.step(WebAction(text="stop ''"))
             assert ended.done and ended.reward in (0.0, 1.0)
             assert "P(YES)" in ended.observation.why
         assert "Traceback" not in (tmp_path / "log").read_text()

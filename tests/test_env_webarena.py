@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,10 @@ from dynaweb_env_sites.server import SitesServer, create_app
 from dynaweb_env_sites.tasks import sites as embedded
 from dynaweb_env_sites.tasks import sites_tasks, to_webarena
 from dynaweb_env_sites.world_store import WorldStore
-from dynaweb_env_webarena import WebarenaConfig
+from dynaweb_env_webarena import Login, WebarenaConfig
 from dynaweb_env_webarena.env import WebarenaSource
 from dynaweb_env_webarena.functions import post_url, resolved
-from dynaweb_env_webarena.sites import filled, full_reset, placeholders
+from dynaweb_env_webarena.sites import filled, full_reset, placeholders, together
 from dynaweb_env_webarena.verified import response_of
 
 
@@ -37,6 +38,17 @@ def no_sites(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def stub() -> Iterator[Stub]:
     with stub_sites() as state:
+        yield state
+
+
+ANN = {"username": "ann", "password": "secret", "check": "/account"}
+
+
+@contextmanager
+def other_site() -> Iterator[Stub]:
+    """Another site on the same host name; its cookie has the same name and other values."""
+    with stub_sites() as state:
+        state.logins = 100
         yield state
 
 
@@ -176,8 +188,7 @@ async def test_several_start_pages_open_in_tabs_and_the_first_is_current(make: A
 
 
 async def test_a_login_is_stored_checked_and_made_again_once(make: Any, stub: Stub, tmp_path: Path) -> None:
-    login = {"username": "ann", "password": "secret", "check": "/account"}
-    settings = {"urls": {"reddit": stub.url}, "logins": {"reddit": login}}
+    settings = {"urls": {"reddit": stub.url}, "logins": {"reddit": ANN}}
     asked = click("link", "Account"), Action("stop", text="42")
     source = make(raw(), **settings)
     for _ in range(2):
@@ -195,9 +206,54 @@ async def test_a_login_is_stored_checked_and_made_again_once(make: Any, stub: St
     stub.valid.clear()
     _, pages = await play(expired, expired.catalogue("test")[0], *asked)
     assert stub.logins == 3 and "Hello Ann" in [node.name for node in pages[-1].nodes]
-    wrong = make(raw(), **{**settings, "logins": {"reddit": {**login, "password": "no"}}, "auth": str(tmp_path / "b")})
+    wrong = make(raw(), **{**settings, "logins": {"reddit": {**ANN, "password": "no"}}, "auth": str(tmp_path / "b")})
     with pytest.raises(InfrastructureError, match=r"logging in to .* as ann failed"):
         await play(wrong, wrong.catalogue("test")[0], *asked)
+
+
+async def test_a_new_login_is_looked_at_once(make: Any, stub: Stub) -> None:
+    source = make(raw(), urls={"reddit": stub.url}, logins={"reddit": ANN})
+    await play(source, source.catalogue("test")[0], Action("stop", text="42"))
+    assert (stub.logins, stub.looks) == (1, 1)
+
+
+async def test_on_one_host_name_a_task_on_forum_and_shop_is_logged_in_to_the_forum(
+    make: Any, stub: Stub, tmp_path: Path
+) -> None:
+    asked = click("link", "Account"), Action("stop", text="42")
+    with other_site() as shop:
+        urls = {"reddit": stub.url, "shopping": shop.url}
+        source = make(raw(sites=["shopping", "reddit"]), urls=urls, logins=dict.fromkeys(urls, ANN))
+        for _ in range(2):
+            _, pages = await play(source, source.catalogue("test")[0], *asked)
+            assert "Hello Ann" in [node.name for node in pages[-1].nodes]
+        assert (stub.logins, shop.logins) == (1, 100)
+    assert [path.name for path in (tmp_path / "auth").iterdir()] == ["reddit_state.json"]
+
+
+async def test_logins_that_end_each_other_cost_the_episode_and_not_the_run(make: Any, stub: Stub) -> None:
+    with other_site() as other:
+        urls = {"reddit": stub.url, "forge": other.url}
+        source = make(raw(sites=list(urls)), urls=urls, logins=dict.fromkeys(urls, ANN))
+        with pytest.raises(InfrastructureError, match=r"logging in to .* as ann failed.*/account"):
+            await play(source, source.catalogue("test")[0], Action("stop", text="42"))
+
+
+async def test_a_site_that_is_down_does_not_count_as_logged_in(make: Any, tmp_path: Path) -> None:
+    with stub_sites() as gone:
+        url = gone.url
+    (tmp_path / "auth").mkdir()
+    (tmp_path / "auth" / "reddit_state.json").write_text('{"cookies": [], "origins": []}')
+    source = make(raw(), urls={"reddit": url}, logins={"reddit": ANN})
+    with pytest.raises(InfrastructureError, match="/account could not be loaded"):
+        await play(source, source.catalogue("test")[0], Action("stop", text="42"))
+
+
+def test_forum_and_shop_on_hosts_of_their_own_are_both_logged_in_to() -> None:
+    urls = {"reddit": "http://forum:1", "shopping": "http://shop:1", "shopping_admin": "http://forum:2/admin"}
+    logins = dict.fromkeys((*urls, "gitlab"), Login(**ANN))
+    assert set(together(logins, {**urls, "gitlab": "http://forum:3"})) == {"reddit", "shopping", "gitlab"}
+    assert set(together({"shopping_admin": Login(**ANN)}, urls)) == {"shopping_admin"}
 
 
 async def test_headers_of_a_site_go_with_every_request_and_replace_the_login(make: Any, stub: Stub) -> None:

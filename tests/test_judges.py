@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from judge_kit import PAGE, PROMPTS, FixedEngine, episode
 from judge_server import EMPTY, MALFORMED, judge_server
 
+from dynaweb.data.store import TrajectoryStore
 from dynaweb.errors import TrainingError
-from dynaweb.judges.calibration import Platt
+from dynaweb.judges.audit import confusion
+from dynaweb.judges.calibration import Platt, fit_platt
 from dynaweb.judges.scores import checked, refuse_silence, refused
-from dynaweb.loop.verdicts import judge_all, refuse_silent_judge
+from dynaweb.loop.verdicts import asked, judge_all, refuse_silent_judge
 from dynaweb.policy.formats import CompactFormat
 from dynaweb.protocols import PluginContext
 from dynaweb.types import Judgement, Node, Observation, Trajectory
@@ -21,7 +24,7 @@ from dynaweb_rm_llm_judge.judge import LlmJudge, messages, middle_cut, verdict
 from dynaweb_rm_orm import OrmConfig
 from dynaweb_rm_orm.orm import OutcomeRewardModel
 from dynaweb_rm_self_assess import SelfAssessConfig
-from dynaweb_rm_self_assess.judge import SelfAssessJudge
+from dynaweb_rm_self_assess.judge import SelfAssessJudge, evident
 from dynaweb_rm_weighted import WeightedConfig
 from dynaweb_rm_weighted.weighted import WeightedJudge
 
@@ -70,6 +73,85 @@ async def test_a_judge_that_never_scores_ends_the_update_and_one_that_scores_onc
     # Nobody was asked: nothing to complain about.
     refuse_silent_judge([t for t in silent if t.end == "invalid"], "update 3")
     refuse_silence([], "update 3")
+
+
+# Evidence for an answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "there"),
+    [
+        ("84", True),
+        ("8", False),
+        ("Tall Nimor lamp", True),
+        ("tall nimor LAMP", True),
+        ("Nimor lamp", True),
+        ("Nimo lamp", False),
+        ("Nim", False),
+        ("4.5 (2)", True),
+        ("4", False),
+        ("5", False),
+        ("4.5", True),
+        ("1,299", False),
+        ("1,299.00", True),
+        ("Ann", True),
+        ("red", True),
+        ("N/A", True),
+        ("", True),
+        (None, True),
+        (" ", True),
+        (".*", False),
+    ],
+)
+def test_an_answer_is_evident_when_it_stands_on_the_page_as_whole_words(answer: str | None, there: bool) -> None:
+    nodes = (Node(1, "text", "Votes: 84"), Node(2, "link", "Tall Nimor lamp"), Node(3, "text", "Rating: 4.5 (2)"))
+    nodes += (Node(4, "text", "$1,299.00, sold by Ann."),)
+    page = Observation("http://shop.localhost/", (*nodes, Node(5, "combobox", "Colour", value="Red")))
+    assert evident(answer, page) is there
+
+
+async def test_without_evidence_the_judge_is_not_asked_where_the_recipe_says_so() -> None:
+    for setting, score, questions in ((True, 0.0, 0), (False, 1.0, 1)):
+        engine = FixedEngine(-0.01, -5.0)
+        found = await assess(engine, evidence=setting).score(episode())
+        assert (found.score, len(engine.prompts)) == (score, questions), "42 does not stand on the page"
+    engine = FixedEngine(-0.01, -5.0)
+    shown = Observation("http://shop.localhost/", (Node(1, "text", "Answer: 42"),))
+    assert (await assess(engine, evidence=True).score(episode(final=shown))).score == 1.0
+
+
+class Rules(Says):
+    """A judge whose rule decides about episodes without an answer, and whose model gives no score."""
+
+    async def score(self, trajectory: Trajectory) -> Judgement:
+        return Judgement(0.0, why="ruled", ruled=True) if trajectory.id == "ruled" else self.said
+
+
+async def test_what_a_rule_decides_is_neither_a_decision_nor_a_word_of_the_model(tmp_path: Path) -> None:
+    found = [episode("ruled", success=0.0), episode("ruled", success=1.0), episode("b", success=0.0)]
+    silent = await judge_all(Rules(None), found)
+    with pytest.raises(TrainingError, match="none of 1 episodes"):
+        refuse_silent_judge(silent, "update 3")
+    judged = await judge_all(Rules(1.0, 0.9), found)
+    assert [asked(one) for one in judged] == [False, False, True]
+    counts = confusion("all", judged)
+    assert (counts.false_positive, counts.true_negative) == (1, 0), "the model accepted the one that it saw"
+    assert (counts.ruled_out, counts.ruled_out_wrongly) == (1, 1)
+    TrajectoryStore(tmp_path / "kept.jsonl.gz").append(judged)
+    assert [one.judgement for one in TrajectoryStore(tmp_path / "kept.jsonl.gz")] == [one.judgement for one in judged]
+
+
+async def test_evidence_is_a_rule() -> None:
+    said = await assess(FixedEngine(-0.01, -5.0), evidence=True).score(episode())
+    assert said.ruled and said.probability is None
+    assert not (await assess(FixedEngine(-0.01, -5.0)).score(episode())).ruled
+
+
+async def test_an_orm_whose_order_is_chance_gives_no_score() -> None:
+    platt = fit_platt([3.0, 2.0, 1.0, 0.5, -0.5, -1.0, -2.0, -3.0], [False] * 4 + [True] * 4)
+    assert platt.slope == 0
+    found = await orm(FixedEngine(-0.1, -3.0), platt).score(episode())
+    assert found.score is None and "no better than chance" in found.why
 
 
 # Self-assessment by votes

@@ -21,6 +21,7 @@ from dynaweb.errors import CheckpointError
 from dynaweb.loop import meter
 from dynaweb.loop.closing import StageResult, episodes_are
 from dynaweb.loop.evaluate import audit_judge, evaluate_arm
+from dynaweb.loop.evolving import curriculum_key
 from dynaweb.loop.explore import explore
 from dynaweb.loop.ingredients import Ingredients, rl_key
 from dynaweb.loop.lessons import Teacher
@@ -75,6 +76,8 @@ def changed(tmp_path: Path, *sets: str, **flags: Any) -> set[str]:
 ALL = {"sft", "explore", "eval", "judge", "world-model", "rl", "filtered-bc"}
 MODELLED = ALL - {"explore"}  # exploration depends on the model through the policy that explores
 DREAMED = {"world-model", "rl", "filtered-bc"}
+PLAYED = {"explore", "eval", "rl", "filtered-bc"}
+TRAINED = {"sft", "world-model", "rl", "filtered-bc"}
 ON_TASKS = {"explore", "eval", "rl", "filtered-bc"}
 
 
@@ -101,12 +104,19 @@ ON_TASKS = {"explore", "eval", "rl", "filtered-bc"}
         ("rl.validate_every=5", {"rl", "filtered-bc"}),
         ("opt.clip_low=0.2", {"rl"}),
         ("rl.negative_scale=1", {"rl"}),
+        ("replay.capacity=9", {"rl"}),
         ("rl.lr=1", {"rl", "filtered-bc"}),
         ("sft.lr=1", {"sft"}),
         ("eval.steps=3", {"eval"}),
         ("wm_fit.lr=1", {"world-model"}),
         ("wm.history=1", DREAMED),
         ("wm_fit.refresh_every=1", {"rl", "filtered-bc"}),
+        ("policy.engine.name=vllm", PLAYED),
+        ("policy.engine.max_batch_tokens=64", set()),
+        ("wm.engine.name=vllm", DREAMED),
+        ("reward.engine.name=vllm", {"judge", "rl", "filtered-bc"}),
+        ("backend.name=deepspeed", TRAINED),
+        ("backend.stage=3", set()),  # of another backend
     ],
 )
 def test_a_key_holds_what_matters_and_nothing_else(tmp_path: Path, setting: str, stages: set[str]) -> None:
@@ -133,6 +143,58 @@ def test_how_a_server_is_asked_is_in_no_key(tmp_path: Path, setting: str, matter
     # Every setting of a server is in one of the two groups: a new one has to be thought about.
     known = Server.WITHOUT_EFFECT | {"model", "base_url", "logprobs", "token_limit"}
     assert known == set(Server.model_fields) and (named in Server.WITHOUT_EFFECT) <= (not matters)
+
+
+@pytest.mark.parametrize(
+    ("setting", "matters"),
+    [
+        *((f"phases.server.{name}", False) for name in ("price_in=2", "concurrency=2", "timeout=9", "retries=1")),
+        *((f"phases.server.{name}", True) for name in ("model=other", "base_url=http://x/v1")),
+        ("phases.count=3", False),
+        *((f"phases.{name}", True) for name in ("generator=server", "tasks=7", "proposals=2", "value=[0.1,0.5]")),
+        *((name, True) for name in ("opt.clip_low=0.2", "rl.tasks=3", "run.seed=1")),
+    ],
+)
+def test_new_tasks_depend_on_who_makes_and_chooses_them(tmp_path: Path, setting: str, matters: bool) -> None:
+    base = ("phases.count=2", "phases.server.model=one")
+    before, after = (curriculum_key(workspace(tmp_path, *base, *more), MADE, 2) for more in ((), (setting,)))
+    assert (before != after) == matters
+    assert before != curriculum_key(workspace(tmp_path, *base), MADE, 3)
+
+
+def test_a_section_counts_without_what_no_result_depends_on(tmp_path: Path) -> None:
+    plain, priced, other = (
+        workspace(tmp_path, *more).recipe.key("phases")
+        for more in ((), ("phases.server.price_in=2",), ("phases.server.model=other",))
+    )
+    assert plain == priced != other
+
+
+@pytest.mark.parametrize(
+    ("setting", "stages"),
+    [
+        *((f"policy.engine.{name}", set()) for name in ("memory=0.5", "tensor_parallel=2", "eager=true")),
+        *((f"policy.engine.{name}", set()) for name in ("sleep=false", "probe_tolerance=0.1")),
+        *((f"policy.engine.{name}", PLAYED) for name in ("correction=0", "dtype=float32", "max_model_len=64")),
+        ("policy.engine.extra.max_num_seqs=8", PLAYED),
+        ("backend.offload=true", set()),
+        ("backend.stage=3", TRAINED),
+    ],
+)
+def test_where_an_engine_or_a_backend_computes_is_in_no_key(tmp_path: Path, setting: str, stages: set[str]) -> None:
+    base = ("policy.engine.name=vllm", "backend.name=deepspeed")
+    before, after = keys(tmp_path, *base), keys(tmp_path, *base, setting)
+    assert {name for name in before if before[name] != after[name]} == stages
+
+
+def test_a_configuration_of_deepspeed_counts_by_what_it_holds(tmp_path: Path) -> None:
+    def found(name: str, text: str) -> dict[str, str]:
+        (tmp_path / name).write_text(text)
+        return keys(tmp_path, "backend.name=deepspeed", f"backend.config={tmp_path / name}")
+
+    first, same, other = found("a.json", "{}"), found("b.json", "{}"), found("c.json", '{"bf16": {}}')
+    assert first == same
+    assert {name for name in first if first[name] != other[name]} == TRAINED
 
 
 @pytest.mark.parametrize(("setting", "wm"), [("wm.store", "frozen-llm"), ("wm_fit.data", "delta")])

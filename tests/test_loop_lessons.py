@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,8 @@ from dynaweb.backends.kl import penalties
 from dynaweb.config.sections import Rl
 from dynaweb.credit import STEP_REWARD, Credit, CreditInput, Wants, wants
 from dynaweb.loop.lessons import Teacher, credit_input, kept_groups, over_steps
+from dynaweb.loop.mismatch import engine_logprobs
+from dynaweb.loop.replay import GROUP
 from dynaweb.protocols import TokenRow
 from dynaweb.types import Node, Observation, Source, Step, Task, Trajectory
 from dynaweb_opt_grpo import GrpoConfig
@@ -75,6 +78,28 @@ def test_only_what_moves_is_computed() -> None:
     assert (now.asked, start.asked) == (6, 0)
     assert lesson.old is not None and lesson.old[6:] == [[0.0, 0.0]] * 4
     assert lesson.reference is None
+
+
+def drawn(reward: float | None, **settings: Any) -> Trajectory:
+    """A rollout whose engine said -1.5 of each token."""
+    one = trajectory(reward, **settings)
+    return replace(one, steps=tuple(replace(step, logprobs=(-1.5, -1.5)) for step in one.steps))
+
+
+def test_a_correction_and_several_steps_use_the_same_numbers_of_the_policy() -> None:
+    made, now, _ = teacher(epochs=2)
+    lesson = replace(made, cap=2.0).lesson([drawn(0.0), drawn(1.0)])
+    assert now.asked == 4, "each row once"
+    assert lesson.old == [[-1.0, -1.0]] * 4
+    assert lesson.weights is not None and np.asarray(lesson.weights) == pytest.approx(math.exp(0.5))
+    made, now, _ = teacher()
+    lesson = replace(made, cap=2.0).lesson([drawn(0.0), drawn(1.0)])
+    assert now.asked == 4 and lesson.old is None and lesson.mismatch["engine.logprob_gap"] == pytest.approx(0.5)
+
+
+def test_only_what_the_policy_of_the_moment_drew_is_corrected() -> None:
+    rollouts = [drawn(1.0, steps=1), drawn(1.0, steps=1, group=f"{GROUP}t"), drawn(1.0, steps=1, source="expert")]
+    assert engine_logprobs(rollouts) == [(-1.5, -1.5), (), ()]
 
 
 def test_a_reference_in_the_loss_is_computed_for_dead_groups_too() -> None:

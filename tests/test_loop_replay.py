@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,8 +16,9 @@ from judge_kit import episode
 from pydantic import ValidationError
 
 from dynaweb.config.phases import Phases, Replay
+from dynaweb.data.store import TrajectoryStore
 from dynaweb.errors import CheckpointError
-from dynaweb.loop.replay import GROUP, ReplayBuffer, keep_of, perplexity
+from dynaweb.loop.replay import BUFFER, GROUP, ReplayBuffer, keep_of, perplexity, read_buffer, write_whole
 from dynaweb.types import Trajectory
 
 
@@ -100,6 +102,30 @@ def test_a_restart_finds_the_buffer_of_its_update_and_no_other(tmp_path: Path) -
         other.load(tmp_path, 1)
     other.load(tmp_path, 2)
     assert [t.id for t in other.episodes] == ["a", "b"]
+
+
+def test_a_buffer_without_a_success_is_written_like_any_other(tmp_path: Path) -> None:
+    one = buffer()
+    one.add([played("a", 0.0)])
+    one.save(tmp_path, 1)
+    one.load(tmp_path, 1)
+    one.write(tmp_path / BUFFER)
+    assert one.episodes == read_buffer(tmp_path / BUFFER) == []
+    assert {path.name for path in tmp_path.iterdir()} == {BUFFER, f"000001-{BUFFER}"}
+
+
+def test_a_store_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    def stopped() -> Iterator[Trajectory]:
+        yield played("b", 1.0)
+        raise KeyboardInterrupt
+
+    path = tmp_path / "store.jsonl.gz"
+    write_whole(TrajectoryStore, path, [played("a", 1.0)])
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(TrajectoryStore, path, stopped())
+    assert [t.id for t in TrajectoryStore(path)] == ["a"]
+    write_whole(TrajectoryStore, path, [played("c", 1.0)])
+    assert [t.id for t in TrajectoryStore(path)] == ["c"]
 
 
 @pytest.mark.parametrize("band", [(2.0, 1.5), (0.5, 2.0), (1.5, 1.5)])

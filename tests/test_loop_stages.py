@@ -14,7 +14,8 @@ import pytest
 
 import dynaweb
 from dynaweb.errors import ConfigError, InfrastructureError, Interrupted
-from dynaweb.loop import waves
+from dynaweb.loop import agents, api, auditing, beside, waves
+from dynaweb.loop.auditing import RewardHacking
 from dynaweb.loop.rl import _Learner
 from dynaweb.loop.rollout import play_all
 from dynaweb.loop.workspace import Workspace
@@ -419,3 +420,46 @@ def test_a_frozen_world_model_and_validation_on_the_way(
     (validation,) = [row for row in rows(tmp_path / "frozen", "eval") if row["split"] == "validation"]
     assert validation["metrics"]["update"] == 1 and len(validation["successes"]) == 4
     assert "judge_false_positive" in validation["metrics"]
+
+
+def test_an_evaluation_fits_the_judge_that_it_is_audited_with(
+    first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAWEB_CACHE", str(first[0]))
+    sets = [*SMALL, "judge_fit.episodes=24", "judge_fit.steps=1", "judge_fit.batch=4", "eval.episodes=2"]
+    dynaweb.evaluate("dynaweb", overrides=sets, out=tmp_path / "eval", reward="orm")
+    assert {"judge-fit", "judge"} <= set(statuses(tmp_path / "eval"))
+    of_judge = [row for row in rows(tmp_path / "eval", "eval") if row["arm"] == "judge of sft"]
+    assert len(of_judge) == 1 and len(of_judge[0]["successes"]) == 2
+
+
+def test_an_evaluation_that_looks_ahead_shows_the_world_model_what_was_explored(
+    first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[int] = []
+
+    def looks(ws: Any, weights: Any, model: Any, explored: Any, real: Any = agents.lookahead) -> Any:
+        shown.append(len(explored.episodes()))
+        return real(ws, weights, model, explored)
+
+    monkeypatch.setenv("DYNAWEB_CACHE", str(first[0]))
+    monkeypatch.setattr(api, "lookahead", looks)
+    sets = [*SMALL, "agent.candidates=2", "agent.depth=1", "eval.episodes=2", "eval.steps=2"]
+    dynaweb.evaluate("dynaweb", overrides=sets, out=tmp_path / "eval", agent="lookahead")
+    assert shown == [8]
+
+
+def test_a_run_that_an_alarm_ended_does_not_go_on_by_itself(
+    first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAWEB_CACHE", str(first[0]))
+    for module in (auditing, beside):
+        monkeypatch.setattr(module, "alarm", lambda marks, settings: "something is wrong")
+    sets = ["audit.every=1", "audit.episodes=2", "audit.stop=true", "rl.lr=2e-4"]
+    for resumed in (False, True):
+        with pytest.raises(RewardHacking, match=r"something is wrong\. The run ends here"):
+            run(tmp_path / "stopped", *sets, resume=resumed)
+        assert [row["index"] for row in rows(tmp_path / "stopped", "update") if row["stage"] == "rl"] == [0]
+    # What the error says to do.
+    run(tmp_path / "on", *sets, "audit.stop=false")
+    assert [row["index"] for row in rows(tmp_path / "on", "update") if row["stage"] == "rl"] == [0, 1, 2, 3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,11 +21,12 @@ from hypothesis import strategies as st
 from dynaweb import plugins
 from dynaweb.config import resolve
 from dynaweb.errors import ConfigError, MissingError
+from dynaweb.loop import stages
 from dynaweb.matrix import Matrix, MatrixFolder, Plan, plan_of, read_matrix, shipped_matrices
 from dynaweb.matrix.cells import cell_id
 from dynaweb.matrix.grammar import parse_axis
 from dynaweb.matrix.page import matrix_page
-from dynaweb.matrix.results import results
+from dynaweb.matrix.results import ARMS, measures_of, results
 from dynaweb.matrix.runner import Progress, Runner
 from dynaweb.matrix.table import matrix_markdown, matrix_text
 
@@ -78,6 +80,16 @@ def test_a_grid_with_zip_when_and_exclude(file: Path) -> None:
         both = (labels["wm"], labels["anchor"]) == ("full-state", "some")
         assert cell.recipe.wm_fit.steps == (9 if both else 2)
         assert cell.recipe.rl.bc_batch == (3 if labels["anchor"] == "some" else 2)
+
+
+def test_settings_may_be_nested_tables_and_flags_everywhere(file: Path) -> None:
+    text = file.read_text().replace('set = { "wm_fit.steps" = 9 }', "set = { wm_fit = { steps = 9 }, model = 'tiny' }")
+    text = text.replace('set = { "eval.episodes" = 5 }', "set = { eval = { episodes = 5 }, agent = 'direct' }")
+    file.write_text(text.replace('label = "some", "rl.bc_weight" = 0.1', 'label = "some", rl = { bc_weight = 0.1 }'))
+    for cell in plan(file).cells:
+        both = dict(cell.labels)["anchor"] == "some" and cell.recipe.wm.name == "full-state"
+        assert (cell.recipe.wm_fit.steps, cell.recipe.eval.episodes) == (9 if both else 2, 5)
+        assert cell.recipe.rl.bc_weight == (0.1 if dict(cell.labels)["anchor"] == "some" else 0.0)
 
 
 def test_one_axis_at_a_time(file: Path) -> None:
@@ -260,6 +272,44 @@ def test_a_failed_cell_is_recorded_and_the_rest_go_on(fakes: Fakes) -> None:
     assert {fakes.tries(cell.id) for cell in fakes.plan.cells if cell.id != bad} == {1}
 
 
+def test_a_refused_second_run_leaves_the_plan_alone(fakes: Fakes) -> None:
+    fakes.run()
+    other = Fakes(plan("smoke", axes=["rl.updates=4,5"]), fakes.folder.path)
+    with fakes.folder.lock(), pytest.raises(ConfigError, match="runs the matrix"):
+        other.run()
+    assert fakes.folder.read_plan() == fakes.plan
+
+
+def test_folders_that_cannot_take_a_matrix(fakes: Fakes, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("mine")
+    for name, why in (("mine", "is not empty and not a matrix"), ("mine/notes/matrix", "cannot be written: Not a dir")):
+        with pytest.raises(ConfigError, match=why):
+            Runner(fakes.plan, MatrixFolder(tmp_path / name)).run()
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes"]
+
+
+def test_a_killed_cell_has_failed_for_everybody_until_it_is_tried_again(fakes: Fakes) -> None:
+    cell = fakes.plan.cells[0]
+    folder = fakes.folder.cell(cell.id)
+
+    def killed(matrix: MatrixFolder, id: str) -> Sequence[str]:
+        if id != cell.id:
+            return fakes.command(matrix, id)
+        state = f'mkdir -p {folder}; echo \'{{"status": "running"}}\' > {folder}/status.json; echo too much >&2'
+        return ["sh", "-c", f"{state}; kill -9 $$"]
+
+    done = Runner(fakes.plan, fakes.folder, command=killed).run()
+    assert (done[0].state, fakes.folder.status(cell).state) == ("failed", "failed")
+    assert fakes.folder.status(cell).detail == "too much"
+    assert "cells: 1 failed, 5 done" in matrix_text(results(fakes.plan, fakes.folder))
+    # While it is tried again, how the last attempt ended says nothing.
+    seen: set[bool] = set()
+    fakes.run(changed=lambda progress: seen.add(fakes.folder.outcome(cell.id).exists() and progress.state == "running"))
+    assert seen == {False}
+    assert fakes.folder.status(cell).state == "done"
+
+
 def test_fail_fast_leaves_the_rest_for_later(fakes: Fakes) -> None:
     fakes.failing = {fakes.plan.cells[1].id}
     states = list(fakes.run(fail_fast=True).values())
@@ -311,6 +361,14 @@ def test_the_table_has_n_mean_interval_and_paired_differences(fakes: Fakes) -> N
     json.dumps(found.plain())
 
 
+def test_every_arm_of_a_run_is_a_measure() -> None:
+    source = Path(stages.__file__).read_text(encoding="utf-8")
+    assert set(re.findall(r'ArmSpec\(\s*"([\w-]+)"', source)) == set(ARMS) - {"main"}
+    found = plan("smoke")
+    for name in (*ARMS, "element_f1", "Element F1", "Address"):
+        assert measures_of(found, [name]) == (name,)
+
+
 def test_text_of_a_matrix_stays_text(tmp_path: Path) -> None:
     bad = "</td><script>alert(1)</script>"
     file = tmp_path / "m.toml"
@@ -333,6 +391,9 @@ def test_the_command_line(cli: Cli, tmp_path: Path, file: Path) -> None:
     assert done.returncode == 3
     assert "none was started" in done.stderr and "did you mean 'delta'" in done.stderr
     assert cli("matrix", "show", "smoke", "--seeds", "1,x").returncode == 2
+    done = cli("matrix", "run", "smoke", "--measure", "element_f2")
+    assert done.returncode == 2
+    assert "no measure is called 'element_f2'; did you mean 'element_f1'" in done.stderr
     assert "world-model" in cli("matrix", "list").stdout
     states = json.loads(cli("matrix", "status", "study.toml", "--json").stdout)
     assert {state["state"] for state in states} == {"waiting"}

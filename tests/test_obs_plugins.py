@@ -25,7 +25,7 @@ def observed(folder: Path, name: str, **settings: Any) -> Iterator[Recipe]:
     loaded = plugins.load(warn=False)
     overrides = {"run.observers": [name], **{f"run.observer_settings.{name}.{key}": v for key, v in settings.items()}}
     recipe = resolve("smoke", overrides=overrides, plugins=loaded)
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     with chosen_observers(recipe, loaded, folder):
         loaded.notify(events.RunStart(folder, recipe.tree()))
         for stage in ("sft", "rl"):
@@ -77,6 +77,19 @@ def test_wandb_stays_offline_in_the_run_folder(tmp_path: Path, monkeypatch: pyte
     assert not missing
 
 
+def test_a_resumed_run_is_the_same_run_in_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_API_KEY", "")
+    for folder in ("run", "run", "other"):
+        with observed(tmp_path / folder, "wandb"):
+            pass
+    ids = {
+        folder: {path.name.split("-")[3] for path in (tmp_path / folder / "wandb").glob("offline-run-*")}
+        for folder in ("run", "other")
+    }
+    assert len(ids["run"]) == len(ids["other"]) == 1 and ids["run"] != ids["other"]
+
+
 def test_trackio_keeps_a_local_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +103,26 @@ def test_trackio_keeps_a_local_database(
     text = "\n".join(str(row) for row in connection.execute("select * from metrics"))
     connection.close()
     assert "rl/loss" in text and "eval/dynaweb/success" in text
+
+
+QUICK = (
+    "env.driver=static data.demos=1 sft.batch=1 sft.steps=0 rl.updates=0 controls.sft_steps=[] eval.episodes=1 "
+    "eval.steps=1 model.threads=1"
+)
+
+
+def test_an_observed_run_from_the_command_line_and_from_python(
+    cli: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import dynaweb
+
+    settings = [word for setting in QUICK.split() for word in ("--set", setting)]
+    done = cli("run", "smoke", "--env", "sites", "--observe", "console", "--out", "run", *settings)
+    assert done.returncode == 0, done.stderr
+    assert "test: eval/base/success=" in done.stderr
+    changed = [*QUICK.split(), "sft.steps=1"]
+    dynaweb.sft("smoke", env="sites", observe=["console"], overrides=changed, out=tmp_path / "sft")
+    assert "sft update 0: " in capsys.readouterr().err
 
 
 def test_unknown_observers_and_settings_are_refused_before_anything_starts(cli: Cli, tmp_path: Path) -> None:

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from report_fakes import KINDS, episode
 
+from dynaweb.cli.view import report
 from dynaweb.data.store import TrajectoryStore
 from dynaweb.errors import CheckpointError
+from dynaweb.loop.closing import RunResult
 from dynaweb.report import build_report, closing_json, closing_text, gather
+from dynaweb.report.outcome import outcome
+from dynaweb.types import Trajectory
 
 OUTCOMES = {"sft": ["success", "loop", "answer", "loop"], "dynaweb": ["success", "success", "answer", "success"]}
 
@@ -145,6 +150,26 @@ def test_what_is_no_run_folder_is_said(folder: Path, tmp_path: Path) -> None:
     (folder / "recipe.json").write_text("{", encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"recipe\.json is damaged"):
         build_report(folder)
+
+
+def test_the_report_command_reads_every_trajectory_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read: list[Trajectory] = []
+
+    def counted(trajectory: Trajectory) -> str:
+        read.append(trajectory)
+        return outcome(trajectory)
+
+    # By `sys.modules`, since the package's `gather` is the function.
+    monkeypatch.setattr(sys.modules["dynaweb.report.gather"], "outcome", counted)
+    report(folder)
+    assert len(read) == 38
+    assert "75.0 [30.1, 95.4]" in capsys.readouterr().out
+    assert "DynaWeb succeeds on 75.0 %" in (folder / "report.html").read_text(encoding="utf-8")
+    result = RunResult(folder, folder / "report.html")
+    assert str(result) == repr(result) == result.text
+    assert len(read) == 2 * 38
 
 
 def test_closing_text_and_json_agree(folder: Path) -> None:

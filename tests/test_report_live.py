@@ -19,6 +19,7 @@ from report_fakes import HOSTILE, click, episode, home, product
 
 from dynaweb.data.store import TrajectoryStore
 from dynaweb.errors import CheckpointError, ConfigError
+from dynaweb.matrix import MatrixFolder, plan_of, read_matrix
 from dynaweb.report import build_report, gather
 from dynaweb.report.live import server_for
 from dynaweb.types import Step, Trajectory
@@ -128,6 +129,57 @@ def test_the_view_follows_the_run_and_shows_dreams_beside_real_pages(folder: Pat
         page.locator('figure svg[aria-label*="over 4 points"]').wait_for(timeout=10_000)
         browser.close()
     assert trouble == []
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> Path:
+    """A matrix with one cell, which runs."""
+    made = MatrixFolder(tmp_path / "matrix")
+    plan = plan_of(read_matrix("smoke"))
+    with made.lock():
+        made.write_plan(plan)
+    cell = made.cell(plan.cells[0].id)
+    cell.mkdir(parents=True)
+    write(cell / "status.json", {"status": "interrupted"})
+    return made.path
+
+
+def test_the_view_of_a_matrix_follows_its_cells(matrix: Path) -> None:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    (cell,) = (matrix / "cells").iterdir()
+    with served(matrix) as address, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        page = browser.new_page()
+        trouble: list[str] = []
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("console", lambda message: trouble.append(message.text))
+        page.goto(address)
+        assert page.locator("td .chip").inner_text() == "interrupted"
+        write(cell / "status.json", {"status": "failed", "error": "out of luck"})
+        page.locator("td small", has_text="out of luck").wait_for(timeout=10_000)
+        (matrix / "outcomes").mkdir()
+        write(matrix / "outcomes" / f"{cell.name}.json", {"status": "failed", "seconds": 754.0})
+        page.locator("td", has_text="12 min 34 s").wait_for(timeout=10_000)
+        browser.close()
+    assert trouble == []
+
+
+def test_an_answer_that_is_an_error_is_no_news(folder: Path) -> None:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    with served(folder) as address, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        page = browser.new_page()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url.removeprefix(address)))
+        page.route("**/version", lambda route: route.fulfill(status=500, body="trouble"))
+        page.clock.install()
+        page.goto(address)
+        for _ in range(2):
+            with page.expect_response("**/version") as answer:
+                page.clock.run_for(2_000)
+            answer.value.finished()
+        browser.close()
+    assert asked == ["/", "/version", "/version"]
 
 
 def test_only_reports_are_served_and_only_to_this_machine(folder: Path) -> None:

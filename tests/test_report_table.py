@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from report_fakes import fake_report
 
 from dynaweb.report.data import Arm, JudgeAudit, ReportData, Stage
@@ -11,8 +13,9 @@ from dynaweb.report.table import closing_text, text_table
 
 
 def test_lines_fit_the_width_and_columns_line_up() -> None:
+    alarm = "update 20: the judge's reward rises while real success falls; " * 3
     for width in (80, 88, 100):
-        lines = closing_text(fake_report(), width=width).split("\n")
+        lines = closing_text(replace(fake_report(), alarms=(alarm,)), width=width).split("\n")
         assert max(map(len, lines)) <= width
     table = text_table(["arm", "n"], [["a very long name of an arm", "7"], ["b", "1234"]], width=20)
     assert table.split("\n") == [

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +19,9 @@ from dynaweb.loop.workspace import Workspace
 from dynaweb.plugins import current
 from dynaweb.protocols import PluginContext
 from dynaweb.runs.cache import StageCache
+from dynaweb.web import keeping
 from dynaweb.web.browser import BrowserPool, pool_of
+from dynaweb.web.keeping import LEAST, Budget, safe_name, store
 
 
 @pytest.mark.asyncio
@@ -30,7 +35,7 @@ async def test_a_file_that_a_page_offers_is_kept_below_the_folder(tmp_path: Path
             reason, page = await acted(session, await session.observe(), "click 'List' []")
     kept = (tmp_path / "downloads" / "bücher.csv").read_bytes()
     assert kept.endswith(b"data")
-    assert (reason, page.notice) == ("", f"a download was saved: bücher.csv ({len(kept)} bytes)")
+    assert (reason, page.notice) == ("", f"a file was downloaded: bücher.csv ({len(kept)} bytes)")
 
 
 @pytest.mark.asyncio
@@ -47,9 +52,10 @@ async def _downloaded(server: PageServer, tmp_path: Path) -> None:
         await session.goto(server.url())
         page = await session.observe()
         for name, notice in (
-            ("named", "a download was saved: bücher.csv"),
-            ("small", "a download was saved: _data.bin (1000 bytes)"),
-            ("small", "a download was saved: _data (2).bin (1000 bytes)"),
+            ("named", "a file was downloaded: bücher.csv"),
+            ("small", "a file was downloaded: _data.bin (1000 bytes)"),
+            # The same words, whatever earlier episodes left in the folder.
+            ("small", "a file was downloaded: _data.bin (1000 bytes)"),
             ("large", "a download was refused: _data.bin is larger than 1000000 bytes"),
         ):
             reason, page = await acted(session, page, f"click '{name}' []")
@@ -58,6 +64,69 @@ async def _downloaded(server: PageServer, tmp_path: Path) -> None:
         found = {path.name: path.stat().st_size for path in (tmp_path / "kept").iterdir()}
         assert {name for name, size in found.items() if size == 1000} == {"_data.bin", "_data (2).bin"}
         assert set(found) == {"_data.bin", "_data (2).bin", "bücher.csv"}
+
+
+@pytest.mark.asyncio
+async def test_a_pool_keeps_no_more_than_its_budget_and_the_agent_sees_no_difference(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving() as server:
+        server.pages["/"] = "<a href='/file?1000'>file</a>"
+        async with BrowserPool(downloads=tmp_path, download_budget=LEAST) as pool:
+            notices = set()
+            for _ in range(3):
+                session = await pool.session()
+                await session.reset()
+                await session.goto(server.url())
+                notices.add((await acted(session, await session.observe(), "click 'file' []"))[1].notice)
+                await session.close()
+    assert notices == {"a file was downloaded: _data.bin (1000 bytes)"}
+    assert [path.name for path in tmp_path.iterdir()] == ["_data.bin"]
+    assert caplog.text.count("the budget for downloads is used up") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "safe"),
+    [
+        ("../.x.csv", "_.x.csv"),
+        ("語" * 100 + ".csv", "語" * 33 + ".csv"),
+        ("語" * 100, "語" * 40),
+        ("a" * 200 + ".csv", "a" * 100 + ".csv"),
+        ("...", "download"),
+    ],
+)
+def test_names_are_made_safe_and_short_in_bytes(name: str, safe: str) -> None:
+    assert safe_name(name) == safe
+
+
+@pytest.mark.asyncio
+async def test_files_are_kept_where_there_are_no_links_in_a_thread_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def refuses(part: Path, target: Path) -> None:
+        threads.append(threading.current_thread())
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(keeping.os, "link", refuses)
+    (tmp_path / "guid").write_bytes(b"data")
+    for _ in range(2):
+        await store(tmp_path / "guid", tmp_path / "kept", "a.csv", 4, Budget(2 * LEAST))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "kept").iterdir()} == {
+        "a.csv": b"data",
+        "a (2).csv": b"data",
+    }
+    assert threading.main_thread() not in threads
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_cannot_be_kept_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "guid").write_bytes(b"data")
+    budget = Budget(LEAST)
+    with pytest.raises(OSError, match="too long"):
+        await store(tmp_path / "guid", tmp_path / "kept", "語" * 100, 4, budget)
+    assert not list((tmp_path / "kept").iterdir()) and budget.left == LEAST
 
 
 def test_options_of_an_environment_come_before_the_recipes() -> None:

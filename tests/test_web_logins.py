@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from web_pages import PageServer, names, serving
 
-from dynaweb.errors import ConfigError
+from dynaweb.errors import ConfigError, InfrastructureError
 from dynaweb.web.browser import BrowserPool
 from dynaweb.web.chromium_session import ChromiumSession
 from dynaweb.web.logins import Login, Logins, Shows
@@ -59,7 +59,7 @@ async def test_a_login_is_made_once_and_used_for_every_episode(
 
 
 async def test_an_expired_or_broken_login_is_renewed_once_for_all(
-    pool: BrowserPool, server: PageServer, tmp_path: Path
+    pool: BrowserPool, server: PageServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     logins, login = Logins(), login_of(server, tmp_path / "ann.json")
     for spoil in ("expired", "broken"):
@@ -73,21 +73,40 @@ async def test_an_expired_or_broken_login_is_renewed_once_for_all(
             assert names(await session.observe())[0].startswith("Hello user")
             await session.close()
         assert logins.renewed == before + 1
+    # The first login of all replaced nothing.
+    assert [record.message for record in caplog.records] == [
+        "the login of ann.json does not hold any more; signing in anew"
+    ]
 
 
 async def test_a_login_that_does_not_work_is_an_error(pool: BrowserPool, server: PageServer, tmp_path: Path) -> None:
     session = await pool.session()
     path = tmp_path / "ann.json"
-    with pytest.raises(ConfigError, match="/account shows 'Hello'; check the user name"):
+    with pytest.raises(InfrastructureError, match="/account shows 'Hello'; check the user name"):
         await Logins().open(session, login_of(server, path, form="/nowhere"))
     assert not path.exists()
 
     async def fails(session: ChromiumSession) -> None:
         raise ValueError("no form")
 
-    with pytest.raises(ConfigError, match=r"the login of ann\.json failed"):
+    with pytest.raises(InfrastructureError, match=r"the login of ann\.json failed"):
         await Logins().open(session, Login(path, Shows(server.url("/account"), "Hello"), fails))
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be stored"):
         await Logins().open(session, login_of(server, tmp_path / "file" / "ann.json"))
     await session.close()
+
+
+async def test_a_site_that_is_down_says_nothing_about_a_login(pool: BrowserPool, tmp_path: Path) -> None:
+    (tmp_path / "ann.json").write_text('{"cookies": [], "origins": []}')
+    logins, session = Logins(), await pool.session()
+
+    async def log_in(session: ChromiumSession) -> None:
+        raise AssertionError("nobody signs in to a site that is down")
+
+    # Error pages hold the address.
+    check = Shows("http://site.localhost:1/account", "site.localhost")
+    with pytest.raises(InfrastructureError, match=r"site\.localhost:1/account could not be loaded"):
+        await logins.open(session, Login(tmp_path / "ann.json", check, log_in))
+    await session.close()
+    assert logins.renewed == 0

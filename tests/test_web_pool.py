@@ -18,6 +18,7 @@ from web_pages import PageServer, serving
 
 from dynaweb.errors import BrowserError, ConfigError, InfrastructureError, MissingError
 from dynaweb.types import Action
+from dynaweb.web import browser as browser_module
 from dynaweb.web import chromium
 from dynaweb.web import context as context_module
 from dynaweb.web.browser import BrowserPool
@@ -431,3 +432,23 @@ def _parent_of(folder: Path) -> tuple[int, tuple[int, str]] | None:
         if rest.split()[0] != "Z":
             return int(folder.name), (int(rest.split()[1]), name)
     return None
+
+
+async def test_an_interrupt_right_after_the_launch_ends_the_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    pid_of = browser_module._browser_pid
+
+    async def interrupted(browser: object) -> int:
+        started.append(await pid_of(browser))  # type: ignore[arg-type]
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(browser_module, "_browser_pid", interrupted)
+    session = await BrowserPool().session()
+    with pytest.raises(asyncio.CancelledError):
+        await session.reset()
+    assert started[0] > 0
+    for _ in range(100):
+        if not Path(f"/proc/{started[0]}").exists():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("the browser is still running")

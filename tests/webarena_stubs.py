@@ -19,11 +19,13 @@ LOGIN = (
 
 @dataclass
 class Stub:
-    """What the sites were asked; `valid` holds the cookies that are logged in, `polls` counts looks at the reset."""
+    """What the sites were asked; `valid` holds the cookies that are logged in; `looks` counts those at the account,
+    `polls` those at the reset."""
 
     url: str = ""
     valid: set[str] = field(default_factory=set)
     logins: int = 0
+    looks: int = 0
     polls: int = 0
     headers: list[str] = field(default_factory=list)
     posts: list[dict[str, Any]] = field(default_factory=list)
@@ -75,6 +77,7 @@ def _account(app: Flask, state: Stub) -> None:
 
     @app.get("/account")
     def account() -> Any:
+        state.looks += 1
         if request.cookies.get("session") not in state.valid:
             return redirect("/login")
         return PAGE.format("Account", "<p>Hello Ann</p>")

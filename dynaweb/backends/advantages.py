@@ -10,7 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from dynaweb.config.optim import GroupBaseline
 
 Scale = Literal["group", "batch", "none"]
 Baseline = Literal["mean", "loo"]
@@ -79,6 +82,19 @@ def group_advantages(
         singletons=sum(len(indices) == 1 for indices in members.values()),
         ungraded=len(rewards) - len(graded),
     )
+
+
+def normalised(rewards: Sequence[float | None], groups: Sequence[str], how: GroupBaseline) -> list[float]:
+    """(reward - group mean) / (standard deviation + eps), as the settings say: `group_advantages` with all of them."""
+    return group_advantages(
+        rewards,
+        groups,
+        scale=how.scale,
+        eps=how.eps,
+        ddof=how.ddof,
+        singleton=how.singleton,
+        zero_var_tol=how.zero_var_tol,
+    ).advantages
 
 
 def _loo_factor(values: Sequence[float]) -> float:

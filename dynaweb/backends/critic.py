@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dynaweb.backends import checkpoint
 from dynaweb.backends.batch import MicroBatch
 from dynaweb.backends.models import frozen, trainable
 from dynaweb.backends.ranks import Ranks
@@ -66,6 +68,15 @@ class Critic:
         self._scorer = scorer_for(model, checkpointing=checkpointing)
         own = replace(schedule, peak=spec.lr)
         self.stepper = Stepper(_used(body, self.head), own, AdamSettings(), what="critic")
+
+    def save(self, folder: Path, steps: int) -> None:
+        """Write it into a folder of its own, after so many updates."""
+        checkpoint.save(folder, self.stepper.tensors(), {"skipped": self.stepper.skipped}, steps)
+
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` left. Raises `CheckpointError` for a critic of another shape."""
+        tensors, meta = checkpoint.load(folder)
+        self.stepper.load(tensors, int(meta["skipped"]))
 
     def values(self, rows: Sequence[TokenRow]) -> Values:
         """What the critic says now, without gradients: for each row, outputs for each of its states."""

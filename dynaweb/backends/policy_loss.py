@@ -34,6 +34,8 @@ class PolicyBatch:
     credit: Credit
     old: OldLogps | None = None
     ref: Logps | None = None
+    weights: Logps | None = None
+    """Factor of each token's gradient, for tokens that another distribution drew; None = 1."""
 
     @property
     def advantages(self) -> Sequence[float]:
@@ -57,6 +59,7 @@ class PolicyBatch:
         for name, given in (
             ("old_logps", self.old),
             ("ref_logps", self.ref),
+            ("token_weights", self.weights),
             ("token advantages", self.credit.tokens),
         ):
             if given is not None:
@@ -89,6 +92,8 @@ class PolicyBatch:
     ) -> tuple[LossInput, torch.Tensor]:
         """What the loss sees of a micro-batch, and the old log-probabilities of its tokens in the order of `logp_N`."""
         device = logp_N.device
+        if self.weights is not None:
+            logp_N = weighted(logp_N, _pick(self.weights, batch, device))
         old_N = self._old(batch, logp_N.detach())
         if self.old is None:
             log_ratio_sum = torch.zeros(len(self.advantages), device=device)
@@ -133,6 +138,14 @@ class PolicyBatch:
             for place, batch in enumerate(batches)
             for row in batch.rows
         )
+
+
+def weighted(logp_N: torch.Tensor, weight_N: torch.Tensor) -> torch.Tensor:
+    """The same values to the last bit, whose gradients are multiplied by `weight_N`: so any loss is weighted by token.
+
+    For weights min(c, exp(log p of the trainer - log p of the sampler)) this is truncated importance sampling.
+    """
+    return logp_N.detach() + weight_N * (logp_N - logp_N.detach())
 
 
 def _pick(logps: Logps, batch: MicroBatch, device: torch.device) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,24 +44,74 @@ class Gradient:
         return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
-class Stepper:
+class AnyStepper(ABC):
     """Takes a step when loss and gradient are finite; else skips and counts, and stops after `MAX_SKIPPED` in a row.
 
     Steps are of the float32 `masters` of the parameters, and so is the saved state. `what` names the model in messages.
     `skipped` counts all skipped updates.
     """
 
+    def __init__(self, parameters: Mapping[str, nn.Parameter], masters: Masters, schedule: Schedule, what: str) -> None:
+        self.parameters, self.masters = dict(parameters), masters
+        self.schedule = schedule
+        self.skipped = 0
+        self._what = what
+        self._skipped_in_row = 0
+
+    def judge(self, step: int, found: Gradient) -> bool:
+        """Whether update `step` (counted from 0) is to move anything; an unsound one is counted.
+
+        Raises `TrainingError` after `MAX_SKIPPED` unsound updates in a row.
+        """
+        if found.computed and not found.sound:
+            self._skip(step, found)
+        return found.computed and found.sound
+
+    def _skip(self, step: int, found: Gradient) -> None:
+        self.skipped += 1
+        self._skipped_in_row += 1
+        _log.warning("update %d skipped: loss %s, gradient norm %s (%s)", step, found.loss, found.norm, self._what)
+        if self._skipped_in_row >= MAX_SKIPPED:
+            raise TrainingError(
+                f"{MAX_SKIPPED} updates in a row had a loss or gradient that is not finite (last: loss {found.loss},"
+                f" gradient norm {found.norm}, of the {self._what}); lower the learning rate, or go back to the last"
+                " checkpoint"
+            )
+
+    def _restored(self, skipped: int) -> None:
+        """A state has been put back: so many updates were skipped before it, none of them just now."""
+        self.skipped, self._skipped_in_row = skipped, 0
+
+    @abstractmethod
+    def move(self, step: int) -> None:
+        """Take update `step` along the gradients that are there. Raises `TrainingError` when nothing can move."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Forget the gradients of an update that is over."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Masters and AdamW's state by parameter name."""
+
+    @abstractmethod
+    def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raise `CheckpointError` when `load` could not put these back."""
+
+    @abstractmethod
+    def load(self, tensors: Mapping[str, torch.Tensor], skipped: int) -> None:
+        """Put back what `tensors` gave."""
+
+
+class Stepper(AnyStepper):
+    """torch's AdamW on masters that this process has whole."""
+
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], schedule: Schedule, settings: AdamSettings, *, what: str
     ) -> None:
         if not parameters:
             raise TrainingError(f"the {what} has no trainable parameter")
-        self.schedule = schedule
-        self.parameters = dict(parameters)
-        self.masters = Masters(parameters)
-        self.skipped = 0
-        self._what = what
-        self._skipped_in_row = 0
+        super().__init__(parameters, Masters(parameters), schedule, what)
         self._moved = False
         matrices = [p for p in self._leaves.values() if p.ndim > 1]
         others = [p for p in self._leaves.values() if p.ndim <= 1]
@@ -72,17 +123,8 @@ class Stepper:
     def _leaves(self) -> dict[str, nn.Parameter]:
         return self.masters.leaves
 
-    def judge(self, step: int, found: Gradient) -> bool:
-        """Whether update `step` (counted from 0) is to move anything; an unsound one is counted.
-
-        Raises `TrainingError` after `MAX_SKIPPED` unsound updates in a row.
-        """
-        if found.computed and not found.sound:
-            self._skip(step, found)
-        return found.computed and found.sound
-
     def move(self, step: int) -> None:
-        """Take update `step` along the gradients that are there. Raises `TrainingError` when nothing can move."""
+        """See `AnyStepper`."""
         self._skipped_in_row = 0
         lr = self.schedule.at(step)
         for group in self._adam.param_groups:
@@ -100,22 +142,11 @@ class Stepper:
         self._moved = True
 
     def drop(self) -> None:
-        """Forget the gradients of an update that is over."""
+        """See `AnyStepper`."""
         self.masters.drop_gradients()
 
-    def _skip(self, step: int, found: Gradient) -> None:
-        self.skipped += 1
-        self._skipped_in_row += 1
-        _log.warning("update %d skipped: loss %s, gradient norm %s (%s)", step, found.loss, found.norm, self._what)
-        if self._skipped_in_row >= MAX_SKIPPED:
-            raise TrainingError(
-                f"{MAX_SKIPPED} updates in a row had a loss or gradient that is not finite (last: loss {found.loss},"
-                f" gradient norm {found.norm}, of the {self._what}); lower the learning rate, or go back to the last"
-                " checkpoint"
-            )
-
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Masters and AdamW's state by parameter name."""
+        """See `AnyStepper`."""
         out = {f"model.{name}": p.detach() for name, p in self._leaves.items()}
         for name, leaf in self._leaves.items():
             for key, value in self._adam.state.get(leaf, {}).items():
@@ -123,7 +154,7 @@ class Stepper:
         return out
 
     def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Raise `CheckpointError` when `load` could not put these back."""
+        """See `AnyStepper`."""
         for name, parameter in self._leaves.items():
             saved = tensors.get(f"model.{name}")
             if saved is None or saved.shape != parameter.shape:
@@ -131,7 +162,7 @@ class Stepper:
                 raise CheckpointError(f"parameter {name} {tuple(parameter.shape)} is {found} in the checkpoint")
 
     def load(self, tensors: Mapping[str, torch.Tensor], skipped: int) -> None:
-        """Put back what `tensors` gave."""
+        """See `AnyStepper`."""
         self.check(tensors)
         with torch.no_grad():
             for name, leaf in self._leaves.items():
@@ -144,10 +175,10 @@ class Stepper:
                 field, _, name = rest.partition(".")
                 place = torch.device("cpu") if field == "step" else self._leaves[name].device
                 self._adam.state[self._leaves[name]][field] = value.detach().clone().to(place)
-        self.skipped, self._skipped_in_row = skipped, 0
+        self._restored(skipped)
 
 
-def move_together(step: int, found: Sequence[tuple[Stepper, Gradient]]) -> list[bool]:
+def move_together(step: int, found: Sequence[tuple[AnyStepper, Gradient]]) -> list[bool]:
     """Finish update `step` of several models; which of them moved. Gradients are dropped.
 
     All are judged before any moves: an error leaves every model as it was, so that what is saved then belongs together.

@@ -25,8 +25,8 @@ from dynaweb.backends.models import frozen, trainable
 from dynaweb.backends.policy_loss import Logps, OldLogps, PolicyBatch
 from dynaweb.backends.ranks import Ranks
 from dynaweb.backends.schedule import Schedule
-from dynaweb.backends.scoring import micro_batches, scorer_for
-from dynaweb.backends.stepper import AdamSettings, Gradient, Stepper, move_together
+from dynaweb.backends.scoring import Scorer, micro_batches, scorer_for
+from dynaweb.backends.stepper import AdamSettings, AnyStepper, Gradient, Stepper, move_together
 from dynaweb.backends.update import UpdatePass
 from dynaweb.credit import Credit, CriticSpec, HasCritic
 from dynaweb.errors import CheckpointError, TrainingError
@@ -72,12 +72,16 @@ class TorchTrainer:
         self.seed = seed
         self.steps = 0
         self.offender: int | None = None
-        self._scorer = scorer_for(model, checkpointing=checkpointing)
-        self._stepper = Stepper(trainable(model), self.schedule, AdamSettings(weight_decay, betas), what="model")
+        self._scorer, self._stepper = self._parts(AdamSettings(weight_decay, betas), checkpointing)
         self.critic: Critic | None = None
         if critic is not None:
             more: dict[str, Any] = {"micro_tokens": micro_tokens, "checkpointing": checkpointing, "ranks": self.ranks}
             self.critic = Critic(*critic, self.schedule, **more)
+
+    def _parts(self, adam: AdamSettings, checkpointing: bool) -> tuple[Scorer, AnyStepper]:
+        """What computes log-probabilities, and what takes steps."""
+        scorer = scorer_for(self.model, checkpointing=checkpointing)
+        return scorer, Stepper(trainable(self.model), self.schedule, adam, what="model")
 
     @property
     def skipped(self) -> int:
@@ -115,14 +119,16 @@ class TorchTrainer:
         supervised: Sequence[TokenRow] = (),
         supervised_weight: float = 0.0,
         ref_logps: Logps | None = None,
+        token_weights: Logps | None = None,
     ) -> dict[str, float]:
         """One policy update, plus `supervised_weight` x the cross-entropy of `supervised`.
 
         `advantages` holds one number per trajectory, or is finer credit; `old_logps` and `ref_logps` hold one number
         per response token of each row. `old_logps` None: the present model made the rows (first and only step), ratios
         are exactly 1; None for a row: its ratio counts as 1. Rows without an advantage are not computed (unless there
-        is a reference term); they count in all denominators. With a critic, credit has targets, and it takes a step
-        too.
+        is a reference term); they count in all denominators. `token_weights` multiply the gradients of tokens, for
+        rollouts that an engine drew with probabilities that are not quite the trainer's. With a critic, credit has
+        targets, and it takes a step too.
 
         Returns what `supervised_step` does and `policy_loss`, `supervised_loss`, `clip_frac_low/high` and other sums of
         the loss, `ratio_*` quantiles over trajectories, `approx_kl`, `ref_kl` (with a reference), `entropy`,
@@ -132,7 +138,7 @@ class TorchTrainer:
         start = time.perf_counter()
         self.offender = None
         credit = advantages if isinstance(advantages, Credit) else Credit(advantages)
-        batch = PolicyBatch(rows, credit, old_logps, ref_logps)
+        batch = PolicyBatch(rows, credit, old_logps, ref_logps, token_weights)
         batch.check()
         live = batch.live()
         with self._update() as update:
@@ -159,13 +165,21 @@ class TorchTrainer:
     def logprobs(self, rows: Sequence[TokenRow]) -> list[np.ndarray]:
         """Natural-log probabilities of each row's response tokens, float32, without gradients."""
         out = [np.zeros(len(row.response_ids), dtype=np.float32) for row in rows]
+        found: dict[int, np.ndarray] = {}
+        micros = self.micro_batches(rows, range(len(rows)))
         with frozen(self.model), torch.no_grad():
-            for micro in self.micro_batches(rows, range(len(rows))):
+            for micro in self.ranks.mine(micros):
                 values = self._scorer.logprobs(micro)[0].cpu().numpy()
                 sizes = np.cumsum([len(rows[row].response_ids) for row in micro.rows])[:-1]
-                for row, part in zip(micro.rows, np.split(values, sizes), strict=True):
-                    out[row] = part
+                found.update(zip(micro.rows, np.split(values, sizes), strict=True))
+            self._even_out(len(micros))
+        for part in self.ranks.gather(found):
+            for row, logps in part.items():
+                out[row] = logps
         return out
+
+    def _even_out(self, count: int) -> None:
+        """Called when this rank has computed its part of `count` micro-batches; see `UpdatePass`."""
 
     def micro_batches(self, rows: Sequence[TokenRow], chosen: Sequence[int]) -> list[MicroBatch]:
         """The chosen rows as micro-batches, rows with the same prompt together where the model's scorer shares it."""
@@ -205,6 +219,22 @@ class TorchTrainer:
         tensors, meta = checkpoint.load(folder)
         self.load_state_dict({"tensors": tensors, "meta": meta})
 
+    def load_weights(self, folder: Path) -> None:
+        """Give the model the weights in a folder of `checkpoint.save`, by parameter name, to be used and saved.
+
+        The trainer itself stays as it is: an update after this one would go on from its own weights. Raises
+        `CheckpointError` when the folder is damaged.
+        """
+        tensors, _ = checkpoint.load(folder)
+        with torch.no_grad():
+            for name, parameter in trainable(self.model).items():
+                parameter.copy_(tensors[name])
+
+    def load_critic(self, folder: Path) -> None:
+        """Go on with the critic that `Critic.save` left in a folder; raises `CheckpointError` for a foreign one."""
+        assert self.critic is not None, "a trainer without a critic has nothing to load it into"
+        self.critic.load(folder)
+
     def _update(self) -> UpdatePass:
         masters = self._stepper.masters
         return UpdatePass(self.model, self._scorer, self.micro_batches, masters, self.max_grad_norm, self.ranks)
@@ -237,7 +267,7 @@ class TorchTrainer:
     ) -> dict[str, float]:
         """Step the optimizers where the update is sound, and add what every update reports."""
         norm, index = update.grad_norm, self.steps
-        found = [(self._stepper, Gradient(metrics["loss"], norm, update.computed))]
+        found: list[tuple[AnyStepper, Gradient]] = [(self._stepper, Gradient(metrics["loss"], norm, update.computed))]
         if critic is not None and self.critic is not None:
             found.append((self.critic.stepper, critic.gradient))
         updated = move_together(index, found)[0]

@@ -16,8 +16,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit. `arguments` default to those of the process."""
     # Imports make many objects that live for ever; looking through them again and again takes a tenth of the start-up.
     gc.set_threshold(50_000)
-    from dynaweb.cli.app import app
     from dynaweb.cli.process import prepare
 
     prepare()
-    app(args=list(arguments) if arguments is not None else sys.argv[1:], prog_name="dynaweb")
+    from dynaweb.cli.app import tree
+
+    words = list(arguments) if arguments is not None else sys.argv[1:]
+    # Options that stand before the command are flags, so the first other word is the command.
+    tree(next((word for word in words if not word.startswith("-")), ""))(args=words, prog_name="dynaweb")

@@ -1,18 +1,41 @@
-"""The command tree."""
+"""The command tree. Only the part that was asked for is imported, so that every command answers at once."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from dynaweb import __version__
-from dynaweb.cli import data, judges, listing, machine, matrix, options, places, stages, tasks, worlds
-from dynaweb.cli.compare import compare
-from dynaweb.cli.plugins import new_app
+from dynaweb.cli import options
 from dynaweb.cli.process import Group
-from dynaweb.cli.run import run
-from dynaweb.cli.view import report, view
+
+COMMANDS = {
+    "run": "run:run",
+    "sft": "stages:sft",
+    "collect": "worlds:collect",
+    "eval": "stages:evaluate",
+    "compare": "compare:compare",
+    "view": "view:view",
+    "report": "view:report",
+    "play": "places:play",
+    "setup": "machine:setup",
+    "doctor": "machine:doctor",
+}
+GROUPS = {
+    "matrix": "matrix:matrix_app",
+    "wm": "worlds:wm_app",
+    "orm": "judges:orm_app",
+    "judge": "judges:judge_app",
+    "data": "data:data_app",
+    "plugins": "listing:plugins_app",
+    "new": "plugins:new_app",
+    "config": "listing:config_app",
+    "tasks": "tasks:tasks_app",
+    "env": "places:env_app",
+}
+"""Names of commands and groups, with the module below `dynaweb.cli` and the object that each stands for."""
 
 # Plain help: rich costs a third of the start-up time, and pipes want text.
 app = typer.Typer(
@@ -42,23 +65,19 @@ def root(
     """Options of all commands."""
 
 
-app.command("run")(run)
-app.command("sft")(stages.sft)
-app.command("collect")(worlds.collect)
-app.command("eval")(stages.evaluate)
-app.command("compare")(compare)
-app.command("view")(view)
-app.command("report")(report)
-app.command("play")(places.play)
-app.command("setup")(machine.setup)
-app.command("doctor")(machine.doctor)
-app.add_typer(matrix.matrix_app, name="matrix")
-app.add_typer(worlds.wm_app, name="wm")
-app.add_typer(judges.orm_app, name="orm")
-app.add_typer(judges.judge_app, name="judge")
-app.add_typer(data.data_app, name="data")
-app.add_typer(listing.plugins_app, name="plugins")
-app.add_typer(new_app, name="new")
-app.add_typer(listing.config_app, name="config")
-app.add_typer(tasks.tasks_app, name="tasks")
-app.add_typer(places.env_app, name="env")
+_there: set[str] = set()
+
+
+def tree(word: str = "") -> typer.Typer:
+    """The app with the command or group `word`, or with all of them when there is none of that name."""
+    for name, target in {**COMMANDS, **GROUPS}.items():
+        if name in _there or (word in {*COMMANDS, *GROUPS} and name != word):
+            continue
+        module, _, attribute = target.partition(":")
+        found = getattr(import_module(f"dynaweb.cli.{module}"), attribute)
+        if name in GROUPS:
+            app.add_typer(found, name=name)
+        else:
+            app.command(name)(found)
+        _there.add(name)
+    return app

@@ -17,9 +17,8 @@ def compare(runs: Runs, as_json: o.Json = False, debug: o.Debug = False) -> None
 
     Runs that differ in their seed only count as one group. A difference is marked only when its interval leaves out 0.
     """
-    import json
-
+    from dynaweb.cli.output import emit
     from dynaweb.compare import compare as compared
 
     found = compared(runs)
-    typer.echo(json.dumps(found.plain(), indent=2, ensure_ascii=False) if as_json else str(found))
+    emit(found.plain() if as_json else found, as_json=as_json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +27,7 @@ def import_data(
     debug: o.Debug = False,
 ) -> None:
     """Read other people's data into a transition store, and say what was left out and why."""
+    from dynaweb.cli.output import emit
     from dynaweb.data.importers import ImportReport, read_foreign
     from dynaweb.data.store import TransitionStore
 
@@ -36,7 +36,7 @@ def import_data(
     report = ImportReport()
     TransitionStore(store).extend(read_foreign(name, source, report))
     found = {"read": report.read, "kept": report.kept, "dropped": dict(report.dropped), "noted": dict(report.noted)}
-    _print({**found, "store": str(store)}, f"{report}\n{store}", as_json)
+    emit({**found, "store": store}, f"{report}\n{store}", as_json=as_json)
 
 
 @data_app.command("export")
@@ -54,24 +54,26 @@ def export_data(
     debug: o.Debug = False,
 ) -> None:
     """Write a transition store for other tools and trainers."""
+    from dynaweb.cli.output import emit
     from dynaweb.data.exports import export
     from dynaweb.data.store import existing
 
     if not force:
         _refuse_existing(out, "--force overwrites it")
     count, path = export(existing(store), to, out, form=form, history=history, goal=goal)
-    _print({"rows": count, "path": str(path)}, f"{count} rows: {path}", as_json)
+    emit({"rows": count, "path": path}, f"{count} rows: {path}", as_json=as_json)
 
 
 @data_app.command("stats")
 def stats(store: StorePath, as_json: o.Json = False, debug: o.Debug = False) -> None:
     """Count what a transition store holds."""
+    from dynaweb.cli.output import emit
     from dynaweb.data.inspect import summarise
     from dynaweb.data.store import existing
 
     found = summarise(existing(store)).data()
     lines = [f"{name.ljust(24)}  {_counts(value)}" for name, value in found.items()]
-    _print(found, "\n".join(lines), as_json)
+    emit(found, "\n".join(lines), as_json=as_json)
 
 
 @data_app.command("contamination")
@@ -82,15 +84,12 @@ def contamination(
     debug: o.Debug = False,
 ) -> None:
     """Say which sites, tasks, pages and questions of an evaluation were in the training data."""
-    from dynaweb.cli.output import plain, table
+    from dynaweb.cli.output import emit, table
     from dynaweb.data.inspect import LEVELS
     from dynaweb.data.inspect import contamination as compare
     from dynaweb.data.store import existing
 
     found, total = compare(existing(train), existing(evaluation))
-    if as_json:
-        typer.echo(json.dumps({"transitions": total, "levels": [plain(one) for one in found]}, indent=2))
-        return
     rows = [
         (
             one.level,
@@ -100,7 +99,8 @@ def contamination(
         )
         for one in found
     ]
-    typer.echo(table(("same", "distinct", "places affected", "meaning"), rows))
+    text = table(("same", "distinct", "places affected", "meaning"), rows)
+    emit({"transitions": total, "levels": found}, text, as_json=as_json)
 
 
 @data_app.command("label")
@@ -123,7 +123,7 @@ def label(
 
     The key of a server is read from $OPENAI_API_KEY.
     """
-    from dynaweb.cli.output import plain
+    from dynaweb.cli.output import emit, plain
     from dynaweb.data.labels import estimate, label_file
     from dynaweb.data.store import TransitionStore, existing
 
@@ -131,7 +131,7 @@ def label(
     engine = _engine(model, base_url, settings)
     expected = estimate(existing(store), TransitionStore(out), engine)
     if dry_run:
-        _print(plain(expected), str(expected), as_json)
+        emit(expected, as_json=as_json)
         return
     typer.echo(str(expected), err=True)
     if engine is not None and expected.left and not yes:
@@ -140,7 +140,7 @@ def label(
     spent = plain(engine.stats) if engine is not None else {}
     passed = f"{done.passed} that code decides passed on"
     text = f"{done.labelled} transitions labelled, {done.by_template} by template, {passed}; {done.total} in {out}"
-    _print({**plain(done), "store": str(out), "spent": spent}, text, as_json)
+    emit({**plain(done), "store": out, "spent": spent}, text, as_json=as_json)
 
 
 def _confirm() -> None:
@@ -171,7 +171,3 @@ def _refuse_existing(path: Path, way: str) -> None:
 
 def _counts(value: Any) -> str:
     return ", ".join(f"{name} {count}" for name, count in value.items()) if isinstance(value, dict) else str(value)
-
-
-def _print(data: Any, text: str, as_json: bool) -> None:
-    typer.echo(json.dumps(data, indent=2, ensure_ascii=False) if as_json else text)

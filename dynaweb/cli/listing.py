@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -16,17 +15,14 @@ config_app = typer.Typer(no_args_is_help=True, help="What a recipe means, and wh
 @plugins_app.command("list")
 def list_plugins(block: o.Block = None, as_json: o.Json = False, debug: o.Debug = False) -> None:
     """List every plugin: kind, name, summary, package and version, status."""
-    from dynaweb.cli.output import plain, table
+    from dynaweb.cli.output import emit, table
 
     statuses = o.load_plugins(block, warn=False).statuses()
-    if as_json:
-        typer.echo(json.dumps([plain(status) for status in statuses], indent=2, ensure_ascii=False))
-        return
     rows = [
         (one.kind or "-", one.name, f"{one.package} {one.version}", one.status, one.cause or one.summary)
         for one in statuses
     ]
-    typer.echo(table(("kind", "name", "package", "status", "summary"), rows))
+    emit(statuses, table(("kind", "name", "package", "status", "summary"), rows), as_json=as_json)
 
 
 @config_app.command("show")
@@ -49,9 +45,10 @@ def show(
     """Print a recipe with every value and where it comes from. The output is a recipe itself."""
     resolved = o.resolved(recipe, locals())
     if as_json:
+        from dynaweb.cli.output import print_json
         from dynaweb.runs.folder import saved
 
-        typer.echo(json.dumps(saved(resolved), indent=2, ensure_ascii=False))
+        print_json(saved(resolved))
     else:
         typer.echo(resolved.to_toml(origins=True), nl=False)
 
@@ -63,16 +60,17 @@ def show_schema(
     debug: o.Debug = False,
 ) -> None:
     """Print the JSON schema of recipe files, with the settings of every plugin."""
+    from dynaweb.cli.output import print_json
     from dynaweb.config import schema
 
-    typer.echo(json.dumps(schema(o.load_plugins(block)), indent=indent, ensure_ascii=False))
+    print_json(schema(o.load_plugins(block)), indent=indent)
 
 
 @config_app.command("recipes")
 def recipes(as_json: o.Json = False, debug: o.Debug = False) -> None:
     """List the recipes that come with the package."""
-    from dynaweb.cli.output import table
+    from dynaweb.cli.output import emit, table
     from dynaweb.config.layers import recipe_layers, shipped_recipes
 
     found = {name: recipe_layers(name)[1] for name in shipped_recipes()}
-    typer.echo(json.dumps(found, indent=2) if as_json else table(("recipe", "description"), list(found.items())))
+    emit(found, table(("recipe", "description"), list(found.items())), as_json=as_json)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
-
-import typer
 
 from dynaweb.cli import options as o
 from dynaweb.errors import DynawebError, MissingError
@@ -30,10 +27,8 @@ def setup(as_json: o.Json = False, debug: o.Debug = False) -> None:
 
     found = install()
     version = try_out(found)
-    if as_json:
-        emit({"path": found.path, "origin": found.origin, "version": version}, as_json=True)
-    else:
-        typer.echo(f"Chromium {version}: {found.path} (from {found.origin})")
+    text = f"Chromium {version}: {found.path} (from {found.origin})"
+    emit({"path": found.path, "origin": found.origin, "version": version}, text, as_json=as_json)
 
 
 def doctor(
@@ -47,13 +42,11 @@ def doctor(
 
     The browser is started once. A recipe or `--set web.browser=...` says which one.
     """
-    from dynaweb.cli.output import plain, table
+    from dynaweb.cli.output import emit, table
 
     checks = [*_versions(), *_plugins(block, recipe, sets), *_things(_browser_of(recipe, sets))]
-    if as_json:
-        typer.echo(json.dumps([plain(check) for check in checks], indent=2, ensure_ascii=False))
-    else:
-        typer.echo(table(("check", "status", "detail"), [(one.name, one.status, one.detail) for one in checks]))
+    rows = [(one.name, one.status, one.detail) for one in checks]
+    emit(checks, table(("check", "status", "detail"), rows), as_json=as_json)
     lacking = [check.name for check in checks if check.status == "missing"]
     if lacking:
         raise MissingError(f"not ready: {', '.join(lacking)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,16 +42,13 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table in M
 @matrix_app.command("list")
 def list_matrices(as_json: o.Json = False, debug: o.Debug = False) -> None:
     """List the matrices that come with the package."""
-    from dynaweb.cli.output import table
+    from dynaweb.cli.output import emit, table
     from dynaweb.matrix import read_matrix, shipped_matrices
 
     found = {name: read_matrix(name) for name in shipped_matrices()}
-    if as_json:
-        typer.echo(json.dumps({name: one.description for name, one in found.items()}, indent=2))
-        return
-    typer.echo(
-        table(("matrix", "axes", "what it shows"), [(n, " ".join(m.axes), m.description) for n, m in found.items()])
-    )
+    rows = [(name, " ".join(one.axes), one.description) for name, one in found.items()]
+    text = table(("matrix", "axes", "what it shows"), rows)
+    emit({name: one.description for name, one in found.items()}, text, as_json=as_json)
 
 
 @matrix_app.command("show")
@@ -68,14 +64,14 @@ def show(
     debug: o.Debug = False,
 ) -> None:
     """Compose and validate every cell, and list them; nothing is run."""
-    from dynaweb.cli.output import table
+    from dynaweb.cli.output import print_json, table
 
     plan, _ = _plan(locals())
     if as_json:
         cells = [
             {"id": c.id, "seed": c.seed, "settings": dict(c.labels), "recipe": c.recipe.tree()} for c in plan.cells
         ]
-        typer.echo(json.dumps({"name": plan.matrix.name, "axes": list(plan.axes), "cells": cells}, indent=2))
+        print_json({"name": plan.matrix.name, "axes": plan.axes, "cells": cells})
         return
     rows = [(cell.id, str(cell.seed), *(value for _, value in cell.labels)) for cell in plan.cells]
     typer.echo(table(("cell", "seed", *plan.axes), rows))
@@ -104,9 +100,11 @@ def run(
     Cells share finished stages. Interrupted or killed, the same command goes on; failed cells are tried again.
     """
     from dynaweb.matrix.display import display_of
+    from dynaweb.matrix.results import measures_of
     from dynaweb.matrix.runner import Progress, Runner
 
     plan, folder = _plan(locals())
+    measures_of(plan, measures or ())  # a mistake is told now, not after all the work
     cells: list[Progress] = []
     runner = Runner(plan, folder, jobs=jobs, fail_fast=fail_fast, block=tuple(block or ()), progress=cells)
     display = display_of(cells)
@@ -140,15 +138,13 @@ def status(
     debug: o.Debug = False,
 ) -> None:
     """Say how every cell stands: waiting, running, done, failed or interrupted."""
-    from dynaweb.cli.output import plain, table
+    from dynaweb.cli.output import emit, plain, table
     from dynaweb.matrix.table import STATUS_HEAD, status_rows
 
     plan, folder = _plan(locals())
     found = [folder.status(cell) for cell in plan.cells]
-    if as_json:
-        typer.echo(json.dumps([{**plain(one), "labels": dict(one.labels)} for one in found], indent=2))
-    else:
-        typer.echo(table(STATUS_HEAD, status_rows(found)))
+    rows = [{**plain(one), "labels": dict(one.labels)} for one in found]
+    emit(rows, table(STATUS_HEAD, status_rows(found)), as_json=as_json)
 
 
 @matrix_app.command("table")
@@ -228,14 +224,12 @@ def _seeds(text: str | None) -> tuple[int, ...] | None:
 def _print_table(
     plan: Plan, folder: MatrixFolder, measures: list[str] | None, *, as_json: bool, markdown: bool
 ) -> None:
+    from dynaweb.cli.output import emit
     from dynaweb.matrix.page import write_page
     from dynaweb.matrix.results import results
     from dynaweb.matrix.table import matrix_markdown, matrix_text
 
     found = results(plan, folder, measures or ())
-    if as_json:
-        typer.echo(json.dumps(found.plain(), indent=2, ensure_ascii=False))
-    else:
-        typer.echo(matrix_markdown(found) if markdown else matrix_text(found))
+    emit(found.plain(), matrix_markdown(found) if markdown else matrix_text(found), as_json=as_json)
     if folder.path.is_dir():
         typer.echo(f"report: {write_page(found, folder)}", err=True)

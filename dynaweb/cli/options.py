@@ -48,16 +48,22 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder o
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_debug)]
 
-FLAGS = ("wm", "opt", "reward", "env", "eval_env", "model", "agent", "seed", "time_budget", "observe")
-
 
 def resolved(recipe: str, arguments: dict[str, Any]) -> Any:
     """The recipe that a command's arguments (its `locals()`) ask for. Loads the plugins."""
     from dynaweb.config import resolve
 
     load_plugins(arguments.get("block"))
-    flags = {name: arguments[name] for name in FLAGS if arguments.get(name) is not None}
-    return resolve(recipe, overrides=arguments["sets"] or (), thorough=arguments.get("thorough", False), **flags)
+    thorough = arguments.get("thorough", False)
+    return resolve(recipe, overrides=arguments["sets"] or (), thorough=thorough, **flags(arguments))
+
+
+def flags(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The flags of recipes that were given, among a command's arguments."""
+    # Not for `--help`: this brings the whole configuration along.
+    from dynaweb.config.resolving import FLAGS
+
+    return {name: arguments[name] for name in FLAGS if arguments.get(name) is not None}
 
 
 def load_plugins(block: list[str] | None, *, warn: bool = True) -> Any:

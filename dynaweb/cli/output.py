@@ -11,9 +11,17 @@ from typing import Any
 import typer
 
 
-def emit(result: object, *, as_json: bool) -> None:
-    """Print a result of the Python API: its own text, or its plain data as JSON."""
-    typer.echo(json.dumps(plain(result), indent=2, ensure_ascii=False) if as_json else str(result))
+def emit(result: object, text: str | None = None, *, as_json: bool) -> None:
+    """Print a result: as text (by default its own), or its plain data as JSON."""
+    if as_json:
+        print_json(result)
+    else:
+        typer.echo(str(result) if text is None else text)
+
+
+def print_json(result: object, *, indent: int = 2) -> None:
+    """Print the plain data of a result as JSON."""
+    typer.echo(json.dumps(plain(result), indent=indent, ensure_ascii=False))
 
 
 def plain(value: Any) -> Any:

@@ -33,7 +33,7 @@ def play(
     debug: o.Debug = False,
 ) -> None:
     """Play a task yourself: the page is printed, your lines are the actions. With --env dream, in a dream."""
-    from dynaweb.cli.output import emit, plain
+    from dynaweb.cli.output import print_json
     from dynaweb.loop.api import run_async
     from dynaweb.serve import terminal
     from dynaweb.serve.place import Place
@@ -57,7 +57,7 @@ def play(
 
     played = run_async(game())
     if as_json:
-        emit(plain(played), as_json=True)
+        print_json(played)
     elif played.finished:
         score = "not graded" if played.score is None else f"{played.score:g}"
         typer.echo(f"\nscore {score} after {played.steps} steps{f' ({played.why})' if played.why else ''}")

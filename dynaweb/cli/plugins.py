@@ -24,29 +24,25 @@ MaybeName = Annotated[str | None, typer.Argument(help="Name of a plugin, or KIND
 @plugins_app.command("show")
 def show_plugin(name: Name, block: o.Block = None, as_json: o.Json = False, debug: o.Debug = False) -> None:
     """Show one plugin: where it comes from, what it needs, and every setting with its default."""
+    from dynaweb.cli.output import emit
+
     loaded = o.load_plugins(block, warn=False)
     found = [_described(loaded, status) for status in _named(loaded, name)]
-    if as_json:
-        typer.echo(json.dumps(found if len(found) > 1 else found[0], indent=2, ensure_ascii=False))
-        return
-    typer.echo("\n\n".join(_text(one) for one in found))
+    emit(found if len(found) > 1 else found[0], "\n\n".join(_text(one) for one in found), as_json=as_json)
 
 
 @plugins_app.command("check")
 def check(name: MaybeName = None, block: o.Block = None, as_json: o.Json = False, debug: o.Debug = False) -> None:
     """Import the classes of plugins and say which can be used. Exit code 3 when one that was asked for cannot."""
-    from dynaweb.cli.output import table
+    from dynaweb.cli.output import emit, table
     from dynaweb.errors import MissingError
 
     loaded = o.load_plugins(block, warn=False)
     statuses = loaded.statuses() if name is None else _named(loaded, name)
     checked = [(status, *_check(loaded, status)) for status in statuses]
-    if as_json:
-        rows = [{"kind": s.kind, "name": s.name, "status": state, "cause": cause} for s, state, cause in checked]
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
-    else:
-        cells = [(s.kind or "-", s.name, f"{s.package} {s.version}", state, cause) for s, state, cause in checked]
-        typer.echo(table(("kind", "name", "package", "status", "cause"), cells))
+    rows = [{"kind": s.kind, "name": s.name, "status": state, "cause": cause} for s, state, cause in checked]
+    cells = [(s.kind or "-", s.name, f"{s.package} {s.version}", state, cause) for s, state, cause in checked]
+    emit(rows, table(("kind", "name", "package", "status", "cause"), cells), as_json=as_json)
     # A plugin whose extra is not installed is nobody's fault, until it is asked for.
     bad = [s.name for s, state, _ in checked if state == "broken" or (name is not None and state != "ok")]
     if bad:
@@ -65,15 +61,14 @@ def new_plugin(
 ) -> None:
     """Write a package with a working plugin, its entry point, and tests that pass."""
     from dynaweb import scaffold
+    from dynaweb.cli.output import emit
 
     files = scaffold.new_plugin(kind, name, out)
     root = files[0].parent
-    if as_json:
-        typer.echo(json.dumps({"folder": str(root), "files": [str(file) for file in files]}, indent=2))
-        return
-    typer.echo("\n".join(str(file) for file in files))
-    flags = scaffold.KINDS[kind].flags.format(name=name)
-    typer.echo(f"\nnext: cd {root} && pip install -e '.[test]' && pytest && dynaweb run smoke {flags}", err=True)
+    emit({"folder": root, "files": files}, "\n".join(map(str, files)), as_json=as_json)
+    if not as_json:
+        flags = scaffold.KINDS[kind].flags.format(name=name)
+        typer.echo(f"\nnext: cd {root} && pip install -e '.[test]' && pytest && dynaweb run smoke {flags}", err=True)
 
 
 def _named(loaded: Plugins, name: str) -> list[PluginStatus]:

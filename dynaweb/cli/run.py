@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,15 @@ import typer
 from dynaweb.cli import options as o
 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or with the last one.")]
+Backend = Annotated[
+    str | None, typer.Option("--backend", metavar="NAME", help="What computes updates: torch, or deepspeed.")
+]
+Nproc = Annotated[
+    int,
+    typer.Option(
+        "--nproc", metavar="N", min=1, help="Processes on this machine that share the work, one for each GPU."
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan; do nothing.")]
 RecipeOption = Annotated[
     str | None, typer.Option("--recipe", metavar="NAME", help="The same as the argument RECIPE.", show_default=False)
@@ -36,22 +46,29 @@ def run(
     resume: Resume = False,
     time_budget: TimeBudget = None,
     observe: o.Observe = None,
+    backend: Backend = None,
+    nproc: Nproc = 1,
     dry_run: DryRun = False,
     block: o.Block = None,
     as_json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
     """Run a recipe: demonstrations, SFT, world model, reinforcement learning in dreams, evaluation, report."""
+    from dynaweb.cli import ranks
     from dynaweb.cli.output import emit
 
     recipe = named if named is not None else recipe
     arguments = locals()
+    if ranks.helper():
+        raise typer.Exit(ranks.serve())
     if resume and out is None and not _said(arguments):
         out = arguments["out"] = _last_run()
     resolved = _saved(arguments) if _as_it_was(arguments) else o.resolved(recipe, arguments)
     if dry_run:
         _plan(resolved, as_json)
         return
+    if nproc > 1 and not ranks.launched():
+        raise typer.Exit(ranks.start(nproc, sys.argv[1:]))
     from dynaweb import api
 
     emit(api.run(resolved, out=out, resume=resume, progress=True), as_json=as_json)
@@ -59,8 +76,8 @@ def run(
 
 def _said(arguments: dict[str, Any]) -> bool:
     """Whether the command line says anything about the recipe."""
-    flags = any(arguments[name] is not None for name in o.FLAGS)
-    return flags or any(arguments[name] for name in ("sets", "thorough")) or arguments["recipe"] != "dynaweb"
+    said = bool(o.flags(arguments)) or any(arguments[name] for name in ("sets", "thorough"))
+    return said or arguments["recipe"] != "dynaweb"
 
 
 def _as_it_was(arguments: dict[str, Any]) -> bool:
@@ -82,8 +99,7 @@ def _saved(arguments: dict[str, Any]) -> Any:
 
 
 def _plan(recipe: Any, as_json: bool) -> None:
-    import json
-
+    from dynaweb.cli.output import emit
     from dynaweb.errors import MissingError
     from dynaweb.plugins import current
 
@@ -95,10 +111,7 @@ def _plan(recipe: Any, as_json: bool) -> None:
             current().check(kind, name)
         except MissingError as error:
             missing.append(str(error))
-    if as_json:
-        plan = {"recipe": recipe.name, "settings": recipe.tree(), "origins": dict(recipe.origins), "missing": missing}
-        typer.echo(json.dumps(plan, indent=2, ensure_ascii=False))
-    else:
-        typer.echo(recipe)
+    plan = {"recipe": recipe.name, "settings": recipe.tree(), "origins": recipe.origins, "missing": missing}
+    emit(plan, str(recipe), as_json=as_json)
     for text in missing:
         typer.echo(f"warning: {text}", err=True)

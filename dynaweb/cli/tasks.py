@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -34,13 +33,13 @@ def list_tasks(
     debug: o.Debug = False,
 ) -> None:
     """List tasks of a split, with counts by site and by kind."""
-    from dynaweb.cli.output import plain, table
+    from dynaweb.cli.output import print_json, table
     from dynaweb.protocols import Catalogue
 
     source, split = _source(env, sets, block), checked_split(split)
     tasks = source.tasks(split, count=count, seed=seed) if count else _all(source, split, DRAWN, seed)
     if as_json:
-        typer.echo(json.dumps([plain(task) for task in tasks], indent=2, ensure_ascii=False))
+        print_json(list(tasks))
         return
     rows = [(task.id, str(task.best_steps or "-"), task.start_url, task.intent) for task in tasks]
     typer.echo(table(("task", "best", "start", "goal"), rows))
@@ -60,7 +59,7 @@ def show(
     debug: o.Debug = False,
 ) -> None:
     """Print one task of a draw with its evaluation, as JSON."""
-    from dynaweb.cli.output import plain
+    from dynaweb.cli.output import print_json
     from dynaweb.errors import ConfigError
     from dynaweb.suggest import hint
 
@@ -70,7 +69,7 @@ def show(
             f"no task is called {task_id!r} among {len(tasks)} of split {split!r} with seed {seed}; "
             f"{hint(task_id, tasks)}"
         )
-    typer.echo(json.dumps(plain(tasks[task_id]), indent=2, ensure_ascii=False))
+    print_json(tasks[task_id])
 
 
 def checked_split(name: str) -> str:

@@ -45,8 +45,7 @@ def view(
 
 def report(run: Run, each: Each = EACH, every: All = False, as_json: o.Json = False, debug: o.Debug = False) -> None:
     """Write report.html of a run or a matrix anew, with more trajectories if wished, and print the closing table."""
-    import json
-
+    from dynaweb.cli.output import emit
     from dynaweb.report import build_report, closing_json, closing_text, gather
 
     if (run / "matrix.json").exists():
@@ -58,9 +57,9 @@ def report(run: Run, each: Each = EACH, every: All = False, as_json: o.Json = Fa
         o.load_plugins(None, warn=False)
         folder = MatrixFolder(run)
         found = results(folder.read_plan(), folder)
-        typer.echo(json.dumps(found.plain(), indent=2) if as_json else matrix_text(found))
+        emit(found.plain(), matrix_text(found), as_json=as_json)
         typer.echo(f"report: {write_page(found, folder)}", err=True)
         return
-    path = build_report(run, each=None if every else each)
-    data = gather(run, each=1)
-    typer.echo(json.dumps(closing_json(data), indent=2) if as_json else closing_text(data, report=path))
+    data = gather(run, each=None if every else each)
+    path = build_report(run, data=data)
+    emit(closing_json(data), closing_text(data, report=path), as_json=as_json)

@@ -99,9 +99,9 @@ def show(
     resolved = o.resolved(recipe, locals())
     shown = api.show_prediction(resolved, index=index, weights=weights, data=data, out=out, progress=True)
     if as_json:
-        from dynaweb.cli.output import emit
+        from dynaweb.cli.output import print_json
 
-        emit(shown, as_json=True)
+        print_json(shown)
     else:
         _print(shown)
 

@@ -86,7 +86,7 @@ class Comparison:
 
     def plain(self) -> dict[str, Any]:
         """Plain data for programs: rates and differences as fractions."""
-        arms = {arm: [_plain_arm(self, arm, at) for at in range(len(self.groups))] for arm in self.arms}
+        arms = {arm: _plain_arm(self, arm) for arm in self.arms}
         groups = [
             {"label": group.label, "runs": [str(run.folder) for run in group.runs], "seeds": _seeds(group)}
             for group in self.groups
@@ -177,10 +177,12 @@ def _cost(group: Group, name: str) -> str:
     return f"{sum(found) / len(found):,.0f}" if found else "-"
 
 
-def _plain_arm(comparison: Comparison, arm: str, at: int) -> dict[str, Any]:
-    against = comparison.against_first(arm)[at]
-    found = {"group": comparison.groups[at].label, "success": estimate_json(comparison.groups[at].success(arm))}
-    return found | ({"against_first": against.plain()} if against is not None else {})
+def _plain_arm(comparison: Comparison, arm: str) -> list[dict[str, Any]]:
+    rows = []
+    for group, against in zip(comparison.groups, comparison.against_first(arm), strict=True):
+        row = {"group": group.label, "success": estimate_json(group.success(arm))}
+        rows.append(row | ({"against_first": against.plain()} if against is not None else {}))
+    return rows
 
 
 def _measures_json(comparison: Comparison) -> dict[str, list[Any]]:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaweb.compare.records import Episodes, RunRecord
-from dynaweb.report.stats import Estimate, Outcomes, share_or_mean, success_rate, wilson
-from dynaweb.runs.folder import FREE
+from dynaweb.report.stats import Estimate, Outcomes, bounded_mean, success_rate, wilson
+from dynaweb.runs.folder import NO_RESULT
 
-NO_RESULT = (*FREE, "run.seed")
-"""Settings by which runs of one group may differ. A time budget changes results: it is listed as a difference all the
-same where groups differ in something else."""
+FREE = (*NO_RESULT, "run.seed")
+"""Settings by which runs of one group may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,8 @@ class Group:
         found = [estimate for run in self.runs if (estimate := run.measure(name)) is not None]
         if len(found) <= 1:
             return found[0] if found else None
-        return share_or_mean([one.value for one in found if one.value is not None])
+        # Never Wilson's interval, which is for single answers: these are means, also where all of them are 0 or 1.
+        return bounded_mean([one.value for one in found if one.value is not None])
 
     def judged(self, arm: str, kind: str) -> Estimate | None:
         """`false positives` or `false negatives` of the judge on the real episodes of an arm, over all runs."""
@@ -59,7 +59,7 @@ def grouped(runs: Sequence[RunRecord]) -> list[Group]:
 
 
 def _free(path: str) -> bool:
-    return path.startswith(NO_RESULT)
+    return path.startswith(FREE)
 
 
 def _label(members: Sequence[RunRecord]) -> str:

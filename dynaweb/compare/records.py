@@ -44,8 +44,8 @@ class RunRecord:
 
     def measure(self, name: str) -> Estimate | None:
         """A measure of the world model, by name or label (`element_f1`, `Element F1`)."""
-        wanted = _plain(name)
-        return next((one.estimate for one in self.data.fidelity if _plain(one.label) == wanted), None)
+        wanted = measure_key(name)
+        return next((one.estimate for one in self.data.fidelity if measure_key(one.label) == wanted), None)
 
     @property
     def costs(self) -> dict[str, float]:
@@ -104,5 +104,6 @@ def _errors(metrics: Mapping[str, float | None]) -> dict[str, Estimate]:
     return found
 
 
-def _plain(name: str) -> str:
+def measure_key(name: str) -> str:
+    """What the name of a world-model measure and its label for people have in common."""
     return name.lower().replace("_", " ").replace("address", "url")

@@ -26,3 +26,18 @@ class TokenWeights(Section):
         if (self.agg == "constant") != (self.norm_const is not None):
             raise ValueError('norm_const belongs to agg = "constant": give both or neither')
         return self
+
+
+class GroupBaseline(Section):
+    """How far a reward is above its group (`dynaweb.backends.advantages.normalised`)."""
+
+    scale: Literal["group", "batch", "none"] = "group"
+    """Advantages are divided by the standard deviation of the group, of the batch, or not at all."""
+    eps: float = Field(default=1e-4, ge=0)
+    """Added to that standard deviation."""
+    ddof: Literal[0, 1] = 1
+    """1 = unbiased standard deviation, 0 = of the population."""
+    singleton: Literal["zero", "raw"] = "zero"
+    """Advantage of a trajectory that is alone in its group: 0, or its reward."""
+    zero_var_tol: float = Field(default=1e-6, ge=0)
+    """A group whose rewards differ by no more than this is dead: its advantages are exactly 0."""

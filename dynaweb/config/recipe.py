@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.decisive import decisive
 from dynaweb.config.judging import Agent, Audit, JudgeFit
-from dynaweb.config.layers import KINDS, flatten
+from dynaweb.config.layers import flatten
 from dynaweb.config.phases import Offline, Phases, Replay
 from dynaweb.config.sections import (
+    Backend,
     Controls,
     Data,
     Dream,
+    EngineChoice,
     Eval,
     Explore,
     Model,
+    Policy,
     Rl,
     Run,
     Section,
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 SECTIONS: Mapping[str, type[Section]] = {
     "run": Run,
     "model": Model,
+    "policy": Policy,
+    "backend": Backend,
     "web": Web,
     "data": Data,
     "sft": Sft,
@@ -64,10 +69,13 @@ class Choice:
     config: BaseModel
     package: str = ""
     version: str = ""
+    engine: EngineChoice = field(default_factory=EngineChoice)
+    """What answers for a world model or a judge on the run's own model; not part of the plugin's settings."""
 
     def data(self) -> dict[str, Any]:
         """The section as plain data: `name`, then the plugin's own settings."""
-        return {"name": self.name, **self.config.model_dump(mode="json")}
+        engine = {} if self.engine == EngineChoice() else {"engine": self.engine.model_dump(mode="json")}
+        return {"name": self.name, **engine, **self.config.model_dump(mode="json")}
 
     def decisive(self) -> dict[str, Any]:
         """The settings that results depend on (`dynaweb.config.decisive`), and the package."""
@@ -84,6 +92,8 @@ class Recipe:
     name: str
     run: Run
     model: Model
+    policy: Policy
+    backend: Backend
     wm: Choice
     opt: Choice
     reward: Choice
@@ -120,14 +130,20 @@ class Recipe:
         return dict(flatten(self.tree()))
 
     def choices(self) -> tuple[Choice, ...]:
-        """The chosen plugins: world model, optimizer, judge, environment."""
+        """The chosen plugins: world model, optimizer, judge, environment (engines are found by `engine_of`)."""
         return (self.wm, self.opt, self.reward, self.env)
+
+    def engine_of(self, role: str) -> EngineChoice:
+        """The engine of `policy`, `wm` or `reward`."""
+        choice: EngineChoice = getattr(self, role).engine
+        return choice
 
     def key(self, *parts: str, **extra: Any) -> str:
         """A stable hash (20 hex digits) of the settings that matter to a stage.
 
         `parts` are sections (`"sft"`) or single settings (`"run.seed"`); `extra` is any other plain data that the
-        result depends on. A plugin's section counts with its package and version. Order does not matter.
+        result depends on. A section counts without settings that no result depends on (`dynaweb.config.decisive`), a
+        plugin's with its package and version. Order does not matter.
         """
         return digest(self.settings(*parts) | {f"+{name}": value for name, value in extra.items()})
 
@@ -139,9 +155,10 @@ class Recipe:
         name, _, path = part.partition(".")
         if name not in ORDER:
             raise ConfigError(f"no section is called {name!r}; {hint(name, ORDER)}")
-        value: Any = self.section(name)
         if not path:
-            return getattr(self, name).decisive() if name in KINDS else value
+            chosen: Section | Choice = getattr(self, name)
+            return chosen.decisive() if isinstance(chosen, Choice) else decisive(chosen)
+        value: Any = self.section(name)
         for key in path.split("."):
             if key not in value:
                 raise ConfigError(f"section {name!r} has no setting {path!r}; {hint(key, value)}")

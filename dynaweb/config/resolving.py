@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.layers import KINDS, THOROUGH, Layers, flatten, parse_set, recipe_layers
 from dynaweb.config.recipe import ORDER, SECTIONS, Recipe
-from dynaweb.config.validation import Problems, validate
+from dynaweb.config.validation import ENGINE_ROLES, Problems, validate
 
 if TYPE_CHECKING:
     from dynaweb.hookspecs import Kind
@@ -25,6 +25,7 @@ FLAGS: Mapping[str, str] = {
     "seed": "run.seed",
     "time_budget": "run.time_budget",
     "observe": "run.observers",
+    "backend": "backend.name",
 }
 """What each flag of the command line sets."""
 
@@ -114,6 +115,7 @@ def _plugin_schema(plugins: Plugins, kind: Kind, name: str) -> dict[str, Any]:
     spec = plugins.find(kind, name).spec
     body = spec.config.model_json_schema()
     body["description"] = spec.summary
-    body["properties"] = {"name": {"const": name}, **body.get("properties", {})}
+    engine = {"engine": {"type": "object"}} if kind in ENGINE_ROLES else {}
+    body["properties"] = {"name": {"const": name}, **engine, **body.get("properties", {})}
     body["required"] = ["name", *body.get("required", [])]
     return body

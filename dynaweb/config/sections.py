@@ -5,7 +5,7 @@ Every field has its meaning, unit and, where a paper fixes it, the source. Defau
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -49,6 +49,43 @@ class Model(Section):
     """Tokens of one forward pass in training; batches are computed in parts of this size, with the same result."""
     checkpointing: bool = False
     """Activations are computed again in backward passes (arXiv 1604.06174): much less memory, a third more time."""
+
+
+class EngineChoice(BaseModel):
+    """Which engine answers for one role, with the engine's own settings beside its name."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
+
+    name: str = "transformers"
+    """`transformers` (in this process), `vllm`, or the engine of another package."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The engine's own settings."""
+        return dict(self.model_extra or {})
+
+
+class Policy(Section):
+    """How the policy is played. `[wm.engine]` and `[reward.engine]` say the same of the world model and the judge."""
+
+    engine: EngineChoice = EngineChoice()
+    """What turns the policy's prompts into tokens."""
+
+
+class Backend(Section):
+    """What turns losses into updates."""
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"offload"})
+    FILES: ClassVar[frozenset[str]] = frozenset({"config"})
+
+    name: Literal["torch", "deepspeed"] = "torch"
+    """`torch`: weights whole on every rank. `deepspeed`: ZeRO, spread over ranks."""
+    stage: Literal[1, 2, 3] = 2
+    """What DeepSpeed spreads over ranks: 1 the optimizer's state, 2 gradients too, 3 weights too."""
+    offload: bool = False
+    """DeepSpeed keeps the optimizer's state (and with stage 3 the weights) in the host's memory."""
+    config: str = ""
+    """A DeepSpeed JSON file of your own; it goes over what dynaweb sets, except for batch sizes and the optimizer."""
 
 
 class Web(Section):

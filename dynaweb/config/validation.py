@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.layers import KINDS, Layers, flatten
 from dynaweb.config.recipe import ORDER, SECTIONS, Choice, Recipe
+from dynaweb.config.sections import EngineChoice
 from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError
 from dynaweb.suggest import hint
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from dynaweb.config.sections import Run
     from dynaweb.hookspecs import Kind
     from dynaweb.plugins import Plugins
+
+
+ENGINE_ROLES = ("wm", "reward")
+"""Kinds of plugins that may have an `engine` table in their section."""
 
 
 @dataclass(slots=True)
@@ -56,6 +61,9 @@ def validate(name: str, description: str, layers: Layers, plugins: Plugins, prob
         sections[kind] = _choice(kind, tree.get(kind, {}), layers, plugins, problems)
     if sections["run"] is not None:
         _observers(sections["run"], layers, plugins, problems)
+    policy = sections["policy"]
+    if policy is not None:
+        _engine(policy.engine.model_dump(), "policy.engine", layers, plugins, problems)
     problems.check()
     recipe = Recipe(name=name, description=description, **sections)
     origins = {path: _origin(layers, path) for path in recipe.flat()}
@@ -77,9 +85,28 @@ def _choice(kind: Kind, data: Any, layers: Layers, plugins: Plugins, problems: P
     except (MissingError, PluginError) as error:
         problems.plugins.append(type(error)(f"{_where(layers, f'{kind}.name')}: {error}"))
         return None
-    rest = {key: value for key, value in data.items() if key != "name"}
+    apart = ("name", "engine") if kind in ENGINE_ROLES else ("name",)
+    rest = {key: value for key, value in data.items() if key not in apart}
     config = _parse(plugin.spec.config, rest, kind, layers, problems)
-    return Choice(kind, name, config, plugin.origin.package, plugin.origin.version) if config is not None else None
+    engine = EngineChoice()
+    if "engine" in data and "engine" in apart:
+        engine = _engine(data["engine"], f"{kind}.engine", layers, plugins, problems)
+    origin = plugin.origin
+    return Choice(kind, name, config, origin.package, origin.version, engine) if config is not None else None
+
+
+def _engine(data: Any, section: str, layers: Layers, plugins: Plugins, problems: Problems) -> EngineChoice:
+    """The engine of a role, its settings checked by the engine's own plugin."""
+    choice = _parse(EngineChoice, data, section, layers, problems)
+    if not isinstance(choice, EngineChoice):
+        return EngineChoice()
+    try:
+        plugin = plugins.find("engine", choice.name)
+    except (MissingError, PluginError) as error:
+        problems.plugins.append(type(error)(f"{_where(layers, f'{section}.name')}: {error}"))
+        return choice
+    _parse(plugin.spec.config, choice.settings, section, layers, problems)
+    return choice
 
 
 def _observers(run: Run, layers: Layers, plugins: Plugins, problems: Problems) -> None:

@@ -20,6 +20,7 @@ from dynaweb.engines.sampling import Sampler
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.engines.sessions import Runner, Session, runner_for, survivors
 from dynaweb.engines.sharing import Prompt, spans
+from dynaweb.engines.stopping import Decode, complete, need_decoder
 from dynaweb.errors import EngineError
 from dynaweb.protocols import Completion, GenerateRequest, TokenRow
 
@@ -55,12 +56,16 @@ class TransformersEngine:
         *,
         pad_id: int = 0,
         max_batch_tokens: int = MAX_BATCH_TOKENS,
+        decode: Decode | None = None,
     ) -> None:
+        self.decode = decode
         self.model = model
         self.lockstep = lockstep
         self.stats = EngineStats()
+        self._pad_id = pad_id
+        self._layers = _kinds(model)
         self._runner: Runner = runner_for(model, pad_id)
-        self._max_batch_tokens = max_batch_tokens
+        self.max_batch_tokens = max_batch_tokens
         config: Any = getattr(model, "config", None)
         self._vocabulary: int = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
         self._context: int | None = getattr(config, "max_position_embeddings", None)
@@ -72,16 +77,21 @@ class TransformersEngine:
 
         Raises `EngineError` for a prompt that the model cannot take.
         """
+        return await self._generations.ask(self.fitted(request))
+
+    def fitted(self, request: GenerateRequest) -> GenerateRequest:
+        """The request, ended where the model's context ends. Raises `EngineError` where nothing fits."""
         if request.max_new_tokens < 1:
             raise EngineError(f"max_new_tokens is {request.max_new_tokens}; it must be at least 1")
-        self._check(request.prompt_ids, 1)
+        self.check(request.prompt_ids, 1)
+        need_decoder(request, self.decode)
         if self._context is not None and len(request.prompt_ids) + request.max_new_tokens > self._context:
             request = replace(request, max_new_tokens=self._context - len(request.prompt_ids))
-        return await self._generations.ask(request)
+        return request
 
     async def choice_logprobs(self, prompt_ids: tuple[int, ...], choices: tuple[int, ...]) -> tuple[float, ...]:
         """Natural-log probability of each token of `choices` as the next token after the prompt."""
-        self._check(prompt_ids, 0)
+        self.check(prompt_ids, 0)
         return await self._choices.ask((prompt_ids, choices))
 
     def weights_changed(self) -> None:
@@ -105,7 +115,7 @@ class TransformersEngine:
         prompts = sorted({prompt for prompt, _ in requests}, key=lambda prompt: (len(prompt), prompt))
         with self._work(len(requests)):
             table: dict[Prompt, torch.Tensor] = {}
-            for part in spans([len(prompt) for prompt in prompts], self._max_batch_tokens):
+            for part in spans([len(prompt) for prompt in prompts], self.max_batch_tokens):
                 logp_BV = torch.log_softmax(self._runner.next_logits(prompts[part]), dim=-1)
                 table.update(zip(prompts[part], logp_BV, strict=True))
             self.stats.prompt_tokens += sum(len(prompt) for prompt, _ in requests)
@@ -121,7 +131,8 @@ class TransformersEngine:
                 found.append(np.array([_force(session, token) for token in row.response_ids], dtype=np.float32))
         return found
 
-    def _check(self, prompt: Prompt, room: int) -> None:
+    def check(self, prompt: Prompt, room: int) -> None:
+        """Raise `EngineError` for a prompt that the model cannot take with room for so many tokens."""
         if not prompt:
             raise EngineError("an empty prompt was sent to the engine; it needs at least one token")
         if min(prompt) < 0 or max(prompt) >= self._vocabulary:
@@ -136,29 +147,43 @@ class TransformersEngine:
             )
 
     def _parts(self, requests: Sequence[GenerateRequest]) -> Iterator[slice]:
-        return spans([len(r.prompt_ids) + r.max_new_tokens for r in requests], self._max_batch_tokens)
+        return spans([len(r.prompt_ids) + r.max_new_tokens for r in requests], self.max_batch_tokens)
 
     def _decode(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         prompts = [request.prompt_ids for request in requests]
         session = self._runner.start(prompts, max(request.max_new_tokens for request in requests))
         self.stats.prompt_tokens += sum(map(len, prompts))
         self.stats.computed_prompt_tokens += session.computed
-        return _Decoding(requests, session, self.stats).run()
+        return _Decoding(requests, session, self.stats, self.decode).run()
 
     def _work(self, requests: int) -> _Work:
+        # Adapters may have come or gone since: the fastest runner for a plain model would read past them.
+        layers = _kinds(self.model)
+        if layers != self._layers:
+            self._layers, self._runner = layers, runner_for(self.model, self._pad_id)
         return _Work(self.model, self.stats, requests)
 
 
+def _kinds(model: nn.Module) -> list[type[nn.Module]]:
+    """The kind of every layer."""
+    return [type(layer) for layer in model.modules()]
+
+
 def _sort_key(request: GenerateRequest) -> tuple[Any, ...]:
-    """Length first; then everything else, so that the order of arrival plays no part."""
+    """Length first, so that the rows of a batch are about as long."""
+    return len(request.prompt_ids), *by_prompt(request)
+
+
+def by_prompt(request: GenerateRequest) -> tuple[Any, ...]:
+    """A key with all that a request says: equal prompts are neighbours, and the order of arrival plays no part."""
     return (
-        len(request.prompt_ids),
         request.prompt_ids,
         request.max_new_tokens,
         request.seed,
         request.temperature,
         request.top_p,
         request.stop_ids,
+        request.stop,
     )
 
 
@@ -195,8 +220,11 @@ class _Work:
 class _Decoding:
     """The token loop of one batch."""
 
-    def __init__(self, requests: Sequence[GenerateRequest], session: Session, stats: EngineStats) -> None:
+    def __init__(
+        self, requests: Sequence[GenerateRequest], session: Session, stats: EngineStats, decode: Decode | None
+    ) -> None:
         self._requests = requests
+        self._decode = decode
         self._session = session
         self._stats = stats
         self._stops = [frozenset(request.stop_ids) for request in requests]
@@ -226,13 +254,18 @@ class _Decoding:
             for tokens, logps, finished in zip(self._tokens, self._logps, self._finished, strict=True)
         ]
 
+    def _said(self, i: int) -> bool:
+        """Whether a row has completed one of its stop texts."""
+        stop = self._requests[i].stop
+        return bool(stop) and self._decode is not None and complete(self._tokens[i], stop, self._decode)
+
     def _append(self, live: Sequence[int], tokens: Sequence[int], logps: Sequence[float]) -> list[bool]:
         """Record one token per live row; tells which rows have ended."""
         ended = []
         for i, token, logp in zip(live, tokens, logps, strict=True):
             self._tokens[i].append(token)
             self._logps[i].append(logp)
-            self._finished[i] = token in self._stops[i]
+            self._finished[i] = token in self._stops[i] or self._said(i)
             ended.append(self._finished[i] or len(self._tokens[i]) >= self._requests[i].max_new_tokens)
         self._stats.new_tokens += len(live)
         return ended

@@ -1,20 +1,22 @@
 """Any judge against the environment's own verdicts on real episodes: confusion, false positives, by site and length.
 
-Only episodes that the judge is asked about count as its decisions; those that did not end by themselves are scored 0 by
-code, and would make every judge look better than it is. Episodes that it gave no score are counted apart, never as NO.
+Only episodes that the judge's model is asked about count as its decisions; those that did not end by themselves are
+scored 0 by code, some by a rule of the judge, and would make every judge look better than it is. They and episodes
+without a score are counted apart, never as NO.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.judges.calibration import Quality, quality
 from dynaweb.loop.evaluate import SUCCESS
 from dynaweb.loop.outcomes import site_name
-from dynaweb.loop.verdicts import answers_for, judge_all, success_of
+from dynaweb.loop.verdicts import answers_for, judge_all, success_of, was_asked
 from dynaweb.report.stats import Estimate, wilson
 from dynaweb.report.table import text_table
 from dynaweb.types import Trajectory
@@ -31,7 +33,10 @@ LONG = 6
 
 @dataclass(frozen=True, slots=True)
 class Confusion:
-    """Decisions on episodes that the judge was asked about, by the environment's verdict; `silent` got no score."""
+    """Decisions on episodes that the judge's model was asked about, by the environment's verdict.
+
+    `silent` got no score. `ruled_out` are failures, `ruled_out_wrongly` successes, that a rule of the judge scored 0.
+    """
 
     name: str
     true_positive: int = 0
@@ -39,6 +44,8 @@ class Confusion:
     true_negative: int = 0
     false_negative: int = 0
     silent: int = 0
+    ruled_out: int = 0
+    ruled_out_wrongly: int = 0
 
     @property
     def accepts_failures(self) -> Estimate:
@@ -58,17 +65,19 @@ class Confusion:
 
     def data(self) -> dict[str, Any]:
         """Plain data, rates included."""
-        names = ("name", "true_positive", "false_positive", "true_negative", "false_negative", "silent")
         rates = ("accepts_failures", "rejects_successes", "agrees")
-        return {name: getattr(self, name) for name in (*names, *rates)}
+        return asdict(self) | {name: getattr(self, name) for name in rates}
 
 
 def confusion(name: str, judged: Sequence[Trajectory]) -> Confusion:
     """Count the judge's decisions on graded episodes that carry its judgement."""
-    counts = {"true_positive": 0, "false_positive": 0, "true_negative": 0, "false_negative": 0, "silent": 0}
+    counts: Counter[str] = Counter()
     for trajectory in judged:
         real = success_of(trajectory)
         if real is None or not answers_for(trajectory):
+            continue
+        if not was_asked(trajectory):
+            counts["ruled_out_wrongly" if real >= SUCCESS else "ruled_out"] += 1
             continue
         said = trajectory.judgement.score if trajectory.judgement is not None else None
         if said is None:
@@ -136,12 +145,13 @@ def _table(head: str, rows: Sequence[Confusion]) -> str:
             str(one.true_negative),
             str(one.false_negative),
             str(one.silent),
+            f"{one.ruled_out} + {one.ruled_out_wrongly}",
             one.accepts_failures.text(),
             one.rejects_successes.text(),
         )
         for one in rows
     ]
-    names = ("yes, right", "yes, wrong", "no, right", "no, wrong", "no score")
+    names = ("yes, right", "yes, wrong", "no, right", "no, wrong", "no score", "by rule: right + wrong")
     head_row = (head, *names, "accepts failures [95 %]", "rejects successes [95 %]")
     return text_table(head_row, cells, width=WIDTH)
 
@@ -177,7 +187,7 @@ def _quality(judged: Sequence[Trajectory]) -> Quality | None:
         for t in judged
         if t.judgement is not None
         and t.judgement.probability is not None
-        and answers_for(t)
+        and was_asked(t)
         and (real := success_of(t)) is not None
     ]
     if not pairs:

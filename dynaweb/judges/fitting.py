@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dynaweb import events
+from dynaweb.config.decisive import decisive
 from dynaweb.errors import MissingError, TrainingError
 from dynaweb.judges.calibration import Platt, Quality, fit_platt, quality
 from dynaweb.judges.making import FITTED, TRAINABLE, to_fit
 from dynaweb.judges.rollouts import graded_rollouts
+from dynaweb.loop.engines import engine_key
 from dynaweb.loop.evaluate import SUCCESS
 from dynaweb.loop.tasks import site_of
 from dynaweb.loop.training import fit
@@ -87,7 +89,9 @@ async def fit_judge(ws: Workspace, episodes: Sequence[Trajectory], *, upstream: 
 
     data = ws.recipe.judge_fit.data
     stored = {"data": file_key(Path(data))} if data else {}
-    key = ws.key(*CHOICES, judge=name, model=ws.model_key, **upstream, **stored)
+    package = ws.plugins.find("reward", name).origin
+    judge = {"name": name, "settings": decisive(config), "package": f"{package.package} {package.version}"}
+    key = ws.key(*CHOICES, judge=judge, model=ws.trained_key, **engine_key(ws, "reward"), **upstream, **stored)
     made = await ws.stage("judge-fit", key, body, settings=ws.recipe.settings("run.seed", "judge_fit"), resumable=True)
     ws.keep(made, "judge")
     if ws.folder is not None:
@@ -119,7 +123,7 @@ async def _fit(ws: Workspace, stage: Stage, name: str, config: Any, parts: Parts
 def _judge_on(ws: Workspace, model: LoadedModel, name: str, config: Any) -> TrainableJudge:
     """The judge on weights of its own, uncalibrated."""
     assert TRAINABLE in ws.plugins.find("reward", name).spec.capabilities
-    context = PluginContext(engine=ws.engine(model), format=model.format, seed=ws.seed("judge"))
+    context = PluginContext(engine=ws.engine(model, "reward"), format=model.format, seed=ws.seed("judge"))
     return cast("TrainableJudge", ws.plugins.create("reward", name, config, context))
 
 

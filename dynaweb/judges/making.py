@@ -8,6 +8,7 @@ function that makes each of them in `context.services["judges"]`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -44,9 +45,9 @@ def judge_named(
     wants = getattr(config, "model", None)
     engine, prompts = (policy, policy_format) if wants == "policy" else (None, ws.format)
     if TRAINABLE in ws.plugins.find("reward", name).spec.capabilities:
-        folder = weights_of(ws, config)
+        folder = weights_of(ws, name, config)
         model = ws.load(folder / "model" if (folder / "model").is_dir() else folder)
-        engine, prompts = ws.engine(model), model.format
+        engine, prompts = ws.engine(model, "reward"), model.format
         services["calibration"] = calibration_in(folder)
     elif wants == "base":
         engine = ws.base_engine
@@ -83,8 +84,8 @@ def to_fit(ws: Workspace) -> tuple[str, Any] | None:
     return None
 
 
-def weights_of(ws: Workspace, config: Any) -> Path:
-    """The folder of a trainable judge's weights. Raises `ConfigError` when there are none."""
+def weights_of(ws: Workspace, name: str, config: Any) -> Path:
+    """The folder of a trainable judge's weights. Raises `ConfigError` when there are none, or another judge's."""
     given = str(getattr(config, "weights", ""))
     if given:
         if not Path(given).is_dir():
@@ -95,6 +96,12 @@ def weights_of(ws: Workspace, config: Any) -> Path:
     if ws.fitted_judge is None:
         raise ConfigError(
             "this judge has to be fitted first: run dynaweb orm fit, and name its folder in reward.weights"
+        )
+    fitted = json.loads((ws.fitted_judge / FITTED).read_text()).get("judge")
+    if fitted != name:
+        raise ConfigError(
+            f"this run fitted the judge {fitted!r}, whose weights {name!r} cannot use: a run fits one judge; fit the "
+            "other with dynaweb orm fit, and name its folder in its weights"
         )
     return ws.fitted_judge
 
@@ -107,7 +114,6 @@ def fitted_folder(folder: Path) -> Path:
 
 def calibration_in(folder: Path) -> Platt:
     """The calibration beside a judge's weights; none where there is no file. Raises `ConfigError` for a damaged one."""
-    import json
 
     path = folder / FITTED
     if not path.is_file():

@@ -50,7 +50,7 @@ async def graded_rollouts(ws: Workspace, policy: Made, *, split: str, count: int
             ws.tell(events.Rollout("graded", trajectory))
 
     told = {"split": split, "episodes": count, "temperature": temperature}
-    parts = ("rl.max_new_tokens", "web.contexts", "data.max_best_steps", "dream.horizon", "dream.max_horizon")
+    parts = ("policy", "rl.max_new_tokens", "web.contexts", "data.max_best_steps", "dream.horizon", "dream.max_horizon")
     key = ws.key(*parts, "dream.invalid_ends", tasks=ws.task_key, policy=policy.key, model=ws.model_key, **told)
     made = await ws.stage("graded", key, body, settings=ws.recipe.settings("run.seed") | told, resumable=True)
     ws.keep(made, "graded" if split == "train" else f"graded-{split}")

@@ -46,9 +46,12 @@ def with_adapters(model: LoadedModel, rank: int, *, seed: int) -> LoadedModel:
 def _merge(model: Any) -> None:
     """Add each adapter to its layer, and put the layer back where it was."""
     from peft.tuners.lora import LoraLayer
+    from torch.autograd.graph import increment_version
 
     for name, layer in [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]:
         adapted: Any = layer
         adapted.merge()
+        # peft writes past autograd, by whose count engines notice that weights are new.
+        increment_version(adapted.get_base_layer().weight)
         parent, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(parent), attribute, adapted.get_base_layer())

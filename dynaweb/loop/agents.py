@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dynaweb.loop.engines import engine_key
 from dynaweb.loop.lookahead import LookaheadPolicy
 from dynaweb.loop.players import ModelPolicy
 from dynaweb.loop.worldmodel import real_transitions
@@ -26,7 +27,8 @@ def lookahead_key(ws: Workspace, world_model: str) -> str:
     """What the decisions of a look-ahead agent depend on besides the policy's weights."""
     from dynaweb.judges.making import judge_key
 
-    return ws.recipe.key("agent", "reward", "wm", world_model=world_model, **judge_key(ws))
+    engines = engine_key(ws, "reward", "wm")
+    return ws.recipe.key("agent", "reward", "wm", world_model=world_model, **engines, **judge_key(ws))
 
 
 def lookahead(

@@ -38,6 +38,7 @@ from dynaweb.plugins import current
 from dynaweb.runs import StageCache, open_run
 
 if TYPE_CHECKING:
+    from dynaweb.backends.team import Team
     from dynaweb.config import Recipe
     from dynaweb.loop.wmeval import Shown, WorldModelScores
     from dynaweb.loop.workspace import LoadedModel, Made
@@ -62,7 +63,8 @@ def run(recipe: Recipe, *, out: Path | None = None, resume: bool = False) -> Run
         return folder
 
     folder = _in_folder(recipe, job, out=out, resume=resume, closing=lambda path: closing_json(gather(path)))
-    return RunResult(folder, build_report(folder), closing_json(gather(folder)))
+    data = gather(folder)
+    return RunResult(folder, build_report(folder, data=data), closing_json(data))
 
 
 def sft(recipe: Recipe, *, out: Path | None = None) -> StageResult:
@@ -198,7 +200,12 @@ def evaluate(
     async def job(ws: Workspace) -> StageResult:
         arm, weights, key = await _policy(ws, policy)
         player = without_model(arm, ws) if arm in WITHOUT_MODEL else None
-        if player is None and looks_ahead(ws):
+        ahead = player is None and looks_ahead(ws)
+        if ahead:
+            check_together(ws)
+        if player is None:
+            await _fit_judge(ws)
+        if ahead:
             return await _ahead(ws, arm, weights, key, world_model)
         made = await evaluate_arm(ws, arm, weights, key, player=player, by_task=True)
         if player is None:
@@ -212,18 +219,30 @@ def evaluate(
 
 async def _ahead(ws: Workspace, arm: str, weights: Path | None, key: str, given: Path | None) -> StageResult:
     """The evaluation of a policy that looks ahead."""
-    check_together(ws)
-    if to_fit(ws) is not None:
-        shown = await demos(ws)
-        await fitted_judge(ws, await sft_stage(ws, shown), shown)
-    shared = None if given is not None else await _world_model(ws, None)
-    fitted = shared.model if shared is not None and shared.model.is_dir() else given
+    fitted, told, explored = (given, files_hash(given), None) if given is not None else await _fitted_here(ws)
     name = f"{arm}-ahead"
-    told = shared.key if shared is not None else files_hash(given) if given is not None else ""
-    player = lookahead(ws, weights, fitted, None)
+    player = lookahead(ws, weights, fitted, explored)
     made = await evaluate_arm(ws, name, weights, f"{key} {lookahead_key(ws, told)}", player=player, by_task=True)
     made = await audit_judge(ws, name, made, weights)
     return evaluated(name, _folder(ws), weights, made.episodes(), judged=audits(ws))
+
+
+async def _fitted_here(ws: Workspace) -> tuple[Path | None, str, Made]:
+    """The weights of the recipe's world model (None: the base), their key, and the exploration behind it."""
+    from dynaweb.loop.worldmodel import fit_world_model as fit_stage
+
+    check_fit(ws)
+    shown = await demos(ws)
+    explored = await _explored(ws, shown)
+    made = await fit_stage(ws, explored, shown)
+    return made.model if made.model.is_dir() else None, f"{made.key} {explored.key}", explored
+
+
+async def _fit_judge(ws: Workspace) -> None:
+    """Fit the judge, where it needs that, as a run does: what it says of the evaluated episodes is audited."""
+    if to_fit(ws) is not None:
+        shown = await demos(ws)
+        await fitted_judge(ws, await sft_stage(ws, shown), shown)
 
 
 async def _policy(ws: Workspace, policy: str | Path | None) -> tuple[str, Path | None, str]:
@@ -301,12 +320,25 @@ def _told(
 
 async def _worked(recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugins) -> T:
     ws = Workspace(recipe, plugins, StageCache(notify=plugins.notify), folder)
+    ws.engines.require()
+    ws.team = _team()
     if recipe.run.time_budget:
         ws.deadline = time.monotonic() + 60 * recipe.run.time_budget
     try:
         return await job(ws)
     finally:
         await ws.close()
+
+
+def _team() -> Team | None:
+    """The other ranks, where a launcher started several processes."""
+    import os
+
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return None
+    from dynaweb.backends.team import Team
+
+    return Team.join()
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:

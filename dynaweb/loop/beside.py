@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynaweb.judges.alarm import alarm
 from dynaweb.loop.auditing import MARKS, Auditor, RewardHacking
 from dynaweb.loop.replay import BUFFER, ReplayBuffer, keep_of, read_buffer
 
@@ -43,11 +44,11 @@ FIRST_PHASE = Phase()
 
 
 class Beside:
-    """The companions of one RL stage."""
+    """The companions of one RL stage; only one that `replays` has a buffer, as the recipe says."""
 
-    def __init__(self, ws: Workspace, phase: Phase, judge: Judge, name: str) -> None:
+    def __init__(self, ws: Workspace, phase: Phase, judge: Judge, name: str, *, replays: bool) -> None:
         self.replay: ReplayBuffer | None = None
-        if ws.recipe.replay.capacity:
+        if replays and ws.recipe.replay.capacity:
             earlier = read_buffer(phase.before.folder / BUFFER) if phase.before is not None else []
             self.replay = ReplayBuffer(ws.recipe.replay, ws.seed("replay", phase.number), earlier)
         self.auditor = Auditor(ws, judge, name) if ws.recipe.audit.every else None
@@ -85,11 +86,13 @@ class Beside:
             )
 
     def load(self, folder: Path, done: int) -> None:
-        """Go on after `done` updates."""
+        """Go on after `done` updates, with the alarm that an audit of the last one gave."""
         if self.replay is not None:
             self.replay.load(folder, done)
         if self.auditor is not None:
             self.auditor.load(folder, done)
+            marks = self.auditor.marks
+            self._alarm = alarm(marks, self.auditor.settings) if marks and marks[-1].update == done else ""
 
     def save(self, folder: Path, done: int) -> None:
         """Write a checkpoint for `done` updates."""
@@ -110,33 +113,19 @@ class Beside:
         if self.auditor is not None:
             self.auditor.save(folder)
         if critic is not None:
-            save_critic(critic, folder, steps)
+            (folder / CRITIC).mkdir(exist_ok=True)
+            critic.save(folder / CRITIC, steps)
 
 
-def save_critic(critic: Critic, folder: Path, steps: int) -> None:
-    """Write a critic beside the weights of a phase."""
-    from dynaweb.backends import checkpoint
-
-    place = folder / CRITIC
-    place.mkdir(exist_ok=True)
-    checkpoint.save(place, critic.stepper.tensors(), {"skipped": critic.stepper.skipped}, steps)
-
-
-def load_critic(critic: Critic, made: Made | None) -> bool:
-    """Go on with the critic that a phase left; False where it left none. Raises `CheckpointError` for a foreign one."""
-    from dynaweb.backends import checkpoint
-
-    if made is None or not (made.folder / CRITIC).is_dir():
-        return False
-    tensors, meta = checkpoint.load(made.folder / CRITIC)
-    critic.stepper.load(tensors, int(meta["skipped"]))
-    return True
+def critic_left(made: Made | None) -> Path | None:
+    """The folder of the critic that a phase left; None where it left none."""
+    return made.folder / CRITIC if made is not None and (made.folder / CRITIC).is_dir() else None
 
 
 def parts_of(phase: Phase, policy: Made) -> dict[str, Any]:
     """Which checkpoint plays which part in a phase, by folder."""
     before = phase.before
-    critic = before.folder / CRITIC if before is not None and (before.folder / CRITIC).is_dir() else None
+    critic = critic_left(before)
     buffer = before.folder / BUFFER if before is not None and (before.folder / BUFFER).is_file() else None
     return {
         "phase": phase.number,
@@ -148,4 +137,4 @@ def parts_of(phase: Phase, policy: Made) -> dict[str, Any]:
     }
 
 
-__all__ = ["BUFFER", "MARKS", "Beside", "Phase", "RewardHacking", "load_critic", "parts_of"]
+__all__ = ["BUFFER", "MARKS", "Beside", "Phase", "RewardHacking", "critic_left", "parts_of"]

@@ -8,11 +8,17 @@ from dynaweb.errors import ConfigError
 from dynaweb.judges.making import TRAINABLE, parts, weights_of
 from dynaweb.loop.agents import looks_ahead
 from dynaweb.loop.proposing import chosen_generator
+from dynaweb.loop.refresh import check_refresh
+from dynaweb.loop.worldmodel import check_fit
 
 if TYPE_CHECKING:
     from dynaweb.credit import Wants
     from dynaweb.loop.workspace import Workspace
     from dynaweb.protocols import PolicyOptimizer
+
+
+STEPS = 4
+"""Steps of the rollouts that an optimizer is asked about; some learn of no step of an episode of one."""
 
 
 def check_together(ws: Workspace) -> None:
@@ -33,7 +39,26 @@ def check_together(ws: Workspace) -> None:
         chosen_generator(ws, recipe.phases)
     if recipe.replay.capacity and recipe.rl.updates:
         check_replay(ws, optimizer_wants(ws))
+    if recipe.offline.episodes and recipe.rl.updates and recipe.rl.mode == "policy":
+        check_offline(ws, make_optimizer(ws))
     check_judge(ws)
+
+
+def check_seam(ws: Workspace) -> None:
+    """Raise `ConfigError` when the judge cannot score what the environment gives: a verdict needs real pages.
+
+    Also, for dreams, what `check_fit` and `check_refresh` raise.
+    """
+    if ws.dreams:
+        check_fit(ws)
+        check_refresh(ws)
+    able = ws.plugins.find("reward", ws.recipe.reward.name).spec.capabilities & {"dream", "real"}
+    needed = "dream" if ws.dreams else "real"
+    if able and needed not in able:
+        raise ConfigError(
+            f"reward {ws.recipe.reward.name!r} cannot score {needed} episodes, and env {ws.recipe.env.name!r} gives "
+            "only those; use --reward self-assess with dreams, or --env sites with --reward checker"
+        )
 
 
 def check_lookahead(ws: Workspace) -> None:
@@ -50,7 +75,7 @@ def check_judge(ws: Workspace) -> None:
     for name, config in parts(ws, ws.recipe.reward.name, ws.recipe.reward.config):
         able = TRAINABLE in ws.plugins.find("reward", name).spec.capabilities
         if able and str(getattr(config, "weights", "")):
-            weights_of(ws, config)
+            weights_of(ws, name, config)
 
 
 def check_replay(ws: Workspace, wants: Wants) -> None:
@@ -60,6 +85,34 @@ def check_replay(ws: Workspace, wants: Wants) -> None:
             f"replay.capacity asks for a replay buffer, and opt {ws.recipe.opt.name!r} compares the rollouts of a task "
             "with each other; use --opt webrl, awr or digirl, or set replay.capacity = 0"
         )
+
+
+def check_offline(ws: Workspace, optimizer: PolicyOptimizer) -> None:
+    """Raise `ConfigError` for recorded episodes of which the optimizer could learn nothing: there is one of a task."""
+    if not learns_alone(optimizer):
+        raise ConfigError(
+            f"offline.episodes records one episode of a task, and opt {ws.recipe.opt.name!r} compares the rollouts of "
+            "a task with each other, so that it would learn nothing; use --opt awr, set rl.mode = filtered-bc, or set "
+            "offline.episodes = 0"
+        )
+
+
+def learns_alone(optimizer: PolicyOptimizer) -> bool:
+    """Whether rollouts that are each alone in their group, a success and a failure, can move the policy.
+
+    A critic, if there is one, says 0 of everything.
+    """
+    from dynaweb.credit import CreditInput, CreditRow, credit_of, wants
+
+    critic = wants(optimizer).critic
+    said: list[list[float]] = [] if critic is None else [[0.0] * critic.outputs]
+    rows = [
+        CreditRow(i, k, 1, anchor=f"{i} {k}", old_logps=(0.0,), ref_logps=(0.0,), values=said)
+        for i in range(2)
+        for k in range(STEPS)
+    ]
+    credit = credit_of(optimizer, CreditInput([1.0, 0.0], ["a", "b"], rows))
+    return any(credit.moves(n, row.trajectory) for n, row in enumerate(rows))
 
 
 def optimizer_wants(ws: Workspace) -> Wants:

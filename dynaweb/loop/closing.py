@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,8 @@ class RunResult:
     report: Path
     results: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    # Every trajectory is read for it, so once is enough.
+    @cached_property
     def text(self) -> str:
         """The closing table as text."""
         from dynaweb.report import closing_text, gather

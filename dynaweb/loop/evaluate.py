@@ -111,6 +111,7 @@ async def evaluate_arm(
         ws.tell(events.Evaluation(arm, split, successes(played), summary(played)))
 
     key = ws.key(
+        "policy",
         "eval.steps",
         "rl.max_new_tokens",
         "web.contexts",

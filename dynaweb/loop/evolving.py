@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dynaweb import events
-from dynaweb.loop.beside import CRITIC, Phase, load_critic, parts_of
+from dynaweb.config.decisive import decisive
+from dynaweb.loop.beside import Phase, critic_left, parts_of
 from dynaweb.loop.checks import make_optimizer
 from dynaweb.loop.proposing import Proposals, by_environment, by_server, chosen_generator, counted
 from dynaweb.loop.tasks import StartPages
@@ -85,12 +86,14 @@ async def evolve(ws: Workspace, before: Made, number: int) -> Made:
         _told.info("tasks of phase %d: %s", number, counted(counts))
 
     told = ws.recipe.settings("run.seed", "phases")
-    key = ws.key("phases", "rl.updates", "rl.tasks", before=before.key, number=number, tasks=ws.task_key, opt=_opt(ws))
-    return await ws.stage("curriculum", key, body, settings=told)
+    return await ws.stage("curriculum", curriculum_key(ws, before, number), body, settings=told)
 
 
-def _opt(ws: Workspace) -> dict[str, Any]:
-    return ws.recipe.section("opt")
+def curriculum_key(ws: Workspace, before: Made, number: int) -> str:
+    """The cache key of the stage. How many phases there are is not in it, nor how a server is asked."""
+    parts = (*(f"phases.{name}" for name in ("generator", "tasks", "proposals", "value")), "rl.updates", "rl.tasks")
+    server = decisive(ws.recipe.phases.server)
+    return ws.key(*parts, "opt", server=server, before=before.key, number=number, tasks=ws.task_key)
 
 
 def failed_tasks(played: Sequence[Trajectory]) -> tuple[list[Task], list[str]]:
@@ -138,11 +141,12 @@ async def first_values(
 
     optimizer = make_optimizer(ws)
     spec, value = wants(optimizer).critic, getattr(optimizer, "value", None)
-    if spec is None or value is None or not (before.folder / CRITIC).is_dir() or not tasks:
+    left = critic_left(before)
+    if spec is None or value is None or left is None or not tasks:
         return None
     model = ws.load(before.model)
     critic = Critic(model.model, spec, Schedule(0.0, 1))
-    load_critic(critic, before)
+    critic.load(left)
     pages = await _first_pages(ws, tasks, played)
     rows = [
         TokenRow(model.format.policy_prompt(task, page, ()), (model.format.stop_ids[0],))

@@ -50,7 +50,9 @@ async def explore(ws: Workspace, sft: Made | None) -> Made:
             ws.tell(events.Rollout("explore", trajectory))
 
     upstream = {"sft": sft.key} if sft is not None else {}
-    key = ws.key("explore", "rl.max_new_tokens", "web.contexts", "data.max_best_steps", tasks=ws.task_key, **upstream)
+    key = ws.key(
+        "policy", "explore", "rl.max_new_tokens", "web.contexts", "data.max_best_steps", tasks=ws.task_key, **upstream
+    )
     made = await ws.stage("explore", key, body, settings=ws.recipe.settings("run.seed", "explore"), resumable=True)
     ws.keep(made, "explore")
     return made

@@ -51,9 +51,9 @@ AUDITED = ("every", "episodes", "confidence", "margin", "false_positive")
 def rl_key(ws: Workspace, given: Ingredients, mode: Mode, *, done: int | None = None) -> str:
     """The cache key of the stage; `done` is the number of updates when the time budget ended it early."""
     recipe = ws.recipe
-    parts = ["reward", "env", "dream", "data.max_best_steps", *(f"rl.{name}" for name in MATTERS)]
+    parts = ["policy", "reward", "env", "dream", "data.max_best_steps", *(f"rl.{name}" for name in MATTERS)]
     parts += ["opt", "rl.negative_scale"] if mode == "policy" else []
-    parts += ["replay"] if recipe.replay.capacity else []
+    parts += ["replay"] if recipe.replay.capacity and mode == "policy" else []
     parts += [f"audit.{name}" for name in AUDITED] if recipe.audit.every else []
     parts += ["wm"] if ws.dreams else ["web.contexts"]
     parts += [*KEYS, "web.contexts"] if ws.dreams and recipe.wm_fit.refresh_every else []
@@ -62,4 +62,4 @@ def rl_key(ws: Workspace, given: Ingredients, mode: Mode, *, done: int | None = 
     if recipe.rl.validate_every:
         parts += ["rl.validate_every", "eval.steps", "controls.sft_validation", "web.contexts"]
         extra["validation"] = ws.eval_key
-    return ws.key(*parts, mode=mode, model=ws.model_key, tasks=ws.task_key, **extra, **given.keys())
+    return ws.key(*parts, mode=mode, model=ws.trained_key, tasks=ws.task_key, **extra, **given.keys())

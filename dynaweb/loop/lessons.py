@@ -9,11 +9,12 @@ there are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dynaweb.credit import STEP_REWARD, Credit, CreditInput, CreditRow, credit_of, wants
 from dynaweb.loop.evaluate import SUCCESS
+from dynaweb.loop.mismatch import corrected, engine_logprobs
 from dynaweb.loop.rows import logprobs, part_of, step_rows
 from dynaweb.protocols import PolicyOptimizer, TokenRow
 from dynaweb.types import Observation, Step, Trajectory
@@ -38,6 +39,9 @@ class Lesson:
     old: OldLogps | None = None
     reference: Logps | None = None
     advantages: Sequence[float] = ()
+    weights: Logps | None = None
+    """Importance weights of tokens that an engine drew with probabilities of its own."""
+    mismatch: Mapping[str, float] = field(default_factory=dict)
 
     def part(self, trajectories: Sequence[int]) -> Lesson:
         """The lesson of some of the trajectories."""
@@ -49,6 +53,7 @@ class Lesson:
             self.credit.part(trajectories, chosen),
             None if self.old is None else [self.old[i] for i in chosen],
             part_of(self.reference, chosen),
+            weights=part_of(self.weights, chosen),
         )
 
 
@@ -60,6 +65,8 @@ class Teacher:
     optimizer: PolicyOptimizer
     trainer: TorchTrainer
     reference: TorchTrainer | None
+    cap: float = 0.0
+    """Of the importance weights between engine and trainer; 0 = the engine's probabilities are the trainer's."""
 
     def lesson(self, rollouts: Sequence[Trajectory], *, keep: Sequence[bool] | None = None) -> Lesson:
         """The graded rollouts of an update as a lesson; rows that the optimizer does not keep are left out.
@@ -82,7 +89,21 @@ class Teacher:
         rows, old = [rows[i] for i in kept], part_of(old, kept)
         moving = [want.reference_in_loss or credit.moves(i, row.trajectory) for i, row in enumerate(rows)]
         anchored = self._reference(rows, moving) if want.reference_in_loss else None
-        return Lesson(graded, rows, credit, self._old(graded, rows, moving, old), anchored, reported)
+        if old is None and (self._several or self.cap):
+            old = logprobs(self.trainer, rows, moving)
+        lesson = Lesson(graded, rows, credit, self._old(graded, rows, moving, old), anchored, reported)
+        if not self.cap:
+            return lesson
+        assert old is not None, "a correction computes them"
+        drawn = engine_logprobs(graded)
+        told = [drawn[i] if moves else () for i, moves in zip(kept, moving, strict=True)]
+        weights, seen = corrected(told, old, self.cap)
+        return replace(lesson, weights=weights, mismatch=seen)
+
+    @property
+    def _several(self) -> bool:
+        """Whether an update has more than one optimizer step."""
+        return self.rl.epochs * self.rl.minibatches > 1
 
     def _reference(self, rows: Sequence[TokenRow], wanted: Sequence[bool]) -> Logps:
         assert self.reference is not None, "an optimizer that wants a reference has one"
@@ -93,17 +114,18 @@ class Teacher:
     ) -> OldLogps | None:
         """Old log-probabilities of each row; None where the ratio is 1: in a first and only step, or by `expert_ratio`.
 
+        `known` are the policy's own before the update, there where there are several steps.
         Experts' tokens were not sampled from the policy. What their ratio is taken against is a choice: the policy
         before the update (so it starts at 1), nothing (so it is always 1), or the policy that SFT made of such experts.
         """
-        several = self.rl.epochs * self.rl.minibatches > 1
         expert = [rollouts[row.trajectory].source == "expert" for row in rows]
         against_sft = self.rl.expert_ratio == "sft" and any(expert)
-        if not (several or against_sft):
+        if not (self._several or against_sft):
             return None
         own: OldLogps = [None] * len(rows)
-        if several:
-            own = known if known is not None else logprobs(self.trainer, rows, moving)
+        if self._several:
+            assert known is not None, "several steps need them"
+            own = list(known)
         if self.rl.expert_ratio == "old-policy":
             return own
         sft: OldLogps = [None] * len(rows)

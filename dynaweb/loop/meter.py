@@ -58,7 +58,7 @@ class Meter:
         """Look at the memory of this process and its children, at most once in `SAMPLE_EVERY` seconds unless `now`."""
         if now or time.monotonic() - self._sampled >= SAMPLE_EVERY:
             self._sampled = time.monotonic()
-            self.memory = max(self.memory, memory_mib())
+            self.memory = max(self.memory, memory_mib(self.memory))
 
     def cost(self) -> dict[str, float]:
         """The counts as a stage's cost; memory is the peak so far, of the browser too where psutil is installed."""
@@ -92,22 +92,28 @@ def peak_memory_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def memory_mib() -> float:
-    """Resident size of this process and its children (the browser) now; 0 without psutil.
+def memory_mib(known: float = 0.0) -> float:
+    """Memory of this process and its children (the browser) now; 0 without psutil.
 
-    Pages that processes share count in each of them, so a browser looks somewhat larger than it is.
+    On Linux, memory that processes share is divided among them (proportional set size). That takes milliseconds for
+    each process, so where all resident sizes together are not above `known`, in MiB, their sum is returned instead.
     """
     library = _psutil()
     if library is None:
         return 0.0
     process = library.Process()
-    total = 0
-    for one in [process, *process.children(recursive=True)]:
-        try:
-            total += one.memory_info().rss
-        except library.Error:  # it ended meanwhile
-            continue
-    return total / MIB
+    family = [process, *process.children(recursive=True)]
+    resident = sum(_size(library, one, "memory_info", "rss") for one in family) / MIB
+    if resident <= known or not library.LINUX:
+        return resident
+    return sum(_size(library, one, "memory_full_info", "pss") for one in family) / MIB
+
+
+def _size(library: Any, process: Any, call: str, name: str) -> float:
+    try:
+        return float(getattr(getattr(process, call)(), name))
+    except library.Error:  # it ended meanwhile
+        return 0.0
 
 
 @cache

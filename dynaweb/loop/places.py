@@ -10,6 +10,7 @@ from dynaweb.loop.curriculum import Schedule
 from dynaweb.loop.demos import rl_tasks
 from dynaweb.loop.evolving import read_tasks
 from dynaweb.loop.groups import Place
+from dynaweb.loop.refresh import refreshed_by
 from dynaweb.loop.rollout import Rules
 from dynaweb.loop.tasks import StartPages
 from dynaweb.loop.verdicts import grading
@@ -46,7 +47,13 @@ def place_of(ws: Workspace, given: Ingredients, model: LoadedModel | None) -> Pl
 
 
 def dreamer_of(ws: Workspace, given: Ingredients) -> LoadedModel | None:
-    """The fitted world model's weights; a copy of the base where it is to be refreshed, None where the base serves."""
+    """The world model's weights: those that the phase before refreshed, else the fitted ones.
+
+    A copy of the base where it is to be refreshed, None where the base serves.
+    """
+    refreshed = refreshed_by(given.phase.before.folder) if given.phase.before is not None else None
+    if refreshed is not None:
+        return ws.load(refreshed)
     fitted = given.world_model.model if given.world_model is not None else None
     if fitted is not None and fitted.is_dir():
         return ws.load(fitted)

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dynaweb.errors import DynawebError, InfrastructureError
-from dynaweb.loop.rules import EDITABLE, options, refusal
+from dynaweb.loop.rules import options, refusal
 from dynaweb.protocols import GenerateRequest
 from dynaweb.seeding import derive
 from dynaweb.types import Action, Node, Observation, Task
+from dynaweb.web.action_rules import TEXTBOXES
 
 if TYPE_CHECKING:
     from dynaweb.loop.workspace import Workspace
@@ -138,7 +139,7 @@ class RandomPolicy:
         return self._on(rng.choice(controls), task, observation, rng)
 
     def _usable(self, observation: Observation, node: Node) -> bool:
-        if node.role not in _CLICKABLE and node.role not in EDITABLE and len(options(node)) < 2:
+        if node.role not in _CLICKABLE and node.role not in TEXTBOXES and len(options(node)) < 2:
             return False
         return not refusal(observation, Action("click", target=node.id))
 
@@ -146,7 +147,7 @@ class RandomPolicy:
         click = Action("click", node.id, target_role=node.role, target_name=node.name)
         if options(node):
             return replace(click, kind="select", text=rng.choice(options(node)))
-        if node.role in EDITABLE:
+        if node.role in TEXTBOXES:
             text = rng.choice(words_to_type(task, observation))
             return replace(click, kind="type", text=text, enter=rng.random() < self.enter)
         return click

@@ -2,8 +2,9 @@
 
 Every `wm_fit.refresh_every` policy updates, the current policy plays real, unrewarded episodes as exploration does, on
 the sites that were not held out; their transitions join those that the world model was fitted on, and it is fitted
-further on all of them, in place, so that the next dreams come from it. The optimizer's state lasts over the run. A
-calibration of confidence, where there is one, stays as it was.
+further on all of them, in place, so that the next dreams come from it. The optimizer's state lasts over the stage. The
+next phase, and an agent that looks ahead, go on with the refreshed model. A calibration of confidence, where there is
+one, stays as it was.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from dynaweb import events
 from dynaweb.errors import ConfigError
 from dynaweb.loop.demos import training_tasks
 from dynaweb.loop.fidelity import transitions_of
+from dynaweb.loop.made import MODEL
+from dynaweb.loop.replay import write_whole
 from dynaweb.loop.rollout import Episode, Rules, refuse_total_failure
 from dynaweb.loop.tasks import rotation, site_of
 from dynaweb.loop.training import new_trainer
@@ -55,19 +58,29 @@ def moments(updates: int, every: int) -> range:
     return range(every, updates, every)
 
 
+def refreshed_by(stage: Path) -> Path | None:
+    """The weights of the world model that an RL stage refreshed; None where it refreshed none."""
+    weights = stage / FOLDER / MODEL
+    return weights if weights.is_dir() else None
+
+
 class Refresher:
     """The world model of one RL stage, and the real transitions that it learns from.
 
-    `explored` are the episodes of exploration; the sites of them that are held out stay held out.
+    `explored` are the episodes of exploration; the sites of them that are held out stay held out. `before` is the RL
+    stage whose refreshed model this is: what it collected is learned from too.
     """
 
-    def __init__(self, ws: Workspace, model: LoadedModel, explored: Sequence[Trajectory]) -> None:
+    def __init__(
+        self, ws: Workspace, model: LoadedModel, explored: Sequence[Trajectory], before: Path | None = None
+    ) -> None:
         self.ws, self.model = ws, model
         self.settings = ws.recipe.wm_fit
         self._held_out = held_out_sites(ws, explored)
         self._collected: list[Transition] = []
         self._maker = ws.world_model(model, temperature=0.0)
         self._rows = rows_for(self._maker, asked(real_transitions(ws, explored)))
+        self._learn_from(_collected_by(before))
         self._moments = moments(ws.recipe.rl.updates, self.settings.refresh_every)
         total = max(1, len(self._moments) * self.settings.refresh_steps)
         self.trainer = new_trainer(ws, model, name="refresh", lr=self.settings.lr, total_steps=total, warmup=0)
@@ -80,11 +93,13 @@ class Refresher:
         self._learn_from(fresh)
         rows = self._rows
         metrics: dict[str, float] = {}
+        await self.ws.engines.rest()
         for _ in range(self.settings.refresh_steps if rows else 0):
             chosen = self.trainer.draw(len(rows), self.settings.batch)
             metrics = self.trainer.supervised_step([rows[i] for i in chosen])
             self.ws.meter.tokens_trained += int(metrics["tokens"])
             await self.ws.breathe()
+        self.ws.engine(self.model, "wm").weights_changed()
         found = {**metrics, "new_transitions": float(len(fresh)), "transitions": float(len(rows))}
         self.ws.tell(events.Update("refresh", done - 1, found))
 
@@ -94,8 +109,7 @@ class Refresher:
 
         place = self._place(folder, done)
         self.trainer.save(place)
-        (place / COLLECTED).unlink(missing_ok=True)
-        TransitionStore(place / COLLECTED).extend(self._collected)
+        write_whole(TransitionStore, place / COLLECTED, self._collected)
 
     def tidy(self, folder: Path, done: int) -> None:
         """Remove the checkpoints that the policy's own, now written, no longer leads to."""
@@ -108,7 +122,8 @@ class Refresher:
         from dynaweb.data.store import TransitionStore
 
         self.trainer.load(self._place(folder, done))
-        self._learn_from(list(TransitionStore(self._place(folder, done) / COLLECTED)))
+        saved = list(TransitionStore(self._place(folder, done) / COLLECTED))
+        self._learn_from(saved[len(self._collected) :])  # those of the phase before are there already
 
     def finish(self, folder: Path) -> None:
         """Leave the last weights and all collected transitions in a stage's folder."""
@@ -117,7 +132,7 @@ class Refresher:
         place = folder / FOLDER
         shutil.rmtree(place, ignore_errors=True)
         self.model.save(place)
-        TransitionStore(place / COLLECTED).extend(self._collected)
+        write_whole(TransitionStore, place / COLLECTED, self._collected)
 
     def _place(self, folder: Path, done: int) -> Path:
         return folder / f"{FOLDER}-{done:06d}"
@@ -145,3 +160,10 @@ class Refresher:
         for trajectory in played:
             ws.tell(events.Rollout("refresh", trajectory, done - 1))
         return transitions_of(played)
+
+
+def _collected_by(stage: Path | None) -> list[Transition]:
+    """What an RL stage collected for its world model."""
+    from dynaweb.data.store import TransitionStore
+
+    return [] if stage is None else list(TransitionStore(stage / FOLDER / COLLECTED))

@@ -10,24 +10,26 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dynaweb.errors import CheckpointError
 from dynaweb.loop.rows import step_rows
 from dynaweb.seeding import derive
-from dynaweb.types import Trajectory
+from dynaweb.types import Trajectory, Transition
 
 if TYPE_CHECKING:
     from dynaweb.backends.torch_backend import TorchTrainer
     from dynaweb.config.phases import Replay
+    from dynaweb.data.store import Store
     from dynaweb.protocols import TokenRow
 
 BUFFER = "replay.jsonl.gz"
 GROUP = "replay/"
 """How the groups of replayed episodes begin."""
 SUCCESS = 0.5
+T = TypeVar("T", Trajectory, Transition)
 
 
 class ReplayBuffer:
@@ -77,10 +79,7 @@ class ReplayBuffer:
         """Write all episodes into a file, in one piece."""
         from dynaweb.data.store import TrajectoryStore
 
-        part = path.with_name(f"{path.name}.part")
-        part.unlink(missing_ok=True)
-        TrajectoryStore(part).append(self.episodes)
-        part.replace(path)
+        write_whole(TrajectoryStore, path, self.episodes)
 
     def tidy(self, folder: Path, done: int) -> None:
         """Remove the checkpoints that the trainer's own, now written, no longer leads to."""
@@ -94,6 +93,15 @@ class ReplayBuffer:
         if not path.is_file():
             raise CheckpointError(f"there is no replay buffer for {done} updates in {folder}")
         self.episodes = read_buffer(path)
+
+
+def write_whole(store: type[Store[T]], path: Path, records: Iterable[T]) -> None:
+    """Write a store in one piece: a kill leaves the old file or the new one. No records make an empty file."""
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)
+    part.touch()
+    store(part).extend(records)
+    part.replace(path)
 
 
 def read_buffer(path: Path) -> list[Trajectory]:

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb import events
 from dynaweb.credit import Credit, CriticSpec, wants
-from dynaweb.errors import ConfigError, TrainingError
+from dynaweb.engines.asking import seen as seen_by
+from dynaweb.errors import TrainingError
 from dynaweb.loop.adapters import with_adapters
-from dynaweb.loop.beside import Beside, load_critic
-from dynaweb.loop.checks import make_optimizer
+from dynaweb.loop.beside import Beside, critic_left
+from dynaweb.loop.checks import check_seam, make_optimizer
 from dynaweb.loop.curriculum import outcomes_of
 from dynaweb.loop.evaluate import SUCCESS, judge_errors, play_greedily, successes, summary
 from dynaweb.loop.experts import Experts, by_task, rows_of
@@ -30,16 +31,16 @@ from dynaweb.loop.groups import Rollouts, measures
 from dynaweb.loop.history import History
 from dynaweb.loop.ingredients import Ingredients, Mode, rl_key
 from dynaweb.loop.lessons import Lesson, Teacher, kept_groups, over_steps
-from dynaweb.loop.offline import OfflineRollouts
+from dynaweb.loop.mismatch import checked_correction
+from dynaweb.loop.offline import JUDGED, OfflineRollouts
 from dynaweb.loop.places import dreamer_of, place_of, schedule_of
 from dynaweb.loop.players import ModelPolicy
-from dynaweb.loop.refresh import Refresher, check_refresh
+from dynaweb.loop.refresh import Refresher
 from dynaweb.loop.rollout import refuse_total_failure
 from dynaweb.loop.rows import dealt, step_rows, weighted
 from dynaweb.loop.training import new_trainer, resume
 from dynaweb.loop.verdicts import judge_all, refuse_silent_judge
 from dynaweb.loop.workspace import EPISODES
-from dynaweb.loop.worldmodel import check_fit
 from dynaweb.protocols import TokenRow
 from dynaweb.runs import write_json
 from dynaweb.types import Trajectory
@@ -90,23 +91,6 @@ async def reinforce(ws: Workspace, given: Ingredients, *, mode: Mode) -> Made:
     return made
 
 
-def check_seam(ws: Workspace) -> None:
-    """Raise `ConfigError` when the judge cannot score what the environment gives: a verdict needs real pages.
-
-    Also, for dreams, what `check_fit` and `check_refresh` raise.
-    """
-    if ws.dreams:
-        check_fit(ws)
-        check_refresh(ws)
-    able = ws.plugins.find("reward", ws.recipe.reward.name).spec.capabilities & {"dream", "real"}
-    needed = "dream" if ws.dreams else "real"
-    if able and needed not in able:
-        raise ConfigError(
-            f"reward {ws.recipe.reward.name!r} cannot score {needed} episodes, and env {ws.recipe.env.name!r} gives "
-            "only those; use --reward self-assess with dreams, or --env sites with --reward checker"
-        )
-
-
 class _Learner:
     """One RL stage in progress."""
 
@@ -130,18 +114,19 @@ class _Learner:
         self.rollouts = self._rollouts(experts)
         critic = self.wants.critic if mode == "policy" else None
         self.trainer = self._trainer(self.model, None if critic is None else (ws.load(given.sft.model).model, critic))
-        if self.trainer.critic is not None:
-            load_critic(self.trainer.critic, given.phase.before)
+        left = critic_left(given.phase.before)
+        if left is not None and critic is not None:
+            self.trainer.load_critic(left)
         reference = self._trainer(ws.load(given.sft.model)) if self._needs_reference() else None
-        self.teacher = Teacher(self.rl, self.optimizer, self.trainer, reference)
+        self.teacher = Teacher(self.rl, self.optimizer, self.trainer, reference, self._cap())
         self.history = History()
-        self.beside = Beside(ws, given.phase, self.judge, self.name)
+        self.beside = Beside(ws, given.phase, self.judge, self.name, replays=mode == "policy")
 
     def _rollouts(self, experts: Experts) -> Rollouts | OfflineRollouts:
         ws, rl = self.ws, self.rl
         if self.given.recorded is not None:
-            pool = self.given.recorded.episodes()
-            return OfflineRollouts(pool, self.judge, rl.tasks * rl.n, ws.seed("offline", self.given.phase.number))
+            pool, seed = self.given.recorded.episodes(), ws.seed("offline", self.given.phase.number)
+            return OfflineRollouts(pool, self.judge, rl.tasks * rl.n, seed, self.stage.scratch / JUDGED)
         return Rollouts(
             rl,
             ws.recipe.run.seed if self.given.phase.number == 1 else ws.seed("phase", self.given.phase.number),
@@ -153,6 +138,13 @@ class _Learner:
             ws.recipe.dream.one_world,
             ws.recipe.dream.lacking == "ungraded",
         )
+
+    def _cap(self) -> float:
+        """Of the importance weights between engine and trainer.
+
+        None for recorded rollouts: an earlier policy drew them, so their probabilities say nothing of the engine.
+        """
+        return 0.0 if self.given.recorded is not None else checked_correction(self.engine, self.rl.temperature)
 
     def _player(self) -> ModelPolicy:
         rl = self.rl
@@ -191,6 +183,7 @@ class _Learner:
             self.beside.load(self.stage.scratch, first)
             if self.refresher is not None:
                 self.refresher.load(self.stage.scratch, first)
+            self.beside.refuse_alarm(lambda: None)  # the state that it would save was just read
         advance = self.ws.progress(self.name, self.rl.updates, "updates", done=first)
         try:
             for update in range(first, self.rl.updates):
@@ -263,8 +256,10 @@ class _Learner:
         refuse_total_failure(own, f"update {update}")
         refuse_silent_judge(own, f"update {update}")
         played = time.monotonic()
+        await self.ws.engines.rest()
         lesson = self._lesson(update, rollouts)
         metrics = {**self.teacher.ref_kl(lesson), **self._steps(lesson), **lesson.credit.metrics}
+        metrics |= {**lesson.mismatch, **seen_by(self.engine)}
         self.engine.weights_changed()
         self._save(update, rollouts)
         for trajectory in rollouts:
@@ -277,7 +272,8 @@ class _Learner:
 
     async def _play(self, update: int) -> list[Trajectory]:
         """The rollouts of an update; where the optimizer drops groups, others are played for them, so many rounds."""
-        size, rounds = self.rl.tasks, self.wants.refills if self.mode == "policy" else 0
+        plays = self.mode == "policy" and self.given.recorded is None
+        size, rounds = self.rl.tasks, self.wants.refills if plays else 0
         tasks = self.schedule.of_update(update, self.history.outcomes)
         rollouts = await self.rollouts.of_update(update, tasks, self.ws.count_steps)
         for turn in range(rounds):
@@ -323,6 +319,7 @@ class _Learner:
                 supervised=anchor,
                 supervised_weight=self.rl.bc_weight,
                 ref_logps=lesson.reference,
+                **({} if lesson.weights is None else {"token_weights": lesson.weights}),
             )
         finally:
             if self.trainer.offender is not None:
@@ -394,4 +391,5 @@ def _light(trajectory: Trajectory, update: int) -> Trajectory:
 def _refresher(ws: Workspace, given: Ingredients, model: LoadedModel | None) -> Refresher | None:
     if not ws.recipe.wm_fit.refresh_every or model is None or given.explored is None:
         return None
-    return Refresher(ws, model, given.explored.episodes())
+    before = given.phase.before
+    return Refresher(ws, model, given.explored.episodes(), before.folder if before is not None else None)

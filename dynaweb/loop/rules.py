@@ -14,8 +14,6 @@ from dynaweb.types import Action, Node, Observation
 from dynaweb.web.action_rules import TEXTBOXES
 from dynaweb.web.actions import resolve
 
-EDITABLE = TEXTBOXES
-"""Roles that only take text; a combobox may take text or offer options."""
 INERT = frozenset({"text", "StaticText", "heading", "status", "alert", "LabelText", "image", "img", "paragraph"})
 """Roles whose click changes nothing on a page without scripts."""
 WITHOUT_EFFECT = frozenset({"wait", "scroll", "hover"})
@@ -71,7 +69,7 @@ def _on_element(page: Observation, node: Node, action: Action) -> Observation | 
         return _with(page, _checked(node, not flag(node, "checked")))
     if node.role == "radio":
         return _choose(page, node)
-    if node.role in INERT or node.role in EDITABLE or options(node):
+    if node.role in INERT or node.role in TEXTBOXES or options(node):
         return page
     return None
 

@@ -44,7 +44,7 @@ async def sft(ws: Workspace, demos: Made, *, steps: int | None = None, keep_as: 
         model = with_adapters(model, settings.lora_rank, seed=ws.seed("lora", name))
         await fit(ws, stage, model, rows, name=name, steps=count, batch=settings.batch, lr=settings.lr)
 
-    key = ws.key("sft.batch", "sft.lr", "sft.lora_rank", steps=count, name=name, model=ws.model_key, demos=demos.key)
+    key = ws.key("sft.batch", "sft.lr", "sft.lora_rank", steps=count, name=name, model=ws.trained_key, demos=demos.key)
     made = await ws.stage("sft", key, body, settings=ws.recipe.settings("run.seed", "sft"), resumable=True)
     ws.keep(made, keep_as)
     return made

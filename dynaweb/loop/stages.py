@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 from dynaweb.judges.fitting import fitted_judge
 from dynaweb.judges.making import to_fit
 from dynaweb.loop.agents import lookahead, lookahead_key, looks_ahead
-from dynaweb.loop.checks import check_together
+from dynaweb.loop.checks import check_seam, check_together
 from dynaweb.loop.demos import all_experts, demos, no_demos
 from dynaweb.loop.evaluate import audit_judge, evaluate_arm
 from dynaweb.loop.evolving import in_phases
 from dynaweb.loop.explore import explore
 from dynaweb.loop.ingredients import Ingredients
 from dynaweb.loop.offline import recorded
-from dynaweb.loop.rl import UPDATES, check_seam, reinforce
+from dynaweb.loop.refresh import refreshed_by
+from dynaweb.loop.rl import UPDATES, reinforce
 from dynaweb.loop.sft import Control, longer_sft, sft
 from dynaweb.loop.worldmodel import fit_world_model
 from dynaweb.report.data import Role
@@ -124,11 +125,15 @@ async def _main(ws: Workspace, given: Ingredients) -> list[ArmSpec]:
 
 
 def _ahead(ws: Workspace, given: Ingredients, main: list[ArmSpec]) -> list[ArmSpec]:
-    """The main policy, or the SFT policy where nothing else was trained, as a look-ahead agent, if the recipe asks."""
+    """The main policy, or the SFT policy where nothing else was trained, as a look-ahead agent, if the recipe asks.
+
+    It looks ahead in the world model that was refreshed while the policy learned, where there is one.
+    """
     if not looks_ahead(ws) or given.world_model is None:
         return main
     base = main[0] if main else _sft_arm(ws, given)
-    weights = given.world_model.model if given.world_model.model.is_dir() else None
+    fitted = given.world_model.model if given.world_model.model.is_dir() else None
+    weights = refreshed_by(base.weights.parent) or fitted
     agent = ws.recipe.agent
     return [
         ArmSpec(

@@ -68,18 +68,9 @@ class EarlyStop:
         return loss
 
     def put_back_best(self, trainer: TorchTrainer) -> None:
-        """Give the trainer's model the best weights that were seen."""
-        import torch
-
-        from dynaweb.backends import checkpoint
-
-        if self.best is None or self.best[0] == trainer.steps:
-            return
-        tensors, _ = checkpoint.load(self._weights(self.best[0]))
-        with torch.no_grad():
-            for name, parameter in trainer.model.named_parameters():
-                if parameter.requires_grad:
-                    parameter.copy_(tensors[name])
+        """Give the trainer's model, on all ranks, the best weights that were seen; the training must be over."""
+        if self.best is not None and self.best[0] != trainer.steps:
+            trainer.load_weights(self._weights(self.best[0]))
 
     def _weights(self, step: int) -> Path:
         return self.folder / f"best-{step:08d}"

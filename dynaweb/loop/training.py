@@ -87,10 +87,13 @@ def new_trainer(
     critic: tuple[Any, CriticSpec] | None = None,
 ) -> TorchTrainer:
     """A trainer whose data order derives from the run's seed and the stage's name; `critic` as it takes it."""
-    from dynaweb.backends.torch_backend import TorchTrainer
+    from dynaweb.backends.choice import make_trainer
 
-    return TorchTrainer(
+    return make_trainer(
         model.model,
+        ws.recipe.backend,
+        ws.team,
+        critic=critic,
         lr=lr,
         total_steps=total_steps,
         warmup=warmup,
@@ -98,7 +101,6 @@ def new_trainer(
         micro_tokens=ws.recipe.model.micro_tokens,
         checkpointing=ws.recipe.model.checkpointing,
         seed=ws.seed("order", name),
-        critic=critic,
     )
 
 

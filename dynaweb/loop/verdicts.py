@@ -99,8 +99,8 @@ def unfinished(trajectory: Trajectory) -> Judgement | None:
 
 
 def asked(trajectory: Trajectory) -> bool:
-    """Whether a judged trajectory's score is the judge's own, not one that code gave without asking it."""
-    return trajectory.judgement is not None and trajectory.judgement.score is not None and answers_for(trajectory)
+    """Whether a judged trajectory's score is that of the judge's model, not one that code gave without asking it."""
+    return trajectory.judgement is not None and trajectory.judgement.score is not None and was_asked(trajectory)
 
 
 def answers_for(trajectory: Trajectory) -> bool:
@@ -108,9 +108,14 @@ def answers_for(trajectory: Trajectory) -> bool:
     return ungraded(trajectory) is None and unfinished(trajectory) is None
 
 
+def was_asked(trajectory: Trajectory) -> bool:
+    """The same of a judged trajectory: nor did a rule of the judge decide before its model."""
+    return answers_for(trajectory) and not (trajectory.judgement is not None and trajectory.judgement.ruled)
+
+
 def refuse_silent_judge(judged: Sequence[Trajectory], what: str) -> None:
     """Raise `TrainingError` when the judge gave no score to any of the episodes that it was asked about."""
-    refuse_silence([t.judgement for t in judged if t.judgement is not None and answers_for(t)], what)
+    refuse_silence([t.judgement for t in judged if t.judgement is not None and was_asked(t)], what)
 
 
 def world_model_error(trajectory: Trajectory) -> str:

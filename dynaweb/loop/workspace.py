@@ -7,7 +7,6 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 from dynaweb import events
 from dynaweb.config.decisive import decisive
 from dynaweb.errors import ConfigError
+from dynaweb.loop.engines import ROLES, Engines, backend_key, engine_key
 from dynaweb.loop.files import files_hash, link
+from dynaweb.loop.made import EPISODES, MODEL, LoadedModel, Made
 from dynaweb.loop.meter import Meter
 from dynaweb.loop.tasks import draw
 from dynaweb.loop.weights import check_size, read_tokenizer, tokenizer_of
@@ -25,8 +26,7 @@ from dynaweb.runs.cache import SCRATCH
 from dynaweb.seeding import derive
 
 if TYPE_CHECKING:
-    from torch import nn
-
+    from dynaweb.backends.team import Team
     from dynaweb.config import Recipe
     from dynaweb.engines.scheduler import Lockstep
     from dynaweb.engines.transformers_engine import TransformersEngine
@@ -38,51 +38,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dynaweb")
 
-VERSION = 3
+VERSION = 4
 """Part of every stage key: raise it when a stage computes something else from the same settings."""
 
 Body = Callable[["Stage"], Awaitable[None]]
-EPISODES = "trajectories.jsonl.gz"
-MODEL = "model"
 COST = "cost.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A finished stage: its cache key, and the folder with its results."""
-
-    key: str
-    folder: Path
-
-    @property
-    def model(self) -> Path:
-        """The folder of the weights that the stage trained."""
-        return self.folder / MODEL
-
-    def episodes(self) -> list[Trajectory]:
-        """The episodes that the stage played, in order."""
-        from dynaweb.data.store import TrajectoryStore
-
-        return list(TrajectoryStore(self.folder / EPISODES))
-
-    def data(self, name: str) -> Any:
-        """A JSON file of the stage."""
-        return json.loads((self.folder / name).read_text(encoding="utf-8"))
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """Weights with the tokenizer and the prompt layer that belong to them."""
-
-    model: nn.Module
-    tokenizer: Any
-    format: PromptFormat
-
-    def save(self, folder: Path) -> None:
-        """Write the weights into a stage's folder, as a Hugging Face model with its tokenizer."""
-        from dynaweb.backends.models import save_model
-
-        save_model(self.model, folder / MODEL, self.tokenizer)
 
 
 class Workspace:
@@ -97,6 +57,9 @@ class Workspace:
         self.deadline: float | None = None
         self.fitted_judge: Path | None = None
         self._tasks: dict[tuple[int, str, int], list[Task]] = {}
+        self.engines = Engines(self)
+        self.team: Team | None = None
+        """The other ranks, where a launcher started several."""
 
     # Seeds and keys
 
@@ -105,8 +68,13 @@ class Workspace:
         return derive(self.recipe.run.seed, *labels)
 
     def key(self, *parts: str, **upstream: Any) -> str:
-        """The cache key of a stage: these sections, the seed, the code's version, and what it is made from."""
-        return self.recipe.key("run.seed", *parts, version=VERSION, **upstream)
+        """The cache key of a stage: these sections, the seed, the code's version, and what it is made from.
+
+        The section of a role (`policy`, `wm`, `reward`) stands for its engine too, as far as results depend on it.
+        """
+        engines = engine_key(self, *(role for role in ROLES if role in parts))
+        sections = [part for part in parts if part != "policy"]
+        return self.recipe.key("run.seed", *sections, version=VERSION, **engines, **upstream)
 
     # Environments and plugins
 
@@ -196,7 +164,7 @@ class Workspace:
     ) -> WorldModel:
         """The chosen world model on these weights; examples it shows are `transitions`, of no site in `held_out`."""
         context = PluginContext(
-            engine=self.engine(model),
+            engine=self.engine(model, "wm"),
             format=model.format,
             seed=self.seed("world-model"),
             services={
@@ -248,7 +216,6 @@ class Workspace:
         """
         import torch
 
-        from dynaweb.backends.models import load_model
         from dynaweb.policy.formats import format_for
 
         settings = self.recipe.model
@@ -257,10 +224,18 @@ class Workspace:
         base_judges = getattr(self.recipe.reward.config, "model", None) == "base"
         tokenizer = self.tokenizer if path is None else tokenizer_of(path, self.tokenizer, base_judges=base_judges)
         prompts = self.format if tokenizer is self.tokenizer else format_for(tokenizer, settings.format)
-        model = load_model(path or settings.path, settings.dtype, settings.device)
+        model = self._make_model(str(path or settings.path))
         if path is not None:
             check_size(path, model, tokenizer)
         return LoadedModel(model, tokenizer, prompts)
+
+    def _make_model(self, path: str) -> Any:
+        from dynaweb.backends.models import load_model
+
+        settings = self.recipe.model
+        if self.team is None:
+            return load_model(path, settings.dtype, settings.device)
+        return self.team.make("dynaweb.backends.models:load_model", path, settings.dtype, settings.device)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -283,8 +258,8 @@ class Workspace:
 
     @cached_property
     def base_engine(self) -> TransformersEngine:
-        """The engine of the frozen base model."""
-        return self.engine(self.base)
+        """The judge's engine on the frozen base model."""
+        return self.engine(self.base, "reward")
 
     @cached_property
     def base_key(self) -> str:
@@ -303,13 +278,14 @@ class Workspace:
         device = str(pick_device(settings.device))
         return {"base": self.base_key, "format": settings.format, "dtype": settings.dtype, "device": device}
 
-    def engine(self, model: LoadedModel) -> TransformersEngine:
-        """An engine on a model; its tokens count in the costs."""
-        from dynaweb.engines.transformers_engine import TransformersEngine
+    @property
+    def trained_key(self) -> dict[str, Any]:
+        """What weights depend on that the run trains: the model, and the backend that trains them."""
+        return {**self.model_key, **backend_key(self)}
 
-        engine = TransformersEngine(model.model, self.lockstep, pad_id=model.format.pad_id)
-        self.meter.engines.append(engine)
-        return engine
+    def engine(self, model: LoadedModel, role: str = "policy") -> TransformersEngine:
+        """The engine of a role (`policy`, `wm`, `reward`) on a model."""
+        return self.engines.of(model, role)
 
     # Stages
 
@@ -326,6 +302,7 @@ class Workspace:
         earlier = stage.folder / SCRATCH / COST
         self.meter = Meter(earlier=json.loads(earlier.read_text()) if earlier.exists() else {})
         # Engines hold on to models: each stage has its own, so that those of a finished stage are freed.
+        await self.engines.close()
         for name in ("lockstep", "base_engine"):
             self.__dict__.pop(name, None)
         await body(stage)
@@ -389,10 +366,16 @@ class Workspace:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     async def close(self) -> None:
-        """Close what the task environments hold open (servers, browsers)."""
+        """Close what engines and task environments hold open (servers, browsers), and send other ranks home."""
+        await self.engines.close()
         for name in ("source", "eval_source"):
             close = getattr(self.__dict__.get(name), "close", None)
             if close is not None:
                 result = close()
                 if asyncio.iscoroutine(result):
                     await result
+        if self.team is not None:
+            self.team.close()
+
+
+__all__ = ["COST", "EPISODES", "MODEL", "VERSION", "LoadedModel", "Made", "Workspace"]

@@ -106,7 +106,7 @@ async def _stage(ws: Workspace, material: Callable[[], Material], **upstream: An
     extra: dict[str, Any] = {"data": file_key(Path(data))} if data else {}
     if ws.recipe.dream.horizon == "auto":
         extra["calibrated"] = [ws.recipe.dream.temperature, ws.recipe.dream.fidelity]
-    key = ws.key(*settings, stage=VERSION, trains=trains(ws), model=ws.model_key, **upstream, **extra)
+    key = ws.key(*settings, stage=VERSION, trains=trains(ws), model=ws.trained_key, **upstream, **extra)
     told = ws.recipe.settings("run.seed", "wm", "wm_fit")
     made = await ws.stage("world-model", key, body, settings=told, resumable=True)
     ws.keep(made, "world-model")

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 from dynaweb.config.recipe import digest
 from dynaweb.config.resolving import resolve
 from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError
-from dynaweb.matrix.grammar import Matrix, settings_of, value_label
+from dynaweb.matrix.grammar import Matrix, by_path, settings_of, value_label
+from dynaweb.runs.folder import NO_RESULT
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
     from dynaweb.plugins import Plugins
-
-WITHOUT_RESULT = ("web.browser", "web.workers", "run.observers", "run.observer_settings")
-"""Settings that change no result and so take no part in a cell's id."""
 
 Labels = tuple[tuple[str, str], ...]
 """The values of a combination: axis and label, in the order of the axes."""
@@ -125,7 +123,7 @@ def _cell(matrix: Matrix, values: Values, seed: int, plugins: Plugins) -> Cell:
         overrides |= settings_of(name, value)
     for when in matrix.when:
         if _fits(when.condition, values):
-            overrides |= {path: inner for key, one in when.set.items() for path, inner in settings_of(key, one).items()}
+            overrides |= by_path(when.set)
     recipe = resolve(matrix.base, overrides=overrides, seed=seed, plugins=plugins)
     for choice in recipe.choices():
         plugins.check(choice.kind, choice.name)
@@ -135,7 +133,7 @@ def _cell(matrix: Matrix, values: Values, seed: int, plugins: Plugins) -> Cell:
 
 def cell_id(recipe: Recipe) -> str:
     """12 hex digits of the resolved recipe, seed included, without what changes no result."""
-    return digest({path: value for path, value in recipe.flat().items() if not path.startswith(WITHOUT_RESULT)})[:12]
+    return digest({path: value for path, value in recipe.flat().items() if not path.startswith(NO_RESULT)})[:12]
 
 
 def _check_size(matrix: Matrix, count: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -64,15 +64,13 @@ class MatrixFolder:
         return self.path / "report.html"
 
     def write_plan(self, plan: Plan) -> None:
-        """Write the plan. One that is there is replaced: cells are known by id, so what is done stays done.
+        """Write the plan, under `lock`, in the place of one that is there: cells have ids, so what is done stays done.
 
-        Raises `ConfigError` when the folder cannot be written, or holds something else.
+        Raises `ConfigError` when the folder cannot be written.
         """
         from dynaweb.runs import write_json
         from dynaweb.runs.folder import saved
 
-        if self.path.exists() and (not self.path.is_dir() or (any(self.path.iterdir()) and not self._is_matrix())):
-            raise ConfigError(f"{self.path} is not empty and not a matrix; choose another folder with --out")
         cells = [
             {"id": cell.id, "labels": list(cell.labels), "seed": cell.seed, "recipe": saved(cell.recipe)}
             for cell in plan.cells
@@ -82,7 +80,7 @@ class MatrixFolder:
         try:
             write_json(self.path / PLAN, data)
         except OSError as error:
-            raise ConfigError(f"{self.path} cannot be written: {error.strerror}; choose another --out") from error
+            raise self._unwritable(error) from error
 
     def read_plan(self) -> Plan:
         """The plan that was written. Raises `CheckpointError` when there is none, or a damaged one."""
@@ -130,10 +128,20 @@ class MatrixFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep a second runner out. Raises `ConfigError` when one is at work."""
+        """Keep a second runner out.
+
+        Raises `ConfigError` when one is at work, and when the folder cannot be written or holds something else.
+        """
         from dynaweb.runs.lock import holder, locked
 
-        with locked(self.path / ".lock", what=f"matrix {self.path}", wait=False) as taken:
+        # Before there is a lock file: nothing is left in a folder that is somebody else's.
+        if self.path.exists() and (not self.path.is_dir() or (any(self.path.iterdir()) and not self._is_matrix())):
+            raise ConfigError(f"{self.path} is not empty and not a matrix; choose another folder with --out")
+        with ExitStack() as held:
+            try:
+                taken = held.enter_context(locked(self.path / ".lock", what=f"matrix {self.path}", wait=False))
+            except OSError as error:
+                raise self._unwritable(error) from error
             if not taken:
                 other = holder(self.path / ".lock") or "?"
                 raise ConfigError(f"process {other} runs the matrix {self.path}; wait for it, or choose another --out")
@@ -144,15 +152,20 @@ class MatrixFolder:
 
         folder = self.cell(id)
         status = _json(folder / "status.json")
+        # A process that was killed could not say so in its run folder; its runner did.
+        has_failed = (_json(self.outcome(id)) or {}).get("status") == "failed"
         if status is None:
-            return ("failed", "") if (_json(self.outcome(id)) or {}).get("status") == "failed" else ("waiting", "")
+            return ("failed" if has_failed else "waiting"), ""
         state = status.get("status")
         if state == "done" and (folder / "summary.json").exists():
             return "done", ""
         if state == "failed":
             return "failed", str(status.get("error", ""))
         with locked(folder / ".lock", what=id, wait=False) as free:
-            return ("interrupted", "") if free else ("running", "")
+            return ("running" if not free else "failed" if has_failed else "interrupted"), ""
+
+    def _unwritable(self, error: OSError) -> ConfigError:
+        return ConfigError(f"{self.path} cannot be written: {error.strerror}; choose another --out")
 
     def _is_matrix(self) -> bool:
         return (self.path / PLAN).exists() or {path.name for path in self.path.iterdir()} <= {".lock"}

@@ -49,7 +49,7 @@ class When(Section):
     condition: dict[str, Any] = Field(alias="if")
     """Axis names with the value (or a list of values) that a cell must have."""
     set: dict[str, Any]
-    """Settings by path."""
+    """Settings, as for every cell."""
 
 
 class Matrix(Section):
@@ -101,7 +101,7 @@ def read_matrix(
     """
     data = _source(str(source))
     data["axes"] = {**data.get("axes", {}), **dict(parse_axis(text) for text in axes)}
-    data["set"] = {**dict(flatten(data.get("set", {}))), **(sets or {})}
+    data["set"] = {**by_path(data.get("set", {})), **(sets or {})}
     given = {"seeds": seeds, "mode": mode, "max_cells": max_cells}
     data |= {key: value for key, value in given.items() if value is not None}
     try:
@@ -192,9 +192,13 @@ def _axis_problems(matrix: Matrix, name: str, values: list[Any]) -> Iterable[str
 def settings_of(axis: str, value: Any) -> dict[str, Any]:
     """The settings, by path, that one value of an axis stands for."""
     if isinstance(value, Mapping):
-        body = dict(flatten({key: inner for key, inner in value.items() if key != LABEL}))
-        return {FLAGS.get(key, key): inner for key, inner in body.items()}
-    return {FLAGS.get(axis, axis): value}
+        return by_path({key: inner for key, inner in value.items() if key != LABEL})
+    return by_path({axis: value})
+
+
+def by_path(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by path out of a table, which may be nested and may name flags of `dynaweb run`."""
+    return {FLAGS.get(key, key): value for key, value in flatten(table)}
 
 
 def value_label(value: Any) -> str:

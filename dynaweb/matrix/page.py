@@ -11,7 +11,7 @@ from dynaweb.matrix.table import NOTE, is_share, measure_label, value_text
 from dynaweb.report.headline import duration
 from dynaweb.report.html import own_page
 from dynaweb.report.markup import Html, el, join
-from dynaweb.report.sections import STATUS
+from dynaweb.report.sections import STATUS, live_buttons
 from dynaweb.report.svg import Interval, Series, interval_bar, line_chart
 
 
@@ -23,20 +23,26 @@ def write_page(found: MatrixResults, folder: MatrixFolder) -> Path:
     return folder.report
 
 
-def matrix_page(found: MatrixResults, base: Path) -> str:
-    """The page as HTML source that needs nothing else; links lead to the cells' folders under `base`."""
+def matrix_page(found: MatrixResults, base: Path, *, stamp: str = "") -> str:
+    """The page as HTML source that needs nothing else; links lead to the cells' folders under `base`.
+
+    With `stamp` it is one that `dynaweb view` serves, as in `dynaweb.report.html.render`.
+    """
     matrix = found.plan.matrix
     chips = [el("span", f"{count} {state}", class_=f"chip {STATUS.get(state, '')}") for state, count in _counts(found)]
     seeds = f"{len(matrix.seeds)} seed{'s' if len(matrix.seeds) > 1 else ''}"
     chips += [el("span", f"base {Path(matrix.base).stem}", class_="chip"), el("span", seeds, class_="chip")]
+    theme, news = live_buttons() if stamp else (None, None)
     header = el(
         "header",
         el("h1", f"Matrix {matrix.name}"),
         el("p", matrix.description, class_="muted") if matrix.description else None,
+        theme,
         el("div", *chips, class_="chips"),
+        news,
     )
     main = el("main", *[_measure(found, name) for name in found.measures], _plots(found), _cells(found, base))
-    return own_page(f"Matrix {matrix.name}", join(header, main))
+    return own_page(f"Matrix {matrix.name}", join(header, main), stamp=stamp)
 
 
 def _counts(found: MatrixResults) -> list[tuple[str, int]]:
@@ -87,7 +93,7 @@ def _row(row: TableRow, name: str, scale: tuple[float, float], with_difference: 
     seeds = el("small", f"{row.done} of {len(row.cells)} seeds") if len(row.cells) > 1 or not row.done else None
     n = str(estimate.n) if estimate is not None else "0"
     cells = [
-        el("td", el("b", value_text(name, estimate, arm=is_share(name))), class_="n", data_label=measure_label(name)),
+        el("td", el("b", value_text(name, estimate)), class_="n", data_label=measure_label(name)),
         el("td", bar, data_label=_unit(name, scale)) if bar is not None else el("td"),
         el("td", el("span", n, seeds), class_="n", data_label="n"),
     ]

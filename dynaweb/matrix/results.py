@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dynaweb.compare.comparing import Versus, versus
 from dynaweb.compare.groups import Group
-from dynaweb.compare.records import MAIN, RunRecord, read_run
-from dynaweb.errors import CheckpointError
+from dynaweb.compare.records import MAIN, RunRecord, measure_key, read_run
+from dynaweb.errors import CheckpointError, ConfigError
 from dynaweb.matrix.cells import Labels, Plan
 from dynaweb.matrix.folder import CellStatus, MatrixFolder
 from dynaweb.report.stats import Estimate
 from dynaweb.report.table import estimate_json
+from dynaweb.suggest import hint
+
+ARMS = (MAIN, "base", "sft", "sft-long", "filtered-bc", "dynaweb")
+"""Arms that a run may have (`dynaweb.loop.stages`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +77,13 @@ class MatrixResults:
 
 
 def results(plan: Plan, folder: MatrixFolder, measures: Sequence[str] = ()) -> MatrixResults:
-    """Read what is done. `measures` default to those of the matrix: `main`, an arm, or one of the world model."""
+    """Read what is done. `measures` default to those of the matrix: `main`, an arm, or one of the world model.
+
+    Raises `ConfigError` for a measure that no run has.
+    """
+    names = measures_of(plan, measures)
     statuses = [folder.status(cell) for cell in plan.cells]
     records, problems = _records(statuses, folder)
-    names = tuple(measures) or plan.matrix.measures
     rows: list[TableRow] = []
     reference: Group | None = None
     for labels in plan.combinations():
@@ -89,6 +96,19 @@ def results(plan: Plan, folder: MatrixFolder, measures: Sequence[str] = ()) -> M
         reference = group if first else reference
         rows.append(TableRow(labels, cells, {name: _estimate(name, group) for name in names}, against, first))
     return MatrixResults(plan, names, tuple(rows), tuple(statuses), problems)
+
+
+def measures_of(plan: Plan, measures: Iterable[str] = ()) -> tuple[str, ...]:
+    """The columns of the table, by default those of the matrix. Raises `ConfigError` for what is no measure."""
+    from dynaweb.loop.fidelity import MEANINGS
+
+    names = tuple(measures) or plan.matrix.measures
+    known = {*ARMS, *map(measure_key, MEANINGS)}
+    wrong = [name for name in names if name not in ARMS and measure_key(name) not in known]
+    if wrong:
+        listed = "\n".join(f"no measure is called {name!r}; {hint(name, [*ARMS, *MEANINGS])}" for name in wrong)
+        raise ConfigError(listed)
+    return names
 
 
 def _records(statuses: Sequence[CellStatus], folder: MatrixFolder) -> tuple[dict[str, RunRecord], dict[str, str]]:

@@ -51,8 +51,7 @@ class Runner:
     """Runs the cells that are not done, `jobs` at a time.
 
     `changed` is told of every change of a cell, `block` holds `-p` options for their processes, and `command` may stand
-    for them in tests. With `fail_fast` the first failure stops the others, which can go on
-    later.
+    for them in tests. With `fail_fast` the first failure stops the others, which can go on later.
     """
 
     plan: Plan
@@ -68,9 +67,9 @@ class Runner:
 
     def run(self) -> list[Progress]:
         """Run them. Raises `Interrupted` after Ctrl-C or SIGTERM, when every cell has saved its state."""
-        self.folder.write_plan(self.plan)
         self.progress[:] = [Progress(cell) for cell in self.plan.cells]
         with self.folder.lock():
+            self.folder.write_plan(self.plan)
             try:
                 asyncio.run(self._all())
             except (KeyboardInterrupt, asyncio.CancelledError) as error:
@@ -96,10 +95,11 @@ class Runner:
                 await self._run_cell(progress)
 
     async def _run_cell(self, progress: Progress) -> None:
+        id = progress.cell.id
+        # How the last attempt ended says nothing while this one runs.
+        self.folder.outcome(id).unlink(missing_ok=True)
         progress.started = time.monotonic()
         self._set(progress, "running")
-        id = progress.cell.id
-        self.folder.prepare(id)
         code = await self._process(progress, self._command(id))
         progress.seconds = time.monotonic() - progress.started
         state = "done" if code == 0 and self.folder.is_done(id) else "failed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynaweb.compare.records import MAIN
+from dynaweb.compare.records import MAIN, measure_key
 from dynaweb.matrix.folder import CellStatus
 from dynaweb.matrix.results import MatrixResults, TableRow
 from dynaweb.report.gather import arm_label, measure_words
@@ -53,11 +53,11 @@ def measure_label(name: str) -> str:
     return f"{arm_label(name)}, success %" if is_share(name) else measure_words(name)
 
 
-def value_text(name: str, estimate: Estimate | None, *, arm: bool) -> str:
+def value_text(name: str, estimate: Estimate | None) -> str:
     """A value with its interval: an arm's success in percent, another measure as it is; `-` without one."""
     if estimate is None or estimate.value is None:
         return "-"
-    scale, digits = (100, 1) if arm else (1, 3)
+    scale, digits = (100, 1) if is_share(name) else (1, 3)
     value = f"{estimate.value * scale:.{digits}f}"
     if estimate.low is None or estimate.high is None:
         return value
@@ -65,10 +65,10 @@ def value_text(name: str, estimate: Estimate | None, *, arm: bool) -> str:
 
 
 def is_share(name: str) -> bool:
-    """Whether a measure is the success of an arm: those of world models have an underscore or a word of their own."""
+    """Whether a measure is the success of an arm, not one of the world model."""
     from dynaweb.loop.fidelity import MEANINGS
 
-    return name.lower().replace(" ", "_") not in MEANINGS
+    return measure_key(name) not in map(measure_key, MEANINGS)
 
 
 def _cells(found: MatrixResults) -> tuple[list[str], list[list[str]]]:
@@ -86,7 +86,7 @@ def _cells_of(row: TableRow, measures: Sequence[str], widths: Sequence[int]) -> 
     cells = [_padded([value for _, value in row.labels], widths) or "all", f"{row.done}/{len(row.cells)}"]
     for name in measures:
         estimate = row.estimates[name]
-        cells += [value_text(name, estimate, arm=is_share(name)), str(estimate.n) if estimate is not None else "-"]
+        cells += [value_text(name, estimate), str(estimate.n) if estimate is not None else "-"]
     if row.is_reference:
         return [*cells, "reference", ""]
     return [*cells, *((row.against.text, row.against.p) if row.against is not None else ("-", ""))]

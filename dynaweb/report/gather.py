@@ -35,15 +35,16 @@ EACH = 8
 Row = Mapping[str, Any]
 
 
-def build_report(folder: Path, *, each: int | None = EACH) -> Path:
+def build_report(folder: Path, *, each: int | None = EACH, data: ReportData | None = None) -> Path:
     """Write `report.html` into a run folder and return its path; `each` None shows every trajectory.
 
+    `data` is what `gather` has found there, if it was asked already; `each` then says nothing.
     Raises `CheckpointError` when this is no run folder, or when one of its files is damaged.
     """
     from dynaweb.runs.atomic import write_text
 
     path = folder / "report.html"
-    write_text(path, render(gather(folder, each=each)))
+    write_text(path, render(data if data is not None else gather(folder, each=each)))
     return path
 
 

@@ -38,18 +38,26 @@ def render(data: ReportData, *, stamp: str = "") -> str:
     return f"<!doctype html>\n{el('html', page, lang='en', data_stamp=stamp or None)}\n"
 
 
-def own_page(title: str, body: Html) -> str:
-    """Another self-contained page in the report's style, without scripts, as HTML source."""
+def own_page(title: str, body: Html, *, stamp: str = "") -> str:
+    """Another self-contained page in the report's style, as HTML source.
+
+    It has no script, unless `stamp` is given as for `render`: then `body` holds `sections.live_buttons`.
+    """
     style = _static("report.css")
+    policy, script = f"default-src 'none'; style-src {_hash(style)}", Html("")
+    if stamp:
+        source = _static("report.js")
+        policy, script = _policy(source, style, live=True), el("script", Html(source))
     head = el(
         "head",
         el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=f"default-src 'none'; style-src {_hash(style)}"),
+        el("meta", http_equiv="Content-Security-Policy", content=policy),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("title", f"{title} - dynaweb"),
         el("style", Html(style)),
     )
-    return f'<!doctype html>\n<html lang="en">{join(head, el("body", body))}</html>\n'
+    page = join(head, el("body", body), script)
+    return f"<!doctype html>\n{el('html', page, lang='en', data_stamp=stamp or None)}\n"
 
 
 def _sections(data: ReportData) -> list[Html | None]:

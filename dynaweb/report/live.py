@@ -7,7 +7,6 @@ resolves to loopback is refused by its host name).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
@@ -15,7 +14,8 @@ from threading import Lock
 from dynaweb.errors import CheckpointError, ConfigError, DynawebError
 
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
-WATCHED = ("status.json", "metrics.jsonl", "summary.json", "matrix.json")
+WATCHED = ("status.json", "metrics.jsonl", "summary.json", "matrix.json", "cells/*/status.json", "outcomes/*.json")
+"""What a run, or a matrix with its cells, writes as it goes on; trajectories besides."""
 
 
 class Pages:
@@ -68,17 +68,25 @@ class Pages:
             from dynaweb.matrix.results import results
 
             place = MatrixFolder(folder)
-            return matrix_page(results(place.read_plan(), place), folder)
+            return matrix_page(results(place.read_plan(), place), folder, stamp=stamp)
         from dynaweb.report import gather, render
 
         return render(gather(folder, each=self.each), stamp=stamp)
 
 
 def stamp_of(folder: Path) -> str:
-    """A short text that changes when a run has gone on."""
-    paths: Iterable[Path] = [*(folder / name for name in WATCHED), *sorted((folder / "trajectories").glob("*.gz"))]
-    facts = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths if path.exists()]
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    """A short text that changes when a run or a matrix has gone on."""
+    paths = [path for pattern in (*WATCHED, "trajectories/*.gz") for path in sorted(folder.glob(pattern))]
+    facts = "\n".join(f"{path.relative_to(folder)} {_state(path)}" for path in paths)
+    return hashlib.sha256(facts.encode()).hexdigest()[:16]
+
+
+def _state(path: Path) -> str:
+    try:
+        found = path.stat()
+    except FileNotFoundError:  # the outcome of a cell goes when its next attempt starts
+        return "gone"
+    return f"{found.st_size} {found.st_mtime_ns}"
 
 
 def server_for(folder: Path, *, each: int | None, port: int = 0) -> ThreadingHTTPServer:

@@ -34,15 +34,23 @@ def header(data: ReportData, *, live: bool = False) -> Html:
         chips.append(el("span", duration(data.seconds), class_="chip"))
     chips.append(el("span", f"seed {data.seed}", class_="chip"))
     words = headline(data)
+    theme, news = live_buttons()
     return el(
         "header",
         el("h1", data.title),
         el("p", data.subtitle, class_="muted") if data.subtitle else None,
-        el("button", "◐", id="theme", type="button", title="light or dark", aria_label="switch between light and dark"),
+        theme,
         el("div", *chips, class_="chips"),
-        el("button", "There is more to see: show it", id="news", type="button", hidden=True) if live else None,
+        news if live else None,
         el("p", words, class_="verdict") if words else None,
     )
+
+
+def live_buttons() -> tuple[Html, Html]:
+    """The buttons that `report.js` works on: light or dark, and the one that news brings up."""
+    about = "switch between light and dark"
+    theme = el("button", "◐", id="theme", type="button", title="light or dark", aria_label=about)
+    return theme, el("button", "There is more to see: show it", id="news", type="button", hidden=True)
 
 
 def arms(data: ReportData) -> Html | None:

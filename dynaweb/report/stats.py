@@ -115,12 +115,14 @@ def success_rate(by_seed: Sequence[Outcomes], *, confidence: float = CONFIDENCE)
 
 
 def share_or_mean(values: Sequence[float]) -> Estimate:
-    """Values that are all 0 or 1 as a proportion with Wilson's interval, any others as a mean with Student's.
-
-    The mean of values between 0 and 1 lies there too, so the interval is cut to that range.
-    """
+    """Values that are all 0 or 1 as a proportion with Wilson's interval, any others as `bounded_mean`."""
     if values and all(value in (0, 1) for value in values):
         return wilson(math.fsum(values), len(values))
+    return bounded_mean(values)
+
+
+def bounded_mean(values: Sequence[float]) -> Estimate:
+    """Mean with Student's t interval, which is cut to 0..1 where all values lie there: so does their mean."""
     found = mean(values)
     if found.low is None or found.high is None or not all(0 <= value <= 1 for value in values):
         return found

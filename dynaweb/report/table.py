@@ -18,7 +18,7 @@ GAP = "  "
 def closing_text(data: ReportData, *, report: Path | None = None, width: int = WIDTH) -> str:
     """The closing table and what belongs to it, lines of at most `width` characters (80 at least), no final newline."""
     parts = [_arms(data, width), _measures(data.fidelity, width), _audits(data.audits, width), _costs(data, width)]
-    parts += [f"ALARM: {why}" for why in data.alarms]
+    parts += [textwrap.fill(f"ALARM: {why}", width) for why in data.alarms]
     if report is not None:
         parts.append(f"report: {report}")
     return "\n\n".join(part for part in parts if part)
@@ -115,7 +115,10 @@ def _audits(audits: Sequence[JudgeAudit], width: int) -> str:
         for audit in audits
     ]
     head = ["judge, real episodes", "false positives %", "asked/all", "false negatives %", "asked/all"]
-    note = "asked: episodes that the judge scored itself; code scores 0 what did not end by itself"
+    note = (
+        "asked: episodes that the judge's model scored; code scores 0 what did not end by itself, and a judge's rule "
+        "(reward.evidence) answers that their page lacks"
+    )
     return f"{text_table(head, rows, width=width)}\n\n{textwrap.fill(note, width)}"
 
 

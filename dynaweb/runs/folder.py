@@ -32,7 +32,9 @@ from dynaweb.runs.lock import holder, locked
 
 log = logging.getLogger("dynaweb")
 
-FREE = ("run.time_budget", "run.observers", "run.observer_settings", "web.browser", "web.workers")
+NO_RESULT = ("run.observers", "run.observer_settings", "web.browser", "web.workers")
+"""Settings that change no result."""
+FREE = (*NO_RESULT, "run.time_budget")
 """Settings that may change on resume: they change no result of what is done already."""
 
 PACKAGES = ("dynaweb", "torch", "transformers", "tokenizers", "safetensors", "numpy", "playwright", "lxml", "pydantic")

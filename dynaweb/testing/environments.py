@@ -48,6 +48,8 @@ class EnvironmentSuite(PluginSuite):
         first, second = (self.build().tasks(self.split, count=6, seed=3) for _ in range(2))
         assert first == second
         assert len(first) >= 1
+        ids = [task.id for task in first]
+        assert len(set(ids)) == len(ids), f"tasks share an id: {', '.join(ids)}"
         assert all(task.intent and task.start_url for task in first)
 
     def test_splits_have_different_tasks(self) -> None:

@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 from dynaweb.errors import BrowserError, MissingError
 from dynaweb.web.chromium import Chromium, end_driver, find
+from dynaweb.web.keeping import DOWNLOAD_BUDGET, MAX_DOWNLOAD, Budget
 from dynaweb.web.session import QUIET_WINDOW, VIEWPORT, Region, UrlMap, View
 from dynaweb.web.view import MAX_NODES
 
@@ -101,9 +102,10 @@ class BrowserPool:
     browser that does not answer is given up (`BrowserError`). `hosts`: allowed host names, with `*` as wildcard.
     `urls`: real <-> canonical addresses. `view`, `region`, `max_nodes` and `max_chars` (0 = no limit): what of a page
     is shown. `dialogs`: what happens to `confirm`, `prompt` and `alert`. `downloads`: a folder that keeps downloaded
-    files of up to `max_download` bytes; without one they are only reported. Permissions are denied. `keep_cache`: keep
-    what the HTTP cache holds between episodes, for sites whose files never change. `quiet`: seconds without a change
-    after which a page with scripts counts as settled; less where scripts do everything at once.
+    files of up to `max_download` bytes, and of `download_budget` bytes over the pool's life (see `Budget`); without one
+    they are only reported. Permissions are denied. `keep_cache`: keep what the HTTP cache holds between episodes, for
+    sites whose files never change. `quiet`: seconds without a change after which a page with scripts counts as settled;
+    less where scripts do everything at once.
 
     A pool belongs to one event loop at a time: close it in the loop that used it. A forgotten browser is ended when the
     pool is next used, or with the process.
@@ -125,7 +127,8 @@ class BrowserPool:
         dialogs: Literal["accept", "dismiss"] = "accept",
         recycle: int = 400,
         downloads: Path | None = None,
-        max_download: int = 50_000_000,
+        max_download: int = MAX_DOWNLOAD,
+        download_budget: int = DOWNLOAD_BUDGET,
         keep_cache: bool = False,
         quiet: float = QUIET_WINDOW,
     ) -> None:
@@ -142,6 +145,7 @@ class BrowserPool:
         self.recycle = recycle
         self.downloads = downloads
         self.max_download = max_download
+        self.download_budget = Budget(download_budget)
         self.keep_cache = keep_cache
         self.quiet = quiet
         self.blocked: Counter[str] = Counter()
@@ -257,16 +261,17 @@ class BrowserPool:
                 executable_path=str(found.path), headless=True, args=self._arguments(), handle_sigint=False
             )
             browser = await asyncio.wait_for(launching, _LAUNCH_SECONDS)
+            running = Running(playwright, browser, asyncio.get_running_loop())
+            running.browser_pid = await _browser_pid(browser)
         except BaseException as error:
-            # Also for an interrupt: a driver that nobody stops complains when the event loop ends.
+            # Also for an interrupt, until the pool knows of the browser: a driver that nobody stops leaves its browser
+            # running and complains when the event loop ends.
             with suppress(Exception):
                 await playwright.stop()
             if not isinstance(error, Exception):
                 raise
             raise _launch_error(found, error) from None
         self.launches += 1
-        running = Running(playwright, browser, asyncio.get_running_loop())
-        running.browser_pid = await _browser_pid(browser)
         return running
 
     def _arguments(self) -> list[str]:

@@ -60,6 +60,11 @@ class ChromiumSession:
         found = ((node.id, self._layout.boxes.get(backend_of(node.ref) or 0)) for node in self._last.nodes)
         return {number: box for number, box in found if box is not None}
 
+    @property
+    def failed(self) -> str:
+        """The address that the current tab could not load; '' when it shows a page."""
+        return self._open.current.failed_url if self._open is not None else ""
+
     async def reset(
         self,
         *,

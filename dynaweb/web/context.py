@@ -36,7 +36,7 @@ class OpenContext:
         self.context = context
         self.tabs: list[Tab] = []
         self.notices: list[str] = []
-        self.downloads = Downloads(pool.downloads, pool.max_download, self.say)
+        self.downloads = Downloads(pool.downloads, pool.max_download, pool.download_budget, self.say)
         self._spoiled = fresh
         self._pool = pool
         self._current: Tab | None = None

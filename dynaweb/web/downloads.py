@@ -1,11 +1,11 @@
-"""Downloads of one browsing context: offered ones are reported, and kept in a folder up to a size when there is one."""
+"""Downloads of one browsing context: offered ones are reported, and kept in a folder up to a size when there is one.
+
+What a page's notice says never depends on what earlier episodes left in the folder.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import re
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,22 +14,20 @@ from typing import Any
 from playwright.async_api import Download
 from playwright.async_api import Error as PlaywrightError
 
-MAX_DOWNLOAD = 50_000_000
-"""Bytes of one file that are kept unless the pool says otherwise."""
-
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\:*?\"<>|\ud800-\udfff]")
-_NAME_LIMIT = 120
+from dynaweb.web.keeping import Budget, safe_name, store
 
 
 class Downloads:
     """Takes the downloads of a context's tabs; what becomes of each is told to `say`.
 
-    A file is kept whole or not at all, under its own name made safe, with a number when the name is taken.
+    A file is kept whole or not at all, under its own name made safe, with a number when the name is taken. One that
+    the budget has no room for is told like any other, and not kept.
     """
 
-    def __init__(self, folder: Path | None, limit: int, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path | None, limit: int, budget: Budget, say: Callable[[str], None]) -> None:
         self._folder = folder
         self._limit = limit
+        self._budget = budget
         self._say = say
         self._active: dict[asyncio.Task[None], Download] = {}
         self._urls: dict[str, str] = {}
@@ -85,8 +83,8 @@ class Downloads:
             if size > self._limit:
                 self._too_large.add(download.url)
             else:
-                kept = _move(path, folder, name)
-                self._say(f"a download was saved: {kept.name} ({size} bytes)")
+                await store(path, folder, name, size, self._budget)
+                self._say(f"a file was downloaded: {name} ({size} bytes)")
         except (PlaywrightError, OSError) as error:
             if download.url not in self._too_large:
                 self._say(f"a download failed: {name} ({str(error).splitlines()[0]})")
@@ -94,30 +92,3 @@ class Downloads:
             self._say(f"a download was refused: {name} is larger than {self._limit} bytes")
         with suppress(Exception):
             await download.delete()
-
-
-def safe_name(name: str) -> str:
-    """A file name without folders, control characters or leading dots; never empty."""
-    clean = _UNSAFE.sub("_", name).strip(" .")
-    stem, dot, ending = clean.rpartition(".")
-    return (clean if len(clean) <= _NAME_LIMIT else f"{stem[: _NAME_LIMIT - 20]}{dot}{ending[:16]}") or "download"
-
-
-def _move(path: Path, folder: Path, name: str) -> Path:
-    """Put a finished file into the folder under a name that is free."""
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".{path.name}.part"
-    shutil.copyfile(path, part)
-    stem, dot, ending = name.rpartition(".")
-    for number in range(1, 10_000):
-        mark = "" if number == 1 else f" ({number})"
-        target = folder / (f"{stem}{mark}{dot}{ending}" if stem else f"{name}{mark}")
-        try:
-            # A link fails when the name is taken, also by another process.
-            os.link(part, target)
-        except FileExistsError:
-            continue
-        part.unlink()
-        return target
-    part.unlink()
-    raise OSError(f"{folder} has ten thousand files of the name {name}")

@@ -7,22 +7,25 @@ await Logins().open(session, login)
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from dynaweb.errors import ConfigError, InfrastructureError
+from dynaweb.errors import BrowserError, ConfigError, InfrastructureError
 
 if TYPE_CHECKING:
     from dynaweb.web.chromium_session import ChromiumSession
+
+log = logging.getLogger("dynaweb")
 
 
 class Check(Protocol):
     """Whether a session is signed in; as text, what that looks like (`/account shows 'Sign out'`)."""
 
     async def __call__(self, session: ChromiumSession) -> bool:
-        """Look, and leave the session on some page."""
+        """Look, and leave the session on some page. Raises `InfrastructureError` when the site does not answer."""
         ...
 
 
@@ -35,7 +38,7 @@ class Shows:
 
     async def __call__(self, session: ChromiumSession) -> bool:
         """Open the address and look for the text."""
-        await session.goto(self.address)
+        await opened(session, self.address)
         return self.marker in await session.html("last")
 
     def __str__(self) -> str:
@@ -46,12 +49,14 @@ class Shows:
 class Login:
     """A login that is kept in a file.
 
-    `log_in` plays it in a session that was just reset; it may raise anything.
+    `log_in` plays it in a session that was just reset; it may raise anything. `check` is asked after it. `failure` is
+    what the error says when it does not hold; empty = words made from `check`.
     """
 
     path: Path
     check: Check
     log_in: Callable[[ChromiumSession], Awaitable[None]]
+    failure: str = ""
 
 
 class Logins:
@@ -66,8 +71,8 @@ class Logins:
     async def open(self, session: ChromiumSession, login: Login, *, headers: Mapping[str, str] | None = None) -> None:
         """Reset the session and sign it in; it shows what `login.check` left.
 
-        Raises `ConfigError` when a new login does not hold or cannot be saved, and `InfrastructureError` when the
-        browser or the site fails.
+        Raises `InfrastructureError` when the browser or the site fails or a new login does not hold, which costs this
+        episode and not the run; `ConfigError` when the login cannot be saved.
         """
         version = self._versions.get(login.path, 0)
         if await self._holds(session, login, headers):
@@ -80,7 +85,7 @@ class Logins:
                 self._versions[login.path] = version + 1
                 return
         if not await self._holds(session, login, headers):
-            raise ConfigError(_failed(login))
+            raise InfrastructureError(_failed(login))
 
     async def _holds(self, session: ChromiumSession, login: Login, headers: Mapping[str, str] | None) -> bool:
         if not login.path.exists():
@@ -94,20 +99,29 @@ class Logins:
 
     async def _renew(self, session: ChromiumSession, login: Login, headers: Mapping[str, str] | None) -> None:
         self.renewed += 1
+        if login.path.exists():
+            log.warning("the login of %s does not hold any more; signing in anew", login.path.name)
         await session.reset(headers=headers)
         try:
             await login.log_in(session)
         except InfrastructureError:
             raise
         except Exception as error:
-            raise ConfigError(f"the login of {login.path.name} failed ({error}); try it by hand") from error
+            raise InfrastructureError(f"the login of {login.path.name} failed ({error}); try it by hand") from error
         if not await login.check(session):
-            raise ConfigError(_failed(login))
+            raise InfrastructureError(_failed(login))
         await session.save_login(login.path)
 
 
+async def opened(session: ChromiumSession, url: str) -> None:
+    """Open an address. Raises `BrowserError` when it cannot be loaded: an error page says nothing about a login."""
+    await session.goto(url)
+    if session.failed:
+        raise BrowserError(f"{url} could not be loaded")
+
+
 def _failed(login: Login) -> str:
-    return (
+    return login.failure or (
         f"the login of {login.path.name} does not hold: after signing in it is not so that {login.check}; check the "
         "user name, the password and the address"
     )

@@ -90,7 +90,10 @@ def do_action(text: str, page: ForeignPage) -> Action | str:
     """The last call in WebRL's grammar: `do(action="Click", element="7")`, `exit(message="")`, `go_backward()`."""
     call = next((line.strip() for line in reversed(text.strip().split("\n")) if "(" in line), "")
     name, _, rest = call.partition("(")
-    given = {key: ast.literal_eval(value) for key, value in _DO.findall(rest)}
+    try:
+        given = {key: ast.literal_eval(value) for key, value in _DO.findall(rest)}
+    except (ValueError, SyntaxError):
+        return NO_ACTION
     simple = {"go_backward": Action("go_back"), "go_forward": Action("go_forward")}
     if name in simple:
         return simple[name]
@@ -136,9 +139,10 @@ def gym_action(text: str, page: ForeignPage) -> Action | str:
     try:
         given = [ast.literal_eval(value) for value in call.args]
         given += [ast.literal_eval(word.value) for word in call.keywords if word.arg in ("value", "options", "text")]
-    except ValueError:
+        return _called(call.func.id, given, page)
+    except (ValueError, TypeError):
+        # Agents also call with what is no number, or too little.
         return NO_ACTION
-    return _called(call.func.id, given, page)
 
 
 _ON_ELEMENT = {

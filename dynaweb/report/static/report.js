@@ -294,7 +294,7 @@ function setUpLive(stamp) {
   for (const name of ["keydown", "pointerdown"]) document.addEventListener(name, () => { touched = true; });
   button.addEventListener("click", () => location.reload());
   const look = async () => {
-    const answer = await fetch("version").then((found) => found.text()).catch(() => stamp);
+    const answer = await fetch("version").then((found) => found.ok ? found.text() : stamp).catch(() => stamp);
     if (answer !== stamp && !touched) location.reload();
     else button.hidden = answer === stamp;
   };

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from dynaweb.config.sections import Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class DreamConfig(BaseModel):
+class DreamConfig(Section):
     """Settings of the dream environment. Length, temperature and end rule are in the recipe's `dream` section."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     tasks: str = "sites"
     """Environment plugin that provides tasks, start pages, experts and the evaluation."""

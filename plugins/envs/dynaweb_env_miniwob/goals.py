@@ -19,7 +19,7 @@ from dynaweb.config.sections import Web
 from dynaweb.errors import InfrastructureError
 from dynaweb.runs.atomic import write_text
 from dynaweb.runs.cache import default_root
-from dynaweb.web.browser import BrowserPool
+from dynaweb.web.browser import pool_of
 from dynaweb_env_miniwob.pages import Pages, PageServer
 from dynaweb_env_miniwob.scripts import GOALS
 
@@ -86,7 +86,7 @@ async def _read(pages: Pages, web: Web, wanted: Mapping[str, list[int]]) -> dict
     server = PageServer(pages.folder)
     found: dict[str, dict[str, str]] = {}
     try:
-        async with BrowserPool(browser=web.browser, workers=web.workers, urls=server.urls) as pool:
+        async with pool_of(web, urls=server.urls) as pool:
             session = await pool.session()
             await session.reset()
             for name, seeds in wanted.items():

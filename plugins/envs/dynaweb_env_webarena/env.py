@@ -180,7 +180,8 @@ class WebarenaSource:
     async def login(self, task: Task) -> Path | None:
         """A stored login for the sites of a task: checked for every episode, made again once when it has expired.
 
-        The sites are reset before the first episode when a reset server is configured.
+        The sites are reset before the first episode when a reset server is configured. Raises `InfrastructureError`
+        when a site does not answer or a new login does not hold.
         """
         self._resetting = self._resetting or asyncio.Lock()
         async with self._resetting:
@@ -188,6 +189,7 @@ class WebarenaSource:
                 await sites.full_reset(self.config.reset_url, self.config.reset_timeout)
                 self._was_reset = True
         wanted = {site: login for site in task.sites if (login := self._login_of(site, task)) is not None}
+        wanted = sites.together(wanted, self.urls)
         if not wanted:
             return None
         path = Path(self.config.auth) / f"{'.'.join(sorted(wanted))}_state.json"

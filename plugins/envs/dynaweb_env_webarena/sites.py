@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from dynaweb.errors import InfrastructureError
 from dynaweb.web.logins import Login as StoredLogin
+from dynaweb.web.logins import opened
 from dynaweb_env_webarena.files import texts
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("dynaweb")
 
 NAMES = ("shopping", "shopping_admin", "reddit", "gitlab", "map", "wikipedia", "homepage")
+SHOPS = ("shopping", "shopping_admin")
 READY = "ready for duty"
 """What the status page of a reset server says when it is done."""
 POLL_SECONDS = 2.0
@@ -92,6 +94,17 @@ def login_of(config: WebarenaConfig, site: str) -> Login | None:
     return Login(**ACCOUNTS[site]) if site in ACCOUNTS else None
 
 
+def together(logins: Mapping[str, Login], urls: Mapping[str, str]) -> dict[str, Login]:
+    """Those of the logins, by site, that one browsing context can hold.
+
+    Forum and shops both keep their session in the cookie `PHPSESSID`, and cookies know hosts, not ports: on one host
+    name each login ends the other. WebArena makes no login for such a pair and plays its tasks with the forum's alone.
+    """
+    forum = urlsplit(urls["reddit"]).hostname if "reddit" in logins else None
+    lost = {site for site in SHOPS if forum is not None and urlsplit(urls.get(site, "")).hostname == forum}
+    return {site: login for site, login in logins.items() if site not in lost}
+
+
 @dataclass(frozen=True, slots=True)
 class LoggedIn:
     """Whether a session is logged in to sites: each one's page of `check` shows itself instead of leading elsewhere."""
@@ -100,7 +113,7 @@ class LoggedIn:
     """By address of the site."""
 
     async def __call__(self, session: ChromiumSession) -> bool:
-        """Look at all of them."""
+        """Look at all of them. Raises `InfrastructureError` for a site that does not answer."""
         return all([await _stays(session, base + login.check) for base, login in self.logins.items()])
 
     def __str__(self) -> str:
@@ -108,7 +121,7 @@ class LoggedIn:
 
 
 async def _stays(session: ChromiumSession, url: str) -> bool:
-    await session.goto(url)
+    await opened(session, url)
     return (await session.observe()).url.split("?")[0].rstrip("/") == url.rstrip("/")
 
 
@@ -119,21 +132,27 @@ def stored_login(path: Path, logins: Mapping[str, Login]) -> StoredLogin:
         for base, login in logins.items():
             await log_in(session, base, login)
 
-    return StoredLogin(path, LoggedIn(logins), sign_in)
+    check = LoggedIn(logins)
+    who = " and ".join(f"{base} as {login.username}" for base, login in logins.items())
+    return StoredLogin(path, check, sign_in, f"logging in to {who} failed: it is not so that {check}; check env.logins")
 
 
 async def log_in(session: ChromiumSession, base: str, login: Login) -> None:
-    """Fill in the login form and send it. Raises `InfrastructureError` when that does not log in."""
-    await session.goto(base + login.page)
+    """Fill in the login form and send it. Raises `InfrastructureError` when there is none.
+
+    Whether it logged in is for `LoggedIn` to say, once all sites have had their turn.
+    """
+    await opened(session, base + login.page)
     sent = await session.evaluate("last", _FORM % (_quoted(login.username), _quoted(login.password)))
-    if sent:
-        for _ in range(20):
-            await asyncio.sleep(0.1)
-            if await session.evaluate("last", "!document.querySelector('input[type=password]')"):
-                break
-    if not sent or not await _stays(session, base + login.check):
-        why = "" if sent else f" (there is no password field on {base}{login.page})"
-        raise InfrastructureError(f"logging in to {base} as {login.username} failed{why}; check env.logins")
+    if not sent:
+        raise InfrastructureError(
+            f"logging in to {base} as {login.username} failed (there is no password field on {base}{login.page}); "
+            "check env.logins"
+        )
+    for _ in range(20):
+        await asyncio.sleep(0.1)
+        if await session.evaluate("last", "!document.querySelector('input[type=password]')"):
+            break
 
 
 async def full_reset(base: str, timeout: float, *, poll: float = POLL_SECONDS) -> float:

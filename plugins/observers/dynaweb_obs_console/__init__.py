@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from dynaweb.config.sections import Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class ConsoleConfig(BaseModel):
+class ConsoleConfig(Section):
     """Settings of the console observer."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     every: int = Field(default=1, ge=1)
     """A line for every so many updates of a stage; the first one always has one."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from dynaweb.config.sections import Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class TensorBoardConfig(BaseModel):
+class TensorBoardConfig(Section):
     """Settings of the TensorBoard observer."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     folder: str = ""
     """Where event files go; empty = `tensorboard` in the run folder."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
+from dynaweb.config.sections import Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class TrackioConfig(BaseModel):
+class TrackioConfig(Section):
     """Settings of the trackio observer. No page text leaves: numbers and the recipe only."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     project: str = "dynaweb"
     """Project that runs go to; `trackio show --project dynaweb` opens it."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from dynaweb.config.sections import Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class WandbConfig(BaseModel):
+class WandbConfig(Section):
     """Settings of the Weights & Biases observer. No page text leaves: numbers and the recipe only."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     project: str = "dynaweb"
     """Project that runs go to."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import wandb
@@ -16,7 +18,11 @@ if TYPE_CHECKING:
 
 
 class Wandb:
-    """Logs numbers. Every stage counts its updates from 0, so each has its own axis, `<stage>/update`."""
+    """Logs numbers. Every stage counts its updates from 0, so each has its own axis, `<stage>/update`.
+
+    A run of dynaweb that is resumed goes on with the same run there. Offline each part has files of its own, which
+    `wandb sync` joins (0.31 does).
+    """
 
     def __init__(self, config: WandbConfig, context: PluginContext) -> None:
         self.config = config
@@ -31,6 +37,8 @@ class Wandb:
             entity=self.config.entity or None,
             name=self.config.run_name or event.folder.name,
             mode=self.config.mode,
+            id=run_id(event.folder),
+            resume="allow",
             dir=str(event.folder),
             config=scalars.settings(event),
             settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
@@ -73,3 +81,12 @@ class Wandb:
     def _summary(self, values: dict[str, float]) -> None:
         if self._run is not None and values:
             self._run.summary.update(values)
+
+
+def run_id(folder: Path) -> str:
+    """The id of a run folder's run: drawn once and kept there, so that a folder that is moved keeps it, too."""
+    path = folder / "wandb" / "run-id"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(uuid.uuid4().hex, encoding="utf-8")
+    return path.read_text(encoding="utf-8")

@@ -14,6 +14,7 @@ left the batch before.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 WITHOUT_RATIO = {"clip_frac_low_sum": 0.0, "clip_frac_high_sum": 0.0}
 
 
-class Imitation:
+class Imitation(ABC):
     """What both have in common: a critic of success, one weight a step, and the loss. Subclasses give the weights."""
 
     needs_trajectory_ratio = False
@@ -42,9 +43,9 @@ class Imitation:
         """The rewards as they are (None = 0): there is no group baseline. What steps weigh comes from `credit`."""
         return [0.0 if reward is None else reward for reward in rewards]
 
+    @abstractmethod
     def weights(self, batch: CreditInput, values: Sequence[Sequence[float]]) -> list[list[float]]:
         """For each trajectory the weights of its steps, given the critic's chance of success on each of its pages."""
-        raise NotImplementedError
 
     def credit(self, batch: CreditInput) -> Credit:
         """Weights of the steps as their advantages, and the critic's targets. Steps without a reward leave the

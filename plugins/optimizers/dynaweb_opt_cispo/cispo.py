@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynaweb.backends.advantages import group_advantages
+from dynaweb.backends.advantages import normalised
 from dynaweb.backends.loss import Tokens, clamped
 from dynaweb.credit import Wants
 from dynaweb.protocols import LossInput, LossOutput, PluginContext
@@ -33,16 +33,7 @@ class Cispo:
 
     def advantages(self, rewards: Sequence[float | None], groups: Sequence[str]) -> list[float]:
         """(reward - group mean) / (standard deviation + eps); None rewards leave the group and get 0."""
-        c = self.config
-        return group_advantages(
-            rewards,
-            groups,
-            scale=c.scale,
-            eps=c.eps,
-            ddof=c.ddof,
-            singleton=c.singleton,
-            zero_var_tol=c.zero_var_tol,
-        ).advantages
+        return normalised(rewards, groups, self.config)
 
     def loss(self, batch: LossInput) -> LossOutput:
         """The loss above: this micro-batch's share.

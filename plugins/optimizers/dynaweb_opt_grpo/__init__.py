@@ -6,11 +6,11 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from dynaweb.config.optim import Aggregation, TokenWeights
+from dynaweb.config.optim import Aggregation, GroupBaseline, TokenWeights
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class GrpoConfig(TokenWeights):
+class GrpoConfig(GroupBaseline, TokenWeights):
     """Settings of GRPO (arXiv 2402.03300), Dr. GRPO (2503.20783) and DAPO (2503.14476). Defaults: GRPO without KL."""
 
     clip_low: float = Field(default=0.2, ge=0)
@@ -37,16 +37,6 @@ class GrpoConfig(TokenWeights):
     """k3 in the loss: f-l is clamped to +- this; None = no clamp (verl: 20)."""
     kl_value_clip: float | None = Field(default=None, gt=0)
     """k3 in the loss: its value is capped at this; None = no cap (verl, OpenRLHF: 10)."""
-    scale: Literal["group", "batch", "none"] = "group"
-    """Advantages are divided by the standard deviation of the group, of the batch, or not at all."""
-    eps: float = Field(default=1e-4, ge=0)
-    """Added to that standard deviation."""
-    ddof: Literal[0, 1] = 1
-    """1 = unbiased standard deviation, 0 = of the population."""
-    singleton: Literal["zero", "raw"] = "zero"
-    """Advantage of a trajectory that is alone in its group: 0, or its reward."""
-    zero_var_tol: float = Field(default=1e-6, ge=0)
-    """A group whose rewards differ by no more than this is dead: its advantages are exactly 0."""
     dynamic_sampling: bool = False
     """DAPO: only groups with successes and failures, by plain success, stay in the batch; others are played instead."""
     refills: int = Field(default=3, ge=0)

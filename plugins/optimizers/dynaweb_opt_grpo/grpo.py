@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from dynaweb.backends.advantages import group_advantages
+from dynaweb.backends.advantages import normalised
 from dynaweb.backends.loss import Tokens, Window, clamped, clip_shares, clipped_gain
 from dynaweb.backends.returns import penalised
 from dynaweb.credit import Credit, CreditInput, Wants
@@ -45,16 +45,7 @@ class Grpo:
 
     def advantages(self, rewards: Sequence[float | None], groups: Sequence[str]) -> list[float]:
         """(reward - group mean) / (standard deviation + eps); None rewards leave the group and get 0."""
-        c = self.config
-        return group_advantages(
-            rewards,
-            groups,
-            scale=c.scale,
-            eps=c.eps,
-            ddof=c.ddof,
-            singleton=c.singleton,
-            zero_var_tol=c.zero_var_tol,
-        ).advantages
+        return normalised(rewards, groups, self.config)
 
     def credit(self, batch: CreditInput) -> Credit:
         """Advantages of the shaped rewards; with dynamic sampling, 0 and no place in the batch for one-sided groups."""

@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from dynaweb.config.sections import Section
+from dynaweb.config.optim import GroupBaseline
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class GspoConfig(Section):
+class GspoConfig(GroupBaseline):
     """Settings of GSPO. Window, advantage and defaults: arXiv 2507.18071, sections 4 and 5.1."""
 
     clip_low: float = Field(default=3e-4, ge=0)
@@ -26,16 +26,6 @@ class GspoConfig(Section):
     kl: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
     """Estimator of that term: k1 = l-f, k2 = (l-f)^2/2, k3 = exp(f-l)-(f-l)-1, with l the policy's and f the
     reference's log-probability; `+` = that value with the gradient of k2."""
-    scale: Literal["group", "batch", "none"] = "group"
-    """Advantages are divided by the standard deviation of the group, of the batch, or not at all."""
-    eps: float = Field(default=1e-4, ge=0)
-    """Added to that standard deviation."""
-    ddof: Literal[0, 1] = 1
-    """1 = unbiased standard deviation, 0 = of the population."""
-    singleton: Literal["zero", "raw"] = "zero"
-    """Advantage of a trajectory that is alone in its group: 0, or its reward."""
-    zero_var_tol: float = Field(default=1e-6, ge=0)
-    """A group whose rewards differ by no more than this is dead: its advantages are exactly 0."""
 
 
 @hookimpl

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dynaweb.backends.advantages import group_advantages
+from dynaweb.backends.advantages import normalised
 from dynaweb.backends.loss import Sequences, Tokens, Window, clamped, clip_shares, clipped_gain
 from dynaweb.credit import Wants
 from dynaweb.protocols import LossInput, LossOutput, PluginContext
@@ -48,16 +48,7 @@ class Gspo:
 
     def advantages(self, rewards: Sequence[float | None], groups: Sequence[str]) -> list[float]:
         """(reward - group mean) / (standard deviation + eps); None rewards leave the group and get 0."""
-        c = self.config
-        return group_advantages(
-            rewards,
-            groups,
-            scale=c.scale,
-            eps=c.eps,
-            ddof=c.ddof,
-            singleton=c.singleton,
-            zero_var_tol=c.zero_var_tol,
-        ).advantages
+        return normalised(rewards, groups, self.config)
 
     def loss(self, batch: LossInput) -> LossOutput:
         """Minus the objective above, plus beta x KL: this micro-batch's share of the mean over trajectories.

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict
-
+from dynaweb.config.sections import Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class CheckerConfig(BaseModel):
+class CheckerConfig(Section):
     """The checker has no settings."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @hookimpl

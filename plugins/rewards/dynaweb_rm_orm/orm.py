@@ -39,6 +39,8 @@ class OutcomeRewardModel:
         odds = await self.log_odds(trajectory)
         if math.isnan(odds):
             return Judgement(score=None, why="the model gave no usable probability of YES and NO")
+        if self.calibration.slope == 0:
+            return Judgement(score=None, why="the judge orders the episodes that calibrate it no better than chance")
         probability = self.calibration.probability(odds)
         evidence = self.calibration.evidence(odds)
         score = probability if self.config.soft else float(evidence >= self.config.threshold)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from dynaweb.config.sections import Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class SelfAssessConfig(BaseModel):
+class SelfAssessConfig(Section):
     """Settings of the self-assessing judge."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: Literal["base", "policy"] = "base"
     """`base`: the frozen base model judges. `policy`: the policy that is being trained does (DynaWeb)."""
@@ -20,6 +19,9 @@ class SelfAssessConfig(BaseModel):
     """P(YES) from which the reward is 1; ignored when `soft`."""
     soft: bool = False
     """The reward is P(YES) itself."""
+    evidence: bool = False
+    """An answer that cannot be read on the final page (as whole words; `N/A` and no answer aside) gets 0 without
+    asking: for tasks whose answers are read off pages, where a small model takes a misspelt one for right."""
     votes: int = Field(default=1, ge=1)
     """1: P(YES) against P(NO) at the place of the answer. More: so many sampled replies, whose last YES or NO counts;
     P(YES) is then the share of YES among those that have one."""

@@ -3,8 +3,8 @@
 With several votes the model answers as often, each time sampled, and P(YES) is the share of YES. A reply counts by the
 last of the two words that it says; one that says neither is no vote.
 
-A trajectory that did not finish (too many steps, an invalid action) gets 0 without asking, one that broke down in its
-environment gets no score.
+A trajectory that did not finish (too many steps, an invalid action) gets 0 without asking, and with `evidence` one
+whose answer cannot be read on its final page; one that broke down in its environment gets no score.
 """
 
 from __future__ import annotations
@@ -17,13 +17,25 @@ from typing import TYPE_CHECKING
 
 from dynaweb.protocols import GenerateRequest
 from dynaweb.seeding import derive
-from dynaweb.types import Judgement, Trajectory
+from dynaweb.types import Judgement, Observation, Trajectory
 
 if TYPE_CHECKING:
     from dynaweb.protocols import PluginContext
     from dynaweb_rm_self_assess import SelfAssessConfig
 
 _WORDS = re.compile(r"\b(YES|NO)\b")
+
+
+def evident(answer: str | None, page: Observation) -> bool:
+    """Whether an answer stands on a page as whole words and numbers, in whatever case.
+
+    What says nothing needs no evidence, nor does `N/A`: how a page says that there is nothing is its own business.
+    """
+    said = (answer or "").strip()
+    if said.lower() in ("", "n/a"):
+        return True
+    words = re.compile(rf"(?<![\w.,]){re.escape(said)}(?![.,]?\w)", re.IGNORECASE)
+    return any(words.search(text or "") for node in page.nodes for text in (node.name, node.value))
 
 
 class SelfAssessJudge:
@@ -43,6 +55,8 @@ class SelfAssessJudge:
             return Judgement(score=None, why="the environment broke down")
         if trajectory.end in ("max-steps", "invalid"):
             return Judgement(score=0.0, why=f"not finished ({trajectory.end})")
+        if self.config.evidence and not evident(trajectory.answer, trajectory.final):
+            return Judgement(score=0.0, why="the answer does not stand on the final page", ruled=True)
         prompt = self.format.judge_prompt(trajectory)
         if self.config.votes > 1:
             return self._counted(await asyncio.gather(*(self._vote(trajectory, prompt, k) for k in self._votes)))

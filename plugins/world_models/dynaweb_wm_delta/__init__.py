@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from dynaweb.config.sections import Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class DeltaConfig(BaseModel):
+class DeltaConfig(Section):
     """Settings of the delta world model."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     apply: Literal["patch", "llm"] = "patch"
     """`patch`: the model writes edits, code applies them. `llm`: the model writes the change in words and then, from

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from dynaweb.config.sections import Section
 from dynaweb.config.server import Server
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class FrozenConfig(BaseModel):
+class FrozenConfig(Section):
     """Settings of the frozen world model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from dynaweb.config.sections import Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class FullStateConfig(BaseModel):
+class FullStateConfig(Section):
     """Settings of the full-state world model."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     goal: bool = True
     """The model is shown the goal (DynaWeb, appendix A.2): what a page lists follows in part from what is looked

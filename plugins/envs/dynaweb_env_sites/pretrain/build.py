@@ -35,7 +35,7 @@ HOLDOUT = 1_000
 """Site seeds of the pre-training split from here on are kept for the probes."""
 
 EPISODE_SHARE = 0.25
-"""Share of the judged episodes whose page changes become samples too."""
+"""Share of the played tasks whose page changes become samples too; near misses of a task never do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dynaweb.loop.rules import EDITABLE, flag, options
+from dynaweb.loop.rules import flag, options
 from dynaweb.types import Action, Node, Observation
+from dynaweb.web.action_rules import TEXTBOXES
 
 _PAIR = re.compile(r"^([^:]{2,24}): (.{1,40})$")
 _AMOUNT = re.compile(r"\d+(?:[.,]\d+)?")
@@ -96,7 +97,7 @@ def amount(text: str) -> float | None:
 
 
 def _unique(page: Observation, rng: random.Random, keep: Callable[[Node], bool]) -> Node | None:
-    names = [node.name for node in page.nodes if node.role in CLICKABLE | EDITABLE | {"combobox"}]
+    names = [node.name for node in page.nodes if node.role in CLICKABLE | TEXTBOXES | {"combobox"}]
     usable = [n for n in page.nodes if keep(n) and n.name and names.count(n.name) == 1 and not flag(n, "disabled")]
     return rng.choice(usable) if usable else None
 
@@ -128,7 +129,7 @@ def _text(page: Observation, rng: random.Random, word: Callable[[], str]) -> str
 
 
 def _type(page: Observation, rng: random.Random, word: Callable[[], str]) -> Instruction | None:
-    node = _unique(page, rng, lambda n: n.role in EDITABLE)
+    node = _unique(page, rng, lambda n: n.role in TEXTBOXES)
     if node is None:
         return None
     text = _text(page, rng, word)
@@ -141,7 +142,7 @@ def _type(page: Observation, rng: random.Random, word: Callable[[], str]) -> Ins
 def _type_below(page: Observation, rng: random.Random, word: Callable[[], str]) -> Instruction | None:
     """A field without a label, found by the text above it."""
     names = [node.name for node in page.nodes]
-    at = [i for i, n in enumerate(page.nodes) if i and n.role in EDITABLE and (not n.name or names.count(n.name) > 1)]
+    at = [i for i, n in enumerate(page.nodes) if i and n.role in TEXTBOXES and (not n.name or names.count(n.name) > 1)]
     if not at:
         return None
     i = rng.choice(at)

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dynaweb.loop.rules import EDITABLE, flag, options
+from dynaweb.loop.rules import flag, options
 from dynaweb.types import Action, Node, Observation
+from dynaweb.web.action_rules import TEXTBOXES
 from dynaweb_env_sites.pretrain.instructions import listed, on, pairs
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ class Seeker:
 
     def _fill(self, page: Observation, place: str) -> tuple[str, list[Chooser]] | None:
         """Change one control, then press the button that follows it."""
-        controls = [node for node in page.nodes if node.role in EDITABLE or options(node) or node.role == "checkbox"]
+        controls = [node for node in page.nodes if node.role in TEXTBOXES or options(node) or node.role == "checkbox"]
         controls = [node for node in controls if node.name and node.name != "Search" and not flag(node, "disabled")]
         if not controls:
             return None
@@ -288,7 +289,7 @@ class Seeker:
 
     def _fill_two(self, page: Observation, place: str) -> tuple[str, list[Chooser]] | None:
         """Change two controls, then press the button that follows them."""
-        controls = [n for n in page.nodes if (n.role in EDITABLE or options(n)) and n.name and n.name != "Search"]
+        controls = [n for n in page.nodes if (n.role in TEXTBOXES or options(n)) and n.name and n.name != "Search"]
         controls = [node for node in controls if not flag(node, "disabled")]
         if len(controls) < 2:
             return None
@@ -357,7 +358,7 @@ def _buttons(page: Observation) -> list[Node]:
 
 
 def _field(page: Observation, name: str) -> Node | None:
-    return next((node for node in page.nodes if node.role in EDITABLE and node.name == name), None)
+    return next((node for node in page.nodes if node.role in TEXTBOXES and node.name == name), None)
 
 
 def _button(name: str) -> Chooser:

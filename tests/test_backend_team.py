@@ -1,0 +1,127 @@
+"""Ranks that do what rank 0 says, in real processes: the same results as one process, and failures with their words."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import engine_kit as kit
+import pytest
+import team_kit
+import torch
+
+from dynaweb.backends.team import split
+from dynaweb.backends.team_engine import TeamEngine
+from dynaweb.engines.scheduler import Lockstep
+from dynaweb.engines.transformers_engine import TransformersEngine
+from dynaweb.protocols import Completion, GenerateRequest
+
+SIZE = 2
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder, port = tmp_path_factory.mktemp("team"), _free_port()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rank_kit", "team_kit"])
+    processes = [context.Process(target=team_kit.rank, args=(i, SIZE, str(folder), port)) for i in range(SIZE)]
+    for process in processes:
+        process.start()
+    try:
+        for process in processes:
+            process.join(timeout=120)
+        assert [process.exitcode for process in processes] == [0] * SIZE
+    finally:
+        for process in processes:
+            process.kill()
+    result: dict[str, Any] = torch.load(Path(folder) / "found.pt", weights_only=False)
+    return result
+
+
+def test_every_rank_has_the_objects_and_does_the_calls(found: dict[str, Any]) -> None:
+    assert found["counted"] == [[1, 2], [3, 6]]
+
+
+def test_generation_is_that_of_one_process(found: dict[str, Any]) -> None:
+    engine = TransformersEngine(kit.llama(1), Lockstep())
+    wanted = engine.generate_batch(team_kit.requests())
+    _same(found["completions"], wanted)
+    choices = engine.choice_batch([((1, 2, 3), (4, 5)), ((1, 2), (4,)), ((1, 2, 3), (4, 5))])
+    for mine, theirs in zip(found["choices"], choices, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4)
+
+
+def _same(found: Sequence[Completion], wanted: Sequence[Completion], *, within: float = 1e-4) -> None:
+    assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=within)
+
+
+@pytest.mark.parametrize("way", ["adapted", "stopped_early"])
+def test_generation_follows_adapters_and_weights_that_are_put_back(found: dict[str, Any], way: str) -> None:
+    said = getattr(team_kit, way)(None)["said"]
+    for mine, theirs in zip(found[way]["said"], said, strict=True):
+        _same(mine, theirs, within=2e-3)  # training on other shares gives slightly other weights
+
+
+class Recorder:
+    """A team that notes the batches it is given, and says nothing."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[GenerateRequest]] = []
+
+    def make(self, *_: Any) -> None:
+        """Nothing is made."""
+
+    def call(self, _made: None, _method: str, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        """Note the requests."""
+        self.batches.append(list(requests))
+        return [Completion((), (), True) for _ in requests]
+
+
+def test_the_order_of_a_batch_does_not_depend_on_who_came_first() -> None:
+    recorder = Recorder()
+    engine = TeamEngine(recorder, TransformersEngine(kit.llama(), Lockstep()), 0)  # type: ignore[arg-type]
+    requests = [
+        GenerateRequest((1, 2), 4, top_p=top_p / 8, stop_ids=(stop,), stop=said)
+        for top_p in range(1, 5)
+        for stop in range(4)
+        for said in ((), ("a",), ("b",))
+    ]
+    engine.generate_batch(requests)
+    engine.generate_batch(requests[::-1])
+    assert recorder.batches[0] == recorder.batches[1]
+
+
+@pytest.mark.parametrize(("way", "steps"), [("trained", 3), ("adapted", 2)])
+def test_training_is_that_of_one_process(found: dict[str, Any], way: str, steps: int) -> None:
+    wanted = getattr(team_kit, way)(None)
+    assert found[way]["steps"] == wanted["steps"] == steps
+    for mine, theirs in zip(found[way]["metrics"], wanted["metrics"], strict=True):
+        for key in theirs.keys() - {"seconds"}:
+            assert mine[key] == pytest.approx(theirs[key], rel=1e-3, abs=1e-5), key
+    assert found[way]["tensors"].keys() == wanted["tensors"].keys()
+    for key, tensor in wanted["tensors"].items():
+        torch.testing.assert_close(found[way]["tensors"][key], tensor, rtol=1e-3, atol=2e-5, msg=key)
+
+
+def test_an_error_on_all_ranks_is_the_error_itself_and_one_rank_is_named(found: dict[str, Any]) -> None:
+    assert found["all"] == "too large"
+    assert found["one"] == "rank 1 failed: only rank 1"
+    assert found["after"] == [3, 6]
+
+
+@pytest.mark.parametrize(("count", "size"), [(0, 3), (1, 3), (10, 3), (9, 3), (7, 8)])
+def test_shares_are_neighbours_cover_everything_and_are_even(count: int, size: int) -> None:
+    shares = [list(range(count))[part] for part in split(count, size)]
+    assert [one for share in shares for one in share] == list(range(count))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1

@@ -1,0 +1,54 @@
+"""What the fit of a judge depends on, and whose weights a judge may use."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dynaweb.config import resolve
+from dynaweb.errors import ConfigError
+from dynaweb.judges.fitting import fit_judge
+from dynaweb.judges.making import FITTED, weights_of
+from dynaweb.loop.workspace import Made, Workspace
+from dynaweb.plugins import current
+from dynaweb.runs import StageCache
+
+
+def _key(tmp_path: Path, *sets: str) -> str:
+    """The key of the stage, without running it."""
+    ws = Workspace(resolve("dynaweb-orm", overrides=sets, plugins=current()), current(), StageCache(tmp_path))
+
+    async def stage(name: str, key: str, body: Any, **more: Any) -> Made:
+        return Made(key, tmp_path)
+
+    ws.stage = stage  # type: ignore[method-assign]
+    ws.keep = lambda *arguments, **named: None  # type: ignore[method-assign]
+    return asyncio.run(fit_judge(ws, [], upstream={})).key
+
+
+@pytest.mark.parametrize(
+    ("setting", "matters"),
+    [
+        ("reward.threshold=0.9", True),
+        ("reward.engine.name=vllm", True),
+        ("policy.engine.name=vllm", False),
+        ("judge_fit.lr=1", True),
+        ("rl.lr=1", False),
+        ("model.threads=2", False),
+    ],
+)
+def test_a_fit_depends_on_its_judge_and_the_engine_that_judges(tmp_path: Path, setting: str, matters: bool) -> None:
+    assert (_key(tmp_path) != _key(tmp_path, setting)) is matters
+
+
+def test_weights_that_were_fitted_for_another_judge_are_refused(tmp_path: Path) -> None:
+    (tmp_path / FITTED).write_text(json.dumps({"judge": "theirs"}))
+    ws: Any = SimpleNamespace(fitted_judge=tmp_path)
+    with pytest.raises(ConfigError, match=r"fitted the judge 'theirs'.*'orm' cannot use"):
+        weights_of(ws, "orm", SimpleNamespace(weights=""))
+    assert weights_of(ws, "theirs", SimpleNamespace(weights="")) == tmp_path
