@@ -24,8 +24,9 @@ import torch  # noqa: TID253  (a script, run on its own)
 from dynaweb.backends.models import load_model
 from dynaweb.backends.scoring import GenericScorer, LlamaScorer
 from dynaweb.backends.torch_backend import TorchTrainer
+from dynaweb.engines.generic import GenericRunner
 from dynaweb.engines.scheduler import Lockstep
-from dynaweb.engines.sessions import GenericRunner, LlamaRunner
+from dynaweb.engines.sessions import LlamaRunner
 from dynaweb.engines.transformers_engine import TransformersEngine
 from dynaweb.protocols import GenerateRequest, TokenRow
 

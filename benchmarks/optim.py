@@ -91,7 +91,15 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 
 def measure(given: argparse.Namespace, way: str, queue: Any) -> None:
-    """Forward and backward of one micro-batch in this process; seconds and memory into the queue."""
+    """One way in this process; seconds and memory, or its error, into the queue."""
+    try:
+        queue.put(_measured(given, way))
+    except Exception as error:
+        queue.put(f"{type(error).__name__}: {error}"[:500])
+
+
+def _measured(given: argparse.Namespace, way: str) -> tuple[float, float]:
+    """Seconds and memory of forward and backward of one micro-batch."""
     torch.set_num_threads(1)
     model, rng = model_of(given), random.Random(0)
 
@@ -118,19 +126,21 @@ def measure(given: argparse.Namespace, way: str, queue: Any) -> None:
         pass
     before = peak_mib(given.device)
     seconds = median_seconds(work, given.repeat)
-    queue.put((seconds, peak_mib(given.device) - before))
+    return seconds, peak_mib(given.device) - before
 
 
 def logprobs(given: argparse.Namespace) -> None:
     """Memory and time of the ways to compute log-probabilities, and their ratios to the plain one."""
     context = multiprocessing.get_context("spawn")
-    found = {}
+    found: dict[str, Any] = {}
     for way in WAYS:
         queue = context.Queue()
         process = context.Process(target=measure, args=(given, way, queue))
         process.start()
         found[way] = queue.get()
         process.join()
+        if isinstance(found[way], str):
+            raise SystemExit(f"{way} failed: {found[way]}")
     for way, (seconds, memory) in found.items():
         report(
             what="logprobs",

@@ -242,8 +242,8 @@ def _measured(given: argparse.Namespace, way: str, size: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure everything."""
+def main() -> int:
+    """Measure everything; the exit code is the number of failures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=["135m", "1.5b"], choices=sorted(SIZES))
     parser.add_argument("--ways", nargs="+", default=["ours", "trl"], choices=["ours", "trl"])
@@ -273,7 +273,8 @@ def main() -> None:
             memory = round(a["peak_gib"] / b["peak_gib"], 3) if a["peak_gib"] else None
             line = {"model": size, "times_trl_speed": round(b["seconds"] / a["seconds"], 3), "of_trl_memory": memory}
             sys.stdout.write(json.dumps(line) + "\n")
+    return sum("failed" in one for one in found.values())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -19,14 +19,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fuzzing import fuzz
 from served import product_rows, report, serving, serving_files
 
 from dynaweb import sidecar
 from dynaweb.types import Action, Node, Observation
-from dynaweb.web.actions import GRAMMARS, parse_action
 from dynaweb.web.browser import BrowserPool
 from dynaweb.web.chromium import find
 from dynaweb.web.chromium_session import ChromiumSession
@@ -34,7 +35,9 @@ from dynaweb.web.delta import apply, diff, parse, to_text
 from dynaweb.web.dialects import render
 
 ROOT = Path(__file__).resolve().parents[1]
-START = "(() => { Math.seedrandom('%d'); core.EPISODE_MAX_TIME = 1e8; core.startEpisodeReal(); })()"
+START = """(() => {
+  Math.seedrandom('%d'); core.EPISODE_MAX_TIME = 1e8; core.startEpisodeReal(); return core.getUtterance();
+})()"""
 
 
 def missing(what: str) -> None:
@@ -70,9 +73,13 @@ async def observation(_: argparse.Namespace) -> None:
                 for name in sizes:
                     await session.goto(f"{base}/{name}")
                     tree = await _tab(session).send("Accessibility.getFullAXTree")
-                    seconds = await timed(lambda s=session: _look(s), 15 if name == "small" else 5)
-                    ours[name] = statistics.median(seconds)
-                    report(f"observation {name}, {region}", nodes=len(tree["nodes"]), median_ms=1e3 * ours[name])
+                    repeat, cpu = 15 if name == "small" else 5, _cpu()
+                    seconds = await timed(lambda s=session: _look(s), repeat)
+                    ours[name], cpu = statistics.median(seconds), (_cpu() - cpu) / (repeat + 1)
+                    report(
+                        f"observation {name}, {region}", nodes=len(tree["nodes"]), median_ms=1e3 * ours[name],
+                        cpu_ms=1e3 * cpu,
+                    )  # fmt: skip
         _against_libwebarena(f"{base}/rows", ours["rows"])
 
 
@@ -113,48 +120,96 @@ async def miniwob(_: argparse.Namespace) -> None:
         return
     with serving_files(folder) as base:
         url = f"{base}/miniwob/click-button.html"
-        resets, steps = await _episodes(url, workers=1, count=30)
-        report("miniwob click-button", reset_ms=1e3 * statistics.median(resets), step_ms=1e3 * statistics.median(steps))
+        alone = await _episodes(url, workers=1, count=30)
+        reset, step = statistics.median(alone.resets), statistics.median(alone.steps)
+        report("miniwob click-button", reset_ms=1e3 * reset, step_ms=1e3 * step, commands=alone.commands / 30)
         for workers in (1, 2, 4):
-            # Half of an episode is waiting for the page to rest, so more sessions than cores are worth while.
-            start = time.perf_counter()
-            done, _ = await _episodes(url, workers=workers, count=60)
-            report("miniwob episodes", side_by_side=workers, per_second=len(done) / (time.perf_counter() - start))
-        _against_browsergym(base, statistics.median(resets), statistics.median(steps))
+            # A third of an episode is waiting for the page to rest, so more sessions than cores are worth while.
+            played = await _episodes(url, workers=workers, count=80)
+            report(
+                "miniwob episodes", side_by_side=workers, per_second=80 / played.seconds,
+                cpu_ms_per_episode=1e3 * played.cpu / 80, cores_used=played.cpu / played.seconds,
+                load_of_machine=os.getloadavg()[0],
+            )  # fmt: skip
+        _against_browsergym(base, reset, step)
 
 
-async def _episodes(url: str, *, workers: int, count: int) -> tuple[list[float], list[float]]:
-    """Seconds of the resets and of the clicks; every click is checked by the page's own reward."""
-    resets: list[float] = []
-    steps: list[float] = []
+@dataclass
+class Played:
+    """Episodes side by side, from the first reset of a running browser to the last reward; times in seconds."""
+
+    resets: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    cpu: float = 0.0
+    """Processor time of driver and browser, without the server of the pages."""
+    commands: int = 0
+    """DevTools commands that were sent."""
+
+
+async def _episodes(url: str, *, workers: int, count: int) -> Played:
+    """Plays `count` episodes; every click is checked by the page's own reward."""
+    played = Played()
     # The scripts of this task do everything at once, so a short quiet window is enough; the reward proves each click.
     async with BrowserPool(workers=workers, keep_cache=True, quiet=0.02) as pool:
-
-        async def play(first: int) -> None:
-            session = await pool.session()
+        sessions = [await pool.session() for _ in range(workers)]
+        for session in sessions:
             await session.reset()
-            for seed in range(first, count, workers):
-                begun = time.perf_counter()
-                page = await _start(session, url, seed)
-                goal = str(await session.evaluate("last", "core.getUtterance()")).split('"')[1]
-                clicked = time.perf_counter()
-                number = next(node.id for node in page.nodes if node.role == "button" and node.name == goal)
-                assert await session.act(Action("click", number)) == ""
-                await session.observe()
-                resets.append(clicked - begun)
-                steps.append(time.perf_counter() - clicked)
-                assert await session.evaluate("last", "WOB_RAW_REWARD_GLOBAL") == 1
-            await session.close()
+            await _episode(session, url, 0, Played())
+        counters = [Counting(_tab(session)) for session in sessions]
+        start, cpu = time.perf_counter(), _cpu()
+
+        async def play(place: int) -> None:
+            for seed in range(place, count, workers):
+                await _episode(sessions[place], url, seed, played)
 
         await asyncio.gather(*map(play, range(workers)))
-    return resets, steps
+        played.seconds, played.cpu = time.perf_counter() - start, _cpu() - cpu
+        played.commands = sum(counter.sent for counter in counters)
+    return played
 
 
-async def _start(session: ChromiumSession, url: str, seed: int) -> Observation:
+async def _episode(session: ChromiumSession, url: str, seed: int, played: Played) -> None:
+    begun = time.perf_counter()
+    page, goal = await _start(session, url, seed)
+    clicked = time.perf_counter()
+    wanted = str(goal).split('"')[1]
+    number = next(node.id for node in page.nodes if node.role == "button" and node.name == wanted)
+    assert await session.act(Action("click", number)) == ""
+    await session.observe()
+    played.resets.append(clicked - begun)
+    played.steps.append(time.perf_counter() - clicked)
+    assert await session.evaluate("last", "WOB_RAW_REWARD_GLOBAL") == 1
+
+
+class Counting:
+    """Counts the DevTools commands of a tab from now on."""
+
+    def __init__(self, tab: Any) -> None:
+        self.sent = 0
+        self._send, tab._sender = tab._sender, self._counted
+
+    def _counted(self, method: str, parameters: dict[str, Any]) -> Awaitable[Any]:
+        self.sent += 1
+        answer: Awaitable[Any] = self._send(method, parameters)
+        return answer
+
+
+def _cpu() -> float:
+    """Processor seconds of this process and of what it started, without servers of pages."""
+    import psutil
+
+    this = psutil.Process()
+    started = (each for each in this.children(recursive=True) if "http.server" not in each.cmdline())
+    return sum(each.cpu_times().user + each.cpu_times().system for each in (this, *started))
+
+
+async def _start(session: ChromiumSession, url: str, seed: int) -> tuple[Observation, Any]:
+    """The first page of an episode and its goal."""
     await session.reset()
     await session.goto(url)
-    await session.evaluate("last", START % seed)
-    return await session.observe()
+    goal = await session.evaluate("last", START % seed)
+    return await session.observe(), goal
 
 
 def _against_browsergym(base: str, reset: float, step: float) -> None:
@@ -230,7 +285,7 @@ async def _walks_of_miniwob(steps: int = 5) -> Pairs:
         async with BrowserPool() as pool:
             session = await pool.session()
             for place, task in enumerate(sorted(folder.glob("miniwob/*.html"))[::3]):
-                page = await _start(session, f"{base}/miniwob/{task.name}", place)
+                page, _ = await _start(session, f"{base}/miniwob/{task.name}", place)
                 found += await _walk(session, page, random.Random(place), steps)
     return found
 
@@ -289,22 +344,6 @@ def _memory(process: Any) -> float:
         except Exception:
             continue
     return total / 2**20
-
-
-async def fuzz(options: argparse.Namespace) -> None:
-    """Random strings through all grammars: none may raise."""
-    text = "click type stop do( exit( fill( goto [1] [ ] ' \" \\ ``` , ) = Action: Click Type ; 羊 ² 1 2 element= enter"
-    words = [*text.split(), " ", "\n"]
-    page = Observation("http://a/", (Node(1, "link", "Home"), Node(2, "textbox", "Find"), Node(3, "combobox", "Sort")))
-    rng = random.Random(0)
-    actions = 0
-    start = time.perf_counter()
-    for number in range(options.strings):
-        reply = "".join(rng.choices(words, k=rng.randint(0, 9)))
-        reply += "".join(chr(rng.randrange(0x110000)) for _ in range(rng.randint(0, 3)))
-        actions += isinstance(parse_action(reply, page, GRAMMARS[number % len(GRAMMARS)]), Action)
-    seconds = time.perf_counter() - start
-    report("fuzz", strings=options.strings, actions=actions, crashes=0, per_second=options.strings / seconds)
 
 
 MEASUREMENTS = {"observation": observation, "miniwob": miniwob, "delta": delta, "memory": memory, "fuzz": fuzz}

@@ -8,7 +8,8 @@ held-out pages one step at a time and open-loop. Written are `table.md` and `tab
 95 % interval, the differences between delta and full-state question by question (bootstrap over sites, then over
 questions of a site), tokens per dream step, and what follows for the claim that delta needs at most a third of the
 tokens at no lower fidelity; where it does not hold, how long the true answers are, below which no model can stay. The
-pages of `dynaweb wm eval` (drift and reliability curves) lie beside them.
+pages of `dynaweb wm eval` (drift and reliability curves) lie beside them. `--docs FILE` puts the table between the two
+marks of a Markdown file too: `docs/world-models.md` is made so.
 
 The embedded sites need no browser (`--driver static`). MiniWoB++ needs Chromium and `pip install 'dynaweb[miniwob]'`;
 each of its tasks with a seed counts as a site, so what is held out are seeds. With another `--model` and a GPU the same
@@ -30,11 +31,12 @@ import dynaweb
 from dynaweb.config import resolve
 from dynaweb.data.inspect import contamination, site_of
 from dynaweb.data.store import TransitionStore
+from dynaweb.errors import DynawebError, MissingError
 from dynaweb.loop.wmeval import WorldModelScores
 from dynaweb.loop.workspace import Workspace
 from dynaweb.loop.worldmodel import asked, split_by
 from dynaweb.plugins import current
-from dynaweb.report.stats import Estimate, paired_difference
+from dynaweb.report.stats import Estimate, paired_difference, wilson
 from dynaweb.runs import StageCache
 from dynaweb.web.delta import diff
 from dynaweb.web.delta_types import Add
@@ -51,6 +53,8 @@ MEASURES = ("element_f1", "changed_f1", "exact", "role_f1", "url", "page_kind", 
 COMPARED = ("element_f1", "changed_f1", "exact", "url")
 """Measures in which delta must not be worse."""
 THIRD = 1 / 3
+MARKS = "<!-- measured: benchmarks/world_models.py -->", "<!-- end -->"
+"""Between these lines of a Markdown file the table is put."""
 
 
 @dataclass(frozen=True)
@@ -183,11 +187,22 @@ def table(env: str, found: Mapping[str, WorldModelScores], given: argparse.Names
     for at in range(given.horizon):
         steps = [scores.steps[at] if at < len(scores.steps) else None for scores in found.values()]
         lines.append(row([str(at + 1), *(_step(step) for step in steps)]))
-    lines += ["", "Confidence (Brier score; always the base rate):", ""]
+    return [*lines, "", *reliability(found)]
+
+
+def reliability(found: Mapping[str, WorldModelScores]) -> list[str]:
+    """How far the automatic horizon's expectation can be trusted, out of sample: a row for each model."""
+    lines = ["Automatic horizon: expected -> sound (n) in bins of the model's confidence, out of sample:", ""]
+    lines += [row(["model", "Brier score", "always the base rate", "n", "reliability"]), row(["---"] * 5)]
     for label, scores in found.items():
         one = scores.calibration
-        said = f"{one.brier:.3f}; {one.brier_of_base_rate:.3f}; n={one.n}" if one else scores.uncalibrated
-        lines.append(f"- {label}: {said}")
+        if one is None:
+            lines.append(row([label, "-", "-", "-", scores.uncalibrated]))
+            continue
+        bins = ", ".join(
+            f"{part.expected:.2f} -> {wilson(round(part.sound * part.n), part.n)}" for part in one.reliability
+        )
+        lines.append(row([label, f"{one.brier:.3f}", f"{one.brier_of_base_rate:.3f}", str(one.n), bins]))
     return lines
 
 
@@ -255,20 +270,45 @@ def main() -> None:
     parser.add_argument("--driver", default="static", choices=["static", "chromium"], help="of the embedded sites")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--docs", type=Path, help="a Markdown file to put the table into")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="more settings of all calls")
     given = parser.parse_args()
-    known = {(one.kind, one.name) for one in current().statuses()}
     lines, data = ["# World models", ""], {}
     for env in given.env:
-        if ("env", env) not in known:
-            sys.stderr.write(f"environment {env} is not installed: left out\n")
+        try:
+            current().check("env", env)
+        except MissingError as error:
+            sys.stderr.write(f"{env} is left out: {error}\n")
             continue
         more, data[env] = compare(given, env)
         lines += more
         (given.out / "table.md").write_text("\n".join(lines), encoding="utf-8")
         (given.out / "table.json").write_text(json.dumps(data, indent=2), encoding="utf-8")
+    if not data:
+        raise SystemExit("no environment is left to measure on")
+    if given.docs:
+        publish(lines[2:], given)
     sys.stdout.write("\n".join(lines) + "\n")
 
 
+def publish(lines: Sequence[str], given: argparse.Namespace) -> None:
+    """Put the tables between the marks of a document, one heading lower, with the settings they were made with."""
+    text = given.docs.read_text(encoding="utf-8")
+    before, mark, rest = text.partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not mark or not end:
+        raise SystemExit(f"{given.docs} lacks the lines {MARKS[0]!r} and {MARKS[1]!r}")
+    said = (
+        f"Model `{given.model}`, seed {given.seed}: {given.episodes} random walks and "
+        f"{round(given.episodes * given.experts)} expert episodes in each environment, {given.updates} updates of "
+        f"{given.batch}."
+    )
+    body = "\n".join(f"#{line}" if line.startswith("#") else line for line in lines)
+    given.docs.write_text(f"{before}{mark}\n\n{said}\n\n{body.strip()}\n\n{end}{after}", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except DynawebError as error:
+        raise SystemExit(f"error: {error}") from error

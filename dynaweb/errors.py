@@ -53,6 +53,10 @@ class CheckpointError(DynawebError):
     """A checkpoint or a run folder is missing, truncated, or belongs to another recipe."""
 
 
+class StorageError(DynawebError):
+    """The disk is full. What was finished is kept; with room, the same command (or `--resume`) goes on."""
+
+
 class TrainingError(DynawebError):
     """Training cannot go on: repeated non-finite updates, or a batch that carries no agent token."""
 

@@ -31,7 +31,7 @@ from dynaweb.discovery import (
     missing_requirements,
     requirements_of,
 )
-from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError
+from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError, StorageError
 from dynaweb.suggest import hint
 
 if TYPE_CHECKING:
@@ -97,7 +97,9 @@ class Plugins:
         for status in self.others:
             if status.name == name and status.kind in (kind, "") and status.status != "ok":
                 raise _unusable(kind, status)
-        raise MissingError(f"no {KIND_WORDS[kind]} is called {name!r}; {hint(name, self.names(kind))}")
+        unread = [status for status in self.others if status.status == "broken" and not status.kind]
+        known = f"no {KIND_WORDS[kind]} is called {name!r}; {hint(name, self.names(kind))}"
+        raise MissingError("; ".join([known, *map(_perhaps, unread)]))
 
     def check(self, kind: Kind, name: str) -> None:
         """Raise `MissingError` unless everything that the plugin needs is installed. Imports nothing."""
@@ -151,6 +153,9 @@ class Plugins:
         for impl in caller.get_hookimpls():
             try:
                 impl.function(event) if impl.argnames else impl.function()
+            except StorageError:
+                # Rows that the metrics of a stage lack would be lacking in every run that shares the stage.
+                raise
             except Exception as error:
                 self._observer_failed(impl.plugin_name, error)
 
@@ -304,6 +309,14 @@ def _unusable(kind: Kind, status: PluginStatus) -> DynawebError:
     origin = f"package {status.package} {status.version}"
     message = f"{KIND_WORDS[kind]} {status.name!r} ({origin}) cannot be used: {status.cause}"
     return MissingError(message) if status.status == "blocked" else PluginError(message)
+
+
+def _perhaps(status: PluginStatus) -> str:
+    """What names a package would have offered, nobody knows when it cannot be loaded."""
+    return (
+        f"or it is one of package {status.package} {status.version}, which cannot be loaded ({status.cause}): install "
+        "a version that works here"
+    )
 
 
 def _needs(plugin: Plugin, what: str) -> str:

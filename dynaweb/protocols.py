@@ -157,6 +157,15 @@ class Catalogue(Protocol):
 
 
 @runtime_checkable
+class TaskFinder(Protocol):
+    """Task sources that know a task by its id alone, whatever draw it came from, offer this besides `tasks`."""
+
+    def task(self, task_id: str) -> Task | None:
+        """The task of an id that `tasks` has given at any time; None for any other text."""
+        ...
+
+
+@runtime_checkable
 class MakesVariants(Protocol):
     """Task sources that can make further checked tasks like a given one offer this besides `tasks`."""
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -70,18 +72,20 @@ def python_of(name: str, setting: str = "") -> Path:
 
 
 def install(name: str, *, base: str = sys.executable) -> Path:
-    """Make an environment, unless it is there, and return its Python. Raises `InfrastructureError` when pip fails."""
+    """Make an environment, unless it is there, and return its Python. Raises `InfrastructureError` when that fails.
+
+    `base` is the Python that it is made of. What is there is whole: it is put in its place by one rename.
+    """
     sidecar = SIDECARS[name]
     folder = root() / name
     if _python(folder).exists():
         return _python(folder)
     making = folder.with_name(f"{name}.partial")
-    _run([base, "-m", "venv", "--clear", str(making)], name)
-    pip = [str(_python(making)), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    if sidecar.requirements:
-        _run([*pip, *sidecar.requirements], name)
-    if sidecar.bare:
-        _run([*pip, "--no-deps", *sidecar.bare], name)
+    # It is installed into from outside; a pip of its own would take longer than many a package.
+    _run([base, "-m", "venv", "--clear", "--without-pip", str(making)], f"making the environment {name}")
+    for options, packages in (([], sidecar.requirements), (["--no-deps"], sidecar.bare)):
+        if packages:
+            _put(_python(making), [*options, *packages], f"installing {name}")
     making.rename(folder)
     return _python(folder)
 
@@ -123,12 +127,31 @@ def _python(folder: Path) -> Path:
     return folder / ("Scripts" if os.name == "nt" else "bin") / "python"
 
 
-def _run(command: Sequence[str], name: str) -> None:
+def _put(python: Path, packages: Sequence[str], what: str) -> None:
+    """Install packages: with uv, which takes a tenth of the time, where there is one; else with pip."""
+    if uv := _uv():
+        command = [uv, "pip", "install", "-q", "--python", str(python), *packages]
+        done = subprocess.run(command, capture_output=True, env=clean_variables(), check=False)
+        if done.returncode == 0:
+            return
+        # It does not read the configuration of pip, which may know another index.
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    if find_spec("pip") is None:
+        _run([str(python), "-m", "ensurepip"], what)
+        pip = [str(python), "-m", "pip"]
+    _run([*pip, "install", "-q", "--no-compile", "--disable-pip-version-check", *packages], what)
+
+
+def _uv() -> str | None:
+    """The program uv: of this environment, or on the path."""
+    beside = Path(sys.executable).with_name("uv")
+    return str(beside) if beside.exists() else shutil.which("uv")
+
+
+def _run(command: Sequence[str], what: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=clean_variables(), check=False)
     if done.returncode:
-        raise InfrastructureError(
-            f"installing {name} failed ({command[3]}): {_last(done.stderr) or _last(done.stdout)}"
-        )
+        raise InfrastructureError(f"{what} failed: {_last(done.stderr) or _last(done.stdout)}")
 
 
 def _last(text: str) -> str:

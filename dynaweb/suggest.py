@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+SHOWN = 40
+"""Names that a hint lists; more would hide what it says."""
+
 
 def nearest(word: str, valid: Iterable[str], *, count: int = 3) -> list[str]:
     """The valid words that look most like `word`, best first; empty when none is near."""
@@ -16,10 +19,14 @@ def nearest(word: str, valid: Iterable[str], *, count: int = 3) -> list[str]:
 
 
 def hint(word: str, valid: Iterable[str]) -> str:
-    """A clause for an error message: `did you mean 'x'? Valid: a, x` (or `there is none` when nothing is valid)."""
+    """A clause for an error message: `did you mean 'x'? valid: a, x` (or `there is none` when nothing is valid).
+
+    Of a long list only the beginning is shown.
+    """
     names = sorted(set(valid))
     if not names:
         return "there is none"
     near = nearest(word, names)
     question = f"did you mean {' or '.join(repr(name) for name in near)}? " if near else ""
-    return f"{question}valid: {', '.join(names)}"
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{question}valid: {', '.join(names[:SHOWN])}{more}"

@@ -17,6 +17,7 @@ import tempfile
 import time
 import venv
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,31 +131,48 @@ def follow(place: Place, page: Path) -> int:
     return count
 
 
+def fresh(folder: Path, wheel: Path, kind: str, *, runs: bool) -> Path:
+    """A package from `dynaweb new plugin`, installed and tested; returns its folder."""
+    start = time.monotonic()
+    plugin, flags, sets = PLUGINS[kind]
+    place = Place(folder / kind, wheel)
+    place.python("dynaweb", "new", "plugin", "--kind", kind, plugin, "--out", "package", cwd=place.folder)
+    check(place, place.folder / "package")
+    if runs:
+        run(place, flags, sets)
+    print(f"{kind}: {time.monotonic() - start:.0f} s", flush=True)
+    return place.folder / "package"
+
+
+def example(folder: Path, wheel: Path, *, runs: bool) -> None:
+    """The package under `examples/`, installed and tested."""
+    place = Place(folder / "example", wheel)
+    check(place, ROOT / "examples" / "dynaweb-wm-example")
+    if runs:
+        run(place, *EXAMPLE)
+    print("example", flush=True)
+
+
+def page(folder: Path, wheel: Path) -> None:
+    """The commands of `docs/plugins.md`."""
+    count = follow(Place(folder / "docs", wheel), ROOT / "docs" / "plugins.md")
+    print(f"docs/plugins.md: {count} commands", flush=True)
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Check everything."""
-    each = "--each-runs" in arguments
-    with tempfile.TemporaryDirectory() as name:
+    """Check everything; what does not depend on each other at once, on two cores."""
+    runs = "--each-runs" in arguments
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(2) as pool:
         folder = Path(name)
         wheel = build(folder)
+        packages = [pool.submit(fresh, folder, wheel, kind, runs=runs) for kind in PLUGINS]
+        others = [pool.submit(page, folder, wheel), pool.submit(example, folder, wheel, runs=runs)]
         together = Place(folder / "together", wheel)
-        for kind, (plugin, flags, sets) in PLUGINS.items():
-            start = time.monotonic()
-            place = Place(folder / kind, wheel)
-            place.python("dynaweb", "new", "plugin", "--kind", kind, plugin, "--out", "package", cwd=place.folder)
-            check(place, place.folder / "package")
-            if each:
-                run(place, flags, sets)
-            together.install(str(place.folder / "package"))
-            print(f"{kind}: {time.monotonic() - start:.0f} s", flush=True)
+        together.install(*(str(package.result()) for package in packages))
         run(together, *TOGETHER)
         print("one run with all of them", flush=True)
-        place = Place(folder / "example", wheel)
-        check(place, ROOT / "examples" / "dynaweb-wm-example")
-        if each:
-            run(place, *EXAMPLE)
-        print("example", flush=True)
-        count = follow(Place(folder / "docs", wheel), ROOT / "docs" / "plugins.md")
-        print(f"docs/plugins.md: {count} commands", flush=True)
+        for other in others:
+            other.result()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 place="$(realpath -m "${1:-.nightly}")"
 mkdir -p "$place"
+failed=0
 export PIP_DISABLE_PIP_VERSION_CHECK=1 OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
 environment() {  # NAME PACKAGE...: a virtual environment, made once
@@ -25,7 +26,7 @@ if [ ! -f "$place/vllm/ready" ]; then
   "$place/vllm/bin/pip" install -q packaging platformdirs pluggy pydantic rich tomli-w typer psutil
   touch "$place/vllm/ready"
 fi
-VLLM_CPU_KVCACHE_SPACE=1 "$place/vllm/bin/python" scripts/check_vllm.py --eager --adapters
+VLLM_CPU_KVCACHE_SPACE=1 "$place/vllm/bin/python" scripts/check_vllm.py --eager --adapters || failed=1
 
 echo "==> several processes"
 if [ ! -f "$place/deepspeed/ready" ]; then
@@ -34,7 +35,8 @@ if [ ! -f "$place/deepspeed/ready" ]; then
   touch "$place/deepspeed/ready"
 fi
 # DeepSpeed builds a small extension with the ninja of its own environment.
-PATH="$place/deepspeed/bin:$PATH" DS_ACCELERATOR=cpu "$place/deepspeed/bin/python" scripts/check_ranks.py
+PATH="$place/deepspeed/bin:$PATH" DS_ACCELERATOR=cpu "$place/deepspeed/bin/python" scripts/check_ranks.py || failed=1
 
 echo "==> killed and resumed"
-"$place/deepspeed/bin/python" scripts/check_resume.py
+"$place/deepspeed/bin/python" scripts/check_resume.py || failed=1
+exit "$failed"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from core_kit import Cli, PackageMaker
+from hypothesis import HealthCheck, settings
 
 from dynaweb import plugins
 
@@ -22,6 +23,9 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
 # A runner in the background of a shell ignores SIGINT, and the processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# How long a property takes says nothing on a machine that is busy with other things.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +55,7 @@ def cli(tmp_path: Path) -> Cli:
     """Runs `dynaweb ...` in a process of its own, in a temporary folder; `path` is put before PYTHONPATH."""
 
     def run(
-        *arguments: str, path: Path | None = None, timeout: float = 60, **environment: str
+        *arguments: str, path: Path | None = None, timeout: float = 240, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, **environment}
         if path is not None:

@@ -11,6 +11,17 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from dynaweb.protocols import TokenRow
 
 VOCABULARY = 96
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+}
+"""Configuration of a small model of any Llama-like kind."""
 
 
 def llama(seed: int = 0, *, kv_heads: int = 4, tied: bool = True, layers: int = 3, **changes: Any) -> Any:

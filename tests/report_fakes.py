@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from dynaweb.report.data import Arm, Curve, Measure, ReportData, Sample, Setting, Stage
 from dynaweb.report.outcome import audit, failure_counts
-from dynaweb.report.stats import mean, wilson
+from dynaweb.report.stats import Estimate, mean, wilson
 from dynaweb.types import Action, EndReason, Judgement, Node, Observation, Source, Step, Task, Trajectory
 
 HOST = "http://shop.localhost"
@@ -159,6 +159,7 @@ def fake_report(*, seeds: int = 1, episodes: int = 108, each: int = 8, updates: 
             Measure("Next expert action exists", wilson(79, 88), "its target is on the dreamed page"),
             Measure("Readable answers", wilson(105, 107), "scripts that parse and fit the page"),
         ),
+        drift=tuple(drift_step(at) for at in range(1, 7)),
         audits=audits,
         failures={name: failure_counts(found) for name, found in real.items()},
         episodes={name: len(found) for name, found in real.items()},
@@ -173,6 +174,12 @@ def fake_report(*, seeds: int = 1, episodes: int = 108, each: int = 8, updates: 
         plugins=({"kind": "wm", "name": "delta", "package": "dynaweb", "version": "0.1.0"},),
         versions={"python": "3.11.9", "dynaweb": "0.1.0", "torch": "2.13.0"},
     )
+
+
+def drift_step(at: int) -> dict[str, Estimate]:
+    n = 40 - 5 * at
+    shares = {"alive": 1.0 - 0.09 * at, "element_f1": 0.93 * 0.86**at, "role_f1": 0.97**at, "page_kind": 0.94**at}
+    return {name: wilson(round(share * n), n) for name, share in shares.items()}
 
 
 def curves(rng: random.Random, updates: int) -> tuple[Curve, ...]:

@@ -114,6 +114,24 @@ def stopped_early(team: Team | None) -> dict[str, Any]:
     return {"said": [engine.generate_batch(requests())]}
 
 
+def phases(team: Team | None) -> dict[str, Any]:
+    """Two phases of an optimizer with a critic: the second has a new policy and goes on with the first one's critic."""
+    optimizer = rank_kit.optimizers()["webrl"]
+
+    def trainer_of(seed: int) -> Any:
+        policy, judge = (kit.llama(s) if team is None else team.make("team_kit:model_of", s) for s in (seed, 3))
+        named = {"lr": 2e-3, "total_steps": 10, "micro_tokens": 40}
+        return make_trainer(policy, Backend(), team, critic=(judge, optimizer.wants.critic), **named)
+
+    first, second = trainer_of(0), trainer_of(1)
+    metrics = rank_kit.train(first, optimizer, 2)
+    with tempfile.TemporaryDirectory() as folder:
+        first.critic.save(Path(folder), first.steps)
+        second.load_critic(Path(folder))
+    metrics += rank_kit.train(second, optimizer, 2)
+    return {"metrics": metrics, "tensors": second.state_dict()["tensors"], "steps": second.steps}
+
+
 def rank_zero(team: Team, folder: Path) -> None:
     """Everything that rank 0 tries, as one file."""
     counted = team.make("team_kit:counter")
@@ -123,6 +141,7 @@ def rank_zero(team: Team, folder: Path) -> None:
     found["completions"] = engine.generate_batch(requests())
     found["choices"] = engine.choice_batch([((1, 2, 3), (4, 5)), ((1, 2), (4,)), ((1, 2, 3), (4, 5))])
     found["trained"], found["adapted"], found["stopped_early"] = trained(team), adapted(team), stopped_early(team)
+    found["phases"] = phases(team)
     for name, rank in (("all", None), ("one", 1)):
         try:
             team.call(counted, "fail", rank)

@@ -1,7 +1,10 @@
-"""What only a GPU has: variable-length attention, and products of half-precision factors with float32 sums."""
+"""What only a GPU has: variable-length attention, products of half-precision factors with float32 sums, and recorded
+decoding steps."""
 
 from __future__ import annotations
 
+import random
+import time
 from typing import Any
 
 import engine_kit as kit
@@ -12,6 +15,9 @@ from trainer_kit import ADVANTAGES, WIDE, trainer_of
 from dynaweb.backends.head import head_scores
 from dynaweb.backends.packing import Layout, attend, varlen
 from dynaweb.backends.scoring import GenericScorer, micro_batches
+from dynaweb.engines.scheduler import Lockstep
+from dynaweb.engines.transformers_engine import TransformersEngine
+from dynaweb.protocols import GenerateRequest
 from dynaweb_opt_gspo.gspo import Gspo
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -82,3 +88,32 @@ def test_packed_rows_are_those_of_the_models_own_attention() -> None:
             logp = scorer.logprobs(batch)[0].cpu()
             wanted = torch.cat([kit.naive_logprobs(exact, rows[row]) for row in batch.rows])
             assert float((logp - wanted).abs().mean()) < 0.3
+
+
+@pytest.mark.parametrize("kind", [kit.llama, kit.gpt2])
+def test_recorded_decoding_steps_give_what_launched_ones_give(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model, rng = kind().to("cuda"), random.Random(0)
+    recorded, launched = (TransformersEngine(model, Lockstep(), static=static) for static in (True, False))
+    for count in (13, 1, 30, 13):
+        requests = [GenerateRequest(kit.prompt(rng, 1, 40), rng.randint(1, 20), seed=seed) for seed in range(count)]
+        for found, wanted in zip(recorded.generate_batch(requests), launched.generate_batch(requests), strict=True):
+            assert found.token_ids == wanted.token_ids
+            assert found.logprobs == pytest.approx(wanted.logprobs, abs=1e-3)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.02)
+    assert not caplog.records, "every step could be recorded"
+
+
+def test_recorded_decoding_steps_are_faster() -> None:
+    model = kit.llama(layers=12).to("cuda", torch.bfloat16)
+    requests = [GenerateRequest((1, 2, 3), 60, seed=seed) for seed in range(16)]
+    seconds = []
+    for static in (True, False):
+        engine = TransformersEngine(model, Lockstep(), static=static)
+        engine.generate_batch(requests)
+        start = time.perf_counter()
+        for _ in range(3):
+            engine.generate_batch(requests)
+        seconds.append(time.perf_counter() - start)
+    assert seconds[0] < seconds[1]

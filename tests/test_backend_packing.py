@@ -20,16 +20,6 @@ from dynaweb.protocols import TokenRow
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
-SMALL: dict[str, Any] = {
-    "vocab_size": kit.VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-}
 IDS = {name: None for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
@@ -42,7 +32,7 @@ def model_of(kind: str) -> Any:
         config: Any = transformers.MambaConfig(vocab_size=kit.VOCABULARY, hidden_size=32, num_hidden_layers=2, **IDS)
         return transformers.MambaForCausalLM(config).eval()
     window = {"sliding_window": 6} if kind in ("Mistral", "Gemma2") else {}
-    config = getattr(transformers, f"{kind}Config")(**SMALL, **window, **IDS)
+    config = getattr(transformers, f"{kind}Config")(**kit.SMALL, **window, **IDS)
     return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import socket
 from collections.abc import Sequence
@@ -12,9 +13,11 @@ import engine_kit as kit
 import pytest
 import team_kit
 import torch
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from dynaweb.backends.team import split
 from dynaweb.backends.team_engine import TeamEngine
+from dynaweb.cli import ranks
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.engines.transformers_engine import TransformersEngine
 from dynaweb.protocols import Completion, GenerateRequest
@@ -102,7 +105,7 @@ def test_the_order_of_a_batch_does_not_depend_on_who_came_first() -> None:
     assert recorder.batches[0] == recorder.batches[1]
 
 
-@pytest.mark.parametrize(("way", "steps"), [("trained", 3), ("adapted", 2)])
+@pytest.mark.parametrize(("way", "steps"), [("trained", 3), ("adapted", 2), ("phases", 2)])
 def test_training_is_that_of_one_process(found: dict[str, Any], way: str, steps: int) -> None:
     wanted = getattr(team_kit, way)(None)
     assert found[way]["steps"] == wanted["steps"] == steps
@@ -125,3 +128,28 @@ def test_shares_are_neighbours_cover_everything_and_are_even(count: int, size: i
     shares = [list(range(count))[part] for part in split(count, size)]
     assert [one for share in shares for one in share] == list(range(count))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def _failure(rank: int, code: int, at: int, folder: Path) -> ProcessFailure:
+    """What the launcher knows of a process that ended with a code, or by a signal (below 0)."""
+    file = folder / f"{rank}.json"
+    file.write_text(json.dumps({"message": {"extraInfo": {"timestamp": at}, "message": "it failed"}}))
+    return ProcessFailure(local_rank=rank, pid=1000 + rank, exitcode=code, error_file=str(file))
+
+
+@pytest.mark.parametrize(
+    ("codes", "wanted", "said"),
+    [
+        ({0: 130, 1: -15}, 130, ""),
+        ({0: 2}, 2, ""),
+        ({0: -15, 1: 1}, 1, ""),
+        ({0: -15, 1: -9}, 1, "rank 1 was ended by signal 9"),
+        ({1: -9}, 1, "rank 1 was ended by signal 9"),
+    ],
+)
+def test_the_exit_code_of_several_processes_is_that_of_the_run(
+    codes: dict[int, int], wanted: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failures = {rank: _failure(rank, code, 100 - rank, tmp_path) for rank, code in codes.items()}
+    assert ranks._code(ChildFailedError("dynaweb", failures)) == wanted
+    assert said in capsys.readouterr().err

@@ -17,11 +17,14 @@ from dynaweb.plugins import current
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "baselines.py"
 KIT = runpy.run_path(str(SCRIPT))
+SIZES = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8").partition("## Recipes")[2].partition("\n## ")[0]
 PAGE = (ROOT / "docs" / "baselines.md").read_text(encoding="utf-8")
 
 
 def test_the_script_and_the_page_have_every_shipped_recipe() -> None:
-    shipped = set(shipped_recipes()) - {"smoke"}
+    sizes = set(re.findall(r"^\| `([\w-]+)` \|", SIZES, flags=re.MULTILINE))
+    assert sizes >= {"tiny", "paper-8xh100"}
+    shipped = set(shipped_recipes()) - {"smoke"} - sizes
     assert set(KIT["RECIPES"]) == shipped
     assert set(re.findall(r"^\| `([\w-]+)` \|", PAGE, flags=re.MULTILINE)) == shipped
 

@@ -95,9 +95,11 @@ def test_config_show_is_a_recipe_with_origins(cli: Cli, tmp_path: Path) -> None:
 def test_json_is_written_in_one_way(capsys: pytest.CaptureFixture[str]) -> None:
     from dynaweb.cli.output import emit
 
-    emit({"path": Path("größe"), "ids": ("a",)}, "text", as_json=True)
+    emit({"path": Path("größe"), "ids": ("a",), "unknown": [float("nan"), 0.5]}, "text", as_json=True)
     emit({"path": Path("größe")}, "text", as_json=False)
-    assert capsys.readouterr().out == '{\n  "path": "größe",\n  "ids": [\n    "a"\n  ]\n}\ntext\n'
+    written, _, text = capsys.readouterr().out.partition("\n}\n")
+    assert written == '{\n  "path": "größe",\n  "ids": [\n    "a"\n  ],\n  "unknown": [\n    null,\n    0.5\n  ]'
+    assert text == "text\n"
     commands = Path(__import__("dynaweb.cli").cli.__file__).parent
     assert [path.name for path in sorted(commands.glob("*.py")) if "echo(json.dumps" in path.read_text()] == [
         "output.py"

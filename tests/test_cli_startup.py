@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dynaweb.cli import app
+
 HEAVY = ("torch", "transformers", "playwright", "lxml", "flask", "numpy", "waitress", "tokenizers", "rich", "plotly")
 
 LOADED = """
@@ -48,10 +50,11 @@ import runpy, sys, typer
 from dynaweb.cli.app import tree
 commands = runpy.run_path(sys.argv[1])["commands"]
 heavy = set(sys.argv[2].split(","))
+whole = tree()
 before = len(sys.modules)
-for path in commands(typer.main.get_command(tree())):
+for path in commands(typer.main.get_command(whole)):
     try:
-        tree()(args=[*path, "--help"], prog_name="dynaweb")
+        whole(args=[*path, "--help"], prog_name="dynaweb")
     except SystemExit as end:
         assert not end.code, path
     found = sorted({name.partition(".")[0] for name in sys.modules} & heavy)
@@ -70,6 +73,30 @@ def test_the_help_of_every_command_imports_next_to_nothing(tmp_path: Path) -> No
     assert len(lines) > 35 and ["checked", "matrix", "run"] in [line[:-1] for line in lines]
     # Of these, typer itself needs about a hundred: it checks options with pydantic.
     assert max(int(line[-1]) for line in lines) < 140
+
+
+PART = """
+import sys, typer
+from dynaweb.cli import app
+for word in sys.argv[1:]:
+    commands = typer.main.get_command(app.tree(word)).commands
+    print(word, *sorted(commands), ":", *sorted(getattr(commands.get(word), "commands", ())))
+"""
+
+
+def test_a_command_that_is_imported_alone_has_all_its_parts() -> None:
+    """As many processes as there are modules of commands: in each, one is imported before all the others."""
+    targets = {**app.COMMANDS, **app.GROUPS}
+
+    def parts(*words: str) -> list[str]:
+        command = [sys.executable, "-c", PART, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    whole = {line.split()[0]: line.partition(":")[2] for line in parts("", *targets)[1:]}
+    assert {name for name, inner in whole.items() if inner} == set(app.GROUPS)
+    for name in targets:
+        (line,) = parts(name)
+        assert line == f"{name} {name} :{whole[name]}"
 
 
 @pytest.mark.parametrize(

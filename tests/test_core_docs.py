@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+import textwrap
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from core_kit import Cli
+from typer.testing import CliRunner
 
+from dynaweb.cli.app import tree as command_tree
 from dynaweb.config.recipe import SECTIONS
 
 ROOT = Path(__file__).parent.parent
@@ -61,32 +63,42 @@ def test_every_hook_and_event_is_there(generated: dict[str, str]) -> None:
     assert all(f"\n### `{name}`\n" in generated["hooks.md"] for name in made)
 
 
-BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<mark>.*) -->\n)?(?:^```bash\n(?P<fenced>(?s:.*?))^```|(?P<indented>(?:^    .*\n)+))", re.M
+)
+"""A block of commands, in a fence or indented, and the comment before it, which says what it needs."""
+STARTS = ("dynaweb ", "python ", "torchrun ", "deepspeed ", "srun ", "pytest")
+LEFT_OUT = ("cli.md", "plugins.md", "recipes.md", "hooks.md", "tiny-model.md")
+"""Written from the code, or typed as it stands by `scripts/check_plugins.py`; how the shipped model was trained."""
 
 
-def _lines(page: Path) -> list[str]:
-    """The lines of a page's shell blocks, continued ones as one."""
-    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
-    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+def _commands(page: Path) -> list[tuple[str, bool]]:
+    """Each command of a page, continued lines as one, and whether a comment says that it needs something."""
+    found = []
+    for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
+        text = block["fenced"] or textwrap.dedent(block["indented"])
+        for line in text.replace("\\\n", " ").splitlines():
+            if line.startswith(STARTS):
+                found.append((line, (block["mark"] or "").startswith("needs ")))
+    return found
 
 
-COMMANDS = {
-    f"{page.name}: {line}": line
-    for page in sorted((ROOT / "docs").glob("*.md"))
-    if page.name not in ("cli.md", "plugins.md")
-    for line in _lines(page)
-    if line.startswith("dynaweb ")
-}
-"""Every line of `dynaweb` in the documentation. Those of `plugins.md` are run by `scripts/check_plugins.py`."""
+PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name not in LEFT_OUT)]
+MARKED = {f"{page.name}: {line}": (line, needs) for page in PAGES for line, needs in _commands(page)}
+COMMANDS = {name: line for name, (line, _) in MARKED.items() if line.startswith("dynaweb ")}
+"""Every line of `dynaweb` in the documentation."""
+QUICK = [
+    name for name, line in COMMANDS.items() if re.match(r"dynaweb (matrix (list|show)|config|plugins list)\b", line)
+]
+"""Those that are run here."""
+RUNS = [name for name, line in COMMANDS.items() if re.match(r"dynaweb run\b(?!.*--resume)", line)]
 
 
 @pytest.fixture(scope="module")
 def tree() -> Any:
     import typer
 
-    from dynaweb.cli import app
-
-    return typer.main.get_command(app.tree())
+    return typer.main.get_command(command_tree())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -101,13 +113,27 @@ def test_commands_of_the_documentation_exist_with_their_options(name: str, tree:
     assert {word.split("=")[0] for word in words if word.startswith("-")} <= known
 
 
-QUICK = [name for name, line in COMMANDS.items() if re.match(r"dynaweb (matrix (list|show)|config|plugins)\b", line)]
-
-
 @pytest.mark.parametrize("name", QUICK)
-def test_quick_commands_of_the_documentation_run(name: str, cli: Cli, tmp_path: Path) -> None:
-    done = cli(*shlex.split(COMMANDS[name], comments=True)[1:])
-    assert done.returncode == 0, done.stderr
+def test_quick_commands_of_the_documentation_run(name: str) -> None:
+    done = CliRunner().invoke(command_tree(), shlex.split(COMMANDS[name], comments=True)[1:])
+    assert done.exit_code == 0, done.output
+    assert len(done.stdout.splitlines()) > 3
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_runs_of_the_documentation_can_be_composed(name: str) -> None:
+    """Recipe, plugins and settings are there and go together; only the run itself is left out."""
+    words = shlex.split(COMMANDS[name], comments=True)[1:]
+    done = CliRunner().invoke(command_tree(), [*words, "--dry-run"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("Recipe ")
+
+
+def test_every_command_is_run_by_a_test_or_says_what_it_needs() -> None:
+    """README's second list names what each command is for; its first two commands are what CI types."""
+    assert len(MARKED) > 50 and len(QUICK) >= 5 and len(RUNS) > 10
+    silent = [name for name, (_, needs) in MARKED.items() if not needs and name not in QUICK]
+    assert [name for name in silent if not name.startswith("README.md")] == []
 
 
 def test_links_lead_somewhere() -> None:

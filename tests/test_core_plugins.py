@@ -97,6 +97,10 @@ def test_a_broken_plugin_is_a_warning_until_it_is_asked_for(
     with pytest.raises(PluginError, match=r"reward judge 'bad' \(package bad-package 1.2\) cannot be used") as caught:
         loaded.find("reward", "bad")
     assert caught.value.exit_code == 3
+    with pytest.raises(
+        MissingError, match=r"called 'nice'.* or it is one of package bad-package 1\.2, which cannot be"
+    ):
+        loaded.find("reward", "nice")
     with pytest.raises(PluginError, match="bad-package"):
         plugins.load(strict=True)
 

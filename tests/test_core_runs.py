@@ -335,6 +335,24 @@ def test_only_runs_are_resumed(recipe: Recipe, tmp_path: Path) -> None:
     assert last_run(tmp_path) == later.path
 
 
+def test_a_stage_that_was_not_finished_goes_on_in_its_folder(recipe: Recipe, tmp_path: Path) -> None:
+    folder = open_run(recipe, out=tmp_path / "eval", command="eval")
+    for left in ("running", "interrupted", "failed"):
+        folder.set_status(left)  # type: ignore[arg-type]
+        again = open_run(recipe, out=folder.path, command="eval")
+        assert (again.path, again.resumed) == (folder.path, True)
+    with pytest.raises(ConfigError, match="is not empty"):
+        open_run(recipe, out=folder.path, command="collect")
+    other = resolve(recipe, overrides={"eval.episodes": 7}, plugins=plugins.current())
+    with pytest.raises(ConfigError, match=r"(?s)eval\.episodes.*Give the settings that it was made with"):
+        open_run(other, out=folder.path, command="eval")
+    (folder.path / "status.json").unlink()
+    assert open_run(recipe, out=folder.path, command="eval").resumed
+    folder.set_status("done")
+    with pytest.raises(ConfigError, match="is not empty"):
+        open_run(recipe, out=folder.path, command="eval")
+
+
 def test_nothing_is_overwritten_silently(recipe: Recipe, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(

@@ -42,3 +42,5 @@ def test_nearest_names() -> None:
     assert "did you mean 'gspo'?" in hint("gsop", ["gspo", "ppo"])
     assert hint("zzz", ["b", "a"]) == "valid: a, b"
     assert hint("zzz", []) == "there is none"
+    many = [f"n{number:03}" for number in range(130)]
+    assert hint("n007x", many).startswith("did you mean 'n007'") and hint("zzz", many).endswith("n039 and 90 more")

@@ -168,9 +168,11 @@ def test_contamination_goes_from_loose_to_strict() -> None:
     assert found["site"] == (1, 2, 4)
     assert found["task"] == (2, 4, 2)
     # a, b, c are shared; x, q, w, v are not. Notices of an earlier action do not make another page.
-    assert found["page"][:2] == (3, 7)
+    # A transition counts once, whether the page before it, the one after it or both were seen.
+    assert found["page"] == (3, 7, 4)
     assert found["question"] == (2, 4, 3)
     assert found["transition"] == (2, 5, 2)
+    assert all(one.affected <= total for one in levels)
     assert next(one for one in levels if one.level == "task").examples == ("task-a", "task-b")
 
 
@@ -274,7 +276,8 @@ def test_commands(store: TransitionStore, tmp_path: Path, cli: Cli) -> None:
     assert json.loads(labelled.stdout)["labelled"] == 3 and "3 transitions to label" in labelled.stderr
     (tmp_path / "rows.jsonl").write_text('{"actions": 3}\n')
     done = cli("data", "import", "mind2web", "rows.jsonl", "z.jsonl.gz")
-    assert done.returncode == 0 and "0 transitions of 1 steps" in done.stdout
+    assert done.returncode == 1 and "0 transitions of 1 steps" in done.stdout
+    assert "nothing was kept: z.jsonl.gz is as it was" in done.stdout and not (tmp_path / "z.jsonl.gz").exists()
 
 
 def test_a_server_is_not_asked_without_consent(store: TransitionStore, cli: Cli) -> None:

@@ -9,7 +9,7 @@ import engine_kit as kit
 import pytest
 import torch
 
-from dynaweb.engines import llama
+from dynaweb.engines import decoding, llama
 from dynaweb.engines.sharing import Plan, common_length, spans
 
 VARIANTS: list[dict[str, Any]] = [
@@ -32,12 +32,12 @@ def test_prefill_and_decoding_equal_the_original(variant: dict[str, Any]) -> Non
     last = torch.tensor([19, 7, 0, 12])
     with torch.inference_mode():
         weights = llama.fuse(model)
-        cache = llama.Cache(weights, 4, 26)
-        found = [llama.prefill(weights, ids, last, llama.Target(cache, slice(0, 4), torch.arange(4)))]
+        cache = decoding.Cache(weights, 4, 26, ragged=26)
+        found = [decoding.prefill(weights, ids, last, decoding.Target(cache, slice(0, 4), torch.arange(4)))]
         new = torch.randint(0, kit.VOCABULARY, (4, 3))
         for step in range(3):
             start, zero = last + 1 + step, torch.zeros(4, dtype=torch.long)
-            found.append(llama.extend(weights, new[:, step : step + 1], start, zero, cache, slice(0, 4), 24))
+            found.append(decoding.extend(weights, new[:, step : step + 1], start, zero, cache, slice(0, 4), 24))
         for row in range(4):
             whole = torch.cat([ids[row, : last[row] + 1], new[row]])
             want = model(whole[None]).logits[0, last[row] :]
@@ -52,12 +52,12 @@ def test_extending_by_tails_of_many_lengths_equals_the_original() -> None:
     tails = [kit.prompt(rng, n, n) for n in (1, 3, 6)]
     with torch.inference_mode():
         weights = llama.fuse(model)
-        cache = llama.Cache(weights, 3, 30)
-        target = llama.Target(cache, slice(0, 3), torch.zeros(3, dtype=torch.long))
-        assert llama.prefill(weights, torch.tensor([page]), None, target) is None
+        cache = decoding.Cache(weights, 3, 30, ragged=30)
+        target = decoding.Target(cache, slice(0, 3), torch.zeros(3, dtype=torch.long))
+        assert decoding.prefill(weights, torch.tensor([page]), None, target) is None
         ids = torch.tensor([[*tail, *[0] * (6 - len(tail))] for tail in tails])
         last = torch.tensor([len(tail) - 1 for tail in tails])
-        found = llama.extend(weights, ids, torch.full((3,), 15), last, cache, slice(0, 3), 21)
+        found = decoding.extend(weights, ids, torch.full((3,), 15), last, cache, slice(0, 3), 21)
         for row, tail in enumerate(tails):
             want = model(torch.tensor([[*page, *tail]])).logits[0, -1]
             torch.testing.assert_close(found[row], want, rtol=1e-5, atol=1e-5)
@@ -74,7 +74,7 @@ def test_gradients_through_fused_weights_are_those_of_the_original(variant: dict
     model.zero_grad()
     proxies = llama.Proxies(model)
     for row in range(3):
-        logits = llama.prefill(proxies.weights, ids[row : row + 1], last[row : row + 1])
+        logits = decoding.prefill(proxies.weights, ids[row : row + 1], last[row : row + 1])
         assert logits is not None
         (logits * pick[row]).sum().backward()
     proxies.push()

@@ -15,8 +15,9 @@ import engine_kit as kit
 import pytest
 import torch
 
+from dynaweb.engines.generic import GenericRunner
 from dynaweb.engines.scheduler import Lockstep
-from dynaweb.engines.sessions import GenericRunner, LlamaRunner, survivors
+from dynaweb.engines.sessions import LlamaRunner, survivors
 from dynaweb.engines.stopping import cut
 from dynaweb.engines.transformers_engine import TransformersEngine
 from dynaweb.errors import EngineError

@@ -45,6 +45,8 @@ async def environments() -> AsyncIterator[Any]:
 async def test_its_miniwob_is_played_to_its_reward(environments: Any) -> None:
     source, environment = environments("browsergym/miniwob.*")
     tasks = {task.template: task for task in source.catalogue("test")}
+    assert [source.task(task.id) for task in tasks.values()] == list(tasks.values())
+    assert source.task("miniwob.click-test") is source.task("miniwob.nope:test:30001") is None
     assert len(tasks) > 100 and all(task.intent == "" for task in tasks.values())
     for name in ("click-test-2", "enter-text", "choose-list"):
         trajectory = await _play(environment, tasks[f"miniwob.{name}"], name)
@@ -77,7 +79,7 @@ async def test_what_cannot_be_played_is_named(environments: Any) -> None:
     with pytest.raises(ConfigError, match="click-button"):
         environments("browsergym/miniwob.click-buton")[0].catalogue("test")
     source, environment = environments("browsergym/nonesuch.x")
-    with pytest.raises(InfrastructureError, match=r"No module named 'browsergym\.nonesuch'"):
+    with pytest.raises(MissingError, match=r"No module named 'browsergym\.nonesuch'.* pip install browsergym-nonesuch"):
         source.catalogue("test")
     with pytest.raises(ConfigError, match="not of BrowserGym"):
         await environment.reset(Task("x", "y", "z"), 0)

@@ -25,6 +25,22 @@ def test_tasks_are_listed_with_counts(cli: Cli) -> None:
     assert kinds.startswith("by kind: ") and len(rows) == 11
 
 
+def test_a_task_is_shown_and_played_by_its_id_alone(cli: Cli, tmp_path: Path) -> None:
+    """Whatever draw it comes from, such as that of an evaluation; benchmarks mean their evaluation split."""
+    drawn = cli("tasks", "list", *SITES, "--split", "test", "--seed", "9", "--count", "1", "--json").stdout
+    (task,) = json.loads(drawn)
+    assert json.loads(cli("tasks", "show", task["id"], *SITES).stdout) == task
+    played = _talk(cli, "quit\n", "play", task["id"], *SITES)
+    assert played.returncode == 0 and task["intent"] in played.stdout
+    wrong = cli("tasks", "show", "shop/add-to-cart:test:10000:1", *SITES)
+    assert wrong.returncode == 2 and "did you mean 'shop/add-to-cart:train:" in wrong.stderr and "more" in wrong.stderr
+    raw = {"task_id": 7, "sites": ["reddit"], "start_url": "__REDDIT__", "intent": "x", "eval": {"eval_types": []}}
+    (tmp_path / "tasks.json").write_text(json.dumps([raw]))
+    benchmark = ("--env", "webarena", "--set", "env.path=tasks.json", "--set", "env.urls.reddit=http://127.0.0.1:9")
+    assert "1 tasks" in cli("tasks", "list", *benchmark).stdout
+    assert json.loads(cli("tasks", "show", "7", *benchmark).stdout)["split"] == "test"
+
+
 def test_an_environment_without_tasks_is_refused(cli: Cli) -> None:
     done = cli("tasks", "list", "--env", "dream")
     assert done.returncode == 2 and "brings no tasks of its own" in done.stderr
@@ -32,7 +48,7 @@ def test_an_environment_without_tasks_is_refused(cli: Cli) -> None:
 
 
 def test_a_person_plays(cli: Cli) -> None:
-    lines = "help\nclick 999\nclick 1\nstop done\nstop 'done'\n"
+    lines = "help\nclick 999\nclick 1\nstop 'done\nstop it's done\n"
     done = _talk(cli, lines, "play", *SITES, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["score"] == 0.0 and json.loads(done.stdout)["finished"]
@@ -60,9 +76,10 @@ def test_an_evaluation_has_a_table_by_site_and_labels(cli: Cli, tmp_path: Path) 
     assert "1.000 [" in expert.stdout and "site" in expert.stdout, expert.stderr
 
 
-def test_an_unknown_policy_is_named(cli: Cli) -> None:
+def test_an_unknown_policy_is_named(cli: Cli, tmp_path: Path) -> None:
     done = cli("eval", *SITES, "--policy", "exprt", "--out", "out")
     assert done.returncode == 2 and "sft, base, expert, random" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_evaluation_may_be_in_another_environment(cli: Cli) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from dynaweb.config.sections import Web
 from dynaweb.errors import ConfigError, InfrastructureError, MissingError
@@ -33,22 +35,35 @@ def _installed() -> bool:
 
 
 pytestmark = pytest.mark.skipif(not _installed(), reason="needs the pages of the package miniwob")
+in_one_loop = pytest.mark.asyncio(loop_scope="module")
+"""For tests that share the browser."""
+SKIPPED = {"flight"}
+"""Folders of pages that the tests here do not open."""
 MOVING = {"choose-date", "click-collapsible-2", "click-menu", "use-autocomplete"}
 """Tasks whose pages move while they are played."""
 
+SOLVED = tuple(sorted(MOVING | set(sorted(SCRIPTED)[::3])))
+"""Tasks whose experts play here. All of them on 20 seeds each: benchmarks/miniwob_experts.py."""
+PLAYED = tuple({*SOLVED, "click-test-2", "find-greatest", "click-button", "email-inbox-delete", "login-user"})
 
-@pytest.fixture
-async def make() -> AsyncIterator[Any]:
-    """Makes sources with settings, and closes them."""
-    sources: list[MiniwobSource] = []
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def make(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Any]:
+    """Makes sources with settings; all share one browser and the goals that were read."""
+    cache = tmp_path_factory.mktemp("goals")
+    first = MiniwobSource(MiniwobConfig(templates=PLAYED), PluginContext())
+    first._goals = Goals(first.pages, first.web, cache=cache)
+    # In one go, because every reading starts a browser of its own.
+    first.tasks("test", count=len(PLAYED), seed=0)
 
     def source(**settings: Any) -> MiniwobSource:
-        sources.append(MiniwobSource(MiniwobConfig(**settings), PluginContext()))
-        return sources[-1]
+        made = MiniwobSource(MiniwobConfig(**settings), PluginContext())
+        made._pool, made._server = first._browser(), first._server
+        made._goals = Goals(made.pages, made.web, cache=cache)
+        return made
 
     yield source
-    for one in sources:
-        await one.close()
+    await first.close()
 
 
 def test_every_task_is_there_and_timing_is_marked() -> None:
@@ -60,12 +75,15 @@ def test_every_task_is_there_and_timing_is_marked() -> None:
     assert set(scripted) == SCRIPTED == set(PLANS) and len(scripted) >= 40
 
 
+@in_one_loop
 async def test_goals_pages_and_seeds_reproduce(make: Any) -> None:
     source = make(templates=("click-checkboxes", "read-table", "click-tab-2"))
     tasks = source.tasks("train", count=6, seed=3)
     assert [task.template for task in tasks] == ["click-checkboxes", "read-table", "click-tab-2"] * 2
     assert make(templates=("click-checkboxes", "read-table", "click-tab-2")).tasks("train", count=6, seed=3) == tasks
     assert len({task.intent for task in tasks}) > 4
+    assert [source.task(task.id) for task in tasks] == tasks
+    assert [source.task(text) for text in ("click-test:train:5", "click-test", "nope:train:10005", "27")] == [None] * 4
     environment = source.environment()
     for task in tasks[:3]:
         first, again = await environment.reset(task, 1), await environment.reset(task, 2)
@@ -83,16 +101,41 @@ def test_goals_are_read_with_the_browser_of_the_recipe(tmp_path: Path, monkeypat
         return await session(pool)
 
     monkeypatch.setattr(BrowserPool, "session", noted)
-    Goals(Pages(""), Web(action_timeout=7.5), cache=tmp_path).read([("click-test", 1)])
-    assert patience == [7.5]
+    Goals(Pages(""), Web(action_timeout=77.5), cache=tmp_path).read([("click-test", 1)])
+    assert patience == [77.5]
 
 
-async def test_splits_share_no_seed(make: Any) -> None:
-    source = make(templates=("click-test",), seeds=20)
+async def test_a_page_that_loads_slowly_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine: with the general patience it would be read, and started, half loaded."""
+    monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path))
+    web = Web(action_timeout=0.001)
+    source = MiniwobSource(MiniwobConfig(templates=("count-sides",)), PluginContext(services={"web": web}))
+    (task,) = source.tasks("test", count=1, seed=0)
+    page = await source.environment().reset(task, 0)
+    assert task.intent.startswith("Press the button that correctly denotes") and len(page.nodes) >= 5
+    await source.close()
+
+
+async def test_goals_that_were_read_are_kept_when_a_page_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "html"
+    shutil.copytree(Pages("").folder, folder, ignore=lambda path, names: [n for n in names if n in SKIPPED])
+    (folder / "miniwob" / "zz-broken.html").write_text("<title>nothing here</title>")
+    goals = Goals(Pages(str(folder)), Web(), cache=tmp_path)
+    with pytest.raises(InfrastructureError, match=r"'zz-broken' in .* did not start: .*core is not defined"):
+        goals.read([("click-test", 1), ("zz-broken", 1)])
+    monkeypatch.setattr("dynaweb_env_miniwob.goals._in_thread", None)
+    again = Goals(Pages(str(folder)), Web(), cache=tmp_path)
+    assert again.read([("click-test", 1)]) == {("click-test", 1): "Click the button."}
+
+
+def test_splits_share_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Goals, "read", lambda self, wanted: dict.fromkeys(wanted, "Click the button."))
+    source = MiniwobSource(MiniwobConfig(templates=("click-test",), seeds=20), PluginContext())
     drawn = [{task.meta["seed"] for task in source.tasks(split, count=20, seed=0)} for split in ("train", "test")]
     assert len(drawn[0]) == len(drawn[1]) == 20 and not drawn[0] & drawn[1]
 
 
+@in_one_loop
 async def test_panel_and_goal_are_hidden_and_a_click_ends_it(make: Any) -> None:
     source = make(templates=("click-test-2",))
     (task,) = source.tasks("test", count=1, seed=0)
@@ -112,6 +155,7 @@ async def test_panel_and_goal_are_hidden_and_a_click_ends_it(make: Any) -> None:
     assert task.intent in [node.name for node in page.nodes]
 
 
+@in_one_loop
 async def test_a_tenth_of_a_reward_is_no_success(make: Any) -> None:
     source = make(templates=("find-greatest",))
     (task,) = source.tasks("test", count=1, seed=0)
@@ -128,6 +172,7 @@ async def test_a_tenth_of_a_reward_is_no_success(make: Any) -> None:
     assert played.steps[-1].info["raw"] == 0.1 and success_of(played) == 0.0
 
 
+@in_one_loop
 async def test_the_policy_that_stops_and_the_page_that_is_left_have_failed(make: Any) -> None:
     source = make(templates=("click-button",))
     (task,) = source.tasks("test", count=1, seed=0)
@@ -136,6 +181,7 @@ async def test_the_policy_that_stops_and_the_page_that_is_left_have_failed(make:
         assert success_of(played) == 0.0 and len(played.steps) == 1
 
 
+@in_one_loop
 async def test_a_task_of_another_place_is_refused(make: Any) -> None:
     environment = make(templates=("click-test",)).environment()
     with pytest.raises(ConfigError, match="not of MiniWoB"):
@@ -161,16 +207,16 @@ def test_bad_settings_are_named(tmp_path: Path) -> None:
         source.expert(Task("hot-cold:test:1", "", "", template="hot-cold"))
 
 
+@in_one_loop
 async def test_an_expert_solves_one_task_of_each_kind_of_page(make: Any) -> None:
-    # All of them on 20 seeds each: benchmarks/miniwob_experts.py.
-    names = sorted(MOVING | set(sorted(SCRIPTED)[::3]))
-    source = make(templates=tuple(names))
-    tasks = source.tasks("test", count=len(names), seed=0)
+    source = make(templates=SOLVED)
+    tasks = source.tasks("test", count=len(SOLVED), seed=0)
     played = await _play(source, tasks, lambda task: ExpertPlayer(source.expert(task)))
     failed = [(t.task.id, t.info.get("verdict"), t.steps[-1].error) for t in played if success_of(t) != 1.0]
     assert failed == []
 
 
+@in_one_loop
 async def test_what_a_script_makes_clickable_can_be_seen(make: Any) -> None:
     source = make(templates=("email-inbox-delete",))
     (task,) = source.tasks("test", count=1, seed=0)
@@ -181,6 +227,7 @@ async def test_what_a_script_makes_clickable_can_be_seen(make: Any) -> None:
     assert "trash" not in [node.name for node in page.nodes]
 
 
+@in_one_loop
 async def test_labels_that_name_no_control_are_read(make: Any) -> None:
     source = make(templates=("login-user",))
     (task,) = source.tasks("test", count=1, seed=0)

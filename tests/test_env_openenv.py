@@ -17,8 +17,11 @@ pytest.importorskip("openenv")
 
 from openenv.core.generic_client import GenericEnvClient
 
+from dynaweb.config import resolve
+from dynaweb.errors import ConfigError
 from dynaweb.protocols import PluginContext
-from dynaweb.serve.openenv import WebAction, WebClient
+from dynaweb.serve.openenv import WebAction, WebClient, check_port
+from dynaweb.serve.place import Place
 from dynaweb.types import Action
 from dynaweb.web.actions import format_action
 from dynaweb.web.dialects import parse_compact
@@ -26,7 +29,10 @@ from dynaweb_env_sites import SitesConfig
 from dynaweb_env_sites.env import SitesSource
 
 STATIC = ("--set", "env.driver=static")
-DREAM = ("--set", "env.tasks=sites", "--set", "env.task_settings.driver=static", "--set", "model.threads=1")
+DREAM = (
+    *("--set", "env.tasks=sites", "--set", "env.task_settings.driver=static", "--set", "model.threads=1"),
+    *("--set", "wm.max_new_tokens=24", "--set", "wm.retries=0"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +88,10 @@ def test_the_client_plays_a_task_to_its_reward(url: str) -> None:
         assert result.reward == 1.0 and not result.observation.truncated and result.observation.why
         state = client.state()
         assert state.done and state.task == result.observation.task and state.step_count > 0
+        with pytest.raises(RuntimeError, match="no task is called 'shop/none'"):
+            client.reset(task="shop/none")
+        other = source.tasks("test", count=1, seed=9)[0]
+        assert client.reset(task=other.id).observation.goal == other.intent
 
 
 def test_a_seed_gives_the_same_episode_and_sessions_do_not_meet(url: str) -> None:
@@ -102,18 +112,28 @@ def test_a_client_that_knows_nothing_of_us_plays_too(url: str) -> None:
 
 def test_dreams_are_served_and_judged(tmp_path: Path) -> None:
     """What others train on: a real first page, dreamed ones after it, the judge's score at the end."""
-    with serving(tmp_path, "dream", "--tasks", "2", "--steps", "4", *DREAM) as address:
-        with WebClient(base_url=address).sync() as client:
-            first = client.reset(seed=0)
-            again = client.reset(seed=0)
-            assert first.observation.page and first.observation == again.observation and not first.done
-            page = parse_compact(first.observation.page)
-            link = next(node for node in page.nodes if node.role == "link")
-            dreamed = client.step(WebAction(text=f"click '{link.name}' [{link.id}]"))
-            assert dreamed.observation.page and dreamed.observation.error == "" and dreamed.reward == 0.0
-            refused = client.step(WebAction(text="click 'Nothing' [999]"))
-            assert "no element [999]" in refused.observation.error
-            ended = client.step(WebAction(text="stop ''"))
-            assert ended.done and ended.reward in (0.0, 1.0)
-            assert "P(YES)" in ended.observation.why
-        assert "Traceback" not in (tmp_path / "log").read_text()
+    with (
+        serving(tmp_path, "dream", "--tasks", "2", "--steps", "4", *DREAM) as address,
+        WebClient(base_url=address).sync() as client,
+    ):
+        first = client.reset(seed=0)
+        again = client.reset(seed=0)
+        assert first.observation.page and first.observation == again.observation and not first.done
+        page = parse_compact(first.observation.page)
+        link = next(node for node in page.nodes if node.role == "link")
+        dreamed = client.step(WebAction(text=f"click '{link.name}' [{link.id}]"))
+        assert dreamed.observation.page and dreamed.observation.error == "" and dreamed.reward == 0.0
+        refused = client.step(WebAction(text="click 'Nothing' [999]"))
+        assert "no element [999]" in refused.observation.error
+        ended = client.step(WebAction(text="stop ''"))
+        assert ended.done and ended.reward in (0.0, 1.0)
+        assert "P(YES)" in ended.observation.why
+    # Also none for clients that are gone before their connection is closed.
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_what_cannot_be_served_is_said_at_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="choose another --port"):
+        check_port("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(ConfigError, match="there is no world model in"):
+        Place(resolve(env="dream"), world_model=tmp_path / "none")

@@ -131,6 +131,20 @@ def test_addresses_come_from_the_usual_variables(make: Any, monkeypatch: pytest.
     assert task.start_url == "http://forum:9999"
 
 
+def test_what_is_no_address_is_refused(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for url in ("my-host:9999", "htp:foo", "http://", "ftp://host"):
+        with pytest.raises(
+            ConfigError, match=r"env\.urls\.reddit = .* is no address of a site; write one such as http"
+        ):
+            make(raw(), urls={"reddit": url})
+    with pytest.raises(MissingError, match="sites with an address: redit"):
+        make(raw(), urls={"redit": "http://host"}).catalogue("test")
+    monkeypatch.setenv("WA_REDDIT", "my-host:9999")
+    with pytest.raises(ConfigError, match="the variable WA_REDDIT = 'my-host:9999' is no address"):
+        make(raw())
+    assert make(raw(27), urls={"reddit": "http://host"}).task("27").id == "27"
+
+
 def test_what_is_wrong_with_files_is_said(make: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"set env\.train"):
         make(raw(), urls={"reddit": "http://x"}).tasks("train", count=1, seed=0)
@@ -237,6 +251,15 @@ async def test_logins_that_end_each_other_cost_the_episode_and_not_the_run(make:
         source = make(raw(sites=list(urls)), urls=urls, logins=dict.fromkeys(urls, ANN))
         with pytest.raises(InfrastructureError, match=r"logging in to .* as ann failed.*/account"):
             await play(source, source.catalogue("test")[0], Action("stop", text="42"))
+
+
+async def test_a_start_page_that_does_not_load_is_no_failure_of_the_agent(make: Any, stub: Stub) -> None:
+    with stub_sites() as gone:
+        urls = {"reddit": stub.url, "gone": gone.url}
+    for start in ("__GONE__/f/1", "__REDDIT__/f/1 |AND| __GONE__/f/1"):
+        source = make(raw(start_url=start, require_login=False), urls=urls)
+        with pytest.raises(InfrastructureError, match="/f/1 could not be loaded"):
+            await source.environment().reset(source.catalogue("test")[0], 0)
 
 
 async def test_a_site_that_is_down_does_not_count_as_logged_in(make: Any, tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ of their own (`dynaweb env install libwebarena`, `dynaweb env install webarena-v
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from webarena_stubs import Stub, stub_sites
+import pytest_asyncio
+from webarena_stubs import stub_sites
 
 from dynaweb import sidecar
 from dynaweb.protocols import PluginContext
@@ -154,13 +155,28 @@ def cases(seed: int, count: int) -> list[dict[str, Any]]:
     return [maker.case() for _ in range(count)]
 
 
+Verdicts = list[tuple[dict[str, Any], Any]]
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> tuple[Verdicts, Verdicts]:
+    """Cases with what libwebarena says of them, for our copy of its evaluator and for the repaired one.
+
+    One process gives all, because its imports take longer than its work.
+    """
+    same, repaired = cases(0, 600), cases(1, 1500)
+    worker = Path(__file__).with_name("upstream_worker.py")
+    said = sidecar.ask(PYTHONS["libwebarena"], worker, [*same, *repaired], timeout=120)
+    both = list(zip([*same, *repaired], said, strict=True))
+    return both[: len(same)], both[len(same) :]
+
+
 @needs("libwebarena")
-async def test_our_upstream_evaluator_is_webarenas_own() -> None:
-    generated = cases(0, 600)
-    theirs = sidecar.ask(PYTHONS["libwebarena"], Path(__file__).with_name("upstream_worker.py"), generated, timeout=120)
+async def test_our_upstream_evaluator_is_webarenas_own(verdicts: tuple[Verdicts, Verdicts]) -> None:
+    theirs = [wanted for _, wanted in verdicts[0]]
     assert not [one for one in theirs if isinstance(one, str)]
     assert {0.0, 1.0} == set(theirs) and 100 < sum(theirs) < 500
-    for case, wanted in zip(generated, theirs, strict=True):
+    for case, wanted in verdicts[0]:
         found = await upstream.evaluate(
             case["eval"],
             intent="x",
@@ -173,11 +189,11 @@ async def test_our_upstream_evaluator_is_webarenas_own() -> None:
 
 
 @needs("libwebarena")
-async def test_the_repaired_evaluator_differs_only_where_it_is_documented() -> None:
-    generated = cases(1, 1500)
-    theirs = sidecar.ask(PYTHONS["libwebarena"], Path(__file__).with_name("upstream_worker.py"), generated, timeout=120)
+async def test_the_repaired_evaluator_differs_only_where_it_is_documented(
+    verdicts: tuple[Verdicts, Verdicts],
+) -> None:
     alike = differing = 0
-    for case, wanted in zip(generated, theirs, strict=True):
+    for case, wanted in verdicts[1]:
         found = await evaluators.evaluate(
             case["eval"],
             answer=case["answer"],
@@ -252,10 +268,22 @@ def _flat(references: Mapping[str, Any]) -> list[str]:
 # --- WebArena-Verified ---
 
 
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    with stub_sites() as state:
-        yield state
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scored() -> AsyncIterator[WebarenaSource]:
+    """Tasks of WebArena-Verified on stub sites, with one browser for all episodes."""
+    with stub_sites() as stub:
+        urls = dict.fromkeys(("gitlab", "reddit", "shopping_admin"), stub.url)
+        config = WebarenaConfig(
+            path=str(DATA),
+            evaluator="verified",
+            urls=urls,
+            headers={site: {"X-Auto-Login": "ann"} for site in urls},
+            view="compact",
+            verified_python=str(PYTHONS["webarena-verified"]),
+        )
+        source = WebarenaSource(config, PluginContext())
+        yield source
+        await source.close()
 
 
 TODOS = Action("click", target_role="link", target_name="Todos")
@@ -273,6 +301,7 @@ def stop(text: str = "") -> Action:
 
 
 @needs("webarena-verified")
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("number", "actions", "score"),
     [
@@ -285,21 +314,10 @@ def stop(text: str = "") -> Action:
     ],
 )
 async def test_real_episodes_are_scored_by_webarena_verified(
-    stub: Stub, tmp_path: Path, number: int, actions: tuple[Action, ...], score: float
+    scored: WebarenaSource, number: int, actions: tuple[Action, ...], score: float
 ) -> None:
-    urls = dict.fromkeys(("gitlab", "reddit", "shopping_admin"), stub.url)
-    headers = {site: {"X-Auto-Login": "ann"} for site in urls}
-    config = WebarenaConfig(
-        path=str(DATA),
-        evaluator="verified",
-        urls=urls,
-        headers=headers,
-        view="compact",
-        verified_python=str(PYTHONS["webarena-verified"]),
-    )
-    source = WebarenaSource(config, PluginContext())
-    task = next(task for task in source.catalogue("test") if task.id == str(number))
-    environment = source.environment()
+    task = next(task for task in scored.catalogue("test") if task.id == str(number))
+    environment = scored.environment()
     page, steps = await environment.reset(task, 0), []
     for action in actions:
         found = [node.id for node in page.nodes if (node.role, node.name) == (action.target_role, action.target_name)]
@@ -308,6 +326,6 @@ async def test_real_episodes_are_scored_by_webarena_verified(
         result = await environment.step(taken)
         assert not result.error
         page = result.observation
-    verdict = await source.evaluate(environment, Trajectory("e", task, tuple(steps), page, "real", "stop"))
-    await source.close()
+    verdict = await scored.evaluate(environment, Trajectory("e", task, tuple(steps), page, "real", "stop"))
+    await environment.close()
     assert verdict.score == score, verdict

@@ -102,6 +102,15 @@ async def test_fifteen_steps_end_an_episode_and_pictures_are_taken(make: Any, tm
         await environment.close()
 
 
+async def test_a_site_that_does_not_answer_is_no_failure_of_the_agent(make: Any, tmp_path: Path) -> None:
+    with _Served(tmp_path) as url:
+        write(tmp_path, [task(web=url)])
+    environment = make().environment()
+    with pytest.raises(InfrastructureError, match="could not be loaded"):
+        await environment.reset(make().catalogue("test")[0], 0)
+    await environment.close()
+
+
 async def test_a_wall_is_told_apart_from_a_failure(make: Any, tmp_path: Path) -> None:
     (tmp_path / "wall.html").write_text("<title>Just checking</title><h1>Are you a robot?</h1><p>Solve the captcha</p>")
     (tmp_path / "open.html").write_text("<h1>Welcome</h1>")

@@ -67,7 +67,9 @@ def test_a_probability_that_is_none_is_dropped_and_the_score_stays(chance: float
 async def test_a_judge_that_never_scores_ends_the_update_and_one_that_scores_once_does_not() -> None:
     silent = await judge_all(Says(None), [episode("a"), episode("b"), episode("c", end="invalid")])
     assert [t.reward for t in silent] == [None, None, 0.0]
-    with pytest.raises(TrainingError, match=r"update 3: the judge scored none of 2 episodes .* always"):
+    with pytest.raises(
+        TrainingError, match=r"update 3: the judge scored none of 2 episodes .* always\. Mend .*--reward"
+    ):
         refuse_silent_judge(silent, "update 3")
     refuse_silent_judge([*silent, *await judge_all(Says(0.0), [episode("d")])], "update 3")
     # Nobody was asked: nothing to complain about.

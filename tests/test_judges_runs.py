@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -14,9 +13,11 @@ from typing import Any
 
 import pytest
 from core_kit import Cli, PackageMaker
+from typer.testing import CliRunner
 
 import dynaweb
 from dynaweb import plugins
+from dynaweb.cli.app import tree as command_tree
 from dynaweb.data.store import TrajectoryStore
 from dynaweb.errors import DynawebError, TrainingError
 from dynaweb.loop.auditing import RewardHacking
@@ -116,9 +117,9 @@ def sets(*more: str) -> list[str]:
 # Fitting and auditing
 
 
-def test_a_judge_is_fitted_from_the_command_line_and_three_are_audited_side_by_side(cli: Cli, tmp_path: Path) -> None:
-    fitted = cli("orm", "fit", "--out", "orm", "--json", *sets(DREAM), timeout=120)
-    assert fitted.returncode == 0, fitted.stderr
+def test_a_judge_is_fitted_from_the_command_line_and_three_are_audited_side_by_side(tmp_path: Path) -> None:
+    fitted = CliRunner().invoke(command_tree(), ["orm", "fit", "--out", str(tmp_path / "orm"), "--json", *sets(DREAM)])
+    assert fitted.exit_code == 0, fitted.output
     result = json.loads(fitted.stdout)
     assert {"accuracy", "accepts_failures", "auc", "brier"} == set(result["estimates"])
     sizes = [result["metrics"][f"episodes {part}"] for part in ("fitted", "calibration", "measured")]
@@ -158,7 +159,7 @@ def test_a_judge_is_fitted_from_the_command_line_and_three_are_audited_side_by_s
     ],
 )
 def test_exit_codes_of_what_is_missing_or_wrong(arguments: tuple[str, ...], code: int, says: str, cli: Cli) -> None:
-    done = cli(*arguments, *sets(DREAM), timeout=120)
+    done = cli(*arguments, *sets(DREAM))
     assert done.returncode == code, done.stderr
     assert says in done.stderr.splitlines()[-1]
 
@@ -225,7 +226,6 @@ import dynaweb
 from dynaweb import plugins
 from dynaweb.hookspecs import hookimpl
 
-out, resumed = sys.argv[1], sys.argv[2] == "resume"
 seen = 0
 
 
@@ -235,17 +235,17 @@ class Killer:
         global seen
         seen += event.stage == "rl"
         # The first phase is in the cache, so these are updates of the second one.
-        if seen == 2 and not resumed:
+        if seen == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 plugins.current().add_observer(Killer())
-dynaweb.run("webrl", overrides=SETS, out=out, seed=0, resume=resumed)
+dynaweb.run("webrl", overrides=SETS, out=sys.argv[1], seed=0)
 """
 
 
 def test_webrl_killed_inside_its_second_phase_goes_on_to_the_same_tasks_buffer_and_weights(
-    tmp_path: Path, cache: Path
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run(tmp_path / "whole", *WEBRL, recipe="webrl")
     other = tmp_path / "cache"
@@ -254,11 +254,11 @@ def test_webrl_killed_inside_its_second_phase_goes_on_to_the_same_tasks_buffer_a
     shutil.rmtree(other / "rl" / _last_rl(tmp_path / "whole"))
     main = tmp_path / "main.py"
     main.write_text(KILLED.replace("SETS", repr([*SMALL, *WEBRL])), encoding="utf-8")
-    for turn, code in (("first", -signal.SIGKILL), ("resume", 0)):
-        command = [sys.executable, str(main), str(tmp_path / "killed"), turn]
-        env = {**os.environ, "DYNAWEB_CACHE": str(other)}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
-        assert done.returncode == code, done.stderr
+    monkeypatch.setenv("DYNAWEB_CACHE", str(other))
+    command = [sys.executable, str(main), str(tmp_path / "killed")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    run(tmp_path / "killed", *WEBRL, recipe="webrl", resume=True)
     folders = {tmp_path / "whole": cache, tmp_path / "killed": other}
     assert len({_last_rl(folder) for folder in folders}) == 1
     results = [home / "rl" / _last_rl(folder) for folder, home in folders.items()]
@@ -279,6 +279,28 @@ def test_webrl_killed_inside_its_second_phase_goes_on_to_the_same_tasks_buffer_a
     assert two["policy starts from"] == two["reference"] != one["policy starts from"]
     assert two["critic starts from"] == str(Path(two["policy starts from"]).parent / "critic")
     assert Path(two["tasks"], "tasks.json").read_bytes() == tasks
+
+
+@pytest.mark.parametrize("opt", ["gspo", "webrl"])
+def test_new_tasks_of_a_phase_in_dreams_start_from_real_pages_that_were_opened_for_them(
+    opt: str, tmp_path: Path, cache: Path
+) -> None:
+    run(tmp_path / "run", DREAM, "rl.updates=1", "rl.tasks=4", "rl.n=2", "phases.count=2", opt=opt)
+    _, second = json.loads((tmp_path / "run" / "phases.json").read_text())
+    made = Path(second["tasks"])
+    tasks = {task["id"] for task in json.loads((made / "tasks.json").read_text())}
+    counts = json.loads((made / "curriculum.json").read_text())["counts"]
+    (cost,) = [row["metrics"] for row in told(tmp_path / "run", "stage") if row["name"] == "curriculum"]
+    # Every page that was opened is a real step, and there were new ones to open.
+    assert cost["static_steps"] == counts["pages opened"] > 0
+
+    pages = {t.task.id: t.final for t in TrajectoryStore(made / "trajectories.jsonl.gz")}
+    dreams = list(TrajectoryStore(tmp_path / "run" / "trajectories" / "phase-2.jsonl.gz"))
+    first = {t.task.id for t in TrajectoryStore(tmp_path / "run" / "trajectories" / "phase-1.jsonl.gz")}
+    assert {t.task.id for t in dreams} == tasks and not tasks & first
+    assert {t.source for t in dreams} == {"dream"}
+    started = [(t.steps[0].observation, pages[t.task.id]) for t in dreams if t.task.id in pages]
+    assert started and all(one == other for one, other in started)
 
 
 def _last_rl(folder: Path) -> str:

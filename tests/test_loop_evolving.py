@@ -66,7 +66,7 @@ def test_the_band_keeps_what_lies_in_it_and_never_nothing(values: list[float], w
 
 def test_without_a_critic_nothing_is_filtered_and_that_is_said() -> None:
     kept, notes = in_band(tasks(5), None, (0.05, 0.75), 3)
-    assert len(kept) == 3 and "no critic yet" in notes[0]
+    assert len(kept) == 3 and "there is no critic" in notes[0]
 
 
 def test_variants_of_the_embedded_sites_are_checked_tasks_of_the_same_template() -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -26,6 +26,7 @@ from dynaweb.loop.explore import explore
 from dynaweb.loop.ingredients import Ingredients, rl_key
 from dynaweb.loop.lessons import Teacher
 from dynaweb.loop.meter import Meter, memory_mib
+from dynaweb.loop.openloop import drift_stage
 from dynaweb.loop.rl import _Learner
 from dynaweb.loop.sft import Control, sft
 from dynaweb.loop.stages import _control_arm
@@ -63,6 +64,7 @@ def keys(tmp_path: Path, *sets: str, **flags: Any) -> dict[str, str]:
         "eval": asyncio.run(evaluate_arm(ws, "a", WEIGHTS, "w")).key,
         "judge": asyncio.run(audit_judge(ws, "a", MADE, WEIGHTS)).key,
         "world-model": asyncio.run(fit_world_model(ws, MADE, MADE)).key,
+        "drift": cast("Made", asyncio.run(drift_stage(ws, MADE, MADE, MADE))).key,
         "rl": rl_key(ws, given, "policy"),
         "filtered-bc": rl_key(ws, given, "filtered-bc"),
     }
@@ -73,12 +75,12 @@ def changed(tmp_path: Path, *sets: str, **flags: Any) -> set[str]:
     return {name for name in before if before[name] != after[name]}
 
 
-ALL = {"sft", "explore", "eval", "judge", "world-model", "rl", "filtered-bc"}
+ALL = {"sft", "explore", "eval", "judge", "world-model", "drift", "rl", "filtered-bc"}
 MODELLED = ALL - {"explore"}  # exploration depends on the model through the policy that explores
-DREAMED = {"world-model", "rl", "filtered-bc"}
+DREAMED = {"world-model", "drift", "rl", "filtered-bc"}
 PLAYED = {"explore", "eval", "rl", "filtered-bc"}
 TRAINED = {"sft", "world-model", "rl", "filtered-bc"}
-ON_TASKS = {"explore", "eval", "rl", "filtered-bc"}
+ON_TASKS = {"explore", "drift", "eval", "rl", "filtered-bc"}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ ON_TASKS = {"explore", "eval", "rl", "filtered-bc"}
         ("model.format=chat", MODELLED),
         ("model.dtype=bfloat16", MODELLED),
         ("env.task_settings.test_sites=3", ON_TASKS),
-        ("data.max_best_steps=4", ON_TASKS),
+        ("data.max_best_steps=4", ON_TASKS - {"drift"}),
         ("eval.env=dream", {"eval"}),
         ("reward.threshold=0.5", {"judge", "rl", "filtered-bc"}),
         ("rl.validate_every=5", {"rl", "filtered-bc"}),
@@ -109,6 +111,9 @@ ON_TASKS = {"explore", "eval", "rl", "filtered-bc"}
         ("sft.lr=1", {"sft"}),
         ("eval.steps=3", {"eval"}),
         ("wm_fit.lr=1", {"world-model"}),
+        ("wm_fit.open_loop=4", {"drift"}),
+        ("dream.horizon=3", {"rl", "filtered-bc"}),
+        ("dream.temperature=0.5", {"drift", "rl", "filtered-bc"}),
         ("wm.history=1", DREAMED),
         ("wm_fit.refresh_every=1", {"rl", "filtered-bc"}),
         ("policy.engine.name=vllm", PLAYED),

@@ -54,4 +54,5 @@ def test_a_child_with_memory_of_its_own_counts() -> None:
     finally:
         os.kill(child.pid, signal.SIGKILL)
         child.communicate()
-    assert memory_mib() < meter.memory == max(meter.memory, meter.cost()["peak_memory_mib"])
+    # The process itself may have been larger before, in another test.
+    assert memory_mib() < meter.memory <= meter.cost()["peak_memory_mib"]

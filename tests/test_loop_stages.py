@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stage_kit import SMALL, exit_code, interrupted, killed, run
 
 import dynaweb
 from dynaweb.errors import ConfigError, InfrastructureError, Interrupted
@@ -21,33 +20,6 @@ from dynaweb.loop.rollout import play_all
 from dynaweb.loop.workspace import Workspace
 from dynaweb.observers import read_metrics
 from dynaweb.runs import read_jsonl
-
-SMALL = (
-    "env.task_settings.driver=static",
-    "data.demos=4",
-    "sft.steps=4",
-    "sft.batch=8",
-    "explore.episodes=8",
-    "explore.steps=3",
-    "wm_fit.steps=3",
-    "wm_fit.batch=4",
-    "dream.horizon=3",
-    "rl.updates=4",
-    "rl.tasks=2",
-    "rl.n=3",
-    "rl.bc_batch=4",
-    "rl.checkpoint_every=1",
-    "eval.episodes=6",
-    "eval.steps=4",
-    "controls.sft_steps=[5]",
-    "model.threads=1",
-    "wm.max_new_tokens=24",
-    "wm.retries=0",
-)
-
-
-def run(out: Path, *sets: str, seed: int = 0, **more: Any) -> Any:
-    return dynaweb.run("dynaweb", overrides=[*SMALL, *sets], out=out, seed=seed, **more)
 
 
 def rows(folder: Path, event: str = "") -> list[dict[str, Any]]:
@@ -150,50 +122,9 @@ def test_another_seed_makes_everything_anew_and_another_optimizer_setting_only_w
     assert found["eval"] == {"cached", "done"}
 
 
-KILLED = """
-import os, signal, sys
-from dynaweb.hookspecs import hookimpl
-from dynaweb import plugins
-from tests_run import run
-
-out, stage, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
-seen = 0
-
-
-def meet(name):
-    global seen
-    seen += name.split()[0] == stage
-    if seen == count:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Killer:
-    @hookimpl
-    def dynaweb_update(self, event):
-        meet(event.stage)
-
-    @hookimpl
-    def dynaweb_rollout(self, event):
-        meet(event.phase)
-
-
-plugins.current().add_observer(Killer())
-run(out)
-"""
 STAGES = {"demos": 3, "sft": 3, "explore": 5, "world-model": 2, "rl": 8, "eval": 4}
 """In which stage the run is killed, and at which of its rollouts or updates."""
-
-
-def process(tmp_path: Path, code: str, *arguments: str) -> subprocess.Popen[bytes]:
-    overrides = (
-        "import dynaweb, pathlib\n"
-        "def run(out):\n"
-        f"    dynaweb.run('dynaweb', overrides={SMALL!r}, out=out, seed=0, resume=pathlib.Path(out).exists())\n"
-    )
-    (tmp_path / "tests_run.py").write_text(overrides, encoding="utf-8")
-    (tmp_path / "main.py").write_text(code, encoding="utf-8")
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    return subprocess.Popen([sys.executable, str(tmp_path / "main.py"), *arguments], cwd=tmp_path, env=env)
+ORDER = ["demos", "sft", "explore", "world-model", "drift", "rl", "eval"]
 
 
 def test_a_run_that_is_killed_in_every_stage_goes_on_to_the_same_result(
@@ -202,37 +133,13 @@ def test_a_run_that_is_killed_in_every_stage_goes_on_to_the_same_result(
     _, folder, result = first
     out = tmp_path / "killed"
     for stage, count in STAGES.items():
-        assert process(tmp_path, KILLED, str(out), stage, str(count)).wait(120) == -signal.SIGKILL, stage
-        assert list(statuses(out)) == list(STAGES)[: list(STAGES).index(stage)], "the stages before it are finished"
+        assert exit_code(killed, out, os.environ["DYNAWEB_CACHE"], stage, count) == -signal.SIGKILL, stage
+        assert list(statuses(out)) == ORDER[: ORDER.index(stage)], "the stages before it are finished"
     resumed = run(out, resume=True)
     assert rows(out) == rows(folder)
     assert resumed.results["arms"] == result.results["arms"]
     weights = [path / "checkpoints" / "dynaweb" / "model.safetensors" for path in (folder, out)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
-
-
-INTERRUPTED = """
-import sys
-from dynaweb.errors import Interrupted
-from dynaweb.hookspecs import hookimpl
-from dynaweb import plugins
-from tests_run import run
-import os, signal
-
-
-class Stopper:
-    @hookimpl
-    def dynaweb_update(self, event):
-        if event.stage == "rl" and event.index == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
-plugins.current().add_observer(Stopper())
-try:
-    run(sys.argv[1])
-except Interrupted as error:
-    sys.exit(error.exit_code)
-"""
 
 
 def test_supervised_stages_go_on_from_where_they_were_stopped(
@@ -259,7 +166,7 @@ def test_supervised_stages_go_on_from_where_they_were_stopped(
 def test_ctrl_c_saves_and_says_how_to_go_on(first: tuple[Path, Path, Any], tmp_path: Path) -> None:
     _, folder, _ = first
     out = tmp_path / "stopped"
-    assert process(tmp_path, INTERRUPTED, str(out)).wait(120) == 130
+    assert exit_code(interrupted, out, os.environ["DYNAWEB_CACHE"]) == 130
     assert '"interrupted"' in (out / "status.json").read_text()
     run(out, "rl.checkpoint_every=1", resume=True)
     assert rows(out) == rows(folder)

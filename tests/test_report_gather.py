@@ -13,6 +13,7 @@ from dynaweb.data.store import TrajectoryStore
 from dynaweb.errors import CheckpointError
 from dynaweb.loop.closing import RunResult
 from dynaweb.report import build_report, closing_json, closing_text, gather
+from dynaweb.report.html import render
 from dynaweb.report.outcome import outcome
 from dynaweb.types import Trajectory
 
@@ -117,7 +118,12 @@ def test_the_summary_says_what_files_cannot(folder: Path) -> None:
     names = ("exact", "element_f1", "next_action")
     probes = [dict(zip(names, values, strict=True)) for values in ((1.0, 0.5, None), (0.0, 0.9, 1.0))]
     arms = [{"name": "a", "role": "main", "outcomes": [[1.0, None], [0.0, 1.0]], "note": "why"}]
-    write(folder / "summary.json", {"arms": arms, "bought": ["a judge"], "probes": probes, "episodes_are": "episodes"})
+    drift = [
+        [{"element_f1": 0.8, "alive": 1.0}, {"element_f1": 0.6, "alive": 1.0}],
+        [{"element_f1": 0.0, "alive": 0.0}],
+    ]
+    told = {"bought": ["a judge"], "probes": probes, "drift": drift, "episodes_are": "episodes"}
+    write(folder / "summary.json", {"arms": arms, **told})
     data = gather(folder)
     assert (data.arms[0].label, data.arms[0].success.n, data.arms[0].success.missing) == ("a", 3, 1)
     assert (data.bought, data.episodes_are) == (("a judge",), "episodes")
@@ -127,6 +133,9 @@ def test_the_summary_says_what_files_cannot(folder: Path) -> None:
         "Next action": (1.0, 1),
     }
     assert all(measure.meaning for measure in data.fidelity)
+    found = [(round(step["element_f1"].value or 0.0, 6), step["alive"].n) for step in data.drift]
+    assert found == [(0.7, 2), (0.0, 1)]
+    assert "Open loop, by step of the dream (n = 2, 1)" in render(data)
 
 
 def test_a_run_that_was_killed_has_a_report_of_what_there_is(folder: Path) -> None:

@@ -195,6 +195,30 @@ def test_headline_table_has_every_arm_with_count_and_interval(show: Open, html: 
     assert "against SFT 300 steps (paired, n = 108)." in page.locator(".verdict").inner_text()
 
 
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["grad_norm", "policy_loss", "loss", "entropy", "reward"], ["reward", "loss", "entropy"]),
+        (["success_real", "loss", "x"], ["success_real", "loss"]),
+        (["b", "a"], ["b", "a"]),
+        ([f"loss_{at}" for at in range(9)], [f"loss_{at}" for at in range(6)]),
+    ],
+)
+def test_the_first_charts_are_whole_rows_of_what_matters(names: list[str], shown: list[str]) -> None:
+    curves = tuple(Curve("rl", name, ((0, 0.5), (1, 0.6))) for name in names)
+    html = render(ReportData(title="x", curves=curves))
+    at_once = html.split("<details>")[0]
+    assert re.findall(r"<figcaption>(.*?) \(", at_once) == [name.replace("_", " ").capitalize() for name in shown]
+
+
+def test_steps_without_a_browser_have_a_column_where_there_are_any() -> None:
+    stages = (Stage("demos", "done", cost={"browser_steps": 0, "static_steps": 0}),)
+    assert "Without a browser" not in render(ReportData(title="x", stages=stages))
+    html = render(ReportData(title="x", stages=(*stages, Stage("explore", "done", cost={"static_steps": 4321}))))
+    # The stage, and the sum over all.
+    assert html.count(">4,321<") == 2 and "Without a browser" in html
+
+
 def test_the_target_is_marked_and_the_change_is_coloured(show: Open, html: str) -> None:
     page = show(html)
     before, after = page.locator(".page").nth(0), page.locator(".page").nth(1)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 from report_fakes import HOSTILE, click, episode, home, product
 
 from dynaweb.data.store import TrajectoryStore
@@ -98,11 +98,18 @@ def test_an_unseen_question_has_no_twin(folder: Path) -> None:
     assert not gather(folder).samples[-1].real
 
 
-def test_the_view_follows_the_run_and_shows_dreams_beside_real_pages(folder: Path) -> None:
+@contextmanager
+def opened() -> Iterator[Page]:
+    """An empty page of a real browser."""
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    with served(folder) as address, sync_playwright() as playwright:
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        page = browser.new_page()
+        yield browser.new_page()
+        browser.close()
+
+
+def test_the_view_follows_the_run_and_shows_dreams_beside_real_pages(folder: Path) -> None:
+    with served(folder) as address, opened() as page:
         trouble: list[str] = []
         page.on("pageerror", lambda error: trouble.append(str(error)))
         page.on("console", lambda message: trouble.append(message.text))
@@ -127,7 +134,6 @@ def test_the_view_follows_the_run_and_shows_dreams_beside_real_pages(folder: Pat
         assert page.locator('figure svg[aria-label*="over 4 points"]').count() == 0
         page.click("#news")
         page.locator('figure svg[aria-label*="over 4 points"]').wait_for(timeout=10_000)
-        browser.close()
     assert trouble == []
 
 
@@ -145,11 +151,8 @@ def matrix(tmp_path: Path) -> Path:
 
 
 def test_the_view_of_a_matrix_follows_its_cells(matrix: Path) -> None:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     (cell,) = (matrix / "cells").iterdir()
-    with served(matrix) as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        page = browser.new_page()
+    with served(matrix) as address, opened() as page:
         trouble: list[str] = []
         page.on("pageerror", lambda error: trouble.append(str(error)))
         page.on("console", lambda message: trouble.append(message.text))
@@ -160,15 +163,11 @@ def test_the_view_of_a_matrix_follows_its_cells(matrix: Path) -> None:
         (matrix / "outcomes").mkdir()
         write(matrix / "outcomes" / f"{cell.name}.json", {"status": "failed", "seconds": 754.0})
         page.locator("td", has_text="12 min 34 s").wait_for(timeout=10_000)
-        browser.close()
     assert trouble == []
 
 
 def test_an_answer_that_is_an_error_is_no_news(folder: Path) -> None:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    with served(folder) as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        page = browser.new_page()
+    with served(folder) as address, opened() as page:
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url.removeprefix(address)))
         page.route("**/version", lambda route: route.fulfill(status=500, body="trouble"))
@@ -178,7 +177,6 @@ def test_an_answer_that_is_an_error_is_no_news(folder: Path) -> None:
             with page.expect_response("**/version") as answer:
                 page.clock.run_for(2_000)
             answer.value.finished()
-        browser.close()
     assert asked == ["/", "/version", "/version"]
 
 

@@ -10,7 +10,16 @@ import pytest
 from dynaweb.errors import ConfigError, DynawebError, MissingError
 from dynaweb.types import Action, Node, Observation, Task
 from dynaweb_env_sites.expert import SitesExpert
-from dynaweb_env_sites.tasks import from_webarena, make_task, plan_of, registry, site_seeds, sites_tasks, to_webarena
+from dynaweb_env_sites.tasks import (
+    from_webarena,
+    make_task,
+    plan_of,
+    registry,
+    site_seeds,
+    sites_tasks,
+    task_of,
+    to_webarena,
+)
 
 KINDS = {"navigate", "search", "read", "compare", "form", "state", "impossible"}
 
@@ -65,6 +74,20 @@ def test_an_id_says_all_of_a_task() -> None:
         assert make_task(template, split, int(site_seed), int(number)) == task  # type: ignore[arg-type]
         assert int(site_seed) in site_seeds("test")
         assert task.meta["split"] == task.split == "test"
+
+
+def test_a_task_is_found_by_its_id_and_nothing_else_is() -> None:
+    for split in ("pretrain", "train", "validation", "test"):
+        tasks = sites_tasks(split, 12, 4)
+        assert [task_of(task.id) for task in tasks] == tasks
+    name = "shop/add-to-cart"
+    for text in (
+        *("", ":", "::::", "7", name, f"{name}:train", f"{name}:train:10000", "shop/nothing:train:10000:1"),
+        *(f"{name}:nowhere:10000:1", f"{name}:train:x:1", f"{name}:train:10000:-1", f"{name}:train:10000:²"),
+        # A site of another split.
+        *(f"{name}:train:30000:1", f"{name}:test:10000:1"),
+    ):
+        assert task_of(text) is None, text
 
 
 def test_limit_of_best_steps() -> None:

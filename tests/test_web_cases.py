@@ -33,12 +33,17 @@ def server() -> Iterator[PageServer]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def session() -> AsyncIterator[ChromiumSession]:
+async def pool() -> AsyncIterator[BrowserPool]:
     async with BrowserPool(timeout=2.0) as pool:
-        session = await pool.session()
-        await session.reset()
-        yield session
-        await session.close()
+        yield pool
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def session(pool: BrowserPool) -> AsyncIterator[ChromiumSession]:
+    session = await pool.session()
+    await session.reset()
+    yield session
+    await session.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -55,19 +60,20 @@ async def show(session: ChromiumSession, server: PageServer) -> Show:
     return open_page
 
 
-async def test_dialogs_can_be_dismissed_and_a_storm_of_them_ends(server: PageServer) -> None:
-    server.pages["/"] = """<button onclick="t.textContent = confirm('Sure?') + ' ' + prompt('Name', 'x')">Ask</button>
+async def test_dialogs_can_be_dismissed_and_a_storm_of_them_ends(
+    session: ChromiumSession, pool: BrowserPool, show: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "dialogs", "dismiss")
+    page = await show(
+        """<button onclick="t.textContent = confirm('Sure?') + ' ' + prompt('Name', 'x')">Ask</button>
     <button onclick="for (let i = 0; i < 200; i++) alert(i)">Storm</button><p id=t>none</p>"""
-    async with BrowserPool(dialogs="dismiss") as pool:
-        session = await pool.session()
-        await session.reset()
-        await session.goto(server.url())
-        _, page = await acted(session, await session.observe(), "click 'Ask' []")
-        assert page.notice == "confirm dismissed: Sure?; prompt dismissed: Name"
-        assert "false null" in names(page)
-        _, page = await acted(session, page, "click 'Storm' []")
-        assert page.notice.startswith("alert dismissed: 0; alert dismissed: 1")
-        assert len(page.notice) < 1000
+    )
+    _, page = await acted(session, page, "click 'Ask' []")
+    assert page.notice == "confirm dismissed: Sure?; prompt dismissed: Name"
+    assert "false null" in names(page)
+    _, page = await acted(session, page, "click 'Storm' []")
+    assert page.notice.startswith("alert dismissed: 0; alert dismissed: 1")
+    assert len(page.notice) < 1000
 
 
 async def test_a_page_that_asks_before_it_is_left_holds_nothing(session: ChromiumSession, show: Show) -> None:
@@ -82,7 +88,7 @@ async def test_a_page_that_asks_before_it_is_left_holds_nothing(session: Chromiu
     _, page = await acted(session, page, "type 'Note' [] 'unsaved'")
     _, page = await acted(session, page, f"goto '{page.url}next'")
     assert names(page) == ["Next page"]
-    assert time.perf_counter() - start < 4
+    assert time.perf_counter() - start < 12
 
 
 @pytest.mark.parametrize("address", ["http://site.localhost:9/", "http://nothing.localhost:1/", "http://["])
@@ -94,6 +100,20 @@ async def test_addresses_that_lead_nowhere_are_pages(session: ChromiumSession, s
     assert page.notice or names(page) == ["This page is not available"]
     _, page = await acted(session, page, f"goto '{page.url if '[' in address else address}'")
     assert page.nodes
+
+
+@pytest.mark.parametrize(
+    "address", ["http://site.localhost:99999/", "http://site.localhost:x/", "http://[::1", "http://site.localhost:-1/"]
+)
+async def test_what_is_no_address_keeps_the_page_and_costs_no_time(
+    session: ChromiumSession, show: Show, address: str
+) -> None:
+    page = await show("<p>before</p>")
+    for attempt in (session.goto(address), session.act(Action("goto", text=address))):
+        await attempt
+        assert not session._open.current.loading  # type: ignore[union-attr]
+        page = await session.observe()
+        assert (names(page), "no address" in page.notice) == (["before"], True)
 
 
 async def test_old_numbers_are_refused_by_name(session: ChromiumSession, server: PageServer, show: Show) -> None:
@@ -200,52 +220,67 @@ async def test_every_kind_of_field_takes_text_or_says_what_it_holds(
     assert bool(said) == bool(reason)
 
 
-async def test_an_option_of_a_native_list_can_be_clicked(server: PageServer) -> None:
-    server.pages["/"] = """<select aria-label=Size onchange="o.textContent = 'now ' + this.value"><option>Small
+async def test_an_option_of_a_native_list_can_be_clicked(
+    session: ChromiumSession, pool: BrowserPool, show: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "view", "browsergym")
+    page = await show(
+        """<select aria-label=Size onchange="o.textContent = 'now ' + this.value"><option>Small
     <option value=L>Large<option disabled>Huge</select><p id=o></p>"""
-    async with BrowserPool(view="browsergym") as pool:
-        session = await pool.session()
-        await session.reset()
-        await session.goto(server.url())
-        page = await session.observe()
-        assert [node.name for node in page.nodes if node.role == "option"] == ["Small", "Large", "Huge"]
-        reason, page = await acted(session, page, "click 'Large' []")
-        assert (reason, "now L" in names(page)) == ("", True)
-        reason, page = await acted(session, page, "click 'Huge' []")
-        assert "is disabled" in reason
+    )
+    assert [node.name for node in page.nodes if node.role == "option"] == ["Small", "Large", "Huge"]
+    reason, page = await acted(session, page, "click 'Large' []")
+    assert (reason, "now L" in names(page)) == ("", True)
+    reason, page = await acted(session, page, "click 'Huge' []")
+    assert "is disabled" in reason
+
+
+LISTS = """<select multiple aria-label=Many><option>A<option selected>B<option>C d</select>
+<select size=3 aria-label=One><option selected>A<option>B</select>"""
+
+
+@pytest.mark.parametrize("view", ["compact", "full"])
+async def test_a_list_that_shows_several_options_says_which_are_chosen(
+    session: ChromiumSession, pool: BrowserPool, show: Show, monkeypatch: pytest.MonkeyPatch, view: str
+) -> None:
+    monkeypatch.setattr(pool, "view", view)
+    page = await show(LISTS)
+    for reply, many, one in (("select 'Many' [] 'C d'", "B|C d", "A"), ("select 'One' [] 'B'", "B|C d", "B")):
+        reason, page = await acted(session, page, reply)
+        assert reason == ""
+        assert [node.value for node in page.nodes if node.role == "listbox"] == [many, one]
+        assert parse_compact(render(page)) == page
 
 
 STRANGE = ["羊毛 🧣 שלום", "a 'b' \"c\" [7] d", "back\\slash \\n", "<b>&amp;</b>", "| Tab 1: x", "...", "notice 'x'"]
 
 
 @pytest.mark.parametrize("view", ["compact", "full", "webarena", "browsergym"])
-async def test_strange_texts_go_through_pages_dialects_and_actions(server: PageServer, view: str) -> None:
+async def test_strange_texts_go_through_pages_dialects_and_actions(
+    session: ChromiumSession, pool: BrowserPool, show: Show, monkeypatch: pytest.MonkeyPatch, view: str
+) -> None:
+    monkeypatch.setattr(pool, "view", view)
     buttons = "".join(
         f"<button onclick='o.textContent = this.textContent'>{text.replace('&', '&amp;').replace('<', '&lt;')}</button>"
         for text in STRANGE
     )
-    server.pages["/"] = f"<title>T | it's</title>{buttons}<input aria-label=Field><p id=o>-</p>"
-    async with BrowserPool(view=view) as pool:  # type: ignore[arg-type]
-        session = await pool.session()
-        await session.reset()
-        await session.goto(server.url())
-        page = await session.observe()
-        assert [text for text in STRANGE if text in names(page)] == STRANGE
-        assert parse_compact(render(page)) == page
-        assert parse_html(render(page, "html")) == page
-        assert parse_webarena(render(page, "webarena"), page.url).nodes == page.nodes
-        assert parse_browsergym(render(page, "browsergym"), page.url).nodes == page.nodes
-        for text in STRANGE:
-            click = next(node for node in page.nodes if node.name == text and node.role == "button")
-            field = next(node for node in page.nodes if node.name == "Field")
-            for action in (Action("click", click.id), Action("type", field.id, text), Action("stop", text=text)):
-                for grammar in ("compact", "webarena", "webrl", "webvoyager", "browsergym"):
-                    said = parse_action(format_action(action, grammar), page, grammar)  # type: ignore[arg-type]
-                    assert isinstance(said, Action) or (grammar == "compact" and "not ''" in said)
-                    assert isinstance(said, str) or (said.kind, said.text) == (action.kind, action.text)
-            assert await session.act(Action("type", field.id, text)) == ""
-            assert await session.evaluate("last", "document.querySelector('input').value") == text
-            await session.observe()
+    page = await show(f"<title>T | it's</title>{buttons}<input aria-label=Field><p id=o>-</p>")
+    assert [text for text in STRANGE if text in names(page)] == STRANGE
+    assert parse_compact(render(page)) == page
+    assert parse_html(render(page, "html")) == page
+    assert parse_webarena(render(page, "webarena"), page.url).nodes == page.nodes
+    assert parse_browsergym(render(page, "browsergym"), page.url).nodes == page.nodes
+    for text in STRANGE:
+        click = next(node for node in page.nodes if node.name == text and node.role == "button")
+        field = next(node for node in page.nodes if node.name == "Field")
+        for action in (Action("click", click.id), Action("type", field.id, text), Action("stop", text=text)):
+            for grammar in ("compact", "webarena", "webrl", "webvoyager", "browsergym"):
+                said = parse_action(format_action(action, grammar), page, grammar)  # type: ignore[arg-type]
+                assert isinstance(said, Action) or (grammar == "compact" and "not ''" in said)
+                assert isinstance(said, str) or (said.kind, said.text) == (action.kind, action.text)
+        assert await session.act(Action("type", field.id, text)) == ""
+        assert await session.evaluate("last", "document.querySelector('input').value") == text
+        await session.observe()
 
 
 async def test_elements_that_only_listen_to_clicks_are_kept(session: ChromiumSession, show: Show) -> None:

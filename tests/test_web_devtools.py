@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 from web_pages import serving
 
+from dynaweb.types import Action
 from dynaweb.web.browser import BrowserPool
 from dynaweb.web.devtools import TabError, sender_of
+from dynaweb.web.tab import Tab
 
 
 class _Session:
@@ -65,3 +68,38 @@ async def test_answers_are_those_of_the_public_method() -> None:
             assert any(node.get("name", {}).get("value") == "it's" for node in tree["nodes"])
             with pytest.raises(TabError, match="No node"):
                 await tab.send("DOM.resolveNode", backendNodeId=10**6)
+
+
+LIVE = "<button onclick='this.textContent = 1'>Press</button><script>document.title = 'Live'</script>"
+
+
+@pytest.mark.asyncio
+async def test_an_episode_takes_few_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command is a way through three processes; what an episode costs is mostly their number."""
+    sent: list[str] = []
+    start = Tab._start
+
+    def counted(tab: Tab, method: str, *rest: Any) -> Any:
+        sent.append(method)
+        return start(tab, method, *rest)
+
+    monkeypatch.setattr(Tab, "_start", counted)
+
+    async def cost(work: Awaitable[object]) -> int:
+        before = len(sent)
+        await work
+        return len(sent) - before
+
+    with serving() as server:
+        server.pages["/live"], server.pages["/static"] = LIVE, "<a href=/live>Live</a>"
+        async with BrowserPool() as pool:
+            session = await pool.session()
+            for _ in range(2):
+                await session.reset()
+                assert await cost(session.goto(server.url("/static"))) <= 2
+                assert await cost(session.observe()) == 1
+                assert await cost(session.goto(server.url("/live"))) <= 2
+                assert await cost(session.observe()) == 2
+                assert await cost(session.act(Action("click", 1))) <= 6
+                assert [node.name for node in (await session.observe()).nodes] == ["1"]
+            assert await cost(session.reset()) <= 8, sent[-9:]

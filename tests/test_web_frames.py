@@ -86,7 +86,7 @@ async def test_a_frame_without_scripts_is_read_and_refuses_or_works(
     reason, page = await acted(session, page, "click 'Leave' []")
     assert reason == ""
     assert names(page) == ["Top", "Next page"]
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < 15
 
 
 async def test_a_covered_frame_says_what_covers_it(session: ChromiumSession, server: PageServer) -> None:
@@ -95,7 +95,7 @@ async def test_a_covered_frame_says_what_covers_it(session: ChromiumSession, ser
     start = time.perf_counter()
     reason, page = await acted(session, page, "click 'Press' []")
     assert reason == "button 'Press' is covered by div 'Cookies?'"
-    assert time.perf_counter() - start < 1.5
+    assert time.perf_counter() - start < 4
     assert "Press" in names(page)
 
 
@@ -122,14 +122,14 @@ async def test_an_element_of_a_frame_that_went_away_is_stale(session: ChromiumSe
     await asyncio.sleep(1.2)
     start = time.perf_counter()
     assert "is not on the page any more" in await session.act(action)
-    assert time.perf_counter() - start < 0.5
+    assert time.perf_counter() - start < 2
 
 
 async def test_a_frame_that_never_loads_does_not_hold_the_page(session: ChromiumSession, server: PageServer) -> None:
     start = time.perf_counter()
     page = await opened(session, server, "<h1>Top</h1><iframe src=/hang></iframe><p>End</p>")
     assert names(page) == ["Top", "End"]
-    assert time.perf_counter() - start < 4
+    assert time.perf_counter() - start < 7.5
 
 
 async def test_a_page_of_many_frames_is_bounded(session: ChromiumSession, server: PageServer) -> None:

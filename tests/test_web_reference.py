@@ -6,6 +6,7 @@ what `dynaweb.web.view_benchmarks` lists as meant differences are taken out; the
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import http.server
 import json
@@ -148,8 +149,10 @@ async def test_texts_equal_those_of_the_package(package: str) -> None:
             server.pages[f"/{number}"] = f"<title>{name}</title><body>{PAGES[name]}"
             pages.append({"url": server.url(f"/{number}")})
         pages += [{"url": f"{wob}{task}.html", "script": MINIWOB_START} for task in MINIWOB if wob]
-        expected = printed(package, pages)
-        shown = await observed(cast(View, package), pages)
+        # Both mostly wait for their browsers.
+        expected, shown = await asyncio.gather(
+            asyncio.to_thread(printed, package, pages), observed(cast(View, package), pages)
+        )
     assert len(expected) >= 30
     labels = [*names, *MINIWOB]
     different = {

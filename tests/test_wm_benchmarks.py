@@ -55,12 +55,19 @@ def test_world_models_are_compared_in_one_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = ("--episodes", "12", "--updates", "1", "--batch", "2", "--horizon", "3", "--threads", "1")
-    module = script(
-        "world_models", monkeypatch, "--env", "sites", *small, "--out", str(tmp_path), "--set", "wm.max_new_tokens=16"
-    )
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- measured: benchmarks/world_models.py -->\nstale words\n<!-- end -->\nafter\n")
+    more = ("--out", str(tmp_path), "--docs", str(page), "--set", "wm.max_new_tokens=16")
+    module = script("world_models", monkeypatch, "--env", "sites", "not-installed", *small, *more)
     module.main()
     table = (tmp_path / "table.md").read_text()
-    assert capsys.readouterr().out.strip() == table.strip()
+    said = capsys.readouterr()
+    assert said.out.strip() == table.strip() and "not-installed is left out" in said.err
+    written = page.read_text()
+    assert written.startswith("before\n") and written.endswith("<!-- end -->\nafter\n") and "stale" not in written
+    assert "### sites" in written and "12 random walks and 6 expert episodes" in written
+    assert [line for line in table.splitlines() if line[:1] == "|" and line not in written] == []
+    assert all(f"| {label} | " in table.partition("Automatic horizon")[2] for label in module.ARMS)
     found = json.loads((tmp_path / "table.json").read_text())["sites"]
     arms = found["arms"]
     assert list(arms) == list(module.ARMS)

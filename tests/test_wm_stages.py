@@ -14,8 +14,9 @@ from core_kit import Cli
 
 import dynaweb
 from dynaweb.data.store import TrajectoryStore, TransitionStore
-from dynaweb.errors import ConfigError, Interrupted, MissingError
+from dynaweb.errors import CheckpointError, ConfigError, Interrupted, MissingError
 from dynaweb.loop import refresh as refresh_module
+from dynaweb.loop.weights import world_model_weights
 from dynaweb.loop.workspace import Workspace
 from dynaweb.loop.worldmodel import sites_of, split
 from dynaweb.observers import read_metrics
@@ -65,6 +66,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def shared(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYNAWEB_CACHE", str(cache))
+    monkeypatch.setattr("dynaweb.loop.worldmodel.MAX_PROBES", 24)
 
 
 def run(out: Path, *sets: str, **more: Any) -> Any:
@@ -87,6 +89,12 @@ def check_run(folder: Path, arms: list[dict[str, Any]], world_model: dict[str, A
     assert (folder / "checkpoints" / "world-model").is_dir() == fitted
     assert len(rows(folder, "world-model")) == (3 if fitted else 0)
     assert {"Element recall", "Changed F1", "Tokens"} <= set(world_model)
+    steps = json.loads((folder / "summary.json").read_text())["drift"]
+    counts = [len(step) for step in steps]
+    assert 1 < len(counts) <= 8 and counts == sorted(counts, reverse=True)
+    assert (
+        f"Open loop, by step of the dream (n = {', '.join(map(str, counts))})" in (folder / "report.html").read_text()
+    )
 
 
 def test_a_run_with_another_world_model_from_the_command_line(tmp_path: Path, cli: Cli, cache: Path) -> None:
@@ -109,14 +117,15 @@ def test_a_frozen_model_behind_a_server_dreams_and_its_cost_is_counted(tmp_path:
         sets = [f"wm.server.base_url={server.url}", "wm.server.model=big", "wm.server.price_in=3", "wm.shots=1"]
         run(tmp_path / "out", *sets, "rl.updates=1", wm="frozen-llm")
     stages = {row["name"]: row["metrics"] for row in rows(tmp_path / "out") if row["event"] == "stage"}
-    asked = stages["world-model"]["server_requests"] + stages["rl"]["server_requests"]
+    asked = sum(stages[name]["server_requests"] for name in ("world-model", "drift", "rl"))
     assert asked == len(server.requests) > 10
     assert stages["world-model"]["server_cost"] == pytest.approx(3e-4 * stages["world-model"]["server_requests"])
     assert "EXAMPLE 1" in server.requests[0]["messages"][1]["content"]
     assert rows(tmp_path / "out", "rl")[0]["metrics"]["world_model_tokens"] > 0
 
 
-def test_an_automatic_horizon_is_calibrated_and_ends_dreams(tmp_path: Path) -> None:
+def test_an_automatic_horizon_is_calibrated_and_ends_dreams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynaweb.loop.worldmodel.MAX_PROBES", 64)
     sets = ['dream.horizon="auto"', "dream.max_horizon=4", "wm_fit.steps=0", "rl.updates=1", "rl.tasks=8"]
     sets += ["wm.max_new_tokens=120", "explore.episodes=72", 'dream.fidelity="content"']
     run(tmp_path / "strict", *sets, "dream.fidelity_floor=1.0")
@@ -143,6 +152,13 @@ def test_collect_with_experts_and_random_actions(tmp_path: Path, store: Path) ->
     shown = list(TransitionStore(Path(experts.metrics["store"])))
     assert experts.metrics["transitions"] == len(shown) > 24
     assert {item.source for item in shown} == {"expert"}
+
+
+def test_collecting_into_what_is_no_store_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="not a dynaweb store"):
+        dynaweb.collect("dynaweb", overrides=SMALL, out=tmp_path / "x", store=tmp_path / "notes.txt")
+    assert not (tmp_path / "x").exists() and (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_collecting_again_into_a_store_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,17 +202,25 @@ def test_fitting_on_a_store_alone_and_evaluating_on_another(
     assert written["one_step"]["all"]["exact"]["n"] == 40 and len(written["steps"]) == len(scores.steps)
     assert len(scores.probes) == 40 and all(re.match(r"train \d+", probe["site"]) for probe in scores.probes)
     page = (tmp_path / "eval" / "world-model.html").read_text()
-    assert "Fidelity by step of the dream" in page and "Reliability" in page and "<svg" in page
+    assert "Open loop, by step of the dream (n = 8" in page and "Reliability" in page and "<svg" in page
     sets = [word for one in longer for word in ("--set", one)]
     text = cli("wm", "show", "--data", str(store), "--weights", str(fitted.weights), *sets, "--index", "1")
     assert text.returncode == 0 and text.stdout.startswith("page ")
     assert {line[:2] for line in text.stdout.splitlines()} & {"- ", "  "}
     with pytest.raises(ConfigError, match="there is no 9999"):
         dynaweb.show_prediction("dynaweb", **given, index=9999, out=tmp_path / "show")
-    with pytest.raises(MissingError, match="no transition store"):
-        dynaweb.evaluate_world_model(
-            "dynaweb", overrides=SMALL, weights=fitted.weights, data="gone", out=tmp_path / "g"
-        )
+    # What is not there is said before a run folder is made, so that the same command can be given again.
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({**given, "data": "gone"}, "no transition store"),
+        ({**given, "weights": "some/folder"}, r"no weights in some/folder \(no such folder\)"),
+        ({**given, "weights": tmp_path}, r"no config\.json in it"),
+    ]
+    for wrong, words in refused:
+        for call in (dynaweb.evaluate_world_model, dynaweb.show_prediction):
+            with pytest.raises(MissingError, match=words):
+                call("dynaweb", **wrong, out=tmp_path / "g")
+    assert not (tmp_path / "g").exists()
+    assert world_model_weights(tmp_path / "fit") == fitted.weights
 
 
 @pytest.mark.parametrize(("wm", "sets"), [("frozen-llm", ()), ("delta", ("wm_fit.steps=0",))])
@@ -227,6 +251,7 @@ def test_evaluating_what_the_recipe_fits(tmp_path: Path) -> None:
 def test_early_stopping_keeps_the_best_weights_and_goes_on_after_a_stop(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("dynaweb.loop.worldmodel.MAX_PROBES", 2)
     # What losses a model reaches is its own affair: here the best look is the one after four updates.
     monkeypatch.setattr("dynaweb.loop.stopping.mean_loss", lambda trainer, rows: 1.0 + abs(trainer.steps - 4))
 

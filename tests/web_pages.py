@@ -128,3 +128,8 @@ def reply_of(page: Observation, reply: str) -> Action:
 async def acted(session: Session, page: Observation, reply: str) -> tuple[str, Observation]:
     """Do what a reply says, and look: (reason, next page)."""
     return await session.act(reply_of(page, reply)), await session.observe()
+
+
+async def text_of(session: Session) -> str:
+    """All names on the current page."""
+    return " ".join(node.name for node in (await session.observe()).nodes)

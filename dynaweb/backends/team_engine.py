@@ -21,11 +21,11 @@ from dynaweb.protocols import Completion, GenerateRequest
 class Share:
     """A rank's engine on its own copy of the weights."""
 
-    def __init__(self, team: Team, model: nn.Module, pad_id: int, max_batch_tokens: int) -> None:
+    def __init__(self, team: Team, model: nn.Module, pad_id: int, settings: dict[str, Any]) -> None:
         from dynaweb.engines.scheduler import Lockstep
 
         self._team = team
-        self.engine = TransformersEngine(model, Lockstep(), pad_id=pad_id, max_batch_tokens=max_batch_tokens)
+        self.engine = TransformersEngine(model, Lockstep(), pad_id=pad_id, **settings)
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         """All completions, in order; this rank computes its share."""
@@ -47,9 +47,9 @@ class Share:
 
 
 @wants_team
-def share_of(team: Team, model: nn.Module, pad_id: int, max_batch_tokens: int) -> Share:
-    """For `Team.make`."""
-    return Share(team, model, pad_id, max_batch_tokens)
+def share_of(team: Team, model: nn.Module, pad_id: int, settings: dict[str, Any]) -> Share:
+    """For `Team.make`; `settings` are further arguments of the engine."""
+    return Share(team, model, pad_id, settings)
 
 
 class TeamEngine:
@@ -61,7 +61,8 @@ class TeamEngine:
         self._team, self._engine = team, engine
         self.model, self.stats = engine.model, engine.stats
         share_adapters(team, engine.model)
-        self._share = team.make("dynaweb.backends.team_engine:share_of", engine.model, pad_id, engine.max_batch_tokens)
+        settings = {"max_batch_tokens": engine.max_batch_tokens, "static": engine.static}
+        self._share = team.make("dynaweb.backends.team_engine:share_of", engine.model, pad_id, settings)
         self._generations = engine.lockstep.queue(self.generate_batch)
         self._choices = engine.lockstep.queue(self.choice_batch)
 

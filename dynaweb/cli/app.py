@@ -29,7 +29,7 @@ GROUPS = {
     "orm": "judges:orm_app",
     "judge": "judges:judge_app",
     "data": "data:data_app",
-    "plugins": "listing:plugins_app",
+    "plugins": "plugins:plugins_app",
     "new": "plugins:new_app",
     "config": "listing:config_app",
     "tasks": "tasks:tasks_app",

@@ -1,24 +1,84 @@
-"""`dynaweb compare`: runs beside each other."""
+"""`dynaweb compare`: runs beside each other, or whole recipes, which it runs first."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dynaweb.cli import options as o
+from dynaweb.cli.matrix import FailFast, Jobs, Measures, Seeds
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; the first is the reference.")]
+if TYPE_CHECKING:
+    from dynaweb.matrix import Plan
+
+Runs = Annotated[list[Path] | None, typer.Argument(metavar="RUN...", help="Run folders; the first is the reference.")]
+Recipes = Annotated[
+    str | None,
+    typer.Option("--recipes", metavar="A,B", help="Run these recipes instead, on the same tasks and seeds."),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="[RECIPE:]PATH=VALUE",
+        help="With --recipes: a setting of all, or of one; what a recipe itself sets to 0 stays 0. Repeatable.",
+    ),
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="With --recipes: default runs/recipes.")]
 
 
-def compare(runs: Runs, as_json: o.Json = False, debug: o.Debug = False) -> None:
+def compare(
+    runs: Runs = None,
+    recipes: Recipes = None,
+    seeds: Seeds = None,
+    sets: Sets = None,
+    out: Out = None,
+    jobs: Jobs = 1,
+    fail_fast: FailFast = False,
+    measures: Measures = None,
+    block: o.Block = None,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
     """Compare runs: what differs in their recipes, and paired statistics over the episodes that they share.
 
     Runs that differ in their seed only count as one group. A difference is marked only when its interval leaves out 0.
+    With --recipes, every recipe is run with every seed (0,1,2) first, as a matrix: the same command goes on where it
+    was interrupted, and the table has success, real steps, tokens and time, each with n and interval.
     """
     from dynaweb.cli.output import emit
-    from dynaweb.compare import compare as compared
+    from dynaweb.errors import ConfigError
 
-    found = compared(runs)
-    emit(found.plain() if as_json else found, as_json=as_json)
+    if bool(runs) == (recipes is not None):
+        raise ConfigError("give run folders to compare, or --recipes A,B to run and compare; one of the two")
+    if recipes is None:
+        if seeds or sets or out or measures or fail_fast or jobs > 1:
+            raise ConfigError("--seeds, --set, --out, --jobs, --fail-fast and --measure go with --recipes")
+        from dynaweb.compare import compare as compared
+
+        found = compared(runs or [])
+        emit(found.plain() if as_json else found, as_json=as_json)
+        return
+    from dynaweb.cli.matrix import run_plan
+    from dynaweb.matrix import MatrixFolder
+    from dynaweb.runs.folder import RUNS
+
+    plan = _plan(recipes, locals())
+    folder = MatrixFolder(out or RUNS / plan.matrix.name)
+    run_plan(plan, folder, jobs=jobs, fail_fast=fail_fast, measures=measures, block=block, as_json=as_json)
+
+
+def _plan(recipes: str, arguments: dict[str, Any]) -> Plan:
+    from dynaweb.cli.matrix import seeds_of
+    from dynaweb.matrix import plan_of
+    from dynaweb.matrix.recipes import SEEDS, comparison
+
+    o.load_plugins(arguments["block"])
+    names = [name.strip() for name in recipes.split(",")]
+    seeds = seeds_of(arguments["seeds"]) or SEEDS
+    matrix, kept = comparison(names, sets=arguments["sets"] or (), seeds=seeds)
+    for sentence in kept:
+        typer.echo(sentence, err=True)
+    return plan_of(matrix)

@@ -30,13 +30,21 @@ def import_data(
     from dynaweb.cli.output import emit
     from dynaweb.data.importers import ImportReport, read_foreign
     from dynaweb.data.store import TransitionStore
+    from dynaweb.errors import EXIT_FAILED
 
     if not append:
         _refuse_existing(store, "--append adds to it")
     report = ImportReport()
     TransitionStore(store).extend(read_foreign(name, source, report))
     found = {"read": report.read, "kept": report.kept, "dropped": dict(report.dropped), "noted": dict(report.noted)}
-    emit({**found, "store": store}, f"{report}\n{store}", as_json=as_json)
+    written = store if report.kept else None
+    emit(
+        {**found, "store": written},
+        f"{report}\n{written or f'nothing was kept: {store} is as it was'}",
+        as_json=as_json,
+    )
+    if not report.kept:
+        raise typer.Exit(EXIT_FAILED)
 
 
 @data_app.command("export")
@@ -99,7 +107,7 @@ def contamination(
         )
         for one in found
     ]
-    text = table(("same", "distinct", "places affected", "meaning"), rows)
+    text = table(("same", "distinct", "transitions", "meaning"), rows)
     emit({"transitions": total, "levels": found}, text, as_json=as_json)
 
 

@@ -34,7 +34,11 @@ Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Cells that run at once
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first cell that fails.")]
 Measures = Annotated[
     list[str] | None,
-    typer.Option("--measure", metavar="NAME", help="main, an arm such as sft, or element_f1 and its like. Repeatable."),
+    typer.Option(
+        "--measure",
+        metavar="NAME",
+        help="main, an arm such as sft, element_f1 and its like, real_steps, tokens_generated or seconds.",
+    ),
 ]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown.")]
 
@@ -99,11 +103,25 @@ def run(
 
     Cells share finished stages. Interrupted or killed, the same command goes on; failed cells are tried again.
     """
+    plan, folder = _plan(locals())
+    run_plan(plan, folder, jobs=jobs, fail_fast=fail_fast, measures=measures, block=block, as_json=as_json)
+
+
+def run_plan(
+    plan: Plan,
+    folder: MatrixFolder,
+    *,
+    jobs: int,
+    fail_fast: bool,
+    measures: list[str] | None,
+    block: list[str] | None,
+    as_json: bool,
+) -> None:
+    """Run every cell that is not done, with a live display, then print the table."""
     from dynaweb.matrix.display import display_of
     from dynaweb.matrix.results import measures_of
     from dynaweb.matrix.runner import Progress, Runner
 
-    plan, folder = _plan(locals())
     measures_of(plan, measures or ())  # a mistake is told now, not after all the work
     cells: list[Progress] = []
     runner = Runner(plan, folder, jobs=jobs, fail_fast=fail_fast, block=tuple(block or ()), progress=cells)
@@ -197,7 +215,7 @@ def _plan(arguments: dict[str, Any]) -> tuple[Plan, MatrixFolder]:
     if problems:
         raise ConfigError("\n".join(problems))
     changes = {name: arguments[name] for name in ("mode", "max_cells")}
-    seeds = _seeds(arguments["seeds"])
+    seeds = seeds_of(arguments["seeds"])
     if Path(source).is_dir():
         if values or seeds or arguments["axis"] or any(changes.values()) or arguments.get("out"):
             raise ConfigError(
@@ -210,7 +228,8 @@ def _plan(arguments: dict[str, Any]) -> tuple[Plan, MatrixFolder]:
     return plan_of(matrix), folder
 
 
-def _seeds(text: str | None) -> tuple[int, ...] | None:
+def seeds_of(text: str | None) -> tuple[int, ...] | None:
+    """The seeds that `--seeds` names; None where it is not given. Raises `ConfigError`."""
     from dynaweb.errors import ConfigError
 
     if text is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def print_json(result: object, *, indent: int = 2) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Plain data of any result: dataclasses become tables, paths become text."""
+    """Plain data of any result: dataclasses become tables, paths text, and numbers that JSON lacks (nan, inf) null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -34,6 +35,8 @@ def plain(value: Any) -> Any:
         return [plain(inner) for inner in value]
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return str(value) if isinstance(value, Path) else value
 
 

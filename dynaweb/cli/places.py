@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from dynaweb.cli import options as o
+from dynaweb.cli.tasks import Split, checked_split, showing_progress
 
 env_app = typer.Typer(no_args_is_help=True, help="Environments for other programs.", rich_markup_mode=None)
 
-Split = Annotated[str, typer.Option("--split", help="pretrain, train, validation or test.")]
 Steps = Annotated[int, typer.Option("--steps", min=0, help="Longest episode; 0 = eval.steps of the recipe.")]
 WorldModel = Annotated[
     Path | None,
@@ -23,7 +23,7 @@ def play(
     task: Annotated[str | None, typer.Argument(help="Id or number of a task; default: the first.")] = None,
     recipe: Annotated[str, typer.Option("--recipe", help="A shipped recipe, or the path of a TOML file.")] = "dynaweb",
     env: o.Env = None,
-    split: Split = "train",
+    split: Split = None,
     steps: Steps = 0,
     world_model: WorldModel = None,
     seed: o.Seed = None,
@@ -69,7 +69,7 @@ def play(
 def serve(
     name: Annotated[str, typer.Argument(help="Environment, such as sites, miniwob or dream.")],
     recipe: Annotated[str, typer.Option("--recipe", help="A shipped recipe, or the path of a TOML file.")] = "dynaweb",
-    split: Split = "train",
+    split: Split = None,
     tasks: Annotated[int, typer.Option("--tasks", min=1, help="How many tasks are drawn; a seed chooses one.")] = 64,
     steps: Steps = 0,
     sessions: Annotated[int, typer.Option("--sessions", min=1, help="Clients that may play at once.")] = 8,
@@ -89,9 +89,13 @@ def serve(
     if find_spec("openenv") is None:
         raise MissingError("serving needs the package openenv-core: pip install 'dynaweb[openenv]'")
     resolved = o.resolved(recipe, {**locals(), "env": name})
+    if split is not None:
+        checked_split(split, None)
     from dynaweb.serve import openenv
 
-    shared = openenv.Shared(resolved, split=_split(split), tasks=tasks, max_steps=steps, world_model=world_model)
+    openenv.check_port(host, port)
+    with showing_progress():
+        shared = openenv.Shared(resolved, split=split or "", tasks=tasks, max_steps=steps, world_model=world_model)
     typer.echo(f"{name} ({len(shared.tasks)} tasks) on http://{host}:{port}; Ctrl-C ends it", err=True)
     openenv.serve(shared, name=name, host=host, port=port, sessions=sessions)
 
@@ -118,26 +122,19 @@ def _asked_aside(prompt: str) -> str:
     return input()
 
 
-def _split(name: str) -> str:
-    from dynaweb.cli.tasks import checked_split
+def _chosen(place: Any, split: str | None, wanted: str | None) -> Any:
+    """A task by id or number; the first of the split where none is named."""
+    from dynaweb.loop.tasks import known, named
 
-    return checked_split(name)
-
-
-def _chosen(place: Any, split: str, wanted: str | None) -> Any:
-    """A task by id or number among those of a split."""
-    from dynaweb.errors import ConfigError
-    from dynaweb.suggest import hint
-
-    number = int(wanted) if wanted is not None and wanted.isdigit() else 0
-    drawn = place.tasks(_split(split), max(number + 1, 1) if wanted is None or wanted.isdigit() else DRAWN)
-    if wanted is None or wanted.isdigit():
-        return drawn[number]
-    found = {task.id: task for task in drawn}
-    if wanted not in found:
-        raise ConfigError(f"no task is called {wanted!r} among {DRAWN} of split {split!r}; {hint(wanted, found)}")
-    return found[wanted]
+    with showing_progress():
+        name = checked_split(split, place.source)
+        if wanted is None:
+            return place.tasks(name, 1)[0]
+        count = min(int(wanted) + 1, MOST) if wanted.isdecimal() else DRAWN
+        return known(place.source, wanted) or named(wanted, place.tasks(name, count))
 
 
 DRAWN = 240
 """Tasks among which an id is looked up."""
+MOST = 10_000
+"""Tasks that are drawn for a number, at most."""

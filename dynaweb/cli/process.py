@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -33,6 +34,15 @@ class Group(TyperGroup):
             # The reader of our output has gone, as in `dynaweb tasks list | head`. Python would complain at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(EXIT_FAILED) from None
+        except typer.Exit:  # as after `--help`, which has to be quick
+            raise
+        except Exception as error:
+            from dynaweb.runs.space import storage_error
+
+            full = storage_error(error, Path.cwd())
+            if full is None:
+                raise
+            raise self._exit(ctx, f"error: {full}; make room, and give the command again", EXIT_FAILED) from error
 
     def _exit(self, ctx: Any, message: str, code: int) -> typer.Exit:
         if ctx.meta.get(DEBUG) or os.environ.get(ENV_DEBUG, "") not in ("", "0"):

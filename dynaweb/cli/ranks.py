@@ -63,12 +63,12 @@ def start(count: int, arguments: list[str]) -> int:
 def _code(error: Any) -> int:
     """The exit code of rank 0 if it ended by itself, else that of the first to fail."""
     codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-    _, first = error.get_first_failure()
+    number, first = error.get_first_failure()
     own = codes.get(0, 0)
     if own > 0:
         return int(own)
     if first.exitcode < 0:
-        sys.stderr.write(f"error: rank {first.rank} was ended by signal {-first.exitcode}; go on with --resume\n")
+        sys.stderr.write(f"error: rank {number} was ended by signal {-first.exitcode}; go on with --resume\n")
     return int(first.exitcode) if first.exitcode > 0 else EXIT_FAILED
 
 

@@ -20,7 +20,7 @@ Nproc = Annotated[
         "--nproc", metavar="N", min=1, help="Processes on this machine that share the work, one for each GPU."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan; do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print plan and estimate; do nothing.")]
 RecipeOption = Annotated[
     str | None, typer.Option("--recipe", metavar="NAME", help="The same as the argument RECIPE.", show_default=False)
 ]
@@ -65,7 +65,7 @@ def run(
         out = arguments["out"] = _last_run()
     resolved = _saved(arguments) if _as_it_was(arguments) else o.resolved(recipe, arguments)
     if dry_run:
-        _plan(resolved, as_json)
+        _plan(resolved, as_json, nproc)
         return
     if nproc > 1 and not ranks.launched():
         raise typer.Exit(ranks.start(nproc, sys.argv[1:]))
@@ -98,9 +98,11 @@ def _saved(arguments: dict[str, Any]) -> Any:
     return RunFolder(arguments["out"]).recipe()
 
 
-def _plan(recipe: Any, as_json: bool) -> None:
+def _plan(recipe: Any, as_json: bool, nproc: int) -> None:
     from dynaweb.cli.output import emit
     from dynaweb.errors import MissingError
+    from dynaweb.estimate import estimate
+    from dynaweb.estimate.machine import look
     from dynaweb.plugins import current
 
     missing = []
@@ -111,7 +113,12 @@ def _plan(recipe: Any, as_json: bool) -> None:
             current().check(kind, name)
         except MissingError as error:
             missing.append(str(error))
+    found = estimate(recipe, look(recipe.model.device), ranks=nproc)
     plan = {"recipe": recipe.name, "settings": recipe.tree(), "origins": recipe.origins, "missing": missing}
-    emit(plan, str(recipe), as_json=as_json)
-    for text in missing:
-        typer.echo(f"warning: {text}", err=True)
+    unknown = f"No estimate: the size of {recipe.model.path} is known once its config.json is here"
+    text = "\n".join([str(recipe), "", unknown if found is None else str(found)])
+    emit({**plan, "estimate": None if found is None else found.plain()}, text, as_json=as_json)
+    for words in missing:
+        typer.echo(f"warning: {words}", err=True)
+    if found is not None:
+        found.check()

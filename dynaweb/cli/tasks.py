@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,10 @@ from dynaweb.cli import options as o
 
 tasks_app = typer.Typer(no_args_is_help=True, help="Tasks of an environment.", rich_markup_mode=None)
 
-Split = Annotated[str, typer.Option("--split", help="pretrain, train, validation or test.")]
+Split = Annotated[
+    str | None,
+    typer.Option("--split", help="pretrain, train, validation or test; default: train, or test of a benchmark."),
+]
 Env = Annotated[str, typer.Option("--env", metavar="NAME", help="Environment that brings tasks.")]
 DrawSeed = Annotated[int, typer.Option("--seed", help="Seed of the draw.")]
 DRAWN = 24
@@ -22,7 +26,7 @@ DRAWN = 24
 @tasks_app.command("list")
 def list_tasks(
     env: Env = "sites",
-    split: Split = "train",
+    split: Split = None,
     count: Annotated[
         int, typer.Option("--count", min=0, help="How many tasks to draw; 0 = all, or 24 where there is no end.")
     ] = 0,
@@ -36,8 +40,10 @@ def list_tasks(
     from dynaweb.cli.output import print_json, table
     from dynaweb.protocols import Catalogue
 
-    source, split = _source(env, sets, block), checked_split(split)
-    tasks = source.tasks(split, count=count, seed=seed) if count else _all(source, split, DRAWN, seed)
+    with showing_progress():
+        source = _source(env, sets, block)
+        split = checked_split(split, source)
+        tasks = source.tasks(split, count=count, seed=seed) if count else _all(source, split, DRAWN, seed)
     if as_json:
         print_json(list(tasks))
         return
@@ -51,35 +57,48 @@ def list_tasks(
 def show(
     task_id: Annotated[str, typer.Argument(help="Id of a task, as `dynaweb tasks list` prints it.")],
     env: Env = "sites",
-    split: Split = "train",
+    split: Split = None,
     count: Annotated[int, typer.Option("--count", min=1, help="How many tasks to draw.")] = 240,
     seed: DrawSeed = 0,
     sets: o.Set = None,
     block: o.Block = None,
     debug: o.Debug = False,
 ) -> None:
-    """Print one task of a draw with its evaluation, as JSON."""
+    """Print one task with its evaluation, as JSON: of a draw, or any whose id says all of it."""
     from dynaweb.cli.output import print_json
-    from dynaweb.errors import ConfigError
-    from dynaweb.suggest import hint
+    from dynaweb.loop.tasks import known, named
 
-    tasks = {task.id: task for task in _all(_source(env, sets, block), checked_split(split), count, seed)}
-    if task_id not in tasks:
-        raise ConfigError(
-            f"no task is called {task_id!r} among {len(tasks)} of split {split!r} with seed {seed}; "
-            f"{hint(task_id, tasks)}"
-        )
-    print_json(tasks[task_id])
+    with showing_progress():
+        source = _source(env, sets, block)
+        split = checked_split(split, source)
+        task = known(source, task_id) or named(task_id, _all(source, split, count, seed))
+    print_json(task)
 
 
-def checked_split(name: str) -> str:
-    """The name of a split. Raises `ConfigError` for any other."""
+@contextmanager
+def showing_progress() -> Iterator[None]:
+    """Show what an environment says of its progress, which reads goals out of pages once."""
+    from dynaweb.observers import ProgressDisplay
+    from dynaweb.plugins import current
+
+    display = ProgressDisplay()
+    try:
+        with current().observing(display):
+            yield
+    finally:
+        display.close()
+
+
+def checked_split(name: str | None, source: object) -> str:
+    """The name of a split, by default what a source means. Raises `ConfigError` for any other."""
     from typing import get_args
 
     from dynaweb.errors import ConfigError
+    from dynaweb.loop.tasks import default_split
     from dynaweb.suggest import hint
     from dynaweb.types import Split as Known
 
+    name = name or default_split(source)
     if name not in get_args(Known):
         raise ConfigError(f"no split is called {name!r}; {hint(name, get_args(Known))}")
     return name

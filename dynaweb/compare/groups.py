@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dynaweb.compare.records import Episodes, RunRecord
-from dynaweb.report.stats import Estimate, Outcomes, bounded_mean, success_rate, wilson
+from dynaweb.report.stats import Estimate, Outcomes, bounded_mean, mean, success_rate, wilson
 from dynaweb.runs.folder import NO_RESULT
 
 FREE = (*NO_RESULT, "run.seed")
@@ -36,6 +36,13 @@ class Group:
             return found[0] if found else None
         # Never Wilson's interval, which is for single answers: these are means, also where all of them are 0 or 1.
         return bounded_mean([one.value for one in found if one.value is not None])
+
+    def cost(self, name: str) -> Estimate | None:
+        """One of `records.COSTS`, the mean over runs; its interval is cut at 0, since no run costs less."""
+        found = mean([cost for run in self.runs if (cost := run.cost(name)) is not None])
+        if found.value is None:
+            return None
+        return found if found.low is None else replace(found, low=max(0.0, found.low))
 
     def judged(self, arm: str, kind: str) -> Estimate | None:
         """`false positives` or `false negatives` of the judge on the real episodes of an arm, over all runs."""

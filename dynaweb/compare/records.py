@@ -12,10 +12,16 @@ from dynaweb.errors import CheckpointError
 from dynaweb.report.data import Arm, ReportData
 from dynaweb.report.gather import gather
 from dynaweb.report.stats import Estimate, wilson
-from dynaweb.report.table import cost_totals
+from dynaweb.report.table import cost_totals, real_steps
 from dynaweb.runs.jsonl import read_jsonl
 
 MAIN = "main"
+COSTS = {
+    "real_steps": "steps in the real environment before the evaluation",
+    "tokens_generated": "tokens that models wrote",
+    "seconds": "wall-clock time of all stages",
+}
+"""What a run cost, in words. Of a stage that was found in the cache: what it cost when it was made."""
 Episodes = Mapping[str, float | None]
 """Success in [0, 1] by episode (None = not graded); an episode is its task's id, numbered where it was played twice."""
 
@@ -32,9 +38,9 @@ class RunRecord:
     judge: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
 
     def arm(self, name: str) -> Arm | None:
-        """The arm of a name; `main` is what the run is about."""
+        """The arm of a name; `main` is what the run is about, which is its last arm where no arm says so."""
         if name == MAIN:
-            return self.data.main
+            return self.data.main or (self.data.arms[-1] if self.data.arms else None)
         return next((arm for arm in self.data.arms if arm.name == name), None)
 
     def played(self, name: str) -> Episodes:
@@ -51,6 +57,12 @@ class RunRecord:
     def costs(self) -> dict[str, float]:
         """What all stages cost, cached or not."""
         return cost_totals(self.data)
+
+    def cost(self, name: str) -> float | None:
+        """One of `COSTS`, over all stages, cached or not; None where no stage counts it."""
+        if name == "real_steps":
+            return real_steps(self.data)
+        return self.costs.get(name)
 
 
 def read_run(folder: Path) -> RunRecord:

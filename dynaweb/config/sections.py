@@ -151,6 +151,9 @@ class WmFit(Section):
     """Peak learning rate of AdamW; 3 warm-up steps, linear decay to 10 %."""
     holdout: float = Field(default=0.1, ge=0, lt=1)
     """Share of the explored sites kept whole to measure fidelity, one at least; 0 = none."""
+    open_loop: int = Field(default=32, ge=0)
+    """Real episodes on held-out sites that a run repeats in dreams, at most, to see how errors add up over the steps;
+    0 = none."""
     data: str = ""
     """A transition store whose transitions are fitted too, beside those of exploration."""
     lora_rank: int = Field(default=0, ge=0)

@@ -12,6 +12,7 @@ import os
 import struct
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -86,17 +87,33 @@ class ChunkFile:
         packed = [_pack(lines, records, at == len(parts) - 1) for at, (lines, records) in enumerate(parts)]
         fresh = not self.path.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("r+b" if not fresh else "xb") as file:
-            file.truncate(self.end)
-            file.seek(self.end)
-            file.write(b"".join(packed))
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            self._write(b"".join(packed), fresh)
+        except OSError:
+            self._cut(fresh)
+            raise
         if fresh:
             _sync_folder(self.path.parent)
         for at, (data, (_, records)) in enumerate(zip(packed, parts, strict=True)):
             self.chunks.append(Chunk(self.end, len(data), records, at == len(parts) - 1))
         self.torn = 0
+
+    def _write(self, data: bytes, fresh: bool) -> None:
+        with self.path.open("xb" if fresh else "r+b") as file:
+            file.truncate(self.end)
+            file.seek(self.end)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _cut(self, fresh: bool) -> None:
+        """Give back what a batch has taken that a full disk left unfinished."""
+        with suppress(OSError):
+            if fresh:
+                self.path.unlink(missing_ok=True)
+            else:
+                os.truncate(self.path, self.end)
+                self.torn = 0
 
 
 def _pack(lines: Sequence[str], records: int, closes: bool) -> bytes:

@@ -7,7 +7,7 @@ set's own cost), so the smaller one, usually that of the evaluation, goes second
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -109,39 +109,47 @@ class Overlap:
 
 def contamination(train: Iterable[Transition], evaluation: Iterable[Transition]) -> tuple[list[Overlap], int]:
     """What training data give away of an evaluation, per level of `LEVELS`, and the number of its transitions."""
-    counts: dict[str, Counter[bytes]] = {level: Counter() for level in LEVELS}
+    counts: dict[str, Counter[tuple[bytes, ...]]] = {level: Counter() for level in LEVELS}
     names: dict[bytes, str] = {}
     total = 0
     for transition in evaluation:
         total += 1
-        for level, key, name in _keys(transition):
-            counts[level][key] += 1
-            if level in ("site", "task", "page"):
-                names.setdefault(key, name)
+        for level, keys in _keys(transition).items():
+            counts[level][tuple(keys)] += 1
+            names.update((key, name) for key, name in keys.items() if name)
+    known = {level: {key for keys in found for key in keys} for level, found in counts.items()}
     seen: dict[str, set[bytes]] = {level: set() for level in LEVELS}
     for transition in train:
-        for level, key, _ in _keys(transition):
-            if key in counts[level]:
-                seen[level].add(key)
-    return [_overlap(level, counts[level], seen[level], names) for level in LEVELS], total
+        for level, keys in _keys(transition).items():
+            seen[level] |= known[level] & keys.keys()
+    return [_overlap(level, counts[level], known[level], seen[level], names) for level in LEVELS], total
 
 
-def _overlap(level: str, counts: Counter[bytes], seen: set[bytes], names: dict[bytes, str]) -> Overlap:
+def _overlap(
+    level: str,
+    counts: Counter[tuple[bytes, ...]],
+    known: set[bytes],
+    seen: set[bytes],
+    names: dict[bytes, str],
+) -> Overlap:
+    affected = sum(count for keys, count in counts.items() if not seen.isdisjoint(keys))
     examples = sorted({names[key] for key in seen if key in names})[:3]
-    return Overlap(level, len(seen), len(counts), sum(counts[key] for key in seen), tuple(examples))
+    return Overlap(level, len(seen), len(known), affected, tuple(examples))
 
 
-def _keys(transition: Transition) -> Iterator[tuple[str, bytes, str]]:
+def _keys(transition: Transition) -> dict[str, dict[bytes, str]]:
+    """What is compared at each level: hashes, each with the name that examples show ('' = none)."""
     before, action, after = transition.observation, transition.action, transition.next_observation
-    site, page = site_of(transition), page_key(before)
-    yield "site", _hash(site), site
-    if transition.task_id:
-        yield "task", _hash(transition.task_id), transition.task_id
-    for one, key in ((before, page), (after, page_key(after))):
-        yield "page", key, one.url
+    site, page, following = site_of(transition), page_key(before), page_key(after)
     asked = _hash((page, action))
-    yield "question", asked, ""
-    yield "transition", _hash((asked, page_key(after))), ""
+    task = transition.task_id
+    return {
+        "site": {_hash(site): site},
+        "task": {_hash(task): task} if task else {},
+        "page": {page: before.url, following: after.url},
+        "question": {asked: ""},
+        "transition": {_hash((asked, following)): ""},
+    }
 
 
 def site_of(transition: Transition) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -102,7 +102,7 @@ async def label(
     done = by_template = passed = 0
     items = source.iterate(len(target))
     while batch := list(islice(items, BATCH)):
-        found = await asyncio.gather(*(_one(item, engine) for item in batch))
+        found = await _all(batch, engine)
         target.append(item for item, _ in found)
         kinds = Counter(kind for _, kind in found)
         done += len(batch) - kinds["passed"]
@@ -111,6 +111,17 @@ async def label(
         if on_batch is not None:
             on_batch(len(target))
     return Labelled(done, by_template, passed, len(target))
+
+
+async def _all(batch: Sequence[Transition], engine: OpenAIEngine | None) -> list[tuple[Transition, Kind]]:
+    """A batch at once; the first error ends all requests before it is raised."""
+    tasks = [asyncio.ensure_future(_one(item, engine)) for item in batch]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _check(source: TransitionStore, target: TransitionStore) -> None:

@@ -2,8 +2,9 @@
 
 `scheduler` gathers the requests of concurrent episodes into batches that are the same in every run, `sampling` draws
 tokens that depend on a request's own seed only, `llama` is a compact forward for Llama-type models, `sharing` finds
-what prompts have in common, `sessions` decodes batches with that forward or any other model of transformers, and
-`transformers_engine` puts these together. Import the modules themselves: this package file stays free of torch.
+what prompts have in common, `sessions` decodes batches with that forward or any other model of transformers,
+`recording` with `fixed_llama` and `fixed_generic` makes their steps fast on a GPU, and `transformers_engine` puts these
+together. Import the modules themselves: this package file stays free of torch.
 """
 
 from __future__ import annotations

@@ -3,20 +3,18 @@
 Faster than the original on short sequences, equal to it within float noise (a test holds it to 1e-5):
 - query, key and value are one matrix, gate and up another; the scales of the norms before them and 1/sqrt(E) are folded
   in;
-- rotary pairs are stored next to each other, so that a rotation is one complex product;
-- the last layer computes queries only where its output is used, and the head sees only those positions;
-- keys are cached transposed, which makes the one-query attention of decoding a plain product.
+- rotary pairs are stored next to each other, so that a rotation is one complex product.
+
+Here are the weights and the parts of a block; `dynaweb.engines.decoding` puts them together for generation.
 
 `fuse` is differentiable: called with gradients enabled, what is computed from its result trains the model's own
 weights.
 
-Shapes: B sequences, T tokens, D width, H query heads, K key heads, G = H / K, E head width, F inner width, C cache
-columns, S selected positions, V vocabulary.
+Shapes: B sequences, T tokens, D width, H query heads, K key heads, E head width, F inner width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -288,113 +286,3 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **mask: 
         **mask,
     )
     return out.transpose(1, 2)
-
-
-Rows = slice | torch.Tensor
-
-
-class Cache:
-    """Preallocated keys [layers, B, K, E, C] and values [layers, B, K, C, E] of a batch that is being decoded."""
-
-    def __init__(self, weights: Weights, rows: int, columns: int) -> None:
-        layers, kv, width = len(weights.layers), weights.kv_heads, weights.head_dim
-        like = weights.embed_VD
-        self.key = like.new_zeros(layers, rows, kv, width, columns)
-        self.value = like.new_zeros(layers, rows, kv, columns, width)
-
-    def write(self, layer: int, rows: Rows, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Store keys and values [B, T, K, E] in the first T columns of B rows."""
-        length = key.shape[1]
-        self.key[layer][rows, :, :, :length] = key.permute(0, 2, 3, 1)
-        self.value[layer][rows, :, :length] = value.transpose(1, 2)
-
-    def move(self, sources: Sequence[int], targets: Sequence[int], columns: int) -> None:
-        """Copy the first `columns` columns of rows onto other rows."""
-        self.key[:, targets, :, :, :columns] = self.key[:, sources, :, :, :columns]
-        self.value[:, targets, :, :columns] = self.value[:, sources, :, :columns]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a prefill stores its keys and values: sequence `owner[i]` goes to the i-th of the cache rows `rows`."""
-
-    cache: Cache
-    rows: Rows
-    owner: torch.Tensor
-
-    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Store one layer's keys and values [B, T, K, E] in every row that shares them."""
-        self.cache.write(layer, self.rows, key.index_select(0, self.owner), value.index_select(0, self.owner))
-
-
-def prefill(
-    weights: Weights, ids_BT: torch.Tensor, last_B: torch.Tensor | None, target: Target | None = None
-) -> torch.Tensor | None:
-    """Logits [B, V] after each sequence, None without `last_B` (the index of each sequence's last token).
-
-    Sequences are padded on the right, where causal attention keeps padding out of everything that is used.
-    """
-    turn = rotary(weights, torch.arange(ids_BT.shape[1], device=ids_BT.device))
-    x = F.embedding(ids_BT, weights.embed_VD)
-    for index, layer in enumerate(weights.layers[:-1]):
-        query, key, value = project(weights, layer, x, turn)
-        if target is not None:
-            target.write(index, key, value)
-        x = finish(weights, layer, x, attend(query, key, value, is_causal=True))
-    layer = weights.layers[-1]
-    key, value = project_keys(weights, layer, x, turn)
-    if target is not None:
-        target.write(len(weights.layers) - 1, key, value)
-    if last_B is None:
-        return None
-    x = x[torch.arange(len(x), device=x.device), last_B][:, None]
-    query = project_query(weights, layer, x, turn[last_B][:, None])
-    seen = torch.arange(ids_BT.shape[1], device=ids_BT.device) <= last_B[:, None]
-    mixed = attend(query, key, value, attn_mask=seen[:, None, None])
-    return logits(weights, finish(weights, layer, x, mixed)[:, 0])
-
-
-def extend(
-    weights: Weights,
-    ids_BT: torch.Tensor,
-    start_B: torch.Tensor,
-    last_B: torch.Tensor,
-    cache: Cache,
-    rows: slice,
-    columns: int,
-) -> torch.Tensor:
-    """Logits [B, V] after T more tokens in each of B cache rows; one token each is a decoding step.
-
-    Row b's tokens are stored from column `start_B[b]` on and see all columns before their own; those behind
-    `last_B[b]` (an index into its T tokens) are padding, overwritten later. `columns` bounds the columns looked at.
-    """
-    offset = torch.arange(ids_BT.shape[1], device=ids_BT.device)
-    position_BT = start_B[:, None] + offset
-    hidden_BTC = torch.arange(columns, device=ids_BT.device) > position_BT[..., None]
-    mask_BTC = torch.zeros(hidden_BTC.shape, dtype=cache.key.dtype, device=ids_BT.device)
-    mask_BTC.masked_fill_(hidden_BTC, float("-inf"))
-    batch = torch.arange(len(ids_BT), device=ids_BT.device)
-    turn = rotary(weights, position_BT)
-    x = F.embedding(ids_BT, weights.embed_VD)
-    for index, layer in enumerate(weights.layers):
-        query, key, value = project(weights, layer, x, turn)
-        keys, values = cache.key[index, rows], cache.value[index, rows]
-        keys[batch[:, None], :, :, position_BT] = key
-        values[batch[:, None], :, position_BT] = value
-        if index == len(weights.layers) - 1 and ids_BT.shape[1] > 1:
-            x, query, mask_BTC = (part[batch, last_B][:, None] for part in (x, query, mask_BTC))
-        mixed = _attend_cached(query, keys[..., :columns], values[:, :, :columns], mask_BTC)
-        x = finish(weights, layer, x, mixed)
-    return logits(weights, x[:, 0])
-
-
-def _attend_cached(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask_BTC: torch.Tensor
-) -> torch.Tensor:
-    """Attention of [B, T, H, E] over cached keys [B, K, E, C] and values [B, K, C, E]; returns [B, T, H, E]."""
-    rows, length, heads, width = query.shape
-    kv = keys.shape[1]
-    grouped = query.view(rows, length, kv, heads // kv, width).transpose(1, 2).reshape(rows, kv, -1, width)
-    score = (grouped @ keys).view(rows, kv, length, heads // kv, -1) + mask_BTC[:, None, :, None]
-    mixed = torch.softmax(score, dim=-1).view(rows, kv, length * (heads // kv), -1) @ values
-    return mixed.view(rows, kv, length, heads // kv, width).transpose(1, 2).reshape(rows, length, heads, width)

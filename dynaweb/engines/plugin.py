@@ -20,10 +20,13 @@ class TransformersConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"max_batch_tokens"})
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"max_batch_tokens", "static"})
 
     max_batch_tokens: int = Field(default=65_536, ge=1)
     """Prompt and new tokens, padding included, of one batch: bounds the memory of the key-value cache."""
+    static: bool = True
+    """On CUDA, decoding steps of fixed shape are recorded once and launched as one (CUDA graphs), for which the
+    key-value cache is kept between batches. False launches every kernel by itself."""
 
 
 class VllmConfig(BaseModel):

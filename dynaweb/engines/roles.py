@@ -23,5 +23,6 @@ class TransformersRole(TransformersEngine):
             context.services["lockstep"],
             pad_id=loaded.format.pad_id,
             max_batch_tokens=config.max_batch_tokens,
+            static=config.static,
             decode=getattr(loaded.tokenizer, "decode", None),
         )

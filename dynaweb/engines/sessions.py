@@ -5,19 +5,25 @@ A *runner* belongs to a model, a *session* to one batch.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import nn
-from transformers import DynamicCache
 
-from dynaweb.engines import llama
-from dynaweb.engines.sharing import Plan, Prompt, spans
+from dynaweb.engines import decoding, llama
+from dynaweb.engines.fixed_llama import FixedLlama, FixedLlamaSession
+from dynaweb.engines.generic import GenericRunner
+from dynaweb.engines.recording import Recorders, no_recorder, recorder_for
+from dynaweb.engines.sharing import Lanes, Plan, Prompt, spans
 
 PREFILL_TOKENS = 2048
 """Padded tokens of one prefill pass: small enough for the processor's caches, large enough to keep it busy."""
+GPU_PREFILL_TOKENS = 16_384
+"""The same on a GPU, which fewer tokens leave waiting for launches."""
+
+FIRST_ROOM = 32
+"""New tokens that a cache has room for at first, at least."""
 
 
 class Session(Protocol):
@@ -61,9 +67,11 @@ class Runner(Protocol):
         ...
 
 
-def runner_for(model: nn.Module, pad_id: int) -> Runner:
-    """The fastest runner that serves the model."""
-    return GenericRunner(model, pad_id) if llama.unsupported(model) else LlamaRunner(model, pad_id)
+def runner_for(model: nn.Module, pad_id: int, *, static: bool = True) -> Runner:
+    """The fastest runner that serves the model; with `static`, decoding steps are recorded where that is faster."""
+    recorders = recorder_for if static else no_recorder
+    kind = GenericRunner if llama.unsupported(model) else LlamaRunner
+    return kind(model, pad_id, recorders)
 
 
 def pad_right(prompts: Sequence[Prompt], pad_id: int, device: torch.device) -> torch.Tensor:
@@ -75,16 +83,22 @@ def pad_right(prompts: Sequence[Prompt], pad_id: int, device: torch.device) -> t
 class LlamaRunner:
     """Runs `dynaweb.engines.llama`; gathers the fused weights again when the model's own have changed."""
 
-    def __init__(self, model: nn.Module, pad_id: int) -> None:
+    def __init__(self, model: nn.Module, pad_id: int, recorders: Recorders = recorder_for) -> None:
         self._model = model
         self._pad_id = pad_id
+        self._recorders = recorders
         self._weights: llama.Weights | None = None
+        self._fixed: FixedLlama | None = None
         self._seen: tuple[tuple[int, int], ...] = ()
 
     @property
     def device(self) -> torch.device:
         """Where the model is now."""
         return next(self._model.parameters()).device
+
+    @property
+    def _pass_tokens(self) -> int:
+        return PREFILL_TOKENS if self.device.type == "cpu" else GPU_PREFILL_TOKENS
 
     @property
     def weights(self) -> llama.Weights:
@@ -102,48 +116,95 @@ class LlamaRunner:
 
     def next_logits(self, prompts: Sequence[Prompt]) -> torch.Tensor:
         """Prefill only."""
-        parts = spans([len(prompt) for prompt in prompts], PREFILL_TOKENS)
+        parts = spans([len(prompt) for prompt in prompts], self._pass_tokens)
         return torch.cat([self._prefill(prompts[part], None) for part in parts])
 
     def start(self, prompts: Sequence[Prompt], room: int) -> Session:
         """Compute what prompts share once, then what is their own."""
         plan = Plan.of(prompts)
-        cache = llama.Cache(self.weights, len(prompts), plan.columns(room))
-        logits = [*self._start_tails(plan, cache), *self._start_whole(plan, cache)]
-        lengths = [len(prompts[row]) for row in plan.order]
-        session = LlamaSession(self.weights, cache, lengths, torch.cat(logits), plan.order)
+        fixed = self._recorded()
+        session = self._start_fixed(plan, prompts, room, fixed) if fixed else self._start_growing(plan, prompts, room)
         session.computed = plan.computed
         return session
 
-    def _start_whole(self, plan: Plan, cache: llama.Cache) -> Iterator[torch.Tensor]:
-        row = len(plan.tails)
-        for part in spans([len(prompt) for prompt, _ in plan.whole], PREFILL_TOKENS):
+    def _recorded(self) -> FixedLlama | None:
+        """Recorded steps on the present weights, where there is something to gain."""
+        weights = self.weights
+        if self._fixed is not None:
+            if self._fixed.weights is weights:
+                return self._fixed
+            if self._fixed.renew(weights):
+                self._weights = self._fixed.weights
+                return self._fixed
+        record = self._recorders(self.device)
+        self._fixed = FixedLlama(weights, record) if record else None
+        return self._fixed
+
+    def _start_fixed(self, plan: Plan, prompts: Sequence[Prompt], room: int, fixed: FixedLlama) -> FixedLlamaSession:
+        cache = fixed.cache(len(prompts), plan.columns + room)
+        logits = self._start(plan, cache, _places(plan), cache, None)
+        return FixedLlamaSession(fixed, cache, [len(prompts[row]) for row in plan.order], logits, plan.order)
+
+    def _start_growing(self, plan: Plan, prompts: Sequence[Prompt], room: int) -> LlamaSession:
+        lanes = plan.lanes() if self.device.type == "cpu" else None
+        if lanes is None:
+            cache = self._cache(len(prompts), plan.columns, room)
+            logits = self._start(plan, cache, _places(plan), cache, None)
+            lengths = [len(prompts[row]) for row in plan.order]
+            return LlamaSession(self.weights, cache, lengths, logits, plan.order)
+        cache = self._cache(len(prompts), plan.widest, room)
+        common = Common.of(self.weights, lanes, plan.order)
+        logits = self._start(plan, common.cache, lanes.lane, cache, common)
+        lengths = [len(prompts[row]) - lanes.lengths[row] for row in plan.order]
+        return LlamaSession(self.weights, cache, lengths, logits, plan.order, common)
+
+    def _start(
+        self,
+        plan: Plan,
+        beginnings: decoding.Cache,
+        place: Mapping[int, int],
+        own: decoding.Cache,
+        common: Common | None,
+    ) -> torch.Tensor:
+        """Logits [B, V] in plan order. Row r's beginning goes to `place[r]` of `beginnings`, its tail to `own`."""
+        for part in spans([len(prefix) for prefix, _ in plan.prefixes], self._pass_tokens):
+            ids_BT = pad_right([prefix for prefix, _ in plan.prefixes[part]], self._pad_id, self.device)
+            target = self._target(beginnings, plan.prefixes[part], place)
+            decoding.prefill(self.weights, ids_BT, None, target)
+        found = [*self._start_tails(plan, own, common)]
+        for part in spans([len(prompt) for prompt, _ in plan.whole], self._pass_tokens):
             chosen = plan.whole[part]
             owner = self._index([i for i, (_, rows) in enumerate(chosen) for _ in rows])
-            target = llama.Target(cache, slice(row, row + len(owner)), owner)
-            yield self._prefill([prompt for prompt, _ in chosen], target).index_select(0, owner)
-            row += len(owner)
+            logits = self._prefill([prompt for prompt, _ in chosen], self._target(beginnings, chosen, place))
+            found.append(logits.index_select(0, owner))
+        return torch.cat(found)
 
-    def _start_tails(self, plan: Plan, cache: llama.Cache) -> Iterator[torch.Tensor]:
-        place = {row: i for i, row in enumerate(plan.order)}
-        for part in spans([len(prefix) for prefix, _ in plan.prefixes], PREFILL_TOKENS):
-            chosen = plan.prefixes[part]
-            owner = self._index([i for i, (_, rows) in enumerate(chosen) for _ in rows])
-            rows = self._index([place[row] for _, rows in chosen for row in rows])
-            ids_BT = pad_right([prefix for prefix, _ in chosen], self._pad_id, self.device)
-            llama.prefill(self.weights, ids_BT, None, llama.Target(cache, rows, owner))
-        for part in spans([len(tail.ids) for tail in plan.tails], PREFILL_TOKENS):
+    def _start_tails(self, plan: Plan, own: decoding.Cache, common: Common | None) -> Iterator[torch.Tensor]:
+        for part in spans([len(tail.ids) for tail in plan.tails], self._pass_tokens):
             tails = plan.tails[part]
             ids_BT = pad_right([tail.ids for tail in tails], self._pad_id, self.device)
-            start_B = self._index([tail.start for tail in tails])
+            start = [tail.start if common is None else 0 for tail in tails]
             last_B = self._index([len(tail.ids) - 1 for tail in tails])
-            columns = max(tail.start for tail in tails) + ids_BT.shape[1]
-            yield llama.extend(self.weights, ids_BT, start_B, last_B, cache, part, columns)
+            columns = max(start) + ids_BT.shape[1]
+            shared = None if common is None else common.shared(part)
+            yield decoding.extend(self.weights, ids_BT, self._index(start), last_B, own, part, columns, shared)
 
-    def _prefill(self, prompts: Sequence[Prompt], target: llama.Target | None) -> torch.Tensor:
+    def _cache(self, rows: int, columns: int, room: int) -> decoding.Cache:
+        """A cache that begins with as much room as there are columns, or a little more."""
+        first = columns + min(room, max(columns, FIRST_ROOM))
+        return decoding.Cache(self.weights, rows, first, ragged=columns, limit=columns + room)
+
+    def _target(
+        self, cache: decoding.Cache, chosen: Sequence[tuple[Prompt, tuple[int, ...]]], place: Mapping[int, int]
+    ) -> decoding.Target:
+        """Each sequence goes to all places of its rows."""
+        places = [(i, at) for i, (_, rows) in enumerate(chosen) for at in dict.fromkeys(place[row] for row in rows)]
+        return decoding.Target(cache, self._index([at for _, at in places]), self._index([i for i, _ in places]))
+
+    def _prefill(self, prompts: Sequence[Prompt], target: decoding.Target | None) -> torch.Tensor:
         ids_BT = pad_right(prompts, self._pad_id, self.device)
         last_B = self._index([len(prompt) - 1 for prompt in prompts])
-        logits_BV = llama.prefill(self.weights, ids_BT, last_B, target)
+        logits_BV = decoding.prefill(self.weights, ids_BT, last_B, target)
         assert logits_BV is not None
         return logits_BV
 
@@ -151,41 +212,93 @@ class LlamaRunner:
         return torch.tensor(values, dtype=torch.long, device=self.device)
 
 
+class Common:
+    """What the rows of a session share, in lanes; a lane without rows is overwritten by the last one."""
+
+    def __init__(self, cache: decoding.Cache, lanes: Sequence[int], lengths: Sequence[int]) -> None:
+        self.cache = cache
+        self._lanes = list(lanes)
+        self._lengths = list(lengths)
+
+    @classmethod
+    def of(cls, weights: llama.Weights, lanes: Lanes, order: Sequence[int]) -> Common:
+        """Empty lanes for the rows of a plan."""
+        cache = decoding.Cache(weights, lanes.count, lanes.width, ragged=lanes.width)
+        return cls(cache, [lanes.lane[row] for row in order], [lanes.lengths[row] for row in order])
+
+    def shared(self, rows: slice) -> decoding.Shared:
+        """What some rows read."""
+        return decoding.Shared.of(self.cache, self._lanes[rows], self._lengths[rows])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, in this order."""
+        count = max(self._lanes) + 1
+        self._lanes = [self._lanes[row] for row in rows]
+        self._lengths = [self._lengths[row] for row in rows]
+        live = set(self._lanes)
+        kept = survivors([lane not in live for lane in range(count)])
+        self.cache.keep(kept, max(self._lengths))
+        now = {source: target for target, source in enumerate(kept)}
+        self._lanes = [now[lane] for lane in self._lanes]
+
+
 class LlamaSession:
-    """Rows of one cache; rows that end are overwritten by the last ones, so the live rows stay together."""
+    """Rows of one cache; rows that end are overwritten by the last ones, so the live rows stay together.
+
+    `lengths` counts the tokens that lie in each row of `cache`, those in lanes (`common`) not among them. All rows
+    store their next token in the same column; what shorter rows leave unwritten before it is hidden from them.
+    """
 
     def __init__(
         self,
         weights: llama.Weights,
-        cache: llama.Cache,
+        cache: decoding.Cache,
         lengths: Sequence[int],
         logits: torch.Tensor,
         order: Sequence[int],
+        common: Common | None = None,
     ) -> None:
         self.logits = logits
         self.order = order
         self.computed = sum(lengths)
         self._weights = weights
         self._cache = cache
+        self._common = common
         self._lengths = list(lengths)
-        self._zero = torch.zeros(len(lengths), dtype=torch.long, device=logits.device)
+        self._first = max(lengths)
+        self._new = 0
+        self._see()
 
     def step(self, token_B: torch.Tensor) -> None:
         """One decoding step of all live rows."""
-        start_B = torch.tensor(self._lengths, device=token_B.device)
-        rows = slice(0, len(self._lengths))
-        columns = max(self._lengths) + 1
-        last_B = self._zero[rows]
-        self.logits = llama.extend(self._weights, token_B[:, None], start_B, last_B, self._cache, rows, columns)
-        self._lengths = [length + 1 for length in self._lengths]
+        column, position_B = self._first + self._new, self._position_B + self._new
+        self.logits = decoding.decode(self._weights, token_B, position_B, self._cache, column, self._mask, self._shared)
+        self._new += 1
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Move the rows that are not in place; `rows` as made by `survivors`, so that none is overwritten too early."""
-        moved = [(source, target) for target, source in enumerate(rows) if source != target]
-        if moved:
-            self._cache.move([source for source, _ in moved], [target for _, target in moved], max(self._lengths))
+        """Go on with these rows, as made by `survivors`."""
+        self._cache.keep(rows, self._first + self._new)
         self.logits = self.logits[list(rows)]
         self._lengths = [self._lengths[row] for row in rows]
+        if self._common is not None:
+            self._common.keep(rows)
+        self._see()
+
+    def _see(self) -> None:
+        """What the live rows see: what they share, and their own columns but the unwritten ones."""
+        length_B = torch.tensor(self._lengths, device=self.logits.device)
+        mask = decoding.hidden(length_B, self._first, self._cache.key.dtype)
+        ragged = min(self._lengths) < self._first
+        self._shared, self._position_B, self._mask = None, length_B, mask if ragged else None
+        if self._common is not None:
+            shared = self._shared = self._common.shared(slice(0, len(self._lengths)))
+            self._position_B = length_B + shared.length_B
+            self._mask = torch.cat([decoding.hidden(shared.length_B, shared.columns, mask.dtype), mask], dim=-1)
+
+
+def _places(plan: Plan) -> dict[int, int]:
+    """The row of the session that answers each prompt."""
+    return {row: i for i, row in enumerate(plan.order)}
 
 
 def survivors(ended: Sequence[bool]) -> list[int]:
@@ -193,79 +306,3 @@ def survivors(ended: Sequence[bool]) -> list[int]:
     count = len(ended) - sum(ended)
     spare = iter([row for row in range(count, len(ended)) if not ended[row]])
     return [next(spare) if ended[row] else row for row in range(count)]
-
-
-class GenericRunner:
-    """Any causal language model of transformers: left padding, attention mask and its own cache."""
-
-    def __init__(self, model: nn.Module, pad_id: int) -> None:
-        self._model: Any = model
-        self._pad_id = pad_id
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is now."""
-        return next(self._model.parameters()).device  # type: ignore[no-any-return]
-
-    def weights_changed(self) -> None:
-        """Nothing is kept between calls."""
-
-    def next_logits(self, prompts: Sequence[Prompt]) -> torch.Tensor:
-        """Prefill only."""
-        return self._session(prompts).logits
-
-    def start(self, prompts: Sequence[Prompt], room: int) -> Session:
-        """Compute the distinct prompts and repeat their cache for the rows that share them."""
-        distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
-        session = self._session(list(distinct))
-        if len(distinct) < len(prompts):
-            session.keep([distinct[prompt] for prompt in prompts])
-        session.order = range(len(prompts))
-        session.computed = sum(map(len, distinct))
-        return session
-
-    def _session(self, prompts: Sequence[Prompt]) -> GenericSession:
-        width = max(map(len, prompts))
-        ids = [[*[self._pad_id] * (width - len(prompt)), *prompt] for prompt in prompts]
-        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        mask_BT = torch.tensor(mask, device=self.device)
-        return GenericSession(self._model, torch.tensor(ids, device=self.device), mask_BT)
-
-
-class GenericSession:
-    """A batch of a `GenericRunner`; rows share the column of their newest token."""
-
-    def __init__(self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> None:
-        self.order: Sequence[int] = range(len(ids_BT))
-        self.computed = int(mask_BT.sum())
-        self._model = model
-        self._mask = mask_BT
-        self._cache = DynamicCache(config=model.config)
-        # transformers renamed the argument in 5.24.
-        forward = inspect.signature(model.forward).parameters
-        self._keyword = "cache" if "cache" in forward else "past_key_values"
-        self.logits = self._forward(ids_BT, (mask_BT.cumsum(-1) - 1).clamp_min(0))
-
-    def _forward(self, ids_BT: torch.Tensor, position_BT: torch.Tensor) -> torch.Tensor:
-        out = self._model(
-            input_ids=ids_BT,
-            attention_mask=self._mask,
-            position_ids=position_BT,
-            use_cache=True,
-            logits_to_keep=1,
-            **{self._keyword: self._cache},
-        )
-        logits: torch.Tensor = out.logits[:, -1].float()
-        return logits
-
-    def step(self, token_B: torch.Tensor) -> None:
-        """One decoding step."""
-        self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], dim=1)
-        self.logits = self._forward(token_B[:, None], self._mask.sum(-1, keepdim=True) - 1)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Select or repeat rows of the cache."""
-        index = torch.tensor(rows, device=self._mask.device)
-        self._cache.batch_select_indices(index)
-        self._mask = self._mask.index_select(0, index)
-        self.logits = self.logits.index_select(0, index)

@@ -6,7 +6,7 @@ cases most tokens of the prompts are the same. Pure Python, no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 Prompt = tuple[int, ...]
@@ -15,6 +15,10 @@ MIN_SHARED = 32
 """Shorter common beginnings are not worth a second pass."""
 MIN_SHARE = 0.5
 """Smallest common part of a prompt that is worth it."""
+SLOT_COST = 0.1
+"""What one more row in a lane costs each step, against reading the lane (measured on a processor)."""
+MIN_SPARED = 1000
+"""Cached tokens that lanes must spare in each step to be worth their own work (measured on a processor)."""
 
 
 def spans(lengths: Sequence[int], limit: int) -> Iterator[slice]:
@@ -90,11 +94,51 @@ class Plan:
         shared = sum(len(prefix) for prefix, _ in self.prefixes)
         return shared + sum(len(tail.ids) for tail in self.tails) + sum(len(prompt) for prompt, _ in self.whole)
 
-    def columns(self, room: int) -> int:
-        """Columns that a cache needs for `room` new tokens in each row, padding of tails included."""
-        widest = max((len(tail.ids) for tail in self.tails), default=0)
-        tail = max((tail.start for tail in self.tails), default=0) + widest
-        return max(tail, *(len(prompt) for prompt, _ in self.whole), 0) + room
+    @property
+    def beginnings(self) -> tuple[tuple[Prompt, tuple[int, ...]], ...]:
+        """What rows have in common with each other, and the rows: `prefixes`, then `whole`."""
+        return (*self.prefixes, *self.whole)
+
+    @property
+    def columns(self) -> int:
+        """Columns that a cache needs for the prompts, padding of tails included."""
+        tail = max((tail.start for tail in self.tails), default=0) + self.widest
+        return max(tail, *(len(prompt) for prompt, _ in self.whole), 0)
+
+    @property
+    def widest(self) -> int:
+        """Tokens of the longest tail."""
+        return max((len(tail.ids) for tail in self.tails), default=0)
+
+    def lanes(self) -> Lanes | None:
+        """The cheapest way to read beginnings together; None where each row had better read its own."""
+        sizes = [len(rows) for _, rows in self.beginnings]
+        limits = [1 << power for power in range(max(sizes).bit_length() + 1)]
+        limit = min(limits, key=lambda one: sum(-(-size // one) for size in sizes) * (1 + SLOT_COST * one))
+        spared = sum(len(prompt) * (len(rows) - -(-len(rows) // limit)) for prompt, rows in self.beginnings)
+        return Lanes.of(self.beginnings, limit) if spared >= MIN_SPARED else None
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Where beginnings lie that several rows read: row `r` reads the first `lengths[r]` tokens of lane `lane[r]`."""
+
+    lane: Mapping[int, int]
+    lengths: Mapping[int, int]
+    count: int
+    width: int
+
+    @classmethod
+    def of(cls, beginnings: Sequence[tuple[Prompt, tuple[int, ...]]], limit: int) -> Lanes:
+        """Lanes of at most `limit` rows, evenly filled, in the order of the beginnings."""
+        lane: dict[int, int] = {}
+        count = 0
+        for _, rows in beginnings:
+            needed = -(-len(rows) // limit)
+            lane.update((row, count + index % needed) for index, row in enumerate(rows))
+            count += needed
+        lengths = {row: len(prompt) for prompt, rows in beginnings for row in rows}
+        return cls(lane, lengths, count, max(lengths.values()))
 
 
 def _groups(prompts: Sequence[Prompt]) -> Iterator[tuple[list[Prompt], int]]:

@@ -46,7 +46,8 @@ class TransformersEngine:
     """An `Engine` on a model that lives in this process, on CPU or GPU.
 
     `model` is shared, not copied: weights that a trainer changes in place are used from the next batch on. `pad_id` is
-    any valid token id. The model is put into evaluation mode for each batch (dropout off) and put back after it.
+    any valid token id. With `static`, decoding steps are recorded on a GPU (`dynaweb.engines.recording`). The model is
+    put into evaluation mode for each batch (dropout off) and put back after it.
     """
 
     def __init__(
@@ -57,14 +58,16 @@ class TransformersEngine:
         pad_id: int = 0,
         max_batch_tokens: int = MAX_BATCH_TOKENS,
         decode: Decode | None = None,
+        static: bool = True,
     ) -> None:
         self.decode = decode
+        self.static = static
         self.model = model
         self.lockstep = lockstep
         self.stats = EngineStats()
         self._pad_id = pad_id
         self._layers = _kinds(model)
-        self._runner: Runner = runner_for(model, pad_id)
+        self._runner: Runner = runner_for(model, pad_id, static=static)
         self.max_batch_tokens = max_batch_tokens
         config: Any = getattr(model, "config", None)
         self._vocabulary: int = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
@@ -160,7 +163,7 @@ class TransformersEngine:
         # Adapters may have come or gone since: the fastest runner for a plain model would read past them.
         layers = _kinds(self.model)
         if layers != self._layers:
-            self._layers, self._runner = layers, runner_for(self.model, self._pad_id)
+            self._layers, self._runner = layers, runner_for(self.model, self._pad_id, static=self.static)
         return _Work(self.model, self.stats, requests)
 
 
@@ -228,6 +231,8 @@ class _Decoding:
         self._session = session
         self._stats = stats
         self._stops = [frozenset(request.stop_ids) for request in requests]
+        self._texts = [bool(request.stop) for request in requests]
+        self._rooms = [request.max_new_tokens for request in requests]
         self._tokens: list[list[int]] = [[] for _ in requests]
         self._logps: list[list[float]] = [[] for _ in requests]
         self._finished = [False] * len(requests)
@@ -256,16 +261,17 @@ class _Decoding:
 
     def _said(self, i: int) -> bool:
         """Whether a row has completed one of its stop texts."""
-        stop = self._requests[i].stop
-        return bool(stop) and self._decode is not None and complete(self._tokens[i], stop, self._decode)
+        return self._decode is not None and complete(self._tokens[i], self._requests[i].stop, self._decode)
 
     def _append(self, live: Sequence[int], tokens: Sequence[int], logps: Sequence[float]) -> list[bool]:
         """Record one token per live row; tells which rows have ended."""
         ended = []
         for i, token, logp in zip(live, tokens, logps, strict=True):
-            self._tokens[i].append(token)
+            written = self._tokens[i]
+            written.append(token)
             self._logps[i].append(logp)
-            self._finished[i] = token in self._stops[i] or self._said(i)
-            ended.append(self._finished[i] or len(self._tokens[i]) >= self._requests[i].max_new_tokens)
+            finished = token in self._stops[i] or (self._texts[i] and self._said(i))
+            self._finished[i] = finished
+            ended.append(finished or len(written) >= self._rooms[i])
         self._stats.new_tokens += len(live)
         return ended

@@ -43,5 +43,6 @@ def refuse_silence(answers: Sequence[Judgement], what: str) -> None:
     if answers and all(answer.score is None for answer in answers):
         raise TrainingError(
             f"{what}: the judge scored none of {len(answers)} episodes that it was asked about; the first: "
-            f"{answers[0].why or 'no reason given'}"
+            f"{answers[0].why.rstrip('.') or 'no reason given'}. Mend that and resume the run, or take another judge "
+            "with --reward; `dynaweb judge audit` shows what a judge says of real episodes"
         )

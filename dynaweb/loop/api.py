@@ -10,13 +10,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynaweb import events
 from dynaweb.data.store import existing
-from dynaweb.errors import ConfigError, Interrupted
+from dynaweb.errors import ConfigError, Interrupted, StorageError
 from dynaweb.judges.fitting import fitted_judge
 from dynaweb.judges.making import to_fit
 from dynaweb.loop import stages
@@ -30,12 +31,15 @@ from dynaweb.loop.fidelity import transitions_of
 from dynaweb.loop.files import files_hash
 from dynaweb.loop.players import POLICIES, WITHOUT_MODEL, without_model
 from dynaweb.loop.sft import sft as sft_stage
+from dynaweb.loop.weights import world_model_weights
 from dynaweb.loop.workspace import MODEL, Workspace
 from dynaweb.loop.worldmodel import FIDELITY, Material, check_fit, fidelity_estimates, means, trains
 from dynaweb.observers import MetricsFile
 from dynaweb.observers.chosen import chosen_observers
 from dynaweb.plugins import current
 from dynaweb.runs import StageCache, open_run
+from dynaweb.runs.cache import default_root
+from dynaweb.runs.space import out_of_space, storage_error
 
 if TYPE_CHECKING:
     from dynaweb.backends.team import Team
@@ -83,11 +87,14 @@ def collect(recipe: Recipe, *, out: Path | None = None, store: Path | None = Non
     """Real, unrewarded transitions of `explore.player`, in the run folder or, with `store`, added to that store.
 
     All are added or none, and none that the store holds from the same exploration: a repeated call changes nothing.
+    Raises `CheckpointError` for a file that is no store, before anything is explored.
     """
+    from dynaweb.data.store import TransitionStore
+
+    if store is not None:
+        TransitionStore(store)
 
     async def job(ws: Workspace) -> StageResult:
-        from dynaweb.data.store import TransitionStore
-
         policy = await sft_stage(ws, await demos(ws)) if ws.recipe.explore.player == "policy" else None
         made = await explore(ws, policy)
         episodes = made.episodes()
@@ -104,6 +111,8 @@ def collect(recipe: Recipe, *, out: Path | None = None, store: Path | None = Non
 
 def fit_world_model(recipe: Recipe, *, out: Path | None = None, data: Path | None = None) -> StageResult:
     """A world model with its fidelity; everything that it needs is made first, or with `data` taken from a store."""
+    if data is not None:
+        existing(data)
 
     async def job(ws: Workspace) -> StageResult:
         made = await _world_model(ws, data)
@@ -130,6 +139,10 @@ def evaluate_world_model(
     """
     from dynaweb.loop.wmeval import score
 
+    weights = world_model_weights(weights)
+    if data is not None:
+        existing(data)
+
     async def job(ws: Workspace) -> WorldModelScores:
         found = await score(ws, *await _model_and_material(ws, weights, data), horizon=horizon)
         return replace(found, files=write_scores(found, _folder(ws)))
@@ -147,6 +160,10 @@ def show_prediction(
 ) -> Shown:
     """One greedy prediction of a held-out transition beside the truth; arguments as in `evaluate_world_model`."""
     from dynaweb.loop.wmeval import show
+
+    weights = world_model_weights(weights)
+    if data is not None:
+        existing(data)
 
     async def job(ws: Workspace) -> Shown:
         return await show(ws, *await _model_and_material(ws, weights, data), index)
@@ -171,8 +188,6 @@ async def _explored(ws: Workspace, shown: Made) -> Made:
 
 async def _model_and_material(ws: Workspace, weights: Path | None, data: Path | None) -> tuple[LoadedModel, Material]:
     """The weights of the world model, and what it is measured on. Only what is not given is made."""
-    if data is not None:
-        existing(data)
     check_fit(ws)
     if weights is None and trains(ws):
         weights = (await _world_model(ws, None)).model
@@ -196,6 +211,9 @@ def evaluate(
     and every failure with its label. An agent that looks ahead does so in the world model of these weights, by default
     the one that the recipe fits.
     """
+    world_model = world_model_weights(world_model)
+
+    _check_policy(policy)
 
     async def job(ws: Workspace) -> StageResult:
         arm, weights, key = await _policy(ws, policy)
@@ -245,6 +263,12 @@ async def _fit_judge(ws: Workspace) -> None:
         await fitted_judge(ws, await sft_stage(ws, shown), shown)
 
 
+def _check_policy(policy: str | Path | None) -> None:
+    """Before anything is made. Raises `ConfigError` for what is no name and no folder."""
+    if policy is not None and str(policy) not in POLICIES and not Path(policy).is_dir():
+        raise ConfigError(f"no policy is called {policy}; name a folder of weights, or one of {', '.join(POLICIES)}")
+
+
 async def _policy(ws: Workspace, policy: str | Path | None) -> tuple[str, Path | None, str]:
     """Name, weights (None = those of the base model, or none at all) and key of a policy."""
     if policy is None or str(policy) == "sft":
@@ -253,8 +277,6 @@ async def _policy(ws: Workspace, policy: str | Path | None) -> tuple[str, Path |
     if str(policy) in POLICIES:
         return str(policy), None, str(policy)
     folder = Path(policy)
-    if not folder.is_dir():
-        raise ConfigError(f"no policy is called {policy}; name a folder of weights, or one of {', '.join(POLICIES)}")
     weights = folder / MODEL if (folder / MODEL).is_dir() else folder
     return "policy", weights, files_hash(weights)
 
@@ -312,8 +334,14 @@ def _told(
         end("interrupted", stopped)
         raise stopped from error
     except BaseException as error:
-        end("failed", error)
-        raise
+        full = storage_error(error, folder.path, default_root())
+        told = error if full is None else StorageError(f"{full}; make room, and {folder.how_to_go_on}")
+        # A full disk may not take the status either, and what is to be told is why.
+        with suppress(*((OSError, StorageError) if out_of_space(error) else ())):
+            end("failed", told)
+        if full is None:
+            raise
+        raise told from error
     end("done")
     return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -9,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.loop.evaluate import estimates, judge_errors, successes, summary
+from dynaweb.loop.openloop import drifted
 from dynaweb.loop.outcomes import Row, failures, kind_name, rows_by, site_name, table
 from dynaweb.loop.stages import bought
 from dynaweb.loop.worldmodel import FIDELITY
 from dynaweb.report.stats import Estimate, proportion
-from dynaweb.runs import write_json
+from dynaweb.runs import finite, write_json
 
 if TYPE_CHECKING:
     from dynaweb.loop.stages import Outcome
@@ -84,6 +86,8 @@ class StageResult:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, float) and math.isnan(value):
+        return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -103,7 +107,7 @@ def evaluated(
     )
     plain = {"policy": arm, "metrics": result.metrics, "failures": result.failures}
     tables = {name: [asdict(row) for row in getattr(result, name)] for name in ("sites", "kinds")}
-    write_json(folder / RESULTS, plain | tables)
+    write_json(folder / RESULTS, finite(plain | tables))
     return result
 
 
@@ -128,6 +132,7 @@ def write_summary(ws: Workspace, outcome: Outcome, folder: Path) -> None:
             "bought": bought(ws, outcome.arms),
             "probes": fidelity["probes"],
             "rules": fidelity.get("rules", []),
+            "drift": drifted(outcome.given.drift),
             "episodes_are": episodes_are(ws),
         },
     )
@@ -153,7 +158,7 @@ def write_scores(found: WorldModelScores, folder: Path) -> tuple[Path, ...]:
     from dynaweb.runs.atomic import write_text
 
     plain = {name: value for name, value in asdict(found).items() if name != "files"}
-    write_json(folder / SCORES, plain)
+    write_json(folder / SCORES, finite(plain))
     page = world_model_page(found.name, found.one_step, found.steps, found.calibration, MEASURES)
     write_text(folder / SCORES_PAGE, page)
     return folder / SCORES, folder / SCORES_PAGE

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dynaweb import events
 from dynaweb.judges.making import judge_key
 from dynaweb.loop.demos import save_episodes
-from dynaweb.loop.players import ModelPolicy
+from dynaweb.loop.made import EPISODES, Made
+from dynaweb.loop.players import WITHOUT_MODEL, ModelPolicy
 from dynaweb.loop.rollout import Episode, Rules, refuse_total_failure
 from dynaweb.loop.verdicts import SUCCESS as SUCCESS
 from dynaweb.loop.verdicts import asked, grading, judge_all, success_of
-from dynaweb.loop.waves import play_in_waves
+from dynaweb.loop.waves import JOURNAL, play_in_waves
 from dynaweb.report.stats import Estimate, proportion, wilson
 from dynaweb.types import Task, Trajectory
 
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
 
     from dynaweb.engines.transformers_engine import TransformersEngine
     from dynaweb.loop.players import PlayerFor
-    from dynaweb.loop.workspace import Made, Workspace
+    from dynaweb.loop.workspace import Workspace
     from dynaweb.policy.formats import PromptFormat
     from dynaweb.runs import Stage
 
+EVAL = "eval"
+"""The stage."""
 CHECKER = "checker"
 """The reward that is the environment's own verdict."""
 
@@ -96,7 +99,8 @@ async def evaluate_arm(
 ) -> Made:
     """Stage `eval`: one arm on `count` tasks of a split (default: those of the recipe).
 
-    `weights` None is the base model; `player` makes another player than a model. `by_task`: see `play_in_waves`.
+    `weights` None is the base model; `player` makes another player than a model. `by_task`: see `play_in_waves`; a
+    finished evaluation is then taken up again when the infrastructure broke some of its episodes.
     """
     split = split or ws.recipe.eval.split
     count = count or ws.recipe.eval.episodes
@@ -117,13 +121,22 @@ async def evaluate_arm(
         "web.contexts",
         "data.max_best_steps",
         tasks=ws.eval_key,
-        model=ws.model_key,
+        model="" if arm in WITHOUT_MODEL else ws.model_key,
         split=[split, count],
         policy=weights_key,
         arm=arm,
     )
+    if by_task and _broken(ws.cache.find(EVAL, key)):
+        ws.take_up_again(EVAL, key, {EPISODES: JOURNAL})
     settings = {**ws.recipe.settings("run.seed", "eval"), "arm": arm}
-    return await ws.stage("eval", key, body, settings=settings, resumable=True)
+    return await ws.stage(EVAL, key, body, settings=settings, resumable=True)
+
+
+def _broken(folder: Path | None) -> str:
+    """Ids of the episodes that the infrastructure broke in a finished evaluation; '' where there is none."""
+    if folder is None:
+        return ""
+    return " ".join(t.id for t in Made("", folder).episodes() if t.end == "infrastructure")
 
 
 async def audit_judge(ws: Workspace, arm: str, evaluated: Made, weights: Path | None) -> Made:
@@ -141,7 +154,10 @@ async def audit_judge(ws: Workspace, arm: str, evaluated: Made, weights: Path | 
 
     made = evaluated
     if audits(ws):
-        extra = {"judge": judge_key(ws)} if judge_key(ws) else {}
+        extra: dict[str, Any] = {"judge": judge_key(ws)} if judge_key(ws) else {}
+        if broken := _broken(evaluated.folder):
+            # They are other episodes once these have been played again.
+            extra["broken"] = broken
         key = ws.key("reward", evaluated=evaluated.key, model=ws.model_key, **extra)
         made = await ws.stage("judge", key, body, settings=ws.recipe.settings("reward") | {"arm": arm})
     ws.keep(made, f"eval-{arm}")

@@ -4,14 +4,17 @@ New tasks are kept when the critic's chance of success on their first page lies 
 neither hopeless nor known), as far as there is a critic. Where a step of this leaves nothing, the next best is taken
 and said aloud: without failed tasks all tasks of the phase count as failed; when no new task lies in the band, those
 nearest to it are kept; when there is no new task at all, the failed ones are played again.
+
+A new task has no recorded first page. Where one is needed (the critic reads it, dreams start from it), the task is
+opened once in the real environment.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,15 +22,19 @@ from dynaweb import events
 from dynaweb.config.decisive import decisive
 from dynaweb.loop.beside import Phase, critic_left, parts_of
 from dynaweb.loop.checks import make_optimizer
+from dynaweb.loop.demos import save_episodes
+from dynaweb.loop.openings import as_opened, open_first_pages, recorded_starts
 from dynaweb.loop.proposing import Proposals, by_environment, by_server, chosen_generator, counted
 from dynaweb.loop.tasks import StartPages
 from dynaweb.protocols import MakesVariants, TokenRow
 from dynaweb.runs import write_json
-from dynaweb.types import Observation, Task, Trajectory
+from dynaweb.types import Task, Trajectory
 
 if TYPE_CHECKING:
+    from dynaweb.backends.critic import Critic
     from dynaweb.loop.ingredients import Ingredients, Mode
     from dynaweb.loop.workspace import Made, Workspace
+    from dynaweb.policy.formats import PromptFormat
     from dynaweb.runs import Stage
 
 TASKS, WHY = "tasks.json", "curriculum.json"
@@ -48,7 +55,7 @@ async def in_phases(ws: Workspace, given: Ingredients, mode: Mode) -> Made:
     policy, parts = given.sft, list[dict[str, Any]]()
     before: Made | None = None
     for number in range(1, ws.recipe.phases.count + 1):
-        tasks = await evolve(ws, before, number) if before is not None else None
+        tasks = await evolve(ws, given, before, number) if before is not None else None
         phase = Phase(number, before, tasks)
         parts.append(parts_of(phase, policy))
         _tell(ws, parts)
@@ -64,7 +71,7 @@ def _tell(ws: Workspace, parts: Sequence[dict[str, Any]]) -> None:
         write_json(ws.folder.path / PARTS, list(parts))
 
 
-async def evolve(ws: Workspace, before: Made, number: int) -> Made:
+async def evolve(ws: Workspace, given: Ingredients, before: Made, number: int) -> Made:
     """Stage `curriculum`: the tasks of phase `number`, made of what the phase `before` failed."""
 
     async def body(stage: Stage) -> None:
@@ -73,14 +80,21 @@ async def evolve(ws: Workspace, before: Made, number: int) -> Made:
         failed, notes = failed_tasks(played)
         made = await _proposals(ws, failed, played, wanted * ws.recipe.phases.proposals, number)
         fresh = new_tasks(made.tasks, [t.task for t in played])
-        values = await first_values(ws, before, fresh, played)
-        kept, more = in_band(fresh, values, ws.recipe.phases.value, wanted)
+        usable, count = fresh, 0
+        valuer, pages = valuer_of(ws, before), recorded_starts(given)
+        pages.add(played)
+        if valuer is not None or ws.dreams:
+            usable, count = await opened(ws, fresh if valuer is not None else fresh[:wanted], pages, notes)
+        values = valuer.of(usable, pages) if valuer is not None else None
+        kept, more = in_band(usable, values, ws.recipe.phases.value, wanted)
         if not kept:
             kept, more = list(failed), ["no new task came out: the failed ones are played again"]
         counts = {"failed": len(failed), "proposed": len(made.tasks), "new": len(fresh), "kept": len(kept)}
-        counts |= {"infeasible": made.infeasible, "unreadable": made.unreadable}
+        counts |= {"infeasible": made.infeasible, "unreadable": made.unreadable, "pages opened": count}
         notes += more
         _write(stage.folder, kept, counts, notes, values)
+        if ws.dreams:
+            save_episodes(stage, as_opened(kept, pages))
         for note in notes:
             ws.tell(events.Failure(where=f"curriculum of phase {number}", error=note))
         _told.info("tasks of phase %d: %s", number, counted(counts))
@@ -93,7 +107,8 @@ def curriculum_key(ws: Workspace, before: Made, number: int) -> str:
     """The cache key of the stage. How many phases there are is not in it, nor how a server is asked."""
     parts = (*(f"phases.{name}" for name in ("generator", "tasks", "proposals", "value")), "rl.updates", "rl.tasks")
     server = decisive(ws.recipe.phases.server)
-    return ws.key(*parts, "opt", server=server, before=before.key, number=number, tasks=ws.task_key)
+    pages = {"pages": "kept"} if ws.dreams else {}
+    return ws.key(*parts, "opt", server=server, before=before.key, number=number, tasks=ws.task_key, **pages)
 
 
 def failed_tasks(played: Sequence[Trajectory]) -> tuple[list[Task], list[str]]:
@@ -131,10 +146,26 @@ def _same(task: Task) -> tuple[str, str]:
     return " ".join(task.intent.lower().split()), str(task.meta.get("site_seed", task.start_url))
 
 
-async def first_values(
-    ws: Workspace, before: Made, tasks: Sequence[Task], played: Sequence[Trajectory]
-) -> list[float] | None:
-    """The critic's chance of success on each task's first page; None where the phase before left no critic."""
+@dataclass(frozen=True, slots=True)
+class Valuer:
+    """The critic that a phase left, with the policy whose pages it reads."""
+
+    critic: Critic
+    format: PromptFormat
+    value: Callable[[Any], Any]
+
+    def of(self, tasks: Sequence[Task], pages: StartPages) -> list[float]:
+        """The chance of success on each task's first page. All pages must be known."""
+        rows = []
+        for task in tasks:
+            page = pages(task)
+            assert page is not None
+            rows.append(TokenRow(self.format.policy_prompt(task, page, ()), (self.format.stop_ids[0],)))
+        return [float(self.value(outputs[0])) for outputs in self.critic.values(rows)] if rows else []
+
+
+def valuer_of(ws: Workspace, before: Made) -> Valuer | None:
+    """The critic of the phase before; None where it left none."""
     from dynaweb.backends.critic import Critic
     from dynaweb.backends.schedule import Schedule
     from dynaweb.credit import wants
@@ -142,31 +173,21 @@ async def first_values(
     optimizer = make_optimizer(ws)
     spec, value = wants(optimizer).critic, getattr(optimizer, "value", None)
     left = critic_left(before)
-    if spec is None or value is None or left is None or not tasks:
+    if spec is None or value is None or left is None:
         return None
     model = ws.load(before.model)
     critic = Critic(model.model, spec, Schedule(0.0, 1))
     critic.load(left)
-    pages = await _first_pages(ws, tasks, played)
-    rows = [
-        TokenRow(model.format.policy_prompt(task, page, ()), (model.format.stop_ids[0],))
-        for task, page in zip(tasks, pages, strict=True)
-    ]
-    return [float(value(outputs[0])) for outputs in critic.values(rows)]
+    return Valuer(critic, model.format, value)
 
 
-async def _first_pages(ws: Workspace, tasks: Sequence[Task], played: Sequence[Trajectory]) -> list[Observation]:
-    """Recorded first pages, and those of tasks without one, opened now."""
-    known = StartPages(played)
-    environment = ws.source.environment()
-    found = []
-    try:
-        for task in tasks:
-            page = known(task)
-            found.append(page if page is not None else await environment.reset(task, ws.seed("curriculum", task.id)))
-    finally:
-        await environment.close()
-    return found
+async def opened(ws: Workspace, fresh: Sequence[Task], pages: StartPages, notes: list[str]) -> tuple[list[Task], int]:
+    """The tasks whose first page is known or could be opened now, and how many pages were opened; adds to `notes`."""
+    count = len(await open_first_pages(ws, fresh, pages))
+    found = [task for task in fresh if pages(task) is not None]
+    if len(found) < len(fresh):
+        notes.append(f"{len(fresh) - len(found)} of {len(fresh)} new tasks could not be opened and are left out")
+    return found, count
 
 
 def in_band(
@@ -177,7 +198,7 @@ def in_band(
     Where no value lies in the band, those nearest to it.
     """
     if values is None:
-        return list(tasks[:wanted]), ["there is no critic yet: tasks are not filtered by its value"] if tasks else []
+        return list(tasks[:wanted]), ["there is no critic: tasks are not filtered by its value"] if tasks else []
     low, high = band
     kept = [task for task, value in zip(tasks, values, strict=True) if low <= value <= high]
     if kept or not tasks:

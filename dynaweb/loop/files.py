@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dynaweb.errors import ConfigError
+from dynaweb.runs.atomic import write_with
 
 
 def link(source: Path, target: Path) -> None:
@@ -17,7 +18,7 @@ def link(source: Path, target: Path) -> None:
     with suppress(OSError):
         target.hardlink_to(source)
         return
-    shutil.copy2(source, target)
+    write_with(target, lambda temporary: shutil.copyfile(source, temporary))
 
 
 def files_hash(folder: Path) -> str:

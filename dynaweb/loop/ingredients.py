@@ -28,6 +28,8 @@ class Ingredients:
     """The judge that was fitted for this run."""
     recorded: Made | None = None
     """Rollouts that are learned from offline."""
+    drift: Made | None = None
+    """What the world model's errors are by step of the dream. Nothing is learned from it."""
     phase: Phase = FIRST_PHASE
 
     def keys(self) -> dict[str, str]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynaweb.backends.batch import draw
 from dynaweb.judges.rollouts import graded_rollouts
 from dynaweb.loop.replay import write_whole
 from dynaweb.loop.verdicts import judge_all, refuse_silent_judge
@@ -48,6 +47,9 @@ class OfflineRollouts:
         self, update: int, tasks: Sequence[Task], on_done: Callable[[Trajectory], None] | None = None, first: int = 0
     ) -> list[Trajectory]:
         """The rollouts of an update; `tasks` and `on_done` do not matter, since nothing is played."""
+        # Imports torch, which nobody needs who only evaluates scripted or random play.
+        from dynaweb.backends.batch import draw
+
         if not self._judged:
             self._judged = await self._verdicts()
         chosen = [self._judged[i] for i in draw(len(self._judged), self.count, seed=self.seed, step=update)]

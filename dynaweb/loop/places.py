@@ -10,9 +10,9 @@ from dynaweb.loop.curriculum import Schedule
 from dynaweb.loop.demos import rl_tasks
 from dynaweb.loop.evolving import read_tasks
 from dynaweb.loop.groups import Place
+from dynaweb.loop.openings import recorded_starts
 from dynaweb.loop.refresh import refreshed_by
 from dynaweb.loop.rollout import Rules
-from dynaweb.loop.tasks import StartPages
 from dynaweb.loop.verdicts import grading
 from dynaweb.loop.worldmodel import calibration_of, held_out_sites, real_transitions
 from dynaweb.types import Task
@@ -32,7 +32,7 @@ def place_of(ws: Workspace, given: Ingredients, model: LoadedModel | None) -> Pl
     if given.explored is None or given.world_model is None:
         raise ConfigError("dreams need explored start pages and a world model; run those stages first")
     explored = given.explored.episodes()
-    starts = StartPages([*explored, *given.demos.episodes()])
+    starts = recorded_starts(given)
     world_model = ws.world_model(
         model or ws.base,
         temperature=dream.temperature,
@@ -64,7 +64,7 @@ def schedule_of(ws: Workspace, given: Ingredients, demonstrated: Sequence[Task])
     """The tasks of all updates; for dreams, only tasks whose start page was recorded."""
     tasks = rl_tasks(ws) if given.phase.tasks is None else read_tasks(given.phase.tasks)
     if given.explored is not None:
-        starts = StartPages([*given.explored.episodes(), *given.demos.episodes()])
+        starts = recorded_starts(given)
         tasks = [task for task in tasks if starts(task) is not None]
         demonstrated = [task for task in demonstrated if starts(task) is not None]
     if not tasks:

@@ -21,6 +21,7 @@ from dynaweb.loop.evolving import in_phases
 from dynaweb.loop.explore import explore
 from dynaweb.loop.ingredients import Ingredients
 from dynaweb.loop.offline import recorded
+from dynaweb.loop.openloop import drift_stage
 from dynaweb.loop.refresh import refreshed_by
 from dynaweb.loop.rl import UPDATES, reinforce
 from dynaweb.loop.sft import Control, longer_sft, sft
@@ -73,7 +74,8 @@ async def ingredients(ws: Workspace) -> Ingredients:
         return Ingredients(policy, shown, experts, judge=judge, recorded=await recorded(ws, policy))
     explored = await explore(ws, policy if ws.recipe.explore.player == "policy" else None)
     model = await fit_world_model(ws, explored, shown)
-    return Ingredients(policy, shown, experts, explored, model, judge)
+    drift = await drift_stage(ws, explored, shown, model)
+    return Ingredients(policy, shown, experts, explored, model, judge, drift=drift)
 
 
 def learns(ws: Workspace) -> bool:
@@ -182,6 +184,8 @@ def bought(ws: Workspace, arms: Sequence[ArmResult]) -> list[str]:
     if ws.dreams:
         who = {"policy": "the SFT policy", "expert": "experts", "random": "random actions"}[recipe.explore.player]
         sentences.append(f"{recipe.explore.episodes} unrewarded real episodes of {who}, for the world model.")
+        if recipe.phases.count > 1:
+            sentences.append("The real first page of every new task of a later phase, opened once.")
     if getattr(recipe.reward.config, "model", "") and arms:
         sentences.append("A judge that is the language model itself; the shipped one was trained to judge other sites.")
     if to_fit(ws) is not None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from dynaweb.errors import ConfigError
+from dynaweb.protocols import Catalogue, TaskFinder
 from dynaweb.seeding import derive
+from dynaweb.suggest import hint
 from dynaweb.types import Observation, Task, Trajectory
 
 if TYPE_CHECKING:
     from dynaweb.protocols import TaskSource
+
+log = logging.getLogger("dynaweb")
 
 _TRIES = 4
 """How often more tasks are asked for when too many are too long; each time twice as many."""
@@ -21,7 +26,8 @@ _TRIES = 4
 def draw(source: TaskSource, split: str, *, count: int, seed: int, max_best_steps: int) -> list[Task]:
     """`count` tasks of a split whose shortest solution has at most `max_best_steps` steps, in the source's order.
 
-    Tasks without a known shortest solution are kept. Raises `ConfigError` when the split has not enough.
+    Tasks without a known shortest solution are kept. A source with an end (a benchmark) gives what it has, with a
+    warning. Raises `ConfigError` when another has not enough, or when there is none.
     """
     short: list[Task] = []
     for attempt in range(_TRIES):
@@ -29,10 +35,33 @@ def draw(source: TaskSource, split: str, *, count: int, seed: int, max_best_step
         short = [task for task in found if task.best_steps is None or task.best_steps <= max_best_steps]
         if len(short) >= count:
             return short[:count]
+        if short and isinstance(source, Catalogue) and len(found) < count:
+            log.warning("the split %r has only %d tasks; all of them are used, not %d", split, len(short), count)
+            return short
     raise ConfigError(
         f"the split {split!r} gave only {len(short)} tasks of at most {max_best_steps} steps, {count} are needed; "
         "raise data.max_best_steps or lower the number of tasks"
     )
+
+
+def default_split(source: object) -> str:
+    """The split that is meant where none is named: `train`, or what a source says in `default_split`."""
+    return str(getattr(source, "default_split", "train"))
+
+
+def known(source: object, task_id: str) -> Task | None:
+    """The task of an id, whatever draw it is from; None where the source cannot tell."""
+    return source.task(task_id) if isinstance(source, TaskFinder) else None
+
+
+def named(wanted: str, drawn: Sequence[Task]) -> Task:
+    """The task of an id, or that at a number, among those drawn. Raises `ConfigError` with ids that look like it."""
+    if wanted.isdecimal() and int(wanted) < len(drawn):
+        return drawn[int(wanted)]
+    ids = {task.id: task for task in drawn}
+    if wanted not in ids:
+        raise ConfigError(f"no task is called {wanted!r}, and {len(ids)} were drawn; {hint(wanted, ids)}")
+    return ids[wanted]
 
 
 def by_template(tasks: Iterable[Task]) -> dict[str, list[Task]]:
@@ -72,13 +101,21 @@ def rotation(tasks: Sequence[Task], count: int, *, seed: int) -> list[Task]:
 
 
 class StartPages:
-    """Recorded real start pages. Tasks that start at the same address of the same generated site share one."""
+    """Recorded real start pages. Tasks that start at the same address of the same generated site share one.
+
+    An episode without a step ends where it starts.
+    """
 
     def __init__(self, episodes: Iterable[Trajectory] = ()) -> None:
         self._pages: dict[str, Observation] = {}
+        self.add(episodes)
+
+    def add(self, episodes: Iterable[Trajectory]) -> None:
+        """Take the first pages of more episodes; a page that is known stays as it is."""
         for episode in episodes:
-            if episode.steps:
-                self._pages.setdefault(start_key(episode.task), episode.steps[0].observation)
+            page = episode.steps[0].observation if episode.steps else episode.final
+            if page is not None:
+                self._pages.setdefault(start_key(episode.task), page)
 
     def __call__(self, task: Task) -> Observation | None:
         """The start page of a task, or None when none was recorded."""

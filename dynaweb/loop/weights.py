@@ -5,9 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dynaweb.errors import CheckpointError
+from dynaweb.errors import CheckpointError, MissingError
 
+PLACES = ("", "model", "checkpoints/world-model")
+"""Where a folder that is given holds the weights of a world model: itself, a stage's or a run's."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def world_model_weights(folder: Path | None) -> Path | None:
+    """The weights in a folder, or in that of a run which fitted a world model. Raises `MissingError` where none are."""
+    if folder is None:
+        return None
+    for place in PLACES:
+        if (folder / place / "config.json").is_file():
+            return folder / place
+    why = "no config.json in it" if folder.is_dir() else "no such folder"
+    raise MissingError(
+        f"there are no weights in {folder} ({why}); dynaweb wm fit puts them into checkpoints/world-model of its folder"
+    )
 
 
 def read_tokenizer(source: str) -> Any:

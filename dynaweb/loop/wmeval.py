@@ -8,7 +8,7 @@ own confidence, at that temperature too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from dynaweb.data.inspect import site_of
 from dynaweb.errors import ConfigError
-from dynaweb.loop.drift import chains, drift
 from dynaweb.loop.fidelity import Graded, Probe, grade, predictions
+from dynaweb.loop.openloop import open_loop
 from dynaweb.loop.worldmodel import Material, calibrate_on, estimates
 
 if TYPE_CHECKING:
@@ -87,22 +87,10 @@ async def score(ws: Workspace, model: LoadedModel, given: Material, *, horizon: 
         calibration = await calibrate_on(dreaming, questions, seed=ws.seed("calibration"), fidelity=fidelity)
     except ConfigError as error:
         why = str(error)
-    steps = await _open_loop(ws, dreaming, given, horizon)
+    steps = [estimates(step) for step in await open_loop(ws, dreaming, given, horizon=horizon, most=MAX_CHAINS)]
     probes = tuple({"site": site_of(q.transition), **one} for q, one in zip(questions, graded, strict=True))
     groups = by_group(questions, graded)
     return WorldModelScores(ws.recipe.wm.name, groups, steps, seconds, calibration, why, probes=probes)
-
-
-async def _open_loop(ws: Workspace, world_model: Any, given: Material, horizon: int) -> list[dict[str, Estimate]]:
-    walks = [chain for chain in chains(given.walks, longest=horizon) if len(chain) > 1][:MAX_CHAINS]
-    if not ws.dreams:
-        raise ConfigError(f"env {ws.recipe.env.name!r} has no dreams to follow episodes in; use --env dream")
-
-    def dreams(start_page: Any) -> Callable[[], Any]:
-        return ws.dream_environment(world_model, start_page)
-
-    found = await drift(dreams, walks, seed=ws.seed("drift"), live=ws.lockstep.episode)
-    return by_step(found, horizon)
 
 
 def by_group(questions: Sequence[Probe], graded: Sequence[Graded]) -> dict[str, dict[str, Estimate]]:
@@ -113,12 +101,6 @@ def by_group(questions: Sequence[Probe], graded: Sequence[Graded]) -> dict[str, 
         for name in (f"env {host}", f"action {probe.transition.action.kind}"):
             groups.setdefault(name, []).append(one)
     return {name: estimates(found) for name, found in groups.items()}
-
-
-def by_step(found: Sequence[Sequence[Graded]], horizon: int) -> list[dict[str, Estimate]]:
-    """Measures of step 1, 2... over all episodes that are so long."""
-    steps = [[chain[at] for chain in found if len(chain) > at] for at in range(horizon)]
-    return [estimates(step) for step in steps if step]
 
 
 @dataclass(frozen=True)

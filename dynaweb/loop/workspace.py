@@ -308,6 +308,10 @@ class Workspace:
         await body(stage)
         stage.commit(cost=self.meter.cost())
 
+    def take_up_again(self, name: str, key: str, keep: Mapping[str, str]) -> None:
+        """Make a finished stage one that an attempt has begun: see `StageCache.reopen`."""
+        self.cache.reopen(name, key, keep=keep, cost=COST)
+
     def remember_cost(self, stage: Stage) -> None:
         """Write what the stage has cost so far beside its checkpoint."""
         write_json(stage.scratch / COST, self.meter.cost())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dynaweb.config.recipe import digest
 from dynaweb.config.resolving import resolve
 from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError
-from dynaweb.matrix.grammar import Matrix, by_path, settings_of, value_label
+from dynaweb.matrix.grammar import RECIPE, Matrix, by_path, settings_of, value_label
 from dynaweb.runs.folder import NO_RESULT
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _cell(matrix: Matrix, values: Values, seed: int, plugins: Plugins) -> Cell:
     for when in matrix.when:
         if _fits(when.condition, values):
             overrides |= by_path(when.set)
-    recipe = resolve(matrix.base, overrides=overrides, seed=seed, plugins=plugins)
+    recipe = resolve(values.get(RECIPE, matrix.base), overrides=overrides, seed=seed, plugins=plugins)
     for choice in recipe.choices():
         plugins.check(choice.kind, choice.name)
     labels = tuple((name, value_label(value)) for name, value in values.items())

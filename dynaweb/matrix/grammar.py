@@ -8,7 +8,7 @@ max_cells = 64
 set = {"eval.episodes" = 60}     # for every cell
 
 [matrix.axes]
-wm = ["delta", "full-state"]     # a flag of `dynaweb run`, or the path of a setting
+wm = ["delta", "full-state"]     # a flag of `dynaweb run`, the path of a setting, or `recipe`: whole recipes
 "dream.horizon" = [1, 2, 4, 8]
 anchor = [{label = "none", "rl.bc_weight" = 0.0}, {label = "both", "rl.bc_weight" = 0.2, "rl.expert_share" = 0.25}]
 
@@ -41,6 +41,8 @@ from dynaweb.suggest import hint
 
 _SHIPPED = Path(__file__).parent / "shipped"
 LABEL = "label"
+RECIPE = "recipe"
+"""The axis whose values are recipes, each in the place of the base."""
 
 
 class When(Section):
@@ -108,7 +110,7 @@ def read_matrix(
         matrix = Matrix.model_validate(data)
     except ValidationError as error:
         raise ConfigError(f"matrix {source}: {_problems(error)}") from error
-    _check_axes(matrix)
+    check_axes(matrix)
     return matrix
 
 
@@ -156,7 +158,8 @@ def _split(text: str) -> list[str]:
     return parts
 
 
-def _check_axes(matrix: Matrix) -> None:
+def check_axes(matrix: Matrix) -> None:
+    """Raise `ConfigError` with everything that is wrong with the axes and conditions of a matrix."""
     names = [*matrix.axes, *(name for group in matrix.zip for name in group)]
     problems = [f"axis {name!r} is there twice" for name in {name for name in names if names.count(name) > 1}]
     for name, values in [*matrix.axes.items(), *(item for group in matrix.zip for item in group.items())]:
@@ -178,6 +181,8 @@ def _axis_problems(matrix: Matrix, name: str, values: list[Any]) -> Iterable[str
         yield "seeds are no axis: list them in matrix.seeds, or give --seeds"
     if not values:
         yield f"axis {name!r} has no values"
+    if name == RECIPE and not all(isinstance(value, str) for value in values):
+        yield f"axis {name!r} has recipes as its values: shipped names or TOML files"
     texts = [value_label(value) for value in values]
     if len(set(texts)) < len(texts):
         yield f"axis {name!r} has a value twice: {', '.join(texts)}"
@@ -190,7 +195,9 @@ def _axis_problems(matrix: Matrix, name: str, values: list[Any]) -> Iterable[str
 
 
 def settings_of(axis: str, value: Any) -> dict[str, Any]:
-    """The settings, by path, that one value of an axis stands for."""
+    """The settings, by path, that one value of an axis stands for; none for a recipe."""
+    if axis == RECIPE:
+        return {}
     if isinstance(value, Mapping):
         return by_path({key: inner for key, inner in value.items() if key != LABEL})
     return by_path({axis: value})

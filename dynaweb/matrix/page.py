@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dynaweb.compare.records import COSTS
 from dynaweb.matrix.folder import CellStatus, MatrixFolder
+from dynaweb.matrix.grammar import RECIPE
 from dynaweb.matrix.results import MatrixResults, TableRow
 from dynaweb.matrix.table import NOTE, is_share, measure_label, value_text
 from dynaweb.report.headline import duration
@@ -31,14 +33,15 @@ def matrix_page(found: MatrixResults, base: Path, *, stamp: str = "") -> str:
     matrix = found.plan.matrix
     chips = [el("span", f"{count} {state}", class_=f"chip {STATUS.get(state, '')}") for state, count in _counts(found)]
     seeds = f"{len(matrix.seeds)} seed{'s' if len(matrix.seeds) > 1 else ''}"
-    chips += [el("span", f"base {Path(matrix.base).stem}", class_="chip"), el("span", seeds, class_="chip")]
+    base_chip = None if RECIPE in found.plan.axes else el("span", f"base {Path(matrix.base).stem}", class_="chip")
+    shown = [*chips, base_chip, el("span", seeds, class_="chip")]
     theme, news = live_buttons() if stamp else (None, None)
     header = el(
         "header",
         el("h1", f"Matrix {matrix.name}"),
         el("p", matrix.description, class_="muted") if matrix.description else None,
         theme,
-        el("div", *chips, class_="chips"),
+        el("div", *shown, class_="chips"),
         news,
     )
     main = el("main", *[_measure(found, name) for name in found.measures], _plots(found), _cells(found, base))
@@ -75,6 +78,9 @@ def _lead(found: MatrixResults, name: str) -> str:
 
     if name == found.measures[0]:
         return NOTE[0].upper() + NOTE[1:] + "; bold where the interval leaves out 0 at the corrected level."
+    if name in COSTS:
+        words = f"{COSTS[name][:1].upper()}{COSTS[name][1:]}. Mean over runs with its 95 % interval; n counts runs."
+        return f"{words} A stage that several runs share counts for each of them."
     meaning = MEANINGS.get(name.lower().replace(" ", "_"), "")
     if not meaning:
         return "The same episodes, played by another arm of the same runs."
@@ -115,7 +121,9 @@ def _against(row: TableRow) -> list[Html]:
 
 def _unit(name: str, scale: tuple[float, float]) -> str:
     low, high = scale
-    return f"{100 * low:.0f} to {100 * high:.0f} %" if is_share(name) else f"{low:.2g} to {high:.2g}"
+    if is_share(name):
+        return f"{100 * low:.0f} to {100 * high:.0f} %"
+    return f"{low:,.0f} to {high:,.0f}" if name in COSTS else f"{low:.2g} to {high:.2g}"
 
 
 def _scale(found: MatrixResults, name: str) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dynaweb.compare.comparing import Versus, versus
 from dynaweb.compare.groups import Group
-from dynaweb.compare.records import MAIN, RunRecord, measure_key, read_run
+from dynaweb.compare.records import COSTS, MAIN, RunRecord, measure_key, read_run
 from dynaweb.errors import CheckpointError, ConfigError
 from dynaweb.matrix.cells import Labels, Plan
 from dynaweb.matrix.folder import CellStatus, MatrixFolder
@@ -77,7 +77,7 @@ class MatrixResults:
 
 
 def results(plan: Plan, folder: MatrixFolder, measures: Sequence[str] = ()) -> MatrixResults:
-    """Read what is done. `measures` default to those of the matrix: `main`, an arm, or one of the world model.
+    """Read what is done. `measures` default to those of the matrix: `main`, an arm, one of the world model, or a cost.
 
     Raises `ConfigError` for a measure that no run has.
     """
@@ -103,10 +103,11 @@ def measures_of(plan: Plan, measures: Iterable[str] = ()) -> tuple[str, ...]:
     from dynaweb.loop.fidelity import MEANINGS
 
     names = tuple(measures) or plan.matrix.measures
-    known = {*ARMS, *map(measure_key, MEANINGS)}
-    wrong = [name for name in names if name not in ARMS and measure_key(name) not in known]
+    known = {*ARMS, *COSTS, *map(measure_key, MEANINGS)}
+    wrong = [name for name in names if name not in known and measure_key(name) not in known]
     if wrong:
-        listed = "\n".join(f"no measure is called {name!r}; {hint(name, [*ARMS, *MEANINGS])}" for name in wrong)
+        every = [*ARMS, *COSTS, *MEANINGS]
+        listed = "\n".join(f"no measure is called {name!r}; {hint(name, every)}" for name in wrong)
         raise ConfigError(listed)
     return names
 
@@ -129,4 +130,6 @@ def _is_arm(name: str, group: Group) -> bool:
 def _estimate(name: str, group: Group) -> Estimate | None:
     if not group.runs:
         return None
+    if name in COSTS:
+        return group.cost(name)
     return group.success(name) if _is_arm(name, group) else group.measure(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynaweb.compare.records import MAIN, measure_key
+from dynaweb.compare.records import COSTS, MAIN, measure_key
 from dynaweb.matrix.folder import CellStatus
 from dynaweb.matrix.results import MatrixResults, TableRow
 from dynaweb.report.gather import arm_label, measure_words
@@ -50,6 +50,8 @@ def measure_label(name: str) -> str:
     """How a measure is called in the head of a table."""
     if name == MAIN:
         return "Success %"
+    if name in COSTS:
+        return {"seconds": "Time, s"}.get(name, measure_words(name))
     return f"{arm_label(name)}, success %" if is_share(name) else measure_words(name)
 
 
@@ -57,18 +59,18 @@ def value_text(name: str, estimate: Estimate | None) -> str:
     """A value with its interval: an arm's success in percent, another measure as it is; `-` without one."""
     if estimate is None or estimate.value is None:
         return "-"
-    scale, digits = (100, 1) if is_share(name) else (1, 3)
-    value = f"{estimate.value * scale:.{digits}f}"
+    scale, digits = (100, ".1f") if is_share(name) else (1, ",.0f" if name in COSTS else ".3f")
+    value = f"{estimate.value * scale:{digits}}"
     if estimate.low is None or estimate.high is None:
         return value
-    return f"{value} [{estimate.low * scale:.{digits}f}, {estimate.high * scale:.{digits}f}]"
+    return f"{value} [{estimate.low * scale:{digits}}, {estimate.high * scale:{digits}}]"
 
 
 def is_share(name: str) -> bool:
-    """Whether a measure is the success of an arm, not one of the world model."""
+    """Whether a measure is the success of an arm, neither one of the world model nor a cost."""
     from dynaweb.loop.fidelity import MEANINGS
 
-    return measure_key(name) not in map(measure_key, MEANINGS)
+    return name not in COSTS and measure_key(name) not in map(measure_key, MEANINGS)
 
 
 def _cells(found: MatrixResults) -> tuple[list[str], list[list[str]]]:

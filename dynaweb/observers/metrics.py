@@ -7,13 +7,13 @@ resumed run builds its file anew from them: both have the same lines as a run th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dynaweb import events
 from dynaweb.hookspecs import hookimpl
+from dynaweb.runs.atomic import finite
 from dynaweb.runs.jsonl import JsonlWriter, mend, read_jsonl
 
 STAGE_FILE = "metrics.jsonl"
@@ -105,7 +105,7 @@ class MetricsFile:
             self._stage = None
 
     def _write(self, row: Mapping[str, Any]) -> None:
-        clean = {key: _finite(value) for key, value in row.items()}
+        clean = {key: finite(value) for key, value in row.items()}
         if self._stage is not None:
             self._stage.write(clean)
         self._run.write(clean)
@@ -167,7 +167,7 @@ def _place(row: Mapping[str, Any]) -> tuple[str, str, int]:
 def split_times(metrics: Mapping[str, float]) -> dict[str, Any]:
     """`{"metrics": {...}}` without what a clock or a machine decides, and that under `time.*` keys."""
     times = {name: value for name, value in metrics.items() if is_time(name)}
-    steady = {name: _finite(value) for name, value in metrics.items() if name not in times}
+    steady = {name: finite(value) for name, value in metrics.items() if name not in times}
     return {"metrics": steady} | {f"time.{name.removeprefix('time.')}": value for name, value in times.items()}
 
 
@@ -189,8 +189,3 @@ def _now() -> dict[str, str]:
     from datetime import UTC, datetime
 
     return {"time.at": datetime.now(UTC).isoformat(timespec="seconds")}
-
-
-def _finite(value: Any) -> Any:
-    # JSON has no NaN; other readers would refuse the line.
-    return None if isinstance(value, float) and not math.isfinite(value) else value

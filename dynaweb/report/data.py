@@ -122,8 +122,9 @@ class ReportData:
     """Everything that a report shows.
 
     `failures` counts, for each arm or phase, unsuccessful episodes by kind; `episodes` how many there were. `total`
-    is the number of trajectories of the run, of which `samples` are a part. `bought` says, a sentence each, what the
-    result rests on besides the method. `plugins` rows have kind, name, package, version.
+    is the number of trajectories of the run, of which `samples` are a part. `drift` holds the measures of step 1, 2...
+    of dreams that follow real episodes. `bought` says, a sentence each, what the result rests on besides the method.
+    `plugins` rows have kind, name, package, version.
     """
 
     title: str
@@ -136,6 +137,7 @@ class ReportData:
     curves: tuple[Curve, ...] = ()
     stages: tuple[Stage, ...] = ()
     fidelity: tuple[Measure, ...] = ()
+    drift: tuple[Mapping[str, Estimate], ...] = ()
     audits: tuple[JudgeAudit, ...] = ()
     failures: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     episodes: Mapping[str, int] = field(default_factory=dict)

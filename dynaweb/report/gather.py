@@ -8,6 +8,7 @@ its section. Files named `eval-<arm>` are judged evaluation episodes of an arm. 
     arms        [{"name", "label", "role", "note", "outcomes": [[1.0, 0.0, null...] a seed]}]; without it, arms are made
                 from the `eval` rows of the recipe's split
     bought      ["what the result rests on, a sentence each"]
+    drift       [[{measure: value or null} an episode] a step of the dream]
     probes      [{measure: value or null} a held-out transition], as `dynaweb.loop.fidelity.measure` returns them
     episodes_are  "held-out episodes in the real browser"
 """
@@ -26,7 +27,7 @@ from dynaweb.report.alarms import alarms_in
 from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Role, Sample, Setting, Stage
 from dynaweb.report.html import render
 from dynaweb.report.outcome import AuditCounts, failure_kind, outcome
-from dynaweb.report.stats import share_or_mean
+from dynaweb.report.stats import Estimate, share_or_mean
 from dynaweb.report.twins import Twins
 from dynaweb.types import Trajectory
 
@@ -74,6 +75,7 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         curves=_curves(rows),
         stages=_stages(rows),
         fidelity=measures(summary.get("probes", ())),
+        drift=tuple(map(estimates, summary.get("drift", ()))),
         audits=_audits(files, arms),
         failures={file.name: file.sorted_failures() for file in shown},
         episodes={file.name: file.count for file in files},
@@ -90,16 +92,17 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
 
 
 def measures(probes: Sequence[Mapping[str, float | None]]) -> tuple[Measure, ...]:
-    """World-model measures from one dict per probe: shares with Wilson's interval, other values as means."""
+    """World-model measures from one dict per probe, in words."""
     from dynaweb.loop.fidelity import MEANINGS
 
+    return tuple(Measure(measure_words(name), one, MEANINGS.get(name, "")) for name, one in estimates(probes).items())
+
+
+def estimates(probes: Sequence[Mapping[str, float | None]]) -> dict[str, Estimate]:
+    """Each measure of one dict per probe: shares with Wilson's interval, other values as means."""
     names = list(dict.fromkeys(name for probe in probes for name in probe))
-    return tuple(_measure(name, [probe.get(name) for probe in probes], MEANINGS.get(name, "")) for name in names)
-
-
-def _measure(name: str, values: Sequence[float | None], meaning: str) -> Measure:
-    known = [value for value in values if value is not None]
-    return Measure(measure_words(name), share_or_mean(known), meaning)
+    known = {name: [value for probe in probes if (value := probe.get(name)) is not None] for name in names}
+    return {name: share_or_mean(values) for name, values in known.items()}
 
 
 def measure_words(name: str) -> str:

@@ -61,14 +61,15 @@ def own_page(title: str, body: Html, *, stamp: str = "") -> str:
 
 
 def _sections(data: ReportData) -> list[Html | None]:
-    left = el("div", sections.fidelity(data), sections.audits(data), class_="pair")
+    parts = [part for part in (sections.drift(data), sections.audits(data)) if part is not None]
+    right = el("div", *parts) if parts else None
     return [
         sections.arms(data),
         sections.bought(data),
         alarms.audited(data),
         sections.curves(data),
         sections.stages(data),
-        left if data.fidelity or data.audits else None,
+        el("div", sections.fidelity(data), right, class_="pair") if data.fidelity or parts else None,
         sections.failures(data),
         _viewer(data),
         sections.recipe(data),

@@ -7,6 +7,7 @@ from typing import Any
 
 from dynaweb.report.alarms import STAGE
 from dynaweb.report.data import Curve, JudgeAudit, Measure, ReportData, Stage
+from dynaweb.report.drift import drift_chart
 from dynaweb.report.headline import (
     ClosingRow,
     closing_rows,
@@ -23,8 +24,10 @@ from dynaweb.report.svg import Interval, Series, interval_bar, line_chart
 STATUS = {"done": "good", "failed": "bad", "interrupted": "warn", "running": "warn"}
 RATES = ("reward", "success", "share", "rate", "fraction", "accuracy", "false", "exact", "f1", "valid")
 """Metrics with one of these words in their name are drawn on a scale from 0 to 1."""
-FIRST_METRICS = ("reward", "success", "loss")
-"""Metrics with one of these words are shown at once; the others under a fold."""
+FIRST_METRICS = ("reward", "success", "loss", "entropy")
+"""Metrics with one of these words are shown at once, one of each word first; the others under a fold."""
+ROW = 3
+"""Charts beside each other in a wide window."""
 
 
 def header(data: ReportData, *, live: bool = False) -> Html:
@@ -131,13 +134,21 @@ def curves(data: ReportData) -> Html | None:
             metrics.setdefault(curve.metric, []).append(curve)
     if not metrics:
         return None
-    first = [name for name in metrics if any(word in name for word in FIRST_METRICS)][:6] or list(metrics)[:6]
+    first = _first(list(metrics))
     rest = sorted(name for name in metrics if name not in first)
     more = None
     if rest:
         more = el("details", el("summary", f"{len(rest)} more curves"), _charts(metrics, rest))
     lead = "Faint lines are single updates, strong lines the mean of five."
     return _section("Learning curves", lead, _charts(metrics, first), more)
+
+
+def _first(names: Sequence[str]) -> list[str]:
+    """The charts to show at once, in whole rows."""
+    found = {word: [name for name in names if word in name] for word in FIRST_METRICS}
+    best = [word if word in like else like[0] for word, like in found.items() if like]
+    known = list(dict.fromkeys([*best, *(name for like in found.values() for name in like)])) or list(names)
+    return known if len(known) < ROW else known[: min(2 * ROW, len(known) // ROW * ROW)]
 
 
 def _charts(metrics: Mapping[str, Sequence[Curve]], names: Iterable[str]) -> Html:
@@ -154,18 +165,22 @@ def stages(data: ReportData) -> Html | None:
     """What each stage cost."""
     if not data.stages:
         return None
-    head = [("Stage", ""), ("State", "")] + [(label, "n") for _, label in COSTS]
+    columns = [one for one in COSTS if one[0] != STATIC or any(stage.cost.get(STATIC) for stage in data.stages)]
+    head = [("Stage", ""), ("State", "")] + [(label, "n") for _, label in columns]
     total = _total(data.stages)
-    rows = [_stage_row(stage) for stage in [*data.stages, total]]
+    rows = [_stage_row(stage, columns) for stage in [*data.stages, total]]
     note = "A cached stage shows what it cost when it was made; the sum is over all stages, cached or not."
     return _section("Stages and cost", "", el("div", _table(head, rows), class_="card"), el("p", note, class_="note"))
 
 
+STATIC = "static_steps"
+"""Steps in the real environment without a browser: a column where there are any."""
 COSTS = (
     ("seconds", "Time"),
     ("tokens_generated", "Tokens generated"),
     ("tokens_trained", "Tokens trained"),
     ("browser_steps", "Browser steps"),
+    (STATIC, "Without a browser"),
     ("peak_memory_mib", "Peak memory"),
 )
 """Keys of `Stage.cost` and their columns."""
@@ -181,14 +196,14 @@ def _total(found: Sequence[Stage]) -> Stage:
     return Stage("All", "", cost=cost)
 
 
-def _stage_row(stage: Stage) -> Html:
+def _stage_row(stage: Stage, columns: Sequence[tuple[str, str]]) -> Html:
     state = el("span", stage.status, class_=f"chip {STATUS.get(stage.status, '')}") if stage.status else None
     key = el("code", stage.key[:8], title=stage.key) if stage.key else None
     numbers = [
         el("td", el("span", cost_text(name, stage.cost[name])), class_="n", data_label=label)
         if name in stage.cost
         else el("td", class_="n")
-        for name, label in COSTS
+        for name, label in columns
     ]
     detail = el("small", stage.detail) if stage.detail else None
     label = el("b", _words(stage.name)) if stage.status else el("b", stage.name)
@@ -213,6 +228,14 @@ def fidelity(data: ReportData) -> Html | None:
     table = _table(head, [_measure_row(measure) for measure in data.fidelity])
     lead = "On real transitions of sites that nothing was fitted on, as far as they need a prediction."
     return _section("World model", lead, el("div", table, class_="card"))
+
+
+def drift(data: ReportData) -> Html | None:
+    """How errors add up over the steps of a dream."""
+    if not data.drift:
+        return None
+    lead = "Real episodes repeated in dreams: each page is dreamed from the dreamed page before. Bars: 95 % intervals."
+    return _section("Drift of dreams", lead, el("div", drift_chart(data.drift), class_="charts"))
 
 
 def _measure_row(measure: Measure) -> Html:

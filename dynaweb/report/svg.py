@@ -134,7 +134,7 @@ def _grid(frame: _Frame, x_label: str) -> Html:
         y = frame.y(value)
         parts.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
         parts.append(el("text", _short(value), x=LEFT - 6, y=y + 3.5, text_anchor="end"))
-    for value in ticks(frame.x_low, frame.x_high, 5):
+    for value in ticks(frame.x_low, frame.x_high, 6):
         parts.append(el("text", _short(value), x=frame.x(value), y=base + 14, text_anchor="middle"))
     parts.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=base, y2=base, class_="axis"))
     parts.append(el("text", x_label, x=WIDTH - RIGHT, y=HEIGHT - 2, text_anchor="end", class_="label"))

@@ -141,6 +141,12 @@ def _costs(data: ReportData, width: int) -> str:
     return textwrap.fill(", ".join(found + [word for word in words if word]), width)
 
 
+def real_steps(data: ReportData) -> float:
+    """Steps in the real environment, with a browser or without, before the evaluation."""
+    training, _ = browser_steps(data)
+    return training + sum(stage.cost.get("static_steps", 0.0) for stage in data.stages if stage.name != "eval")
+
+
 def browser_steps(data: ReportData) -> tuple[float, float]:
     """Steps in the real browser: those that training used (demonstrations, exploration), and those of evaluations."""
     total = evaluation = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from dynaweb.report.drift import drift_chart
 from dynaweb.report.html import own_page
 from dynaweb.report.markup import Html, el
 from dynaweb.report.stats import Estimate
@@ -12,9 +13,6 @@ from dynaweb.report.svg import Series, line_chart
 
 if TYPE_CHECKING:
     from dynaweb.worldmodels.confidence import Calibration
-
-DRIFT = ("element_f1", "role_f1", "page_kind", "alive")
-"""Measures of the drift plot."""
 
 Measures = Mapping[str, Estimate]
 
@@ -37,12 +35,6 @@ def world_model_page(
         *(_table(f"Open loop: step {at}", found, meanings) for at, found in enumerate(steps, 1)),
     ]
     return own_page(f"World model {name}", el("main", *parts))
-
-
-def drift_chart(steps: Sequence[Measures]) -> Html:
-    """Measures by step of the dream."""
-    series = [Series(key, [(at, step[key].value) for at, step in enumerate(steps, 1) if key in step]) for key in DRIFT]
-    return line_chart("Fidelity by step of the dream", series, x_label="step", rate=True)
 
 
 def reliability_chart(calibration: Calibration) -> Html:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynaweb.runs.atomic import write_json, write_text, write_with
+from dynaweb.runs.atomic import finite, write_json, write_text, write_with
 from dynaweb.runs.cache import Stage, StageCache
 from dynaweb.runs.folder import RunFolder, last_run, open_run
 from dynaweb.runs.jsonl import JsonlWriter, read_jsonl
@@ -12,6 +12,7 @@ __all__ = [
     "RunFolder",
     "Stage",
     "StageCache",
+    "finite",
     "last_run",
     "open_run",
     "read_jsonl",

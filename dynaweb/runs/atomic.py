@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, data: Any) -> None:
     """Write plain data as indented JSON with a final newline."""
     write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def finite(data: Any) -> Any:
+    """Plain data in which numbers that JSON does not have (nan, inf) are null, for files that others read."""
+    if isinstance(data, Mapping):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def write_with(path: Path, save: Callable[[Path], object]) -> None:

@@ -130,6 +130,26 @@ class StageCache:
         folder = self.root / name / key
         return folder if _manifest(folder) is not None else None
 
+    def reopen(self, name: str, key: str, *, keep: Mapping[str, str], cost: str) -> None:
+        """Take a finished stage back into the making, for the next attempt to mend; nothing where there is none.
+
+        `keep` names files of it and what they are called in the attempt's `scratch`, where they are copied; what the
+        stage has cost is written there as `cost`. Killed in between, the stage is finished or in the making.
+        """
+        with locked(self.root / name / f"{key}.lock", what=f"stage {name} {key}", wait=True):
+            folder = self.find(name, key)
+            if folder is None:
+                return
+            scratch = folder.with_name(f"{key}.partial") / SCRATCH
+            shutil.rmtree(scratch.parent, ignore_errors=True)
+            scratch.mkdir(parents=True)
+            for file, called in keep.items():
+                shutil.copyfile(folder / file, scratch / called)
+            write_json(scratch / cost, (_manifest(folder) or {})["cost"])
+            # The manifest first: a kill then leaves a folder that counts as damaged, not one with half of its files.
+            (folder / MANIFEST).unlink()
+            shutil.rmtree(folder)
+
     def _open(self, name: str, key: str, settings: Mapping[str, Any], resumable: bool) -> Stage:
         folder = self.root / name / key
         manifest = _manifest(folder)

@@ -66,10 +66,7 @@ class RunFolder:
         """What to do after an interruption, as the end of a sentence."""
         if self.command == RUN:
             return f"go on with: dynaweb run --resume --out {self.path}"
-        return (
-            f"give `dynaweb {self.command}` again, with the same settings and another --out (or none): "
-            "what is done is found in the stage cache"
-        )
+        return f"give `dynaweb {self.command}` again, with the same settings: what is done is kept"
 
     @property
     def metrics(self) -> Path:
@@ -133,7 +130,8 @@ def open_run(
     """Make the folder of a run, or find it again to go on.
 
     `out` defaults to `<base>/<recipe>-<seed>-<n>`: the next free n, or with `resume` the last one that `dynaweb run`
-    made. `command` is recorded: only folders of `run` can be resumed, because a stage alone goes on from the cache.
+    made. `command` is recorded: only folders of `run` take `resume`. A stage alone goes on from the cache, in its own
+    folder too: one that the same command has not finished is taken again without asking.
 
     Raises `ConfigError` when a new folder is not empty or cannot be written, when the folder to resume is that of
     another command, or when a resumed run has another recipe (the difference is shown); `CheckpointError` when there
@@ -142,6 +140,10 @@ def open_run(
     path = out if out is not None else _default(recipe, base, resume)
     if resume:
         _check_command(path)
+        _check_same(path, recipe)
+        _fill(path, recipe, list(plugins))
+        return RunFolder(path, resumed=True)
+    if command != RUN and _unfinished(path, command):
         _check_same(path, recipe)
         _fill(path, recipe, list(plugins))
         return RunFolder(path, resumed=True)
@@ -164,6 +166,13 @@ def last_run(base: Path = RUNS) -> Path:
 
 def _resumable(path: Path) -> bool:
     return (path / "recipe.json").exists() and RunFolder(path).command == RUN
+
+
+def _unfinished(path: Path, command: str) -> bool:
+    """Whether a stage command left this folder before its end: interrupted, failed or killed."""
+    if not (path / "recipe.json").exists() or RunFolder(path).command != command:
+        return False
+    return not (path / STATUS).exists() or RunFolder(path).status != "done"
 
 
 def _check_command(path: Path) -> None:
@@ -220,10 +229,15 @@ def _check_same(path: Path, recipe: Recipe) -> None:
     changes = differences(old, new)
     if changes:
         lines = "\n".join(f"  {line}" for line in changes)
+        folder = RunFolder(path)
+        go_on = (
+            f"Resume it as it is with `dynaweb run --resume --out {path}`, or start a new run with another --out"
+            if folder.command == RUN
+            else "Give the settings that it was made with, or choose another --out"
+        )
         raise ConfigError(
             f"{path} was made with another recipe, and a run cannot change its settings half-way "
-            f"(folder -> now):\n{lines}\n"
-            f"Resume it as it is with `dynaweb run --resume --out {path}`, or start a new run with another --out"
+            f"(folder -> now):\n{lines}\n{go_on}"
         )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from dynaweb.runs.space import storage_error
 
 
 class JsonlWriter:
@@ -16,12 +20,19 @@ class JsonlWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         mend(path)
         self.path = path
-        self._file = path.open("a", encoding="utf-8")
+        # Without a buffer nothing of a line that could not be written is left to be written later.
+        self._file = path.open("ab", buffering=0)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append one object. Keys keep their order."""
-        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        self._file.flush()
+        """Append one object, or nothing of it. Keys keep their order. Raises `StorageError` when the disk is full."""
+        line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        except OSError as error:
+            self._file.truncate(end)
+            raise storage_error(error, self.path.parent) or error from error
 
     def close(self) -> None:
         """Close the file; twice is allowed."""

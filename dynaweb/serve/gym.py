@@ -20,12 +20,11 @@ import numpy as np
 from gymnasium.spaces import Dict, Space
 
 from dynaweb.config import resolve
-from dynaweb.errors import ConfigError
+from dynaweb.loop.tasks import known, named
 from dynaweb.plugins import current
 from dynaweb.serve.episode import TextEpisode, Turn
 from dynaweb.serve.place import Place
 from dynaweb.serve.threads import LoopThread
-from dynaweb.suggest import hint
 from dynaweb.types import Task
 
 SAMPLES = ("wait", "scroll down", "go_back", "press 'Tab'", "stop ''")
@@ -74,14 +73,17 @@ class WebEnv(gymnasium.Env[dict[str, str], str]):
         env: str = "sites",
         *,
         recipe: str = "dynaweb",
-        split: str = "train",
+        split: str = "",
         tasks: int = 64,
         max_steps: int = 0,
         world_model: str | Path | None = None,
         overrides: Sequence[str] | Mapping[str, Any] = (),
         render_mode: str | None = None,
     ) -> None:
-        """`tasks` is how many are drawn; a seed chooses among them. `max_steps` 0 = `eval.steps` of the recipe."""
+        """`tasks` is how many are drawn of a split (default: train, or test of a benchmark); a seed chooses among them.
+
+        `max_steps` 0 = `eval.steps` of the recipe.
+        """
         resolved = resolve(recipe, env=env, overrides=overrides)
         self.render_mode = render_mode
         self.action_space = AnyText(SAMPLES)
@@ -128,10 +130,7 @@ class WebEnv(gymnasium.Env[dict[str, str], str]):
             return self._drawn[int(self.np_random.integers(len(self._drawn)))]
         if isinstance(wanted, int) and 0 <= wanted < len(self._drawn):
             return self._drawn[wanted]
-        found = {task.id: task for task in self._drawn}
-        if wanted not in found:
-            raise ConfigError(f"no task is called {wanted!r} among the {len(found)} drawn; {hint(str(wanted), found)}")
-        return found[wanted]
+        return known(self._place.source, str(wanted)) or named(str(wanted), self._drawn)
 
     def _info(self, turn: Turn) -> dict[str, Any]:
         why = turn.verdict.why if turn.verdict is not None else ""

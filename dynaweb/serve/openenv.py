@@ -10,7 +10,9 @@ Each session has an environment of its own; all share one browser. The protocol 
 
 from __future__ import annotations
 
+import logging
 import random
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,8 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import Field
 
+from dynaweb.errors import ConfigError
+from dynaweb.loop.tasks import known, named
 from dynaweb.serve.episode import TextEpisode, Turn
 from dynaweb.serve.place import Place
 from dynaweb.serve.threads import LoopThread
@@ -68,6 +72,10 @@ class Shared:
         self.max_steps = max_steps or recipe.eval.steps
         self.thread = LoopThread()
 
+    def task(self, wanted: str) -> Task:
+        """The task of an id. Raises `ConfigError` for one that is not known."""
+        return known(self.place.source, wanted) or named(wanted, self.tasks)
+
     def close(self) -> None:
         """End the browser; calling it twice is allowed."""
         if not self.thread.closed:
@@ -90,10 +98,8 @@ class WebEnvironment(Environment[WebAction, WebObservation, WebState]):
     def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> WebObservation:
         """Start a task: the one that the seed draws, or the one whose id is `task`."""
         rng = random.Random(seed)
-        named = [task for task in self._shared.tasks if task.id == options.get("task")]
-        if options.get("task") and not named:
-            raise ValueError(f"no task is called {options['task']!r} among the {len(self._shared.tasks)} served")
-        task = named[0] if named else rng.choice(self._shared.tasks)
+        wanted = options.get("task")
+        task = self._shared.task(str(wanted)) if wanted else rng.choice(self._shared.tasks)
         self._id = episode_id or f"{task.id}#{seed}"
         self._turn = self._shared.thread.run(self._episode.start(task, rng.randrange(2**31)))
         return _observation(self._turn)
@@ -145,14 +151,31 @@ def create_app(shared: Shared, *, name: str, sessions: int) -> Any:
     )
 
 
+def check_port(host: str, port: int) -> None:
+    """Raises `ConfigError` when nothing can listen there, before anything is made ready."""
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{host}:{port} cannot be listened on ({error.strerror}); choose another --port") from None
+
+
 def serve(shared: Shared, *, name: str, host: str, port: int, sessions: int) -> None:
     """Run the server until it is interrupted."""
     import uvicorn
 
+    logging.getLogger("uvicorn.error").addFilter(_not_a_leaver)
     try:
         uvicorn.run(create_app(shared, name=name, sessions=sessions), host=host, port=port, log_level="warning")
     finally:
         shared.close()
+
+
+def _not_a_leaver(record: logging.LogRecord) -> bool:
+    """False for a client that went away first: the package then closes a connection that is closed already."""
+    from starlette.websockets import WebSocketDisconnect
+
+    return not (record.exc_info and isinstance(record.exc_info[1], WebSocketDisconnect))
 
 
 def _observation(turn: Turn) -> WebObservation:

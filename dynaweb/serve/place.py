@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynaweb.errors import ConfigError
+from dynaweb.loop.tasks import default_split
 from dynaweb.loop.verdicts import judge_one
-from dynaweb.loop.workspace import MODEL, Workspace
+from dynaweb.loop.weights import world_model_weights
+from dynaweb.loop.workspace import Workspace
 from dynaweb.plugins import current
 from dynaweb.runs import StageCache
 from dynaweb.seeding import derive
@@ -28,9 +30,12 @@ class Place:
     """
 
     def __init__(self, recipe: Recipe, *, world_model: Path | None = None) -> None:
+        """Raises `ConfigError` when there is no such folder."""
+        if world_model is not None and not world_model.is_dir():
+            raise ConfigError(f"there is no world model in {world_model}; name a folder of weights")
         self.recipe = recipe
         self._ws = Workspace(recipe, current(), StageCache())
-        self._weights = world_model / MODEL if world_model and (world_model / MODEL).is_dir() else world_model
+        self._weights = world_model_weights(world_model)
         self._pages: dict[str, Observation] = {}
 
     @property
@@ -44,8 +49,8 @@ class Place:
         return self._ws.source
 
     def tasks(self, split: str, count: int) -> list[Task]:
-        """Tasks of a split, drawn with the recipe's seed."""
-        return self.source.tasks(split, count=count, seed=self.recipe.run.seed)
+        """Tasks of a split ('': the one that the source means), drawn with the recipe's seed."""
+        return self.source.tasks(split or default_split(self.source), count=count, seed=self.recipe.run.seed)
 
     def environment(self) -> Environment:
         """A new environment to play in."""
@@ -68,8 +73,6 @@ class Place:
 
     @cached_property
     def _world_model(self) -> WorldModel:
-        if self._weights is not None and not self._weights.is_dir():
-            raise ConfigError(f"there is no world model in {self._weights}; name a folder of weights")
         model = self._ws.load(self._weights) if self._weights is not None else self._ws.base
         return self._ws.world_model(model, temperature=self.recipe.dream.temperature)
 

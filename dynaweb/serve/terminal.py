@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 HELP = """Actions: click 'Name' [4] | type 'Name' [2] 'text' | type 'Name' [2] 'text' enter | select 'Name' [3] 'Option'
   press 'Enter' | scroll down | goto 'url' | go_back | go_forward | new_tab | tab_focus 1 | close_tab | wait
-  stop 'answer'. In short: click 4, type 2 some text, select 3 Option. Also: help, quit."""
+  stop 'answer'. In short: click 4, type 2 some text, select 3 Option, stop an answer. Also: help, quit."""
 _SHORT = ("click", "hover", "type", "select")
+_WORDS = ("stop", "goto", "press")
+"""Actions whose only argument is a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,12 @@ async def play(
 
 
 def expand(line: str, turn: Turn) -> str:
-    """`click 4` and `type 2 some text` as the grammar has them; everything else as it is."""
+    """`click 4`, `type 2 some text` and `stop an answer` as the grammar has them; everything else as it is."""
     from dynaweb.web.quoting import quote
 
     kind, _, rest = line.partition(" ")
+    if kind in _WORDS and rest and rest[0] not in "'\"":
+        return f"{kind} {quote(rest)}"
     number, _, text = rest.partition(" ")
     if kind not in _SHORT or not number.isdigit():
         return line

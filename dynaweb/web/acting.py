@@ -10,6 +10,7 @@ from typing import Any
 from dynaweb.types import Action, Node
 from dynaweb.web import scripts
 from dynaweb.web.devtools import TabError
+from dynaweb.web.input import click_at, hit, insert, place_of, press_enter
 from dynaweb.web.layout import backend_of, frame_of
 from dynaweb.web.quoting import quote
 from dynaweb.web.tab import Tab
@@ -80,7 +81,7 @@ async def _click(tab: Tab, target: _Target, _: Action) -> str:
         found = await _through_frames(tab, target, found)
         if "why" in found:
             return _refusal(target, found)
-        await tab.click_at(found["x"], found["y"])
+        await click_at(tab, found["x"], found["y"])
     await tab.settle(likely=bool(found["likely"]), check="live" in found)
     return ""
 
@@ -100,14 +101,14 @@ async def _through_frames(tab: Tab, target: _Target, found: Mapping[str, Any]) -
     """The point in the main viewport, if the frame of the target is what shows there."""
     if not target.frame:
         return found
-    left, top = await tab.place_of(target.frame)
+    left, top = await place_of(tab, target.frame)
     x, y = found["x"] + left, found["y"] + top
     try:
-        hit = await tab.hit(x, y)
+        seen = await hit(tab, x, y)
     except TabError:
         return {"why": "invisible"}
-    if hit.get("frameId") != target.frame:
-        return {"why": "covered", **await tab.call(hit["backendNodeId"], scripts.DESCRIBE)}
+    if seen.get("frameId") != target.frame:
+        return {"why": "covered", **await tab.call(seen["backendNodeId"], scripts.DESCRIBE)}
     return {**found, "x": x, "y": y}
 
 
@@ -137,7 +138,7 @@ async def _type(tab: Tab, target: _Target, action: Action) -> str:
     if "why" in found:
         return _refusal(target, found)
     if "rich" in found:
-        await tab.insert(action.text)
+        await insert(tab, action.text)
         found = {**found, **await _call(tab, target, scripts.RICH_VALUE)}
         if "why" in found:
             return _refusal(target, found)
@@ -147,15 +148,6 @@ async def _type(tab: Tab, target: _Target, action: Action) -> str:
     if _squeeze(found["value"]) != _squeeze(action.text):
         return f"{target.name} did not take {quote(action.text)} as it is; it holds {quote(str(found['value'])[:120])}"
     return ""
-
-
-async def press_enter(tab: Tab) -> None:
-    """The Enter key as a real key press."""
-    key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13}
-    await asyncio.gather(
-        tab.send("Input.dispatchKeyEvent", type="keyDown", text="\r", **key),
-        tab.send("Input.dispatchKeyEvent", type="keyUp", **key),
-    )
 
 
 _ACTS: dict[str, Callable[[Tab, _Target, Action], Awaitable[str]]] = {

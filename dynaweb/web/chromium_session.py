@@ -262,14 +262,19 @@ class ChromiumSession:
         return await others[action.kind]() if action.kind in others else ""
 
     async def _load(self, tab: Tab, url: str) -> str:
+        no_address = f"goto {quote(url[:120])}: this is no address; write one such as 'shop.localhost/cart'"
         if not is_address(url):
-            return f"goto {quote(url[:120])}: this is no address; write one such as 'shop.localhost/cart'"
+            return no_address
         if urlsplit(url).scheme not in ("http", "https") and url != BLANK:
             return f"goto {quote(url[:120])}: only http and https addresses can be opened"
         if url != BLANK and not self._pool.allows(url):
             self._pool.refuse(url)
             return f"goto {quote(url[:120])}: this host is not allowed; allowed are {', '.join(self._pool.hosts)}"
-        await tab.navigate(url)
+        try:
+            await tab.navigate(url)
+        except TabError:
+            # Such as a port above 65535.
+            return no_address
         await tab.settle()
         return ""
 

@@ -91,8 +91,10 @@ class OpenContext:
         for tab in extra:
             await self.guarded(tab.page.close(), "close a tab")
         silenced = scripted and await _clear_session(first)
-        await first.navigate(BLANK)
-        await first.settle(check=False)
+        if scripted and not silenced:
+            # It will be replaced, and its scripts still run: they shall not feel the mouse leave.
+            first.pointed = False
+        await first.empty()
         await asyncio.gather(*self._cleaning(first, origins if scripted else set(), silenced))
         if scripted and not silenced:
             first = await self._replace(first)
@@ -178,8 +180,6 @@ class OpenContext:
             yield first.send("Network.clearBrowserCache")
         for origin in origins:
             yield first.send("Storage.clearDataForOrigin", origin=origin, storageTypes="all")
-        if first.pointed:
-            yield first.park()
         if silenced:
             yield first.send("Emulation.setScriptExecutionDisabled", value=False)
 

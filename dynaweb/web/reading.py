@@ -41,7 +41,8 @@ async def read_tab(tab: Tab, *, layout: bool = False, verbose: bool = False) -> 
     if not layout and not tab.live:
         answer = await tab.send("Accessibility.getFullAXTree")
         return await _merged(tab, answer["nodes"], None, verbose)
-    if layout:
+    if layout and 2 * tab.elements > MANY_NODES:
+        # Elements have texts, so that is about the number of nodes; of a smaller page both are asked for at once.
         snapshot = await tab.send("DOMSnapshot.captureSnapshot", computedStyles=[])
         read = read_layout(snapshot)
         if len(snapshot["documents"][0]["nodes"]["nodeName"]) > MANY_NODES:

@@ -257,7 +257,8 @@ QUIET = (
     const elements = document.getElementsByTagName('*').length;
     let text = document.documentElement ? size(document.documentElement) : 0;
     if (text > MAX_TEXT) for (const part of document.querySelectorAll('script, style')) text -= size(part);
-    return elements > MAX_ELEMENTS || text > MAX_TEXT ? `${elements} elements, ${text} characters` : calm;
+    const large = elements > MAX_ELEMENTS || text > MAX_TEXT;
+    return large ? `${elements} elements, ${text} characters` : `${calm} ${elements}`;
   };
   const loading = document.readyState === 'loading';
   if (!SCRIPTED && !loading) return state('static');
@@ -282,5 +283,5 @@ QUIET = (
 """Resolves when nothing changed for `window` milliseconds, or after `cap`; at once on a page without scripts.
 
 An empty page is waited for: content that a script brings later is what the agent must see. The value is `static`,
-`live`, `framed` (live, with frames), or the size of a page that is too large to be read.
+`live` or `framed` (live, with frames) and the number of elements, or the size of a page that is too large to be read.
 """

@@ -55,6 +55,8 @@ class Tab:
         """The page that is shown can run scripts, so it may change by itself and elements may listen to clicks."""
         self.huge = ""
         """The size of a page that is too large to be read."""
+        self.elements = 0
+        """Elements of the main document when it was last looked at."""
         self.pointed = False
         """The mouse has been somewhere since `park`, and what appears there gets its events."""
         self.stops = 0
@@ -193,45 +195,35 @@ class Tab:
         await self.mouse("mouseMoved", -1, -1)
         self.pointed = False
 
-    async def insert(self, text: str) -> None:
-        """Real input of a text in place of what is selected; the empty text deletes it."""
-        if text:
-            await self.send("Input.insertText", text=text)
-        else:
-            for kind in ("keyDown", "keyUp"):
-                await self.send(
-                    "Input.dispatchKeyEvent", type=kind, key="Delete", code="Delete", windowsVirtualKeyCode=46
-                )
-
-    async def click_at(self, x: float, y: float) -> None:
-        """A real click: the three events go out at once and are handled in order."""
-        await asyncio.gather(*(self.mouse(kind, x, y) for kind in ("mouseMoved", "mousePressed", "mouseReleased")))
-
-    async def place_of(self, frame: str) -> tuple[float, float]:
-        """Where the content of a frame begins in the main viewport. Raises `TabError` when it is not shown."""
-        owner = await self.send("DOM.getFrameOwner", frameId=frame)
-        model = await self.send("DOM.getBoxModel", backendNodeId=owner["backendNodeId"])
-        x, y, *_ = model["model"]["content"]
-        return x, y
-
-    async def hit(self, x: float, y: float) -> Mapping[str, Any]:
-        """What shows at a point of the viewport, over all frames: `backendNodeId`, `frameId`. Raises `TabError`."""
-        metrics = await self.send("Page.getLayoutMetrics")
-        seen = metrics["cssLayoutViewport"]
-        # The command counts from the top of the document.
-        left, top = round(x + seen["pageX"]), round(y + seen["pageY"])
-        found: Mapping[str, Any] = await self.send("DOM.getNodeForLocation", x=left, y=top)
-        return found
-
     async def navigate(self, url: str) -> None:
-        """Start loading an address; failures leave Chromium's error page and set `failed_url`."""
+        """Start loading an address; failures leave Chromium's error page and set `failed_url`.
+
+        Raises `TabError` for what Chromium does not take for an address; the page stays.
+        """
         self.expect()
-        answer = await self.send("Page.navigate", url=url)
+        try:
+            answer = await self.send("Page.navigate", url=url)
+        except TabError:
+            self.release()
+            raise
         failure = answer.get("errorText", "")
         # A download and an answer without content abort the navigation and keep the page.
         self.failed_url = url if failure and failure != "net::ERR_ABORTED" else ""
         if failure or not answer.get("loaderId"):
             self._ready.set()
+
+    async def empty(self) -> None:
+        """Show an empty page, and take the mouse out of the window meanwhile: that waits for a frame to be drawn.
+
+        There is nothing on it to look at or to wait for. A page that is left must not run scripts (see `wipe`), for
+        the mouse may still be felt there.
+        """
+        waits = [self._blank(), self.park()] if self.pointed else [self._blank()]
+        await asyncio.gather(*waits)
+
+    async def _blank(self) -> None:
+        await self.navigate("about:blank")
+        await self._wait_ready(time.monotonic() + self.patience)
 
     def expect(self) -> None:
         """A navigation is about to begin."""
@@ -316,7 +308,8 @@ class Tab:
         cap = max(min(QUIET_CAP, deadline - time.monotonic()), 0.05)
         script = scripts.QUIET % {"window": int(window * 1000), "cap": int(cap * 1000)}
         try:
-            state = str(await self.evaluate(script, wait=True))
+            said = str(await self.evaluate(script, wait=True))
+            state, _, size = said.partition(" ")
             if state == "framed":
                 await self._frames_quiet(script, time.monotonic() + cap)
         except TabError:
@@ -326,7 +319,8 @@ class Tab:
             return False
         self.live = state != "static"
         self.scripted |= self.live
-        self.huge = state if state.endswith("characters") else ""
+        self.huge = said if said.endswith("characters") else ""
+        self.elements = int(size) if size.isdigit() else 0
         return True
 
     async def _frames_quiet(self, script: str, deadline: float) -> None:

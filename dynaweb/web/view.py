@@ -18,7 +18,8 @@ Rules of the **compact** view (flat, what small models read):
    repeated; neither are headings within a link or button. Elements within them are kept.
 4. A heading that contains an interactive element gives that element only. A status or alert is named by the text in
    it and dropped when there is none. Interactive elements with an empty name are kept.
-5. `value`: the content of a textbox (None when empty); the current option's label of a combobox. Props are true ones
+5. `value`: the content of a textbox (None when empty); the current option's label of a combobox; those of a native
+   list that shows several, joined with `|`. Props are true ones
    only: checked, disabled, expanded, pressed, required, selected; `options` of a native select, labels joined with
    `|`.
 6. Names, texts and options have their white space collapsed and are cut to `NAME_LIMIT` characters.
@@ -30,7 +31,7 @@ name of its parent already says is dropped, and native selects carry their optio
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dynaweb.types import Node
 from dynaweb.web.action_rules import TEXTBOXES
@@ -130,6 +131,8 @@ def full_view(raw: Sequence[Node], *, max_nodes: int = MAX_NODES) -> Viewed:
         options = _options(raw, index, ends[index])
         if options or node.role in TEXTBOXES:
             skip = ends[index]
+        if options:
+            node = _with_chosen(raw, index, ends[index])
         kept.append(_full_node(node, len(kept) + 1, len(above), options))
         above.append((ends[index], kept[-1].name))
     return Viewed(tuple(kept))
@@ -197,7 +200,7 @@ class _Compact:
         if node.role in TEXTBOXES or options:
             self.skipped = end
         name = node.name if node.name or node.role in INTERACTIVE else _text_of(self.raw, index, end)
-        self._emit(node, name, options)
+        self._emit(_with_chosen(self.raw, index, end) if options else node, name, options)
 
     def _heading(self, index: int) -> None:
         end = self.ends[index]
@@ -253,7 +256,7 @@ def _value(node: Node, native_select: bool) -> str | None:
         return node.value[:VALUE_LIMIT] if node.value else None
     if node.role == "combobox":
         return join_options([node.value]) if node.value else None
-    return node.value if node.role == "slider" else None
+    return node.value if node.role == "slider" or native_select else None
 
 
 def _options(raw: Sequence[Node], index: int, end: int) -> str:
@@ -264,6 +267,16 @@ def _options(raw: Sequence[Node], index: int, end: int) -> str:
     if not native and (raw[index].role == "combobox" or _has_text(raw, index, end)):
         return ""
     return join_options(node.name for node in raw[index + 1 : end] if node.role == "option")
+
+
+def _with_chosen(raw: Sequence[Node], index: int, end: int) -> Node:
+    """A native select; one that shows several options gets the chosen ones as its value."""
+    if raw[index].role != "listbox":
+        return raw[index]
+    chosen = (
+        node.name for node in raw[index + 1 : end] if node.role == "option" and ("selected", "true") in node.props
+    )
+    return replace(raw[index], value=join_options(chosen) or None)
 
 
 def _has_text(raw: Sequence[Node], index: int, end: int) -> bool:

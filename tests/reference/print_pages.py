@@ -92,7 +92,7 @@ def main() -> None:
             page.goto(item["url"])
             if item.get("script"):
                 page.evaluate(item["script"])
-            page.wait_for_timeout(300)
+            page.wait_for_timeout(100)
             text, seconds = read(page, request)
             sys.stdout.write(json.dumps({"url": item["url"], "text": text, "seconds": seconds}) + "\n")
             sys.stdout.flush()

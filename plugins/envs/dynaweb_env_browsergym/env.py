@@ -121,6 +121,13 @@ class BrowsergymSource:
         ids = self._chosen()
         return [self._task(ids[place % len(ids)], split, place // len(ids), seed) for place in range(count)]
 
+    def task(self, task_id: str) -> Task | None:
+        """The task of an id such as `miniwob.click-test:test:30004`."""
+        short, split, number = ([*task_id.split(":"), "", ""])[:3]
+        if split not in FIRST_SEED or not number.isdecimal() or f"browsergym/{short}" not in self._chosen():
+            return None
+        return self._of_seed(f"browsergym/{short}", split, int(number))
+
     def catalogue(self, split: str) -> list[Task]:
         """Every id once."""
         return self.tasks(split, count=len(self._chosen()), seed=0)
@@ -171,7 +178,13 @@ class BrowsergymSource:
         worker = self.worker()
         try:
             prefix = self.config.id.partition(".")[0]
-            listed = (await worker.ask("list", module=self.module))["ids"]
+            answer = await worker.ask("list", module=self.module)
+            if "missing" in answer:
+                raise MissingError(
+                    f"{self.python} cannot import {self.module} ({answer['missing']}); install the benchmark there, "
+                    f"such as: {self.python} -m pip install {self.module.replace('.', '-')}"
+                )
+            listed = answer["ids"]
             return [name for name in listed if name.startswith(prefix)] or list(listed)
         finally:
             await worker.end()
@@ -179,7 +192,9 @@ class BrowsergymSource:
     def _task(self, name: str, split: str, turn: int, seed: int) -> Task:
         order = list(range(self.config.seeds))
         random.Random(derive(seed, "browsergym", split, name)).shuffle(order)
-        number = FIRST_SEED[split] + order[turn % len(order)]
+        return self._of_seed(name, split, FIRST_SEED[split] + order[turn % len(order)])
+
+    def _of_seed(self, name: str, split: str, number: int) -> Task:
         short = name.removeprefix("browsergym/")
         return Task(
             id=f"{short}:{split}:{number}",

@@ -1,6 +1,6 @@
 """Runs where BrowserGym is installed, imports nothing of ours: questions on stdin, answers on stdout, a line each.
 
-    {"op": "list", "module": "browsergym.miniwob"}                   -> {"ids": [...]}
+    {"op": "list", "module": "browsergym.miniwob"}                   -> {"ids": [...]}, or {"missing": "..."}
     {"op": "reset", "id": "browsergym/miniwob.click-test", "seed": 3} -> a page, with its goal
     {"op": "step", "action": "click('12')"}                           -> a page, with reward, terminated, truncated
 
@@ -71,10 +71,13 @@ class Bridge:
         return answer
 
     def do_list(self, module: str) -> dict[str, Any]:
-        """The ids that a module registers."""
+        """The ids that a module registers; `missing` says what cannot be imported."""
         import gymnasium
 
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            return {"missing": str(error)}
         return {"ids": sorted(name for name in gymnasium.registry if name.startswith("browsergym/"))}
 
     def do_reset(self, id: str, seed: int, module: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from dynaweb.web.chromium_session import ChromiumSession
 from dynaweb_env_miniwob import scripts
 from dynaweb_env_miniwob.expert import SCRIPTED, MiniwobExpert
 from dynaweb_env_miniwob.goals import Goals
-from dynaweb_env_miniwob.pages import SITE, TIMING, Pages, PageServer
+from dynaweb_env_miniwob.pages import SITE, TIMING, Pages, PageServer, patience
 
 if TYPE_CHECKING:
     from dynaweb.protocols import Environment, PluginContext
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 FIRST_SEED = {"pretrain": 0, "train": 10_000, "validation": 20_000, "test": 30_000}
 """Seeds of a split count from here."""
+SEEDS_APART = 10_000
+"""Most seeds that a split can have."""
 SUCCESS = 1.0
 """The raw reward of a solved task. Less is not success: `find-greatest` gives 0.1 for a wrong card (upstream 108)."""
 
@@ -56,7 +58,10 @@ class MiniwobEnvironment:
         await self.session.reset()
         await self.session.goto(task.start_url)
         values = {"hidden": self._hidden, "seed": own, "limit": self._limit}
-        goal = await self.session.evaluate("last", scripts.START % values)
+        try:
+            goal = await self.session.evaluate("last", scripts.START % values)
+        except ConfigError as error:
+            raise InfrastructureError(f"{task.start_url} did not start: {error}") from None
         if goal != task.intent:
             raise InfrastructureError(f"{task.start_url} says {goal!r} for seed {own}, the task says {task.intent!r}")
         return await self._look()
@@ -113,6 +118,16 @@ class MiniwobSource:
         drawn = [self._drawn(split, place, seed) for place in range(count)]
         goals = self._goals.read(drawn)
         return [self._task(name, number, split, goals[name, number]) for name, number in drawn]
+
+    def task(self, task_id: str) -> Task | None:
+        """The task of an id such as `click-button:test:30004`."""
+        name, split, number = ([*task_id.split(":"), "", ""])[:3]
+        if name not in self.pages.names or split not in FIRST_SEED or not number.isdecimal():
+            return None
+        wanted = name, int(number)
+        if task_id.count(":") != 2 or not 0 <= wanted[1] - FIRST_SEED[split] < SEEDS_APART:
+            return None
+        return self._task(*wanted, split, self._goals.read([wanted])[wanted])
 
     def catalogue(self, split: str) -> list[Task]:
         """Every task once."""
@@ -177,6 +192,7 @@ class MiniwobSource:
                 self._context.folder,
                 urls=self._server.urls,
                 view=self.config.view,
+                timeout=patience(self.web),
                 # The pages never change while the server runs.
                 keep_cache=True,
             )

@@ -12,16 +12,21 @@ import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dynaweb import events
 from dynaweb.config.recipe import digest
 from dynaweb.config.sections import Web
-from dynaweb.errors import InfrastructureError
+from dynaweb.errors import ConfigError, InfrastructureError
+from dynaweb.plugins import notify
 from dynaweb.runs.atomic import write_text
 from dynaweb.runs.cache import default_root
 from dynaweb.web.browser import pool_of
-from dynaweb_env_miniwob.pages import Pages, PageServer
+from dynaweb_env_miniwob.pages import Pages, PageServer, patience
 from dynaweb_env_miniwob.scripts import GOALS
+
+if TYPE_CHECKING:
+    from dynaweb.web.session import Session
 
 Wanted = tuple[str, int]
 """A task's name and a seed."""
@@ -44,9 +49,11 @@ class Goals:
             if str(seed) not in known.get(name, {}):
                 lacking.setdefault(name, []).append(seed)
         if lacking:
-            for name, goals in _in_thread(self._pages, self._web, lacking).items():
-                known.setdefault(name, {}).update(goals)
-            self._save(known)
+            try:
+                _in_thread(self._pages, self._web, lacking, known)
+            finally:
+                # Also after a failure: the next attempt has that much less to read.
+                self._save(known)
         return {(name, seed): known[name][str(seed)] for name, seed in wanted}
 
     def _load(self) -> dict[str, dict[str, str]]:
@@ -63,14 +70,13 @@ class Goals:
             write_text(self._file, json.dumps(known, ensure_ascii=False))
 
 
-def _in_thread(pages: Pages, web: Web, wanted: Mapping[str, list[int]]) -> dict[str, dict[str, str]]:
+def _in_thread(pages: Pages, web: Web, wanted: Mapping[str, list[int]], known: dict[str, dict[str, str]]) -> None:
     """Run the reading in a loop of its own, wherever we are called from."""
-    found: dict[str, dict[str, str]] = {}
     failed: list[BaseException] = []
 
     def work() -> None:
         try:
-            found.update(asyncio.run(_read(pages, web, wanted)))
+            asyncio.run(_read(pages, web, wanted, known))
         except BaseException as error:
             failed.append(error)
 
@@ -79,23 +85,30 @@ def _in_thread(pages: Pages, web: Web, wanted: Mapping[str, list[int]]) -> dict[
     thread.join()
     if failed:
         raise failed[0]
-    return found
 
 
-async def _read(pages: Pages, web: Web, wanted: Mapping[str, list[int]]) -> dict[str, dict[str, str]]:
+async def _read(pages: Pages, web: Web, wanted: Mapping[str, list[int]], known: dict[str, dict[str, str]]) -> None:
+    """Add the goals of every task and seed to `known`, page by page."""
     server = PageServer(pages.folder)
-    found: dict[str, dict[str, str]] = {}
     try:
-        async with pool_of(web, urls=server.urls) as pool:
+        async with pool_of(web, urls=server.urls, timeout=patience(web)) as pool:
             session = await pool.session()
             await session.reset()
-            for name, seeds in wanted.items():
-                await session.goto(pages.url(name))
-                goals: dict[str, Any] = await session.evaluate("last", GOALS % {"seeds": json.dumps(seeds)})
-                if any(str(seed) not in goals for seed in seeds):
-                    raise InfrastructureError(f"the page of {name!r} in {pages.folder} tells no goal")
-                found[name] = {seed: str(goal) for seed, goal in goals.items()}
+            for done, (name, seeds) in enumerate(wanted.items(), start=1):
+                known.setdefault(name, {}).update(await _goals(session, pages, name, seeds))
+                notify(events.Progress("goals of miniwob", done, len(wanted), "pages"))
             await session.close()
     finally:
         server.stop()
-    return found
+
+
+async def _goals(session: Session, pages: Pages, name: str, seeds: list[int]) -> dict[str, str]:
+    """The goals of one page by seed. Raises `InfrastructureError` when it does not tell them."""
+    await session.goto(pages.url(name))
+    try:
+        told: dict[str, Any] = await session.evaluate("last", GOALS % {"seeds": json.dumps(seeds)})
+    except ConfigError as error:
+        raise InfrastructureError(f"the page of {name!r} in {pages.folder} did not start: {error}") from None
+    if any(str(seed) not in told for seed in seeds):
+        raise InfrastructureError(f"the page of {name!r} in {pages.folder} tells no goal")
+    return {seed: str(goal) for seed, goal in told.items()}

@@ -9,9 +9,13 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dynaweb.errors import ConfigError, InfrastructureError, MissingError
 from dynaweb.web.session import UrlMap
+
+if TYPE_CHECKING:
+    from dynaweb.config.sections import Web
 
 ORIGIN = "http://miniwob.localhost"
 """The canonical address of the pages, whatever the port is."""
@@ -30,6 +34,16 @@ TIMING = frozenset(
     }
 )
 """Tasks that depend on timing (upstream issue 82); every other one stands still while an agent thinks."""
+
+
+LOAD_SECONDS = 30.0
+"""Seconds that a page may take to load. It is served from here and ends, so a late one only says that the machine is
+busy; a page that is read half loaded has no episode to start."""
+
+
+def patience(web: Web) -> float:
+    """Seconds that a page may take to load under the recipe's browser settings."""
+    return max(web.action_timeout, LOAD_SECONDS)
 
 
 class Pages:

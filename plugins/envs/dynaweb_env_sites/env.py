@@ -13,7 +13,7 @@ from dynaweb.web.browser import BrowserPool, pool_of
 from dynaweb.web.evaluators import evaluate
 from dynaweb_env_sites.expert import SitesExpert
 from dynaweb_env_sites.server import SitesApp, SitesServer, create_app
-from dynaweb_env_sites.tasks import site_seeds, sites, sites_tasks, task_variants
+from dynaweb_env_sites.tasks import site_seeds, sites, sites_tasks, task_of, task_variants
 from dynaweb_env_sites.world_store import HEADER, WorldStore
 
 if TYPE_CHECKING:
@@ -101,6 +101,10 @@ class SitesSource:
             templates=self.config.templates or None,
             site_seeds=site_seeds(split, sites_of_split),
         )
+
+    def task(self, task_id: str) -> Task | None:
+        """The task of an id such as `shop/add-to-cart:test:30004:17`."""
+        return task_of(task_id)
 
     def variants(self, task: Task, *, count: int, seed: int) -> list[Task]:
         """Other tasks of the template of `task`, on the sites of its split, that are no longer than configured."""

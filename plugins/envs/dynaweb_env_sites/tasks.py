@@ -22,6 +22,8 @@ from dynaweb_env_sites.server import load_sites
 
 FIRST_SITE: Mapping[str, int] = {"pretrain": 0, "train": 10_000, "validation": 20_000, "test": 30_000}
 """Site seeds of a split count from here."""
+SITES_APART = 10_000
+"""Most sites that a split can have."""
 SITES_PER_SPLIT: Mapping[str, int] = {"pretrain": 400, "train": 8, "validation": 8, "test": 24}
 VARIANTS = 10_000
 """Instances of a template that are told apart on one site (many have the same words)."""
@@ -106,6 +108,18 @@ def make_task(template: str, split: Split, site_seed: int, number: int) -> Task 
     state = sites()[chosen.site].build(site_seed, split, locale_of(site_seed))
     goal = chosen.make(state, random.Random(derive(site_seed, "task", template, split, number)))
     return None if goal is None else _task(chosen, goal, split, site_seed, number)
+
+
+def task_of(task_id: str) -> Task | None:
+    """The task of an id; None when it is no id of these sites."""
+    name, split, *numbers = ([*task_id.rsplit(":", 3), "", ""])[:4]
+    if name not in registry() or split not in FIRST_SITE or not all(number.isdecimal() for number in numbers):
+        return None
+    site_seed, number = map(int, numbers)
+    # Splits share no site, whatever an id says.
+    if not 0 <= site_seed - FIRST_SITE[split] < SITES_APART or number >= VARIANTS:
+        return None
+    return make_task(name, split, site_seed, number)  # type: ignore[arg-type]  # checked above
 
 
 def plan_of(task: Task) -> tuple[Do, ...]:

@@ -64,8 +64,6 @@ class WebarenaConfig(Section):
     """Model that compares answers by meaning (`fuzzy_match`); without one such tasks are ungraded."""
     verified_python: str = ""
     """Python with webarena-verified; empty = the one that `dynaweb env install webarena-verified` made."""
-    max_best_steps: int = Field(default=0, ge=0)
-    """Unused by tasks that do not tell their shortest solution; 0 = any."""
 
 
 @hookimpl

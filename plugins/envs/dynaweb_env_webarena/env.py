@@ -19,7 +19,7 @@ from dynaweb.suggest import hint
 from dynaweb.types import Action, Judgement, Observation, Split, StepResult, Task, Trajectory
 from dynaweb.web.browser import BrowserPool, pool_of
 from dynaweb.web.chromium_session import ChromiumSession
-from dynaweb.web.logins import Logins
+from dynaweb.web.logins import Logins, opened
 from dynaweb_env_webarena import files, sites
 from dynaweb_env_webarena.grading import Grader
 
@@ -31,7 +31,6 @@ log = logging.getLogger("dynaweb")
 
 AND = " |AND| "
 """Joins the pages that a task starts with, a tab each."""
-MAX_STEPS = 30
 
 
 class WebarenaEnvironment:
@@ -55,10 +54,10 @@ class WebarenaEnvironment:
         login = await self._source.login(task)
         await self.session.reset(headers=self._source.headers(task), storage_state=login, har=self.har)
         first, *others = task.start_url.split(AND)
-        await self.session.goto(first)
+        await opened(self.session, first)
         for url in others:
             await self.session.act(Action("new_tab"))
-            await self.session.goto(url)
+            await opened(self.session, url)
         if others:
             await self.session.act(Action("tab_focus", index=0))
         self._page = await self.session.observe()
@@ -94,6 +93,8 @@ class WebarenaSource:
         self._resetting: asyncio.Lock | None = None
         self._logins = Logins()
         self._was_reset = False
+        self._told: set[str] = set()
+        """Splits whose skipped tasks were told."""
         self._recordings = 0
 
     # Tasks
@@ -102,8 +103,10 @@ class WebarenaSource:
         """`count` tasks in an order drawn from the seed, or all there are. Raises `ConfigError` or `MissingError`."""
         found = self.catalogue(split)
         random.Random(derive(seed, "webarena", split)).shuffle(found)
-        for why, number in self.skipped(split).items():
-            log.warning("%d tasks of split %s are skipped: %s", number, split, why)
+        if split not in self._told:
+            self._told.add(split)
+            for why, number in self.skipped(split).items():
+                log.warning("%d tasks of split %s are skipped: %s", number, split, why)
         return found[:count]
 
     def catalogue(self, split: str) -> list[Task]:
@@ -113,8 +116,21 @@ class WebarenaSource:
         found = [self._task(raw, split) for raw in files.raw_tasks(self.config, split) if not self._lacks(raw)]
         if not found:
             lacking = ", ".join(f"{number} tasks: {why}" for why, number in self.skipped(split).items())
-            raise MissingError(f"no task of split {split!r} can be played here ({lacking})")
+            given = ", ".join(self.urls) or "none"
+            raise MissingError(
+                f"no task of split {split!r} can be played here ({lacking}); sites with an address: {given}"
+            )
         return found
+
+    @property
+    def default_split(self) -> str:
+        """What people mean who name no split: a benchmark is for evaluation."""
+        return "train" if self.config.train else "test"
+
+    def task(self, task_id: str) -> Task | None:
+        """The task of an id, from the file for evaluation or from that for training."""
+        splits = ("test", "train") if self.config.train else ("test",)
+        return next((task for split in splits for task in self.catalogue(split) if task.id == task_id), None)
 
     def skipped(self, split: str) -> dict[str, int]:
         """Tasks whose sites are not configured, by what is missing. They are never scored."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from dynaweb.errors import InfrastructureError
+from dynaweb.errors import ConfigError, InfrastructureError
 from dynaweb.web.logins import Login as StoredLogin
 from dynaweb.web.logins import opened
 from dynaweb_env_webarena.files import texts
@@ -57,13 +57,23 @@ ACCOUNTS: Mapping[str, Mapping[str, str]] = {
 
 
 def addresses(config: WebarenaConfig) -> dict[str, str]:
-    """Address by site: from the settings, else from the variables `SHOPPING` or `WA_SHOPPING` and their like."""
-    known = dict(config.urls)
+    """Address by site: from the settings, else from the variables `SHOPPING` or `WA_SHOPPING` and their like.
+
+    Raises `ConfigError` for what is no address.
+    """
+    known = {name: (f"env.urls.{name}", url) for name, url in config.urls.items() if url}
     for name in NAMES:
-        found = os.environ.get(name.upper()) or os.environ.get(f"WA_{name.upper()}")
-        if name not in known and found:
-            known[name] = found
-    return {name: url.rstrip("/") for name, url in known.items() if url}
+        said = next((key for key in (name.upper(), f"WA_{name.upper()}") if os.environ.get(key)), "")
+        if name not in config.urls and said:
+            known[name] = (f"the variable {said}", os.environ[said])
+    return {name: _checked(url, origin) for name, (origin, url) in known.items()}
+
+
+def _checked(url: str, origin: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{origin} = {url!r} is no address of a site; write one such as http://my-host:9999")
+    return url.rstrip("/")
 
 
 def placeholders(value: Any) -> set[str]:

@@ -15,6 +15,7 @@ from dynaweb.suggest import hint
 from dynaweb.types import Action, Judgement, Observation, Split, StepResult, Task, Trajectory
 from dynaweb.web.browser import BrowserPool, pool_of
 from dynaweb.web.chromium_session import ChromiumSession
+from dynaweb.web.logins import opened
 from dynaweb_env_webvoyager import files
 from dynaweb_env_webvoyager.blocked import Wall, wall
 from dynaweb_rm_webvoyager_judge.judge import WebvoyagerJudge
@@ -45,9 +46,12 @@ class WebvoyagerEnvironment:
         """The wall that the episode stands before, if no agent could pass it."""
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        """A clean context on the task's site. `seed` only names pictures. Raises `InfrastructureError`."""
+        """A clean context on the task's site. `seed` only names pictures.
+
+        Raises `InfrastructureError`, also when the site cannot be loaded: that says nothing about the agent.
+        """
         await self.session.reset()
-        await self.session.goto(task.start_url)
+        await opened(self.session, task.start_url)
         self._steps, self._name = 0, f"{task.id}-{seed}"
         self.walls.clear()
         self.pictures = []
@@ -118,6 +122,16 @@ class WebvoyagerSource:
             raise ConfigError(f"{path} has no site {unknown[0]!r}; {hint(unknown[0], names)}")
         chosen = [one for one in raw if not self.config.sites or one["web_name"] in self.config.sites]
         return [self._task(one, split, references.get(str(one["id"]), [])) for one in chosen]
+
+    @property
+    def default_split(self) -> str:
+        """What people mean who name no split: a benchmark is for evaluation."""
+        return "train" if self.config.train else "test"
+
+    def task(self, task_id: str) -> Task | None:
+        """The task of an id, from the file for evaluation or from that for training."""
+        splits = ("test", "train") if self.config.train else ("test",)
+        return next((task for split in splits for task in self.catalogue(split) if task.id == task_id), None)
 
     def skipped(self, split: str) -> dict[str, int]:
         """All tasks of the file can be tried."""

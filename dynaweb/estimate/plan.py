@@ -1,0 +1,202 @@
+"""The estimate of a recipe on the machine at hand, and the refusal of what cannot fit."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dynaweb.errors import ConfigError
+from dynaweb.estimate import memory as mem
+from dynaweb.estimate.machine import GIB, Machine
+from dynaweb.estimate.memory import Setup
+from dynaweb.estimate.shapes import Shape, shape_of
+from dynaweb.estimate.work import Work, stages
+
+if TYPE_CHECKING:
+    from dynaweb.config import Recipe
+
+ROOM = 0.95
+"""Share of a device's memory that a run may take: drivers and the allocator have some too."""
+BUSY = 0.3
+"""Share of the speed of matrix products that reading and training reach, roughly."""
+DECODING = {True: 0.2, False: 0.03}
+"""The same of writing token after token, on a CPU, whose caches hold small models, and on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes by stage and part, work by stage, and seconds of model work (None where the machine's speed is unknown)."""
+
+    model: str
+    parameters: int
+    ranks: int
+    machine: Machine
+    memory: dict[str, dict[str, int]]
+    work: dict[str, Work]
+    seconds: float | None
+
+    @property
+    def peak(self) -> tuple[str, int]:
+        """The stage that takes most memory of a rank's device, and how much."""
+        totals = {stage: sum(n for part, n in parts.items() if part != "host") for stage, parts in self.memory.items()}
+        stage = max(totals, key=lambda name: totals[name])
+        return stage, totals[stage]
+
+    @property
+    def host(self) -> int:
+        """Bytes of the host's memory that ranks take for what does not stay on their devices."""
+        return self.ranks * max(parts.get("host", 0) for parts in self.memory.values())
+
+    def problems(self) -> list[str]:
+        """Why this cannot run here; none when it can."""
+        machine, (stage, need) = self.machine, self.peak
+        found = []
+        if not machine.is_cpu and self.ranks > machine.devices:
+            found.append(f"{self.ranks} processes want a GPU each, and there are {machine.devices}")
+        have = round(ROOM * machine.memory / (self.ranks if machine.is_cpu else 1))
+        if need > have:
+            parts = ", ".join(
+                f"{part} {_gib(size)}"
+                for part, size in self.memory[stage].items()
+                if part != "host" and size >= GIB / 10
+            )
+            found.append(f"stage {stage} needs {_gib(need)} a process ({parts}), and {_gib(have)} can be had")
+        if self.host > ROOM * machine.host_memory:
+            found.append(f"{_gib(self.host)} of host memory are needed, and there are {_gib(machine.host_memory)}")
+        return found
+
+    def check(self) -> None:
+        """Raise `ConfigError` when this cannot run here."""
+        problems = self.problems()
+        if problems:
+            raise ConfigError(
+                f"this recipe does not fit {self.machine.words}: {'; '.join(problems)}. More processes with"
+                " backend.name=deepspeed and backend.stage=3, backend.offload, model.checkpointing, a smaller"
+                " model.micro_tokens, rl.lora_rank or a smaller model take less"
+            )
+
+    def plain(self) -> dict[str, Any]:
+        """Plain data, with the sums."""
+        stage, need = self.peak
+        return {**asdict(self), "peak": {"stage": stage, "bytes": need}, "host_bytes": self.host}
+
+    def __str__(self) -> str:
+        stage, need = self.peak
+        work = list(self.work.values())
+        tokens = [sum(getattr(one, name) for one in work) for name in ("read", "written", "trained")]
+        time = "not known" if self.seconds is None else _words(self.seconds)
+        return "\n".join(
+            [
+                "Estimate, every episode as long as it may be:",
+                f"  machine: {self.machine.words}",
+                f"  model: {self.model}, {self.parameters / 1e6:,.1f} million weights, {self.ranks} process(es)",
+                *(f"  memory of a process, {name}: {_parts(parts)}" for name, parts in self.memory.items()),
+                f"  most memory of a process: {_gib(need)} (stage {stage})",
+                "  tokens: at most {:,} read, {:,} written, {:,} trained on".format(*tokens),
+                f"  time of model work, roughly, at most: {time} (browsers and servers come on top)",
+            ]
+        )
+
+
+def estimate(recipe: Recipe, machine: Machine, *, ranks: int = 1) -> Estimate | None:
+    """What a recipe takes; None when nothing here says how large its model is."""
+    shape = shape_of(recipe.model.path)
+    if shape is None:
+        return None
+    served = _served(recipe.wm.config)
+    work = stages(recipe, shape, served_world_model=served)
+    return Estimate(
+        model=recipe.model.path,
+        parameters=shape.parameters,
+        ranks=ranks,
+        machine=machine,
+        memory=_memory(recipe, shape, machine, ranks, served),
+        work=work,
+        seconds=_seconds(work, machine, ranks),
+    )
+
+
+def _seconds(work: dict[str, Work], machine: Machine, ranks: int) -> float | None:
+    if not machine.flops:
+        return None
+    speed = machine.flops * (1 if machine.is_cpu else min(ranks, machine.devices))
+    decoding = DECODING[machine.is_cpu]
+    return sum(one.operations / BUSY + one.decoding / decoding for one in work.values()) / speed
+
+
+def _served(config: Any) -> bool:
+    """Whether a plugin's model answers from a server."""
+    server = getattr(config, "server", None)
+    return bool(server is not None and server.model)
+
+
+def _memory(recipe: Recipe, shape: Shape, machine: Machine, ranks: int, served: bool) -> dict[str, dict[str, int]]:
+    setup = partial(
+        Setup,
+        4 if recipe.model.dtype == "float32" else 2,
+        stage=recipe.backend.stage if recipe.backend.name == "deepspeed" else 0,
+        ranks=ranks,
+        offload=recipe.backend.offload,
+        micro_tokens=recipe.model.micro_tokens,
+        checkpointing=recipe.model.checkpointing,
+    )
+    found = {}
+    if recipe.sft.steps:
+        found["sft"] = _trained(shape, setup(recipe.sft.lora_rank))
+    if recipe.wm_fit.steps and not served:
+        found["world-model"] = _trained(shape, setup(recipe.wm_fit.lora_rank))
+    if recipe.rl.updates:
+        rl = setup(recipe.rl.lora_rank)
+        found["rl"] = {**_trained(shape, rl), **_beside(recipe, shape, rl, machine, served)}
+    found["eval"] = {"weights": mem.frozen(shape, setup(0)), **_caches(recipe, shape, setup(0), machine, ("policy",))}
+    return found
+
+
+def _trained(shape: Shape, setup: Setup) -> dict[str, int]:
+    return {**mem.training(shape, setup), "activations": mem.activations(shape, setup)}
+
+
+def _beside(recipe: Recipe, shape: Shape, setup: Setup, machine: Machine, served: bool) -> dict[str, int]:
+    """What a process holds while the policy is trained in dreams."""
+    found, roles = {}, ["policy"]
+    own = mem.frozen(shape, setup)
+    reward: Any = recipe.reward.config
+    if recipe.env.name == "dream" and not served:
+        found["world model"] = own
+        roles.append("wm")
+    if recipe.reward.name == "orm" or getattr(reward, "model", "") == "base":
+        found["judge"] = own
+        roles.append("reward")
+    if recipe.rl.ref_kl_rows or getattr(recipe.opt.config, "beta", 0):
+        found["reference"] = own
+    if hasattr(recipe.opt.config, "critic_lr"):
+        # A critic is whole on every rank, whatever the backend of the policy.
+        found["critic"] = sum(mem.training(shape, Setup(setup.bytes_each)).values())
+    return {**found, **_caches(recipe, shape, setup, machine, tuple(roles))}
+
+
+def _caches(recipe: Recipe, shape: Shape, setup: Setup, machine: Machine, roles: tuple[str, ...]) -> dict[str, int]:
+    """Keys and values of the roles' engines; what vLLM reserves beside rank 0."""
+    found = {}
+    for choice in {str(recipe.engine_of(role)): recipe.engine_of(role) for role in roles}.values():
+        if choice.name == "transformers":
+            tokens = int(choice.settings.get("max_batch_tokens", 65_536))
+            found["key-value cache"] = mem.cache(shape, tokens, setup.bytes_each)
+        elif choice.name == "vllm":
+            found["vLLM"] = round(float(choice.settings.get("memory", 0.4)) * machine.memory)
+    return found
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / 2**20:.1f} MiB"
+
+
+def _parts(parts: dict[str, int]) -> str:
+    return ", ".join(f"{part} {_gib(size)}" for part, size in parts.items() if size)
+
+
+def _words(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

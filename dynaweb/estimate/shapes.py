@@ -1,0 +1,125 @@
+"""The shape of a language model: from its config.json where that is here, else as published."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A decoder with gated feed-forward layers; widths in elements."""
+
+    width: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    vocabulary: int
+    tied: bool
+    biased: bool = False
+    """Queries, keys and values have biases."""
+
+    @property
+    def attention(self) -> int:
+        """Weights of one attention block."""
+        biases = self.head_width * (self.heads + 2 * self.kv_heads) if self.biased else 0
+        return self.width * self.head_width * (2 * self.heads + 2 * self.kv_heads) + biases
+
+    @property
+    def body(self) -> int:
+        """Weights without embeddings and output head."""
+        return self.layers * (self.attention + 3 * self.width * self.inner + 2 * self.width) + self.width
+
+    @property
+    def parameters(self) -> int:
+        """All weights."""
+        return self.body + self.vocabulary * self.width * (1 if self.tied else 2)
+
+    def adapters(self, rank: int) -> int:
+        """Weights of low-rank adapters beside every matrix of the blocks."""
+        queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
+        ends = 2 * self.width + 2 * queries + 2 * (self.width + keys) + 3 * (self.width + self.inner)
+        return self.layers * rank * ends
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "meta-llama/Llama-3.1-8B-Instruct": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+    "Qwen/Qwen2.5-1.5B-Instruct": {
+        "model_type": "qwen2",
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
+    "HuggingFaceTB/SmolLM2-135M-Instruct": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+    },
+}
+"""config.json of the models that shipped recipes name, for machines that do not have them yet."""
+
+
+def shape_of(path: str) -> Shape | None:
+    """The shape of a model by the recipe's `model.path`; None where nothing here says it."""
+    config = _config(path)
+    try:
+        return None if config is None else _shape(config)
+    except KeyError:
+        return None
+
+
+def _shape(config: dict[str, Any]) -> Shape:
+    heads = int(config["num_attention_heads"])
+    width = int(config["hidden_size"])
+    return Shape(
+        width=width,
+        inner=int(config["intermediate_size"]),
+        layers=int(config["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_width=int(config.get("head_dim") or width // heads),
+        vocabulary=int(config["vocab_size"]),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        biased=config.get("model_type") == "qwen2",
+    )
+
+
+def _config(path: str) -> dict[str, Any] | None:
+    for folder in _folders(path):
+        try:
+            found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(found, dict):
+            return found
+    return PUBLISHED.get(path)
+
+
+def _folders(path: str) -> list[Path]:
+    """Where the model's files may be: shipped, a folder, or the Hugging Face cache."""
+    if path == "tiny":
+        return [Path(str(resources.files("dynaweb") / "assets" / "tiny"))]
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub")) / f"models--{path.replace('/', '--')}" / "snapshots"
+    return [Path(path).expanduser(), *sorted(hub.glob("*"))]

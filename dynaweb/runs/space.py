@@ -1,0 +1,60 @@
+"""Disks that are full: what of an error says so, and the words for it."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from dynaweb.errors import StorageError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""No space left on the device; the user's share of it is used up."""
+
+
+def out_of_space(error: BaseException) -> bool:
+    """Whether a full disk is behind an error, also where a library has put it into its own words."""
+    return any(isinstance(one, StorageError) or _says_so(one) for one in _chain(error))
+
+
+def storage_error(error: BaseException, *places: Path) -> StorageError | None:
+    """The error in words that help, with what is free in the `places` that are written to; None for other errors."""
+    if isinstance(error, StorageError):
+        return error
+    if not out_of_space(error):
+        return None
+    free = ", ".join(f"{_free(place):.0f} MiB are free in {place}" for place in places)
+    return StorageError(
+        f"the disk is full ({_words(error)}{f'; {free}' if free else ''}). Nothing half-written is left, and what was"
+        " finished is kept"
+    )
+
+
+def _says_so(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno in FULL:
+        return True
+    # safetensors and tokenizers are written in Rust, whose errors reach Python as text.
+    return any(f"(os error {number})" in str(error) for number in FULL)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    one: BaseException | None = error
+    seen: set[int] = set()
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or one.__context__
+
+
+def _words(error: BaseException) -> str:
+    last = [one for one in _chain(error) if _says_so(one) or isinstance(one, StorageError)][-1]
+    path = getattr(last, "filename", None)
+    return f"{getattr(last, 'strerror', None) or last}{f': {path}' if path else ''}"
+
+
+def _free(place: Path) -> float:
+    """MiB that can be written below a folder, which need not be there yet."""
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return shutil.disk_usage(place).free / 2**20

@@ -1,0 +1,107 @@
+"""Small whole runs, and runs in processes of their own that end at a chosen moment."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dynaweb
+from dynaweb import plugins
+from dynaweb.errors import Interrupted
+from dynaweb.hookspecs import hookimpl
+
+SMALL = (
+    "env.task_settings.driver=static",
+    "data.demos=4",
+    "sft.steps=4",
+    "sft.batch=8",
+    "explore.episodes=8",
+    "explore.steps=3",
+    "wm_fit.steps=3",
+    "wm_fit.batch=4",
+    "dream.horizon=3",
+    "rl.updates=4",
+    "rl.tasks=2",
+    "rl.n=3",
+    "rl.bc_batch=4",
+    "rl.checkpoint_every=1",
+    "eval.episodes=6",
+    "eval.steps=4",
+    "controls.sft_steps=[5]",
+    "model.threads=1",
+    "wm.max_new_tokens=24",
+    "wm.retries=0",
+)
+
+
+def run(out: Path, *sets: str, seed: int = 0, **more: Any) -> Any:
+    """The run `SMALL`, or one that differs."""
+    return dynaweb.run("dynaweb", overrides=[*SMALL, *sets], out=out, seed=seed, **more)
+
+
+class _Killer:
+    """Ends its process at the `count`-th rollout or update of a stage."""
+
+    def __init__(self, stage: str, count: int) -> None:
+        self._stage, self._left = stage, count
+
+    def _meet(self, name: str) -> None:
+        self._left -= name.split()[0] == self._stage
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    @hookimpl
+    def dynaweb_update(self, event: Any) -> None:
+        """An update."""
+        self._meet(event.stage)
+
+    @hookimpl
+    def dynaweb_rollout(self, event: Any) -> None:
+        """An episode."""
+        self._meet(event.phase)
+
+
+class _Stopper:
+    """Presses Ctrl-C at the second update of reinforcement learning."""
+
+    @hookimpl
+    def dynaweb_update(self, event: Any) -> None:
+        """An update."""
+        if event.stage == "rl" and event.index == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def killed(folder: Path, cache: str, stage: str, count: int) -> None:
+    """Begin the run, or go on with it, until SIGKILL."""
+    os.environ["DYNAWEB_CACHE"] = cache
+    plugins.current().add_observer(_Killer(stage, count))
+    run(folder, resume=folder.exists())
+
+
+def interrupted(folder: Path, cache: str) -> None:
+    """Begin the run until Ctrl-C."""
+    os.environ["DYNAWEB_CACHE"] = cache
+    plugins.current().add_observer(_Stopper())
+    try:
+        run(folder)
+    except Interrupted as error:
+        sys.exit(error.exit_code)
+
+
+def exit_code(job: Callable[..., None], *arguments: Any) -> int | None:
+    """What a new process that does the job ends with; below 0 for a signal. It starts with everything imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["stage_kit", "torch", "transformers", "dynaweb.loop.api"])
+    process = context.Process(target=job, args=arguments)
+    process.start()
+    try:
+        process.join(120)
+        return process.exitcode
+    finally:
+        process.kill()
+        process.join()

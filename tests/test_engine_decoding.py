@@ -1,0 +1,100 @@
+"""Sessions of the compact Llama forward against the original, with and without lanes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import engine_kit as kit
+import pytest
+import torch
+
+from dynaweb.engines.sessions import LlamaRunner, survivors
+from dynaweb.engines.sharing import MIN_SPARED, Lanes, Plan, Prompt
+
+STEPS = 50
+"""More than a cache has room for at first."""
+
+
+def groups_of(rng: random.Random, sizes: list[int], *, tails: bool) -> list[Prompt]:
+    """Prompts that share pages, the same or with tails of their own, shuffled."""
+    pages = [kit.prompt(rng, 60, 110) for _ in sizes]
+    prompts = [
+        page + (kit.prompt(rng, 0, 9) if tails else ())
+        for page, size in zip(pages, sizes, strict=True)
+        for _ in range(size)
+    ]
+    rng.shuffle(prompts)
+    return prompts
+
+
+def check(model: Any, session: Any, texts: list[list[int]], live: list[int]) -> None:
+    """The session's logits are those of the model after each live text."""
+    for at, row in enumerate(live):
+        want = model(torch.tensor([texts[row]])).logits[0, -1]
+        torch.testing.assert_close(session.logits[at], want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("variant", [{}, {"kv_heads": 2}, {"kv_heads": 1, "layers": 1}], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "tails", "laned"),
+    [
+        ([8, 8], False, True),
+        ([8, 8], True, True),
+        ([13, 5, 1, 1], True, True),
+        ([24, 1], False, True),
+        ([1, 1, 1, 1], True, False),
+        ([2, 1], True, False),
+    ],
+)
+def test_sessions_equal_the_original_while_rows_leave(
+    variant: dict[str, Any], sizes: list[int], tails: bool, laned: bool
+) -> None:
+    rng = random.Random(len(sizes))
+    model = kit.llama(**variant)
+    prompts = groups_of(rng, sizes, tails=tails)
+    assert (Plan.of(prompts).lanes() is not None) == laned
+    with torch.inference_mode():
+        session = LlamaRunner(model, 0).start(prompts, STEPS)
+        texts, live = [list(prompt) for prompt in prompts], list(session.order)
+        check(model, session, texts, live)
+        for step in range(STEPS):
+            rows = survivors([len(live) > 2 and rng.random() < 0.06 for _ in live]) or [0]
+            if len(rows) < len(live):
+                session.keep(rows)
+                live = [live[row] for row in rows]
+            tokens = [rng.randrange(kit.VOCABULARY) for _ in live]
+            session.step(torch.tensor(tokens))
+            for row, token in zip(live, tokens, strict=True):
+                texts[row].append(token)
+            if step in (0, 1, 33, STEPS - 1):
+                check(model, session, texts, live)
+        assert 0 < len(live) < len(prompts) or len(prompts) < 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_row_reads_its_own_beginning_in_a_lane(seed: int) -> None:
+    rng = random.Random(seed)
+    prompts = groups_of(rng, [rng.randint(1, 20) for _ in range(rng.randint(1, 6))], tails=rng.random() < 0.5)
+    plan = Plan.of(prompts)
+    for limit in (1, 3, 8, 64):
+        lanes = Lanes.of(plan.beginnings, limit)
+        held: dict[int, set[Prompt]] = {}
+        for row, prompt in enumerate(prompts):
+            held.setdefault(lanes.lane[row], set()).add(prompt[: lanes.lengths[row]])
+        assert sorted(held) == list(range(lanes.count))
+        assert all(len(beginnings) == 1 for beginnings in held.values())
+        members = [list(lanes.lane.values()).count(lane) for lane in held]
+        assert max(members) <= limit
+        assert lanes.count == sum(-(-len(rows) // limit) for _, rows in plan.beginnings)
+        assert lanes.width == max(lanes.lengths.values())
+
+
+def test_lanes_are_made_only_where_they_spare_enough() -> None:
+    page = tuple(range(90))
+    assert Plan.of([page]).lanes() is None
+    assert Plan.of([(one, *page) for one in range(64)]).lanes() is None
+    enough = MIN_SPARED // len(page) + 2
+    lanes = Plan.of([page] * enough).lanes()
+    assert lanes is not None
+    assert lanes.count < enough
