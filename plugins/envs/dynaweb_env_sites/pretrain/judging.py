@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from dynaweb.errors import DynawebError
 from dynaweb.loop.players import RandomPolicy
-from dynaweb.loop.rules import EDITABLE, options
+from dynaweb.loop.rules import options
 from dynaweb.types import Action, Observation, Step, Task, Trajectory
+from dynaweb.web.action_rules import EDITABLE
 from dynaweb.web.quoting import quoted
 from dynaweb_env_sites.pretrain.instructions import on
 
