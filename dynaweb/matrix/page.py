@@ -14,7 +14,8 @@ from dynaweb.report.headline import duration
 from dynaweb.report.html import own_page
 from dynaweb.report.markup import Html, el, join
 from dynaweb.report.sections import STATUS, live_buttons
-from dynaweb.report.svg import Interval, Series, interval_bar, line_chart
+from dynaweb.report.series import Series
+from dynaweb.report.svg import Interval, interval_bar, line_chart
 
 
 def write_page(found: MatrixResults, folder: MatrixFolder) -> Path:
@@ -170,7 +171,8 @@ def _plot(found: MatrixResults, name: str, axis: str) -> Html | None:
     if not lines:
         return None
     series = [_series(label, sorted(points, key=lambda one: one[0]), name) for label, points in lines.items()]
-    return line_chart(f"{_title(name)} by {axis}", series, x_label=axis, rate=is_share(name))
+    whole = all(x.is_integer() for points in lines.values() for x, _ in points)
+    return line_chart(f"{_title(name)} by {axis}", series, x_label=axis, rate=is_share(name), whole=whole)
 
 
 def _series(label: str, points: Sequence[tuple[float, TableRow]], name: str) -> Series:

@@ -7,7 +7,8 @@ from typing import Any
 
 from dynaweb.report.data import Curve, ReportData
 from dynaweb.report.markup import Html, el
-from dynaweb.report.svg import Series, line_chart
+from dynaweb.report.series import Series
+from dynaweb.report.svg import line_chart
 
 STAGE = "audit"
 """What audits are called among the updates of a run (`dynaweb.loop.auditing.STAGE`)."""

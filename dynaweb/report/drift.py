@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from dynaweb.report.markup import Html
 from dynaweb.report.stats import Estimate
-from dynaweb.report.svg import Series, line_chart
+from dynaweb.report.series import Series
+from dynaweb.report.svg import line_chart
 
 SHOWN = {
     "element_f1": "elements right",

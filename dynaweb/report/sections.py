@@ -19,7 +19,8 @@ from dynaweb.report.headline import (
 )
 from dynaweb.report.markup import Child, Html, el, join
 from dynaweb.report.stats import Estimate
-from dynaweb.report.svg import Interval, Series, interval_bar, line_chart
+from dynaweb.report.series import Series
+from dynaweb.report.svg import Interval, interval_bar, line_chart
 
 STATUS = {"done": "good", "failed": "bad", "interrupted": "warn", "running": "warn"}
 RATES = ("reward", "success", "share", "rate", "fraction", "accuracy", "false", "exact", "f1", "valid")

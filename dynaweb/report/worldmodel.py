@@ -9,7 +9,8 @@ from dynaweb.report.drift import drift_chart
 from dynaweb.report.html import own_page
 from dynaweb.report.markup import Html, el
 from dynaweb.report.stats import Estimate
-from dynaweb.report.svg import Series, line_chart
+from dynaweb.report.series import Series
+from dynaweb.report.svg import line_chart
 
 if TYPE_CHECKING:
     from dynaweb.worldmodels.confidence import Calibration
@@ -42,7 +43,7 @@ def reliability_chart(calibration: Calibration) -> Html:
     found = [(one.expected, one.sound) for one in calibration.reliability]
     perfect = Series("perfect", [(0.0, 0.0), (1.0, 1.0)])
     title = f"Reliability of confidence (Brier score {calibration.brier:.3f}, n={calibration.n})"
-    return line_chart(title, [Series("measured", found), perfect], x_label="confidence", rate=True)
+    return line_chart(title, [Series("measured", found), perfect], x_label="confidence", rate=True, whole=False)
 
 
 def _table(title: str, found: Measures, meanings: Mapping[str, str]) -> Html:
