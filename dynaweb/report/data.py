@@ -68,6 +68,11 @@ class Curve:
     label: str = ""
     """Name in the legend; empty = the stage."""
 
+    @property
+    def values(self) -> list[float]:
+        """The finite values."""
+        return [value for _, value in self.points if value is not None]
+
 
 @dataclass(frozen=True, slots=True)
 class Measure:

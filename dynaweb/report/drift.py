@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dynaweb.report.markup import Html
-from dynaweb.report.stats import Estimate
 from dynaweb.report.series import Series
+from dynaweb.report.stats import Estimate
 from dynaweb.report.svg import line_chart
 
 SHOWN = {

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from dynaweb.report import alarms, sections, viewer
+from dynaweb.report import alarms, curves, sections, viewer
 from dynaweb.report.data import ReportData
 from dynaweb.report.markup import Html, el, embed, join
 
@@ -61,15 +61,19 @@ def own_page(title: str, body: Html, *, stamp: str = "") -> str:
 
 
 def _sections(data: ReportData) -> list[Html | None]:
-    parts = [part for part in (sections.drift(data), sections.audits(data)) if part is not None]
-    right = el("div", *parts) if parts else None
+    model, drift, judge = sections.fidelity(data), sections.drift(data), sections.audits(data)
+    # Two of them stand side by side in a wide window; of three, the judge's words need the whole width.
+    beside = [part for part in (model, drift) if part is not None]
+    if len(beside) == 1 and judge is not None:
+        beside, judge = [*beside, judge], None
     return [
         sections.arms(data),
         sections.bought(data),
         alarms.audited(data),
-        sections.curves(data),
+        curves.curves(data),
         sections.stages(data),
-        el("div", sections.fidelity(data), right, class_="pair") if data.fidelity or parts else None,
+        el("div", *beside, class_="pair") if beside else None,
+        judge,
         sections.failures(data),
         _viewer(data),
         sections.recipe(data),

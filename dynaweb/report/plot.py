@@ -62,7 +62,7 @@ STYLE = {
     "svg.fonttype": "none",
     "xtick.color": TEXT,
     "xtick.major.size": 0,
-    "xtick.major.pad": 5,
+    "xtick.major.pad": 6,
     "ytick.color": TEXT,
     "ytick.major.size": 0,
     "ytick.major.pad": 5,
@@ -128,9 +128,9 @@ def _sheet() -> tuple[Figure, Axes]:
     axes = figure.add_subplot()
     for patch in (figure.patch, axes.patch):
         patch.set_visible(False)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.spines["bottom"].set_zorder(1)  # behind the lines, which may run along it
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
     return figure, axes
 
 
@@ -153,20 +153,22 @@ def _columns(points: Points) -> tuple[list[float], list[float]]:
 
 
 def _scale(axes: Axes, series: Sequence[Series], rate: bool, whole: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     xs = [x for item in series for x, _ in item.points] or [0.0]
     ys = [y for item in series for _, y in item.known] + [y for item in series for bar in item.bars for y in bar[1:]]
     least = 1.0 if whole else 1e-6
     axes.set_xlim(*_around(xs, 0.02, least))
-    axes.xaxis.get_major_locator().set_params(integer=whole, min_n_ticks=1 if whole else 2)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=whole, min_n_ticks=1 if whole else 2))
     axes.set_ylim(*_range(ys, rate))
 
 
 def _range(ys: Sequence[float], rate: bool) -> tuple[float, float]:
-    """Rates from 0 to 1, other values with some room, but no negative room below values that are not."""
+    """Rates from 0 to 1; other values with some room, from 0 where that is near."""
     if not any(ys) or (rate and all(0 <= y <= 1 for y in ys)):
         return 0.0, 1.0
     low, high = _around(ys, 0.08, 0.1 * max(map(abs, ys)))
-    return (max(low, 0.0) if min(ys) >= 0 else low), high
+    return 0.0 if 0 <= min(ys) <= max(ys) / 4 else low, high
 
 
 def _around(values: Sequence[float], room: float, least: float) -> tuple[float, float]:
@@ -182,7 +184,7 @@ def _place(figure: Figure, axes: Axes) -> None:
     labels = format_y.format_ticks(list(axes.get_yticks()))
     left = max(map(len, labels)) * DIGIT + 8
     top = FONT + 10 if format_y.get_offset() else FONT / 2 + 2
-    bottom = FONT + 10
+    bottom = FONT + 11
     figure.subplots_adjust(left / WIDTH, bottom / HEIGHT, 1 - 1.5 * DIGIT / WIDTH, 1 - top / HEIGHT)
 
 

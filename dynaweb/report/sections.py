@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from dynaweb.report.alarms import STAGE
-from dynaweb.report.data import Curve, JudgeAudit, Measure, ReportData, Stage
+from dynaweb.report.blocks import code_row, count, fold, section, table, words
+from dynaweb.report.data import JudgeAudit, Measure, ReportData, Stage
 from dynaweb.report.drift import drift_chart
 from dynaweb.report.headline import (
     ClosingRow,
@@ -17,18 +17,11 @@ from dynaweb.report.headline import (
     interval_text,
     p_text,
 )
-from dynaweb.report.markup import Child, Html, el, join
+from dynaweb.report.markup import Html, el
 from dynaweb.report.stats import Estimate
-from dynaweb.report.series import Series
-from dynaweb.report.svg import Interval, interval_bar, line_chart
+from dynaweb.report.svg import Interval, interval_bar
 
 STATUS = {"done": "good", "failed": "bad", "interrupted": "warn", "running": "warn"}
-RATES = ("reward", "success", "share", "rate", "fraction", "accuracy", "false", "exact", "f1", "valid")
-"""Metrics with one of these words in their name are drawn on a scale from 0 to 1."""
-FIRST_METRICS = ("reward", "success", "loss", "entropy")
-"""Metrics with one of these words are shown at once, one of each word first; the others under a fold."""
-ROW = 3
-"""Charts beside each other in a wide window."""
 
 
 def header(data: ReportData, *, live: bool = False) -> Html:
@@ -68,7 +61,7 @@ def arms(data: ReportData) -> Html | None:
     low = min([row.success.low for row in rows if row.success.low is not None], default=0.0)
     scale = (max(0.0, low - 0.05), 1.0)
     head[2] = (_scale_text(scale), "")
-    table = _table(head, [_arm_row(row, scale, against) for row in rows])
+    shown = table(head, [_arm_row(row, scale, against) for row in rows])
     lead = (
         f"Share of {data.episodes_are} that end in success, by the environment's own check. Every arm plays the same "
         "episodes; differences are paired, in percentage points."
@@ -77,7 +70,7 @@ def arms(data: ReportData) -> Html | None:
         "Intervals: Wilson for shares (widened by Student's t over seeds when there are several), bootstrap over seeds "
         "and episodes for differences. p: exact McNemar test. Episodes that could not be graded are left out."
     )
-    return _section("Result", lead, el("div", table, class_="card"), el("p", note, class_="note"))
+    return section("Result", lead, el("div", shown, class_="card"), el("p", note, class_="note"))
 
 
 def _scale_text(scale: tuple[float, float]) -> str:
@@ -124,42 +117,7 @@ def bought(data: ReportData) -> Html | None:
     if not data.bought:
         return None
     items = el("ul", *[el("li", sentence) for sentence in data.bought], class_="plain")
-    return _section("What this is bought with", "", items)
-
-
-def curves(data: ReportData) -> Html | None:
-    """Small charts, one a metric; several stages with one metric share a chart."""
-    metrics: dict[str, list[Curve]] = {}
-    for curve in data.curves:
-        if curve.stage != STAGE and any(value is not None for _, value in curve.points):
-            metrics.setdefault(curve.metric, []).append(curve)
-    if not metrics:
-        return None
-    first = _first(list(metrics))
-    rest = sorted(name for name in metrics if name not in first)
-    more = None
-    if rest:
-        more = el("details", el("summary", f"{len(rest)} more curves"), _charts(metrics, rest))
-    lead = "Faint lines are single updates, strong lines the mean of five."
-    return _section("Learning curves", lead, _charts(metrics, first), more)
-
-
-def _first(names: Sequence[str]) -> list[str]:
-    """The charts to show at once, in whole rows."""
-    found = {word: [name for name in names if word in name] for word in FIRST_METRICS}
-    best = [word if word in like else like[0] for word, like in found.items() if like]
-    known = list(dict.fromkeys([*best, *(name for like in found.values() for name in like)])) or list(names)
-    return known if len(known) < ROW else known[: min(2 * ROW, len(known) // ROW * ROW)]
-
-
-def _charts(metrics: Mapping[str, Sequence[Curve]], names: Iterable[str]) -> Html:
-    return el("div", *[_chart(name, metrics[name]) for name in names], class_="charts")
-
-
-def _chart(name: str, lines: Sequence[Curve]) -> Html:
-    series = [Series(curve.label or _words(curve.stage), curve.points) for curve in lines]
-    only = f" ({lines[0].label or _words(lines[0].stage)})" if len(lines) == 1 else ""
-    return line_chart(f"{_words(name)}{only}", series, rate=any(word in name for word in RATES))
+    return section("What this is bought with", "", items)
 
 
 def stages(data: ReportData) -> Html | None:
@@ -171,7 +129,7 @@ def stages(data: ReportData) -> Html | None:
     total = _total(data.stages)
     rows = [_stage_row(stage, columns) for stage in [*data.stages, total]]
     note = "A cached stage shows what it cost when it was made; the sum is over all stages, cached or not."
-    return _section("Stages and cost", "", el("div", _table(head, rows), class_="card"), el("p", note, class_="note"))
+    return section("Stages and cost", "", el("div", table(head, rows), class_="card"), el("p", note, class_="note"))
 
 
 STATIC = "static_steps"
@@ -207,7 +165,7 @@ def _stage_row(stage: Stage, columns: Sequence[tuple[str, str]]) -> Html:
         for name, label in columns
     ]
     detail = el("small", stage.detail) if stage.detail else None
-    label = el("b", _words(stage.name)) if stage.status else el("b", stage.name)
+    label = el("b", words(stage.name)) if stage.status else el("b", stage.name)
     shown = el("td", el("span", state, " ", key), data_label="State") if state is not None else el("td")
     return el("tr", el("td", label, detail), shown, *numbers)
 
@@ -226,9 +184,9 @@ def fidelity(data: ReportData) -> Html | None:
     if not data.fidelity:
         return None
     head = [("Measure", ""), ("Value", "n"), ("95 % interval", "n"), ("n", "n")]
-    table = _table(head, [_measure_row(measure) for measure in data.fidelity])
+    shown = table(head, [_measure_row(measure) for measure in data.fidelity])
     lead = "On real transitions of sites that nothing was fitted on, as far as they need a prediction."
-    return _section("World model", lead, el("div", table, class_="card"))
+    return section("World model", lead, el("div", shown, class_="card"))
 
 
 def drift(data: ReportData) -> Html | None:
@@ -236,7 +194,7 @@ def drift(data: ReportData) -> Html | None:
     if not data.drift:
         return None
     lead = "Real episodes repeated in dreams: each page is dreamed from the dreamed page before. Bars: 95 % intervals."
-    return _section("Drift of dreams", lead, el("div", drift_chart(data.drift), class_="charts"))
+    return section("Drift of dreams", lead, el("div", drift_chart(data.drift), class_="charts"))
 
 
 def _measure_row(measure: Measure) -> Html:
@@ -259,13 +217,13 @@ def audits(data: ReportData) -> Html | None:
     if not data.audits:
         return None
     head = [("Real episodes of", ""), ("False positives", "n"), ("False negatives", "n")]
-    table = _table(head, [_audit_row(audit) for audit in data.audits])
+    shown = table(head, [_audit_row(audit) for audit in data.audits])
     lead = (
         "The judge's calls on real episodes beside the environment's own check. False positives are failures that it "
         "takes for successes: when they grow, reward in dreams stops meaning anything. Shares are of the episodes that "
         "the judge was asked about; those that did not end by themselves are scored 0 by code."
     )
-    return _section("Judge", lead, el("div", table, class_="card"))
+    return section("Judge", lead, el("div", shown, class_="card"))
 
 
 def _audit_row(audit: JudgeAudit) -> Html:
@@ -293,11 +251,11 @@ def failures(data: ReportData) -> Html | None:
     kinds.sort(key=lambda kind: -sums[kind])
     head = [("Kind", "")] + [(_episodes_label(data, name), "n") for name in names]
     rows = [_failure_row(data, kind, names) for kind in kinds]
-    return _section("Failures by kind", "Episodes that did not succeed.", el("div", _table(head, rows), class_="card"))
+    return section("Failures by kind", "Episodes that did not succeed.", el("div", table(head, rows), class_="card"))
 
 
 def _episodes_label(data: ReportData, name: str) -> str:
-    label = next((arm.label for arm in data.arms if arm.name == name), _words(name))
+    label = next((arm.label for arm in data.arms if arm.name == name), words(name))
     return f"{label} (n = {data.episodes[name]})" if name in data.episodes else label
 
 
@@ -313,62 +271,18 @@ def recipe(data: ReportData) -> Html | None:
     """The resolved recipe, the plugins and the versions, folded."""
     parts: list[Html] = []
     if data.settings:
-        rows = [_code_row(item.path, _value(item.value), item.origin) for item in data.settings]
-        parts.append(_fold(_count(len(rows), "setting"), [("Setting", ""), ("Value", ""), ("From", "")], rows))
+        rows = [code_row(item.path, _value(item.value), item.origin) for item in data.settings]
+        parts.append(fold(count(len(rows), "setting"), [("Setting", ""), ("Value", ""), ("From", "")], rows))
     if data.plugins:
         keys = ("kind", "name", "package", "version")
-        rows = [_code_row(*(item.get(key, "") for key in keys)) for item in data.plugins]
+        rows = [code_row(*(item.get(key, "") for key in keys)) for item in data.plugins]
         head = [("Kind", ""), ("Name", ""), ("Package", ""), ("Version", "")]
-        parts.append(_fold(_count(len(rows), "plugin"), head, rows))
+        parts.append(fold(count(len(rows), "plugin"), head, rows))
     if data.versions:
-        rows = [_code_row(name, version) for name, version in data.versions.items()]
-        parts.append(_fold("Versions", [("Package", ""), ("Version", "")], rows))
-    return _section("Recipe", "Everything that this run was made with.", *parts) if parts else None
-
-
-def _fold(summary: str, head: Sequence[tuple[str, str]], rows: Sequence[Html]) -> Html:
-    table = el("div", el("div", _table(head, rows, stack=False), class_="scroll"), class_="card")
-    return el("details", el("summary", summary), table)
-
-
-def _code_row(*cells: str) -> Html:
-    return el("tr", *[el("td", el("code", cell)) for cell in cells])
+        rows = [code_row(name, version) for name, version in data.versions.items()]
+        parts.append(fold("Versions", [("Package", ""), ("Version", "")], rows))
+    return section("Recipe", "Everything that this run was made with.", *parts) if parts else None
 
 
 def _value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _section(title: str, lead: str, *children: Child) -> Html:
-    return el("section", el("h2", title), el("p", lead, class_="lead") if lead else None, *children)
-
-
-def _table(head: Sequence[tuple[str, str]], rows: Sequence[Html], *, stack: bool = True) -> Html:
-    """A table; `stack` turns rows into cards in a narrow window (cells then show their `data-label`)."""
-    cells = [el("th", label, class_=kind or None, scope="col") for label, kind in head]
-    return el("table", el("thead", el("tr", *cells)), el("tbody", join(*rows)), class_="stack" if stack else None)
-
-
-NAMES = {
-    "sft": "SFT",
-    "rl": "RL",
-    "bc": "BC",
-    "kl": "KL",
-    "lr": "Learning rate",
-    "wm": "World model",
-    "demos": "Demonstrations",
-    "explore": "Exploration",
-    "eval": "Evaluation",
-}
-"""Words of stage and metric names that people write otherwise."""
-
-
-def _words(name: str) -> str:
-    """A metric's or stage's name for people."""
-    parts = [NAMES.get(part, part) for part in name.replace("_", " ").replace("-", " ").replace("/", " / ").split()]
-    bare = " ".join(parts)
-    return bare[:1].upper() + bare[1:]
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"

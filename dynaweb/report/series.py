@@ -28,9 +28,11 @@ class Series:
 
     @property
     def alone(self) -> Points:
-        """The points with a value between gaps, which no line reaches."""
+        """The points between gaps, which no line reaches."""
         values = [None, *(y for _, y in self.points), None]
-        return [(x, y) for at, (x, y) in enumerate(self.points) if y is not None and values[at] is values[at + 2] is None]
+        return [
+            (x, y) for at, (x, y) in enumerate(self.points) if y is not None and values[at] is values[at + 2] is None
+        ]
 
     @property
     def is_noisy(self) -> bool:

@@ -33,7 +33,9 @@ def line_chart(
     if len(series) > 1:
         legend = el("div", *[_key(item.label, at) for at, item in enumerate(series)], class_="legend")
     axis = el("div", x_label, class_="axis")
-    return el("figure", el("figcaption", title), el("div", el("div", plot, axis), legend, class_="plotted"), class_="chart")
+    return el(
+        "figure", el("figcaption", title), el("div", el("div", plot, axis), legend, class_="plotted"), class_="chart"
+    )
 
 
 def interval_bar(interval: Interval, low: float, high: float, *, zero: float | None = None) -> Html:

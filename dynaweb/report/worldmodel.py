@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from dynaweb.report.drift import drift_chart
 from dynaweb.report.html import own_page
 from dynaweb.report.markup import Html, el
-from dynaweb.report.stats import Estimate
 from dynaweb.report.series import Series
+from dynaweb.report.stats import Estimate
 from dynaweb.report.svg import line_chart
 
 if TYPE_CHECKING:
