@@ -130,11 +130,14 @@ def _sheet() -> tuple[Figure, Axes]:
         patch.set_visible(False)
     axes.spines["bottom"].set_zorder(1)  # behind the lines, which may run along it
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
     return figure, axes
 
 
 def _line(axes: Axes, item: Series, colour: str) -> None:
+    if item.guide:
+        axes.plot(*_columns(item.points), color=TEXT, linewidth=1.2, dashes=(4, 3), zorder=1)
+        return
     if item.bars:
         xs, lows, highs = zip(*item.bars, strict=True)
         axes.vlines(xs, lows, highs, color=colour, alpha=FAINT, linewidth=1.8)
@@ -159,7 +162,9 @@ def _scale(axes: Axes, series: Sequence[Series], rate: bool, whole: bool) -> Non
     ys = [y for item in series for _, y in item.known] + [y for item in series for bar in item.bars for y in bar[1:]]
     least = 1.0 if whole else 1e-6
     axes.set_xlim(*_around(xs, 0.02, least))
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=whole, min_n_ticks=1 if whole else 2))
+    axes.xaxis.set_major_locator(
+        MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=whole, min_n_ticks=1 if whole else 2)
+    )
     axes.set_ylim(*_range(ys, rate))
 
 

@@ -183,10 +183,14 @@ def fidelity(data: ReportData) -> Html | None:
     """How good the world model's pages are."""
     if not data.fidelity:
         return None
-    head = [("Measure", ""), ("Value", "n"), ("95 % interval", "n"), ("n", "n")]
-    shown = table(head, [_measure_row(measure) for measure in data.fidelity])
     lead = "On real transitions of sites that nothing was fitted on, as far as they need a prediction."
-    return section("World model", lead, el("div", shown, class_="card"))
+    return section("World model", lead, measure_table(data.fidelity))
+
+
+def measure_table(found: Sequence[Measure]) -> Html:
+    """Measures with their values, intervals and counts."""
+    head = [("Measure", ""), ("Value", "n"), ("95 % interval", "n"), ("n", "n")]
+    return el("div", table(head, [_measure_row(measure) for measure in found]), class_="card")
 
 
 def drift(data: ReportData) -> Html | None:

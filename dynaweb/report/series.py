@@ -15,11 +15,15 @@ Points = Sequence[tuple[float, float | None]]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line: its name in the legend, its points, with None for gaps, and intervals (x, low, high) as thin lines."""
+    """A line: its name in the legend, its points, with None for gaps, and intervals (x, low, high) as thin lines.
+
+    A `guide` is there to compare with: it is drawn in grey, without points.
+    """
 
     label: str
     points: Points
     bars: Sequence[tuple[float, float, float]] = ()
+    guide: bool = False
 
     @property
     def known(self) -> list[tuple[float, float]]:
@@ -43,7 +47,7 @@ class Series:
         """At most `MAX_POINTS` points: means of equal stretches, so that a long run does not make a large file."""
         width = max(1, math.ceil(len(self.points) / MAX_POINTS))
         points = tuple(_mean(self.points[at : at + width]) for at in range(0, len(self.points), width))
-        return Series(self.label, points, tuple(self.bars))
+        return Series(self.label, points, tuple(self.bars), self.guide)
 
     def smooth(self) -> Points:
         """Mean of the known values around each point."""

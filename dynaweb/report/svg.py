@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynaweb.report.markup import Html, el
-from dynaweb.report.plot import picture, short
+from dynaweb.report.plot import COLOURS, picture, short
 from dynaweb.report.series import Series
 
 
@@ -31,7 +31,7 @@ def line_chart(
     plot = picture(f"{title}: {_summary(drawn)}", drawn, rate=rate, whole=whole)
     legend = None
     if len(series) > 1:
-        legend = el("div", *[_key(item.label, at) for at, item in enumerate(series)], class_="legend")
+        legend = el("div", *[_key(item, at) for at, item in enumerate(series)], class_="legend")
     axis = el("div", x_label, class_="axis")
     return el(
         "figure", el("figcaption", title), el("div", el("div", plot, axis), legend, class_="plotted"), class_="chart"
@@ -62,8 +62,9 @@ def interval_bar(interval: Interval, low: float, high: float, *, zero: float | N
     )
 
 
-def _key(label: str, at: int) -> Html:
-    return el("span", el("i", class_=f"swatch c{at % 6}"), label)
+def _key(item: Series, at: int) -> Html:
+    colour = "guide" if item.guide else f"c{at % len(COLOURS)}"
+    return el("span", el("i", class_=f"swatch {colour}"), item.label)
 
 
 def _summary(series: Sequence[Series]) -> str:
