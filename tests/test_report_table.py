@@ -8,7 +8,6 @@ from dynaweb.report.data import Arm, JudgeAudit, ReportData, Stage
 from dynaweb.report.headline import duration, headline
 from dynaweb.report.markup import el, embed
 from dynaweb.report.stats import wilson
-from dynaweb.report.svg import Series, line_chart, ticks
 from dynaweb.report.table import closing_text, text_table
 
 
@@ -89,24 +88,6 @@ def test_markup_escapes_all_but_markup() -> None:
     assert embed({"a": "</script><!--\u2028"}) == (
         '<script type="application/json">{"a":"\\u003c/script\\u003e\\u003c!--\\u2028"}</script>'
     )
-
-
-def test_charts_draw_gaps_constants_and_long_runs() -> None:
-    flat = line_chart("x", [Series("a", [(0, 2.0), (1, None), (2, 2.0)])])
-    assert flat.count("<circle") == 2
-    assert 'd="M44 ' in flat
-    assert flat.count("M") >= 2
-    long = line_chart("x", [Series("a", [(at, at % 7) for at in range(100_000)])])
-    assert len(long) < 20_000
-    assert "nan" not in line_chart("x", [Series("a", [(0, None)])])
-    assert 'aria-label="Loss: a from 3 to 1 over 2 points"' in line_chart("Loss", [Series("a", [(0, 3.0), (9, 1.0)])])
-
-
-def test_ticks_are_round_and_inside() -> None:
-    assert ticks(0, 1) == [0, 0.25, 0.5, 0.75, 1]
-    assert ticks(0.03, 0.11) == [0.04, 0.06, 0.08, 0.1]
-    assert ticks(-3, 12) == [0, 5, 10]
-    assert ticks(5, 5) == [5]
 
 
 def test_durations_read_well() -> None:

@@ -167,7 +167,8 @@ def _plot(found: MatrixResults, name: str, axis: str) -> Html | None:
         labels = dict(row.labels)
         x = _number(labels.pop(axis))
         if x is not None and (estimate := row.estimates[name]) is not None and estimate.value is not None:
-            lines.setdefault(", ".join(labels.values()) or measure_label(name), []).append((x, row))
+            line = ", ".join(f"{other} {value}" for other, value in labels.items()) or measure_label(name)
+            lines.setdefault(line, []).append((x, row))
     if not lines:
         return None
     series = [_series(label, sorted(points, key=lambda one: one[0]), name) for label, points in lines.items()]

@@ -84,14 +84,21 @@ def picture(words: str, series: tuple[Series, ...], *, rate: bool, whole: bool) 
     arguments give equal source. Raises `MissingError` without matplotlib.
     """
     matplotlib = library("matplotlib", "train", what="a report with charts")
-    # Names of shapes are hashes of this: two pictures of a page must not share any.
-    with _DRAWING, matplotlib.rc_context({**STYLE, "svg.hashsalt": words}):
+    # What users set for their own plots changes nothing. Names of shapes are hashes of the salt: two pictures of a page
+    # must not share any.
+    defaults = {name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"}
+    with _DRAWING, matplotlib.rc_context({**defaults, **STYLE, "svg.hashsalt": ascii(words)}):
         written = _draw(series, rate, whole)
     root = ElementTree.fromstring(written)
-    # What matplotlib says in a style element.
-    joins = {"stroke-linejoin": "round"}
     return el(
-        "svg", *_children(root), viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=words, class_="plot", **joins
+        "svg",
+        *_children(root),
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        role="img",
+        aria_label=words,
+        class_="plot",
+        font_size=FONT,
+        stroke_linejoin="round",
     )
 
 
@@ -100,20 +107,22 @@ def short(value: float) -> str:
     if value and (abs(value) >= 100_000 or abs(value) < 0.001):
         mantissa, _, exponent = f"{value:.2e}".partition("e")
         return f"{float(mantissa):g}e{int(exponent)}"
-    return f"{value:.4g}"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _draw(series: Sequence[Series], rate: bool, whole: bool) -> str:
     """A whole SVG file."""
     figure, axes = _sheet()
-    for at, item in enumerate(series):
-        _line(axes, item, COLOURS[at % len(COLOURS)])
-    _scale(axes, series, rate, whole)
-    _place(figure, axes)
     written = io.StringIO()
-    figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
-    for drawn in [*axes.lines, *axes.collections]:
-        drawn.remove()
+    try:
+        for at, item in enumerate(series):
+            _line(axes, item, COLOURS[at % len(COLOURS)])
+        _scale(axes, series, rate, whole)
+        _place(figure, axes)
+        figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
+    finally:
+        for drawn in [*axes.lines, *axes.collections]:
+            drawn.remove()
     return written.getvalue()
 
 
@@ -130,7 +139,7 @@ def _sheet() -> tuple[Figure, Axes]:
         patch.set_visible(False)
     axes.spines["bottom"].set_zorder(1)  # behind the lines, which may run along it
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10], min_n_ticks=3))
     return figure, axes
 
 
@@ -215,7 +224,7 @@ def _attributes(node: ElementTree.Element) -> Iterator[tuple[str, str]]:
         name = _plain(key)
         if name == "style":  # before what is left out: there it means the element
             styles = (part.partition(":") for part in value.split(";") if part.strip())
-            yield from ((one.strip(), _value(what)) for one, _, what in styles if one.strip() != "font-family")
+            yield from ((one.strip(), _value(what)) for one, _, what in styles if not one.strip().startswith("font"))
         elif name not in LEFT_OUT and not (name == "id" and _plain(node.tag) == "g"):
             yield name, _value(value)
 

@@ -20,7 +20,19 @@ if TYPE_CHECKING:
     from dynaweb.plugins import Plugins
 
 T = TypeVar("T")
-HEAVY = ("torch", "transformers", "playwright", "lxml", "flask", "numpy", "tokenizers", "rich", "vllm", "deepspeed")
+HEAVY = (
+    "deepspeed",
+    "flask",
+    "lxml",
+    "matplotlib",
+    "numpy",
+    "playwright",
+    "rich",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "vllm",
+)
 IMPORT_SECONDS = 0.05
 """What importing an entry module may take, beyond dynaweb and pydantic."""
 
