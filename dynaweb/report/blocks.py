@@ -51,5 +51,6 @@ def words(name: str) -> str:
 
 
 def count(n: int, what: str) -> str:
-    """`1 curve`, `2 curves`."""
-    return f"{n} {what}{'' if n == 1 else 's'}"
+    """`1 curve`, `2 curves`, `2 successes`."""
+    many = "es" if what.endswith("s") else "s"
+    return f"{n} {what}{'' if n == 1 else many}"

@@ -61,19 +61,16 @@ def own_page(title: str, body: Html, *, stamp: str = "") -> str:
 
 
 def _sections(data: ReportData) -> list[Html | None]:
-    model, drift, judge = sections.fidelity(data), sections.drift(data), sections.audits(data)
-    # Two of them stand side by side in a wide window; of three, the judge's words need the whole width.
-    beside = [part for part in (model, drift) if part is not None]
-    if len(beside) == 1 and judge is not None:
-        beside, judge = [*beside, judge], None
+    # Side by side in a wide window: both are short.
+    beside = [part for part in (sections.drift(data), sections.audits(data)) if part is not None]
     return [
         sections.arms(data),
         sections.bought(data),
         alarms.audited(data),
         curves.curves(data),
         sections.stages(data),
+        sections.fidelity(data),
         el("div", *beside, class_="pair") if beside else None,
-        judge,
         sections.failures(data),
         _viewer(data),
         sections.recipe(data),

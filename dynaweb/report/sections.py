@@ -231,11 +231,12 @@ def audits(data: ReportData) -> Html | None:
 
 
 def _audit_row(audit: JudgeAudit) -> Html:
+    failed, solved = max(audit.failed, audit.false_positive.n), max(audit.solved, audit.false_negative.n)
     return el(
         "tr",
         el("td", audit.label),
-        _audit_cell("False positives", audit.false_positive, f"{max(audit.failed, audit.false_positive.n)} failures"),
-        _audit_cell("False negatives", audit.false_negative, f"{max(audit.solved, audit.false_negative.n)} successes"),
+        _audit_cell("False positives", audit.false_positive, count(failed, "failure")),
+        _audit_cell("False negatives", audit.false_negative, count(solved, "success")),
     )
 
 
