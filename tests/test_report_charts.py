@@ -105,24 +105,26 @@ def figures(html: str) -> list[str]:
     return re.findall(r"<figcaption>(.*?)</figcaption>", html)
 
 
-def test_what_never_changes_is_a_table(page: Page, show: Show) -> None:
+def test_what_makes_no_curve_is_a_table(page: Page, show: Show) -> None:
     curves = (
         Curve("rl", "loss", ((0, 2.0), (1, 1.0))),
         Curve("rl", "reward", ((0, 0.5), (1, 0.5), (2, 0.5))),
-        Curve("rl", "skipped", ((0, 0.0), (1, 0.0), (2, None))),
-        Curve("rl", "tokens", ((0, 12_345.0), (1, 12_345.0))),
-        Curve("sft", "tokens", ((0, 7.0), (1, 8.0))),
+        Curve("rl", "skipped", ((0, 0.0), (1, 0.0), (2, 0.0))),
+        Curve("rl", "steps", ((0, 4.0), (1, 12_345.0), (2, None))),
+        Curve("rl", "tokens", ((0, 9.0), (1, 9.0))),
+        Curve("sft", "tokens", ((0, 7.0), (1, 8.0), (2, 8.0))),
         Curve("fidelity", "exact", ((0, 0.125),), "World model"),
     )
     html = render(ReportData("x", curves=curves))
-    # A flat reward is news; one of the two lines of tokens is not flat.
+    # A flat reward is news, and so is a loss of two updates; one of the two lines of tokens is a curve.
     assert figures(html) == ["Reward (RL)", "Loss (RL)", "Tokens"]
     show(html)
-    page.locator("summary", has_text="2 values without a curve").click()
+    page.locator("summary", has_text="3 values without a curve").click()
     rows = page.locator("details[open] tbody tr")
     assert [row.split("\t") for row in rows.all_inner_texts()] == [
-        ["Exact", "World model", "0.125", "1"],
-        ["Skipped", "RL", "0", "2"],
+        ["Exact", "World model", "0.125", "0.125", "1"],
+        ["Skipped", "RL", "0", "0", "3"],
+        ["Steps", "RL", "4", "12345", "2"],
     ]
 
 

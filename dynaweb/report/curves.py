@@ -18,10 +18,12 @@ FIRST_METRICS = ("reward", "success", "loss", "entropy")
 """Metrics with one of these words are shown at once, one of each word first; the others under a fold."""
 ROW = 3
 """Charts beside each other in a wide window."""
+LEAST = 3
+"""Values that a line under the fold has at least."""
 
 
 def curves(data: ReportData) -> Html | None:
-    """Small charts, one a metric; several stages with one metric share a chart. What never changes is a table."""
+    """Small charts, one a metric; several stages with one metric share a chart. What makes no curve is a table."""
     metrics: dict[str, list[Curve]] = {}
     for curve in data.curves:
         if curve.stage != STAGE and curve.values:
@@ -29,7 +31,7 @@ def curves(data: ReportData) -> Html | None:
     if not metrics:
         return None
     first = _first([name for name, found in metrics.items() if any(len(curve.values) > 1 for curve in found)])
-    changing = {name for name, found in metrics.items() if any(len(set(curve.values)) > 1 for curve in found)}
+    changing = {name for name, found in metrics.items() if any(_changes(curve) for curve in found)}
     more = sorted(changing.difference(first))
     still = [curve for name in sorted(metrics.keys() - changing - set(first)) for curve in metrics[name]]
     lead = "Faint lines are single updates, strong lines the mean of five."
@@ -42,19 +44,23 @@ def curves(data: ReportData) -> Html | None:
     )
 
 
+def _changes(curve: Curve) -> bool:
+    return len(curve.values) >= LEAST and len(set(curve.values)) > 1
+
+
 def _still(found: Sequence[Curve]) -> Html:
-    """Metrics of which a chart would be a dot or a flat line."""
+    """Metrics of which a chart would be a dot, two dots or a flat line."""
     rows = [
         el(
             "tr",
             el("td", words(curve.metric)),
             el("td", curve.label or words(curve.stage)),
-            el("td", short(curve.values[-1]), class_="n"),
+            *[el("td", shown, class_="n") for shown in (short(curve.values[0]), short(curve.values[-1]))],
             el("td", str(len(curve.values)), class_="n"),
         )
         for curve in found
     ]
-    head = [("Metric", ""), ("Stage", ""), ("Value", "n"), ("Updates", "n")]
+    head = [("Metric", ""), ("Stage", ""), ("First", "n"), ("Last", "n"), ("Updates", "n")]
     return fold(f"{count(len(rows), 'value')} without a curve", head, rows)
 
 
