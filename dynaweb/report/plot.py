@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH, HEIGHT = 320, 176
+WIDTH, HEIGHT = 320, 178
 """Of a picture, in CSS pixels at its natural size."""
 FONT = 12
 """Size of its numbers, in the same pixels."""
@@ -62,7 +62,7 @@ STYLE = {
     "svg.fonttype": "none",
     "xtick.color": TEXT,
     "xtick.major.size": 0,
-    "xtick.major.pad": 6,
+    "xtick.major.pad": 8,
     "ytick.color": TEXT,
     "ytick.major.size": 0,
     "ytick.major.pad": 5,
@@ -198,7 +198,7 @@ def _place(figure: Figure, axes: Axes) -> None:
     labels = format_y.format_ticks(list(axes.get_yticks()))
     left = max(map(len, labels)) * DIGIT + 8
     top = FONT + 10 if format_y.get_offset() else FONT / 2 + 2
-    bottom = FONT + 11
+    bottom = FONT + 13
     figure.subplots_adjust(left / WIDTH, bottom / HEIGHT, 1 - 1.5 * DIGIT / WIDTH, 1 - top / HEIGHT)
 
 
