@@ -194,7 +194,8 @@ def test_headline_table_has_every_arm_with_count_and_interval(show: Open, html: 
         assert str(arm.success.n) in text
         assert rows.nth(at).locator("svg.interval").count() == 1
     assert "reference" in rows.nth(1).inner_text()
-    assert "against SFT 300 steps (paired, n = 108)." in page.locator(".verdict").inner_text()
+    # The count does not break across lines.
+    assert "against SFT 300 steps (paired, n\xa0=\xa0108)." in page.locator(".verdict").inner_text()
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def header(data: ReportData, *, live: bool = False) -> Html:
     if data.seconds is not None:
         chips.append(el("span", duration(data.seconds), class_="chip"))
     chips.append(el("span", f"seed {data.seed}", class_="chip"))
-    words = headline(data)
+    words = headline(data).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
     theme, news = live_buttons()
     return el(
         "header",
