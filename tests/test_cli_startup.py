@@ -11,7 +11,18 @@ import pytest
 
 from dynaweb.cli import app
 
-HEAVY = ("torch", "transformers", "playwright", "lxml", "flask", "numpy", "waitress", "tokenizers", "rich", "plotly")
+HEAVY = (
+    "torch",
+    "transformers",
+    "playwright",
+    "lxml",
+    "flask",
+    "numpy",
+    "waitress",
+    "tokenizers",
+    "rich",
+    "matplotlib",
+)
 
 LOADED = """
 import sys

@@ -1,13 +1,14 @@
 """Decoding at fixed shapes and addresses: the same tokens and log-probabilities as at shapes that grow and shrink.
 
 A stand-in for the recording does on a CPU what a graph does on a GPU: it runs the step that it was given once, on the
-tensors that it saw then, and puts every later result where the first one was.
+tensors that it saw then, puts every later result where the first one was, and owns none of those tensors.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -40,10 +41,14 @@ class Recorder:
         self.recordings += 1
         step()
         result = step().clone()
+        # Like a graph, it does not keep alive what the step reads.
+        known = weakref.ref(step)
 
         def replay() -> torch.Tensor:
             self.replays += 1
-            return result.copy_(step())
+            alive = known()
+            assert alive is not None, "the recording outlives what it reads"
+            return result.copy_(alive())
 
         return replay
 

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import StaticCache
 from transformers.cache_utils import StaticLayer
 
-from dynaweb.engines.recording import Record, Step, rounded_columns, rounded_rows
+from dynaweb.engines.recording import Record, Recording, rounded_columns, rounded_rows
 
 MAX_TOKENS = 131_072
 """Rows times columns of all caches that one model keeps."""
@@ -59,7 +59,7 @@ class _Shape:
         self._positions = torch.zeros_like(self._ids)
         self._place = torch.zeros((), dtype=torch.long, device=first.device)
         self._mask = torch.zeros(rows, 1, 1, columns, dtype=first.dtype, device=first.device)
-        self._step: Step | None = None
+        self._step: Recording | None = None
 
     def fill(self, cache: Any, mask_BT: torch.Tensor) -> None:
         """Take over what a prefill has left: its cache, and which of its columns are tokens."""
@@ -84,7 +84,7 @@ class _Shape:
         self._mask[..., column] = 0
         self._place.fill_(column)
         if self._step is None:
-            self._step = self._record(lambda: self._computed(run))
+            self._step = Recording(lambda: self._computed(run), self._record)
         return self._step()
 
     def _computed(self, run: Forward) -> torch.Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from dynaweb.engines import decoding, llama
-from dynaweb.engines.recording import MAX_RECORDINGS, Record, Step, rounded_columns, rounded_rows
+from dynaweb.engines.recording import MAX_RECORDINGS, Record, Recording, Step, rounded_columns, rounded_rows
 
 
 class View(decoding.Cache):
@@ -29,7 +29,7 @@ class FixedLlama:
         # A parameter can be given other memory and stay the same object: what counts is where it was when recorded.
         self._places = _places(weights)
         self._record = record
-        self._steps: dict[tuple[int, int], Step] = {}
+        self._steps: dict[tuple[int, int], Recording] = {}
         self._rooms: tuple[torch.Tensor, torch.Tensor] | None = None
         self._columns = 0
         self._ids = self._starts = torch.empty(0)
@@ -63,7 +63,7 @@ class FixedLlama:
         if key not in self._steps:
             if len(self._steps) >= MAX_RECORDINGS:
                 self._steps.clear()
-            self._steps[key] = self._record(self._step(*key))
+            self._steps[key] = Recording(self._step(*key), self._record)
         return self._steps[key]()[:live]
 
     def _step(self, rows: int, columns: int) -> Step:

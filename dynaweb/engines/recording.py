@@ -19,6 +19,22 @@ Step = Callable[[], torch.Tensor]
 Record = Callable[[Step], Step]
 """Turns a step into one that does the same faster."""
 
+
+class Recording:
+    """A step and what `record` made of it, called in its stead.
+
+    A recording knows addresses and owns nothing: the tensors that the step reads have to live as long as it does.
+    """
+
+    def __init__(self, step: Step, record: Record) -> None:
+        self._owner = step
+        self._replay = record(step)
+
+    def __call__(self) -> torch.Tensor:
+        """The step's result."""
+        return self._replay()
+
+
 COLUMNS = 256
 """Caches are as long as a multiple of this."""
 MAX_RECORDINGS = 96
