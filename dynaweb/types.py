@@ -211,7 +211,8 @@ class Prediction:
 
     `logprob` is the mean natural-log probability of the tokens of the answer that was read (None = unknown),
     `answer_tokens` how many these are (0 = unknown), `tokens` how many were generated in all `attempts`; `confidence`
-    the expected fidelity of the page in [0, 1], where it was calibrated.
+    the expected fidelity of the page in [0, 1], where it was calibrated. `recalled`: the page is a real one, which a
+    memory of the same step gave.
     """
 
     next_observation: Observation | None
@@ -225,3 +226,4 @@ class Prediction:
     attempts: int = 1
     confidence: float | None = None
     answer_tokens: int = 0
+    recalled: bool = False

@@ -192,6 +192,9 @@ class Dream(Section):
     lacking: Literal["zero", "ungraded"] = "zero"
     """Reward of a dream that ends on an invalid action which names something of the goal that the dreamed page lacks:
     0 like any invalid action, or none, since what an unknown page lists cannot be predicted."""
+    recall: bool = False
+    """A step that exploration has taken, the same action on the same page, leads where it led in the real environment;
+    the world model is asked about all others."""
     one_world: bool = True
     """Rollouts of a group dream in the same world: the same action on the same page leads to the same next page, as on
     a real site, and is computed once. False: every rollout samples its own."""

@@ -117,6 +117,7 @@ def measures(trajectories: Sequence[Trajectory], advantages: Sequence[float]) ->
         "expert_share": (len(trajectories) - len(played)) / max(1, len(trajectories)),
         "steps": float(sum(len(t.steps) for t in played)),
         "dreamed_steps": float(sum("dreamed" in step.info for t in played for step in t.steps)),
+        "recalled_steps": float(sum("recalled" in step.info for t in played for step in t.steps)),
         "policy_tokens": float(sum(len(step.response_ids) for t in played for step in t.steps)),
         "world_model_tokens": float(sum(step.info.get("tokens", 0) for t in played for step in t.steps)),
     }

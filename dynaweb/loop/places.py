@@ -9,6 +9,7 @@ from dynaweb.errors import ConfigError
 from dynaweb.loop.curriculum import Schedule
 from dynaweb.loop.demos import rl_tasks
 from dynaweb.loop.evolving import read_tasks
+from dynaweb.loop.fidelity import transitions_of
 from dynaweb.loop.groups import Place
 from dynaweb.loop.openings import recorded_starts
 from dynaweb.loop.refresh import refreshed_by
@@ -17,10 +18,12 @@ from dynaweb.loop.verdicts import grading
 from dynaweb.loop.worldmodel import calibration_of, held_out_sites, real_transitions
 from dynaweb.types import Task
 from dynaweb.worldmodels.confidence import Trusted
+from dynaweb.worldmodels.recall import Recalling
 
 if TYPE_CHECKING:
     from dynaweb.loop.ingredients import Ingredients
     from dynaweb.loop.workspace import LoadedModel, Workspace
+    from dynaweb.protocols import WorldModel
 
 
 def place_of(ws: Workspace, given: Ingredients, model: LoadedModel | None) -> Place:
@@ -40,7 +43,9 @@ def place_of(ws: Workspace, given: Ingredients, model: LoadedModel | None) -> Pl
         held_out=held_out_sites(ws, explored),
     )
     auto = dream.horizon == "auto"
-    trusted = Trusted(world_model, calibration_of(given.world_model)) if auto else world_model
+    trusted: WorldModel = Trusted(world_model, calibration_of(given.world_model)) if auto else world_model
+    if dream.recall:
+        trusted = Recalling(trusted, transitions_of(explored))
     make = ws.dream_environment(trusted, starts, floor=dream.fidelity_floor if auto else 0.0)
     rules = Rules(dream.longest, source="dream", invalid_ends=dream.invalid_ends)
     return Place(make, ws.recipe.rl.tasks * ws.recipe.rl.n, rules)

@@ -127,12 +127,12 @@ def lacking(trajectory: Trajectory) -> str:
     """Why an invalid action at the end of a dream may be the world model's fault, or ''.
 
     It names something that the goal names, and the dreamed page has nothing of that name: what a page of an unknown
-    site lists cannot be predicted. On the real page that a dream starts from, the policy is to blame.
+    site lists cannot be predicted. On a real page, where a dream starts or which was recalled, the policy is to blame.
     """
     if trajectory.end != "invalid" or trajectory.source != "dream" or not trajectory.steps:
         return ""
     page = trajectory.steps[-1].observation
-    if page == trajectory.steps[0].observation:
+    if page == trajectory.steps[0].observation or trajectory.steps[-2].info.get("recalled"):
         return ""
     names = {node.name for node in page.nodes}
     said = set(quoted(trajectory.steps[-1].reply))

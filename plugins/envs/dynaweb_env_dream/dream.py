@@ -171,6 +171,8 @@ class DreamEnvironment:
 
 
 def _info(prediction: Prediction) -> dict[str, Any]:
+    if prediction.recalled:
+        return {"recalled": True}
     found = {"dreamed": True, "tokens": prediction.tokens, "logprob": prediction.logprob}
     return found if prediction.confidence is None else {**found, "confidence": prediction.confidence}
 
