@@ -6,6 +6,7 @@ tensors that it saw then, puts every later result where the first one was, and o
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import weakref
@@ -16,6 +17,7 @@ from typing import Any
 import engine_kit as kit
 import pytest
 import torch
+from torch import nn
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from dynaweb.engines import recording
@@ -242,7 +244,6 @@ def test_it_is_off_on_a_cpu_and_where_it_is_switched_off(kind: str, monkeypatch:
 def test_a_step_that_cannot_be_recorded_is_used_as_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(recording.torch.cuda, "graph_pool_handle", lambda: (0, 0))
     graphs, tried = CudaGraphs(torch.device("cpu")), []
 
     def refuse(step: Step) -> Step:
@@ -257,6 +258,20 @@ def test_a_step_that_cannot_be_recorded_is_used_as_it_is(
     assert [record.message for record in caplog.records] == [
         "decoding steps cannot be recorded and are launched one by one: not while recording"
     ]
+
+
+def test_recordings_share_a_pool_until_the_last_of_them_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    handles = iter(range(10))
+    monkeypatch.setattr(recording.torch.cuda, "graph_pool_handle", lambda: next(handles))
+    graphs = CudaGraphs(torch.device("cpu"))
+    kept = []
+    for _ in range(3):
+        assert graphs._shared_pool() == 0
+        kept.append(nn.Identity())
+        graphs._graphs.add(kept[-1])
+    kept.clear()
+    gc.collect()
+    assert graphs._shared_pool() == 1, "the memory of the first pool was given back with its last recording"
 
 
 def test_a_fixed_session_serves_the_rows_that_are_left() -> None:

@@ -74,12 +74,18 @@ def attend(
     if kernel is not None and query.is_cuda and query.dtype in HALF and query.shape[-1] <= WIDEST_HEAD:
         ends = (layout.start, layout.start, layout.longest, layout.longest)
         back = -1 if window is None else window - 1
-        out: torch.Tensor = kernel(query, key, value, *ends, scale=scale, window_size=(back, 0), enable_gqa=grouped)
+        more: dict[str, Any] = {"scale": scale, "window_size": (back, 0)}
+        if grouped and knows_groups(kernel):
+            more["enable_gqa"] = True
+        elif grouped:
+            key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+        out: torch.Tensor = kernel(query, key, value, *ends, **more)
         return out
     q, k, v = (layout.padded(x).transpose(1, 2) for x in (query, key, value))
     seen = None if window is None or window >= layout.longest else _band(layout.longest, window, query.device)
-    more: dict[str, Any] = {"is_causal": seen is None, "scale": scale, "enable_gqa": grouped}
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, **more)
+    mixed = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=seen, is_causal=seen is None, scale=scale, enable_gqa=grouped
+    )
     return layout.packed(mixed.transpose(1, 2))
 
 
@@ -96,8 +102,14 @@ def varlen() -> Callable[..., Any] | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    wanted = {"scale", "window_size", "enable_gqa"}
+    wanted = {"scale", "window_size"}
     return varlen_attn if wanted <= inspect.signature(varlen_attn).parameters.keys() else None
+
+
+@cache
+def knows_groups(kernel: Callable[..., Any]) -> bool:
+    """Whether it takes fewer heads of keys than of queries; else they are repeated."""
+    return "enable_gqa" in inspect.signature(kernel).parameters
 
 
 def _attention(

@@ -10,7 +10,9 @@ Shapes are rounded up, so that a few recordings serve all batches.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -59,8 +61,8 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # One pool for all: what a recording needs for itself is dead between two launches.
-        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._pool: Any = None
         self._refused = False
 
     def __call__(self, step: Step) -> Step:
@@ -76,6 +78,7 @@ class CudaGraphs:
 
     def _recorded(self, step: Step) -> Step:
         graph = torch.cuda.CUDAGraph()
+        pool = self._shared_pool()
         with torch.cuda.device(self._device):
             # Libraries set themselves up at their first call, which must not be part of a recording.
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -83,14 +86,22 @@ class CudaGraphs:
             with torch.cuda.stream(side):
                 step()
             torch.cuda.current_stream().wait_stream(side)
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 result = step()
+        self._graphs.add(graph)
 
         def replay() -> torch.Tensor:
             graph.replay()
             return result
 
         return replay
+
+    def _shared_pool(self) -> Any:
+        """One pool for all: what a recording needs for itself is dead between two launches. It ends with the last
+        recording that is kept, and another has to be made then."""
+        if not self._graphs:
+            self._pool = torch.cuda.graph_pool_handle()
+        return self._pool
 
 
 def recorder_for(device: torch.device) -> Record | None:
