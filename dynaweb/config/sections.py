@@ -35,7 +35,8 @@ class Model(Section):
     """The language model that plays policy, world model and judge."""
 
     path: str = "tiny"
-    """`tiny` (shipped), a folder, or the name of a Hugging Face causal language model."""
+    """`tiny` (shipped), `smollm2` (SmolLM2-135M-Instruct, out of a Python package), a folder, or the name of a Hugging
+    Face causal language model."""
     format: Literal["auto", "compact", "chat", "webvoyager"] = "auto"
     """Prompt layer: `compact` for the tiny model, `chat` for models with a chat template, `webvoyager` for the same in
     the words and the grammar of WebVoyager's text-only agents."""
