@@ -76,11 +76,11 @@ class _Stopper:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def killed(folder: Path, cache: str, stage: str, count: int) -> None:
+def killed(folder: Path, cache: str, stage: str, count: int, *sets: str) -> None:
     """Begin the run, or go on with it, until SIGKILL."""
     os.environ["DYNAWEB_CACHE"] = cache
     plugins.current().add_observer(_Killer(stage, count))
-    run(folder, resume=folder.exists())
+    run(folder, *sets, resume=folder.exists())
 
 
 def interrupted(folder: Path, cache: str) -> None:

@@ -252,8 +252,12 @@ class Rl(Section):
     """`policy`: the chosen optimizer. `filtered-bc`: cross-entropy on successful dreams only (a control)."""
     checkpoint_every: int = Field(default=5, ge=1)
     """Updates between checkpoints."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """How many of the last checkpoints are kept until the updates are done, each with float32 weights and AdamW's
+    moments (12 bytes a weight). With 2, a run goes on from the one before the last should that be damaged."""
     validate_every: int = Field(default=0, ge=0)
-    """Updates between evaluations on validation tasks in the real browser; 0 = never."""
+    """Updates between evaluations on validation tasks in the real browser; 0 = never. The weights of the best one are
+    kept beside the last ones, which the results are of (`checkpoints/dynaweb-best`)."""
 
 
 class Eval(Section):
