@@ -197,10 +197,16 @@ def test_supervised_stages_go_on_from_where_they_were_stopped(
     assert (tuned.weights / "model.safetensors").read_bytes() == expected.read_bytes()
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(first: tuple[Path, Path, Any], tmp_path: Path) -> None:
-    _, folder, _ = first
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_run_goes_on_to_the_same_end(
+    first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    cache, folder, _ = first
+    for name in ORDER[: ORDER.index("rl")]:
+        shutil.copytree(cache / name, tmp_path / "cache" / name)
+    monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "stopped"
-    assert exit_code(interrupted, out, os.environ["DYNAWEB_CACHE"]) == 130
+    assert exit_code(interrupted, out, str(tmp_path / "cache"), number) == 130
     assert '"interrupted"' in (out / "status.json").read_text()
     run(out, "rl.checkpoint_every=1", resume=True)
     assert rows(out) == rows(folder)

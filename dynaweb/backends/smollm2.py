@@ -92,7 +92,8 @@ def convert(file: Path, folder: Path) -> None:
     from dynaweb.backends.models import quiet, save_model
 
     _gguf()
-    log.info("reading %s once into %s; this takes about a minute", file, folder)
+    # A warning, so that it is seen: nothing else says why a first run waits.
+    log.warning("the model %s is read out of %s, once; this takes about a minute", NAME, file.name)
     try:
         # The bar of the reader itself knows no switch.
         with quiet(), redirect_stderr(io.StringIO()):
