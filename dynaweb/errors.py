@@ -54,7 +54,7 @@ class CheckpointError(DynawebError):
 
 
 class StorageError(DynawebError):
-    """The disk is full. What was finished is kept; with room, the same command (or `--resume`) goes on."""
+    """The disk is full or read-only. What was finished is kept; once it can be written, `--resume` goes on."""
 
 
 class TrainingError(DynawebError):

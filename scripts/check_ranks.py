@@ -1,9 +1,10 @@
 """Check runs in several real processes: the same result as one, and no hang when one of them fails.
 
-    python scripts/check_ranks.py [--ranks 2] [--only same|failures]
+    python scripts/check_ranks.py [--ranks 2] [--only same|zero|failures]
 
 `same` runs a recipe with every stage and three GSPO updates in one process, in several with the torch backend, and with
-DeepSpeed's ZeRO-2 and ZeRO-3, and compares rewards, losses and final weights. `failures` ends a rank by SIGKILL, makes
+DeepSpeed's ZeRO-2 and ZeRO-3, and compares rewards, losses and final weights; `zero` does so with DeepSpeed alone.
+`failures` ends a rank by SIGKILL, makes
 one raise, and interrupts a run; each must end soon, say why, and go on with --resume to the weights of the run that was
 left alone. It needs DeepSpeed; on a machine without a GPU it runs on gloo. One JSON line for each check.
 """
@@ -96,10 +97,12 @@ class Checks:
         a, b = self.weights(name), self.weights(other)
         return max(float((a[key] - b[key]).abs().max()) for key in a)
 
-    def same(self) -> None:
-        """Every way gives what one process gives."""
+    def same(self, words: str = "") -> None:
+        """Every way gives what one process gives; of several processes only those with `words` in their name."""
         first = ""
         for way, extra in WAYS.items():
+            if extra and words not in way:
+                continue
             name = way.format(n=self.ranks).replace(", ", "-").replace(" ", "-")
             started = time.monotonic()
             run = self.start(name, extra)
@@ -199,13 +202,13 @@ def main() -> int:
     """All checks; the exit code is the number of failed ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--only", choices=["same", "failures"])
+    parser.add_argument("--only", choices=["same", "zero", "failures"])
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dynaweb-ranks-") as folder:
         checks = Checks(Path(folder), given.ranks)
         if given.only != "failures":
-            checks.same()
-        if given.only != "same":
+            checks.same("ZeRO" if given.only == "zero" else "")
+        if given.only in (None, "failures"):
             checks.failures()
         return checks.failed
 

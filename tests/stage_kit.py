@@ -12,6 +12,7 @@ from typing import Any
 
 import dynaweb
 from dynaweb import plugins
+from dynaweb.cli.process import prepare
 from dynaweb.errors import Interrupted
 from dynaweb.hookspecs import hookimpl
 
@@ -67,26 +68,30 @@ class _Killer:
 
 
 class _Stopper:
-    """Presses Ctrl-C at the second update of reinforcement learning."""
+    """Sends its process a signal at the second update of reinforcement learning."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self._number = number
 
     @hookimpl
     def dynaweb_update(self, event: Any) -> None:
         """An update."""
         if event.stage == "rl" and event.index == 1:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), self._number)
 
 
-def killed(folder: Path, cache: str, stage: str, count: int) -> None:
+def killed(folder: Path, cache: str, stage: str, count: int, *sets: str) -> None:
     """Begin the run, or go on with it, until SIGKILL."""
     os.environ["DYNAWEB_CACHE"] = cache
     plugins.current().add_observer(_Killer(stage, count))
-    run(folder, resume=folder.exists())
+    run(folder, *sets, resume=folder.exists())
 
 
-def interrupted(folder: Path, cache: str) -> None:
-    """Begin the run until Ctrl-C."""
+def interrupted(folder: Path, cache: str, number: signal.Signals) -> None:
+    """Begin the run until a signal, with the command line's handlers."""
     os.environ["DYNAWEB_CACHE"] = cache
-    plugins.current().add_observer(_Stopper())
+    prepare()
+    plugins.current().add_observer(_Stopper(number))
     try:
         run(folder)
     except Interrupted as error:

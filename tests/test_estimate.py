@@ -26,6 +26,7 @@ from dynaweb_opt_gspo.gspo import Gspo
 
 CPU = Machine("CPU of 2 cores", 1, 16 * GIB, 16 * GIB, 1e11)
 NODE = Machine("NVIDIA H100 80GB HBM3", 8, 80 * GIB, 1024 * GIB, 989e12)
+SMALL = Machine("NVIDIA GeForce RTX 4080", 1, 16 * GIB, 64 * GIB, 49e12)
 
 
 def _saved(model: Any, folder: Path) -> Shape:
@@ -133,7 +134,9 @@ def test_checkpointing_and_smaller_micro_batches_take_less() -> None:
 
 
 def test_the_recipes_of_the_page_fit_the_machines_they_are_for() -> None:
-    for name, machine, ranks in (("tiny", CPU, 1), ("one-gpu", replace(NODE, devices=1), 1), ("paper-8xh100", NODE, 8)):
+    one = replace(NODE, devices=1)
+    wanted = (("tiny", CPU, 1), ("smollm2", SMALL, 1), ("one-gpu", one, 1), ("paper-8xh100", NODE, 8))
+    for name, machine, ranks in wanted:
         found = estimate(resolve(name), machine, ranks=ranks)
         assert found is not None and found.problems() == [], name
         assert found.seconds and all(sum(parts.values()) > 0 for parts in found.memory.values())

@@ -1,4 +1,4 @@
-"""Disks that really are full: a clear error, nothing half-written, and going on once there is room."""
+"""Disks that really are full or read-only: a clear error, nothing half-written, and going on once there is room."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import torch
 from dynaweb.backends import checkpoint
 from dynaweb.backends.models import load_model, save_model
 from dynaweb.data.chunks import ChunkFile
-from dynaweb.errors import StorageError
+from dynaweb.errors import ConfigError, StorageError
 from dynaweb.loop.files import link
 from dynaweb.plugins import current
-from dynaweb.runs import JsonlWriter, read_jsonl, write_json
+from dynaweb.runs import JsonlWriter, StageCache, read_jsonl, write_json
 from dynaweb.runs.space import out_of_space, storage_error
 from dynaweb_opt_gspo import GspoConfig
 from dynaweb_opt_gspo.gspo import Gspo
@@ -44,6 +44,10 @@ class Disk:
         """Make room."""
         _ballast(self.path).unlink(missing_ok=True)
 
+    def read_only(self, on: bool = True) -> None:
+        """Nothing can be written, by root neither; or it can again."""
+        _as_root(["mount", "-o", f"remount,{'ro' if on else 'rw'}", str(self.path)])
+
     def files(self) -> list[str]:
         """Everything that lies there."""
         return sorted(
@@ -57,10 +61,13 @@ def _ballast(path: Path) -> Path:
 
 def _mounted(place: Path, size: str) -> bool:
     """Whether a file system in memory could be put there: as root, or by sudo where that asks nothing."""
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=777", "tmpfs", str(place)]
+    return _as_root(["mount", "-t", "tmpfs", "-o", f"size={size},mode=777", "tmpfs", str(place)])
+
+
+def _as_root(command: list[str]) -> bool:
     for words in ([], ["sudo", "-n"]):
         try:
-            if subprocess.run([*words, *mount], capture_output=True, check=False).returncode == 0:
+            if subprocess.run([*words, *command], capture_output=True, check=False).returncode == 0:
                 return True
         except OSError:
             continue
@@ -77,10 +84,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
         yield Disk(place)
     finally:
         # At once from sight; it is gone when the last map of one of its files is.
-        gone = ["umount", "--lazy", str(place)]
-        for words in ([], ["sudo", "-n"]):
-            if subprocess.run([*words, *gone], capture_output=True, check=False).returncode == 0:
-                break
+        _as_root(["umount", "--lazy", str(place)])
 
 
 def _noise(size: int) -> str:
@@ -171,6 +175,36 @@ def test_a_checkpoint_that_finds_no_room_leaves_the_last_one(disk: Disk) -> None
     assert resumed.steps == 2
     for name, value in trainer.state_dict()["tensors"].items():
         assert torch.equal(resumed.state_dict()["tensors"][name], value)
+
+
+def test_a_disk_that_becomes_read_only_keeps_the_last_checkpoint_and_says_so(disk: Disk) -> None:
+    trainer = rank_kit.trainer_of(Gspo(GspoConfig()))
+    folder = disk.path / "checkpoint"
+    trainer.save(folder, keep=2)
+    kept = disk.files()
+    disk.read_only()
+    with pytest.raises(OSError, match="Read-only file system") as failure:
+        trainer.save(folder, keep=2)
+    told = storage_error(failure.value, folder)
+    assert told is not None and str(told).startswith("the disk is read-only (Read-only file system: ")
+    assert disk.files() == kept
+    trainer.load(folder)
+    disk.read_only(False)
+    trainer.steps = 1
+    trainer.save(folder, keep=2)
+    assert checkpoint.steps(folder) == [0, 1]
+
+
+def test_a_cache_that_is_read_only_is_told_before_anything_is_made(disk: Disk) -> None:
+    cache = StageCache(disk.path)
+    (disk.path / "sft").mkdir()
+    disk.read_only()
+    for name in ("sft", "other"):
+        with (
+            pytest.raises(ConfigError, match=r"cannot be written: .*ead-only.*set DYNAWEB_CACHE"),
+            cache.stage(name, "k"),
+        ):
+            pytest.fail("it was begun")
 
 
 def test_a_model_that_finds_no_room_leaves_the_old_one(disk: Disk) -> None:

@@ -94,6 +94,7 @@ ON_TASKS = {"explore", "drift", "eval", "rl", "filtered-bc"}
         ("rl.lora_rank=4", {"rl", "filtered-bc"}),
         ("model.device=cpu", set()),
         ("rl.checkpoint_every=9", set()),
+        ("rl.keep_checkpoints=9", set()),
         ("run.time_budget=3", set()),
         ("controls.sft_validation=7", set()),
         ("web.workers=3", set()),

@@ -97,7 +97,7 @@ def test_a_restart_finds_the_buffer_of_its_update_and_no_other(tmp_path: Path) -
     other = buffer(capacity=50)
     other.load(tmp_path, 1)
     assert [t.id for t in other.episodes] == ["a"] and other.episodes[0] == one.episodes[0]
-    one.tidy(tmp_path, 2)
+    one.tidy(tmp_path, {2})
     with pytest.raises(CheckpointError, match="no replay buffer for 1 updates"):
         other.load(tmp_path, 1)
     other.load(tmp_path, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,39 @@ def test_a_run_that_is_killed_in_every_stage_goes_on_to_the_same_result(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+def test_a_damaged_checkpoint_leads_to_the_one_before_and_to_the_same_result(
+    first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Replay buffer, refreshed world model and the best weights so far go back with it."""
+    for place in ("cache", "cache-alone"):
+        for name in ORDER[: ORDER.index("rl")]:
+            shutil.copytree(first[0] / name, tmp_path / place / name)
+    monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "cache"))
+    more = ["opt.name=webrl", "replay.capacity=8", "rl.validate_every=1", "controls.sft_validation=2"]
+    more += [
+        "wm_fit.refresh_every=1",
+        "wm_fit.refresh_episodes=2",
+        "wm_fit.refresh_steps=1",
+        "rl.updates=3",
+        "eval.episodes=2",
+    ]
+    out = tmp_path / "killed"
+    assert exit_code(killed, out, str(tmp_path / "cache"), "rl", 16, *more) == -signal.SIGKILL
+    (scratch,) = (tmp_path / "cache" / "rl").glob("*.partial/scratch")
+    states = sorted(scratch.glob("state-*.safetensors"))
+    assert len(states) == 2
+    states[-1].write_bytes(states[-1].read_bytes()[:1000])
+    run(out, *more, resume=True)
+    assert f"{states[-1].name} has 1000 bytes" in caplog.text and "Going on from the checkpoint before" in caplog.text
+    monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "cache-alone"))
+    run(tmp_path / "alone", *more)
+    wanted = [row for row in rows(tmp_path / "alone") if row["event"] != "stage"]
+    assert [row for row in rows(out) if row["event"] != "stage"] == wanted, "all but the cost, which is more"
+    for name in ("dynaweb", "dynaweb-best"):
+        one, other = (path / "checkpoints" / name / "model.safetensors" for path in (out, tmp_path / "alone"))
+        assert one.read_bytes() == other.read_bytes()
+
+
 def test_supervised_stages_go_on_from_where_they_were_stopped(
     first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,10 +197,16 @@ def test_supervised_stages_go_on_from_where_they_were_stopped(
     assert (tuned.weights / "model.safetensors").read_bytes() == expected.read_bytes()
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(first: tuple[Path, Path, Any], tmp_path: Path) -> None:
-    _, folder, _ = first
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_run_goes_on_to_the_same_end(
+    first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    cache, folder, _ = first
+    for name in ORDER[: ORDER.index("rl")]:
+        shutil.copytree(cache / name, tmp_path / "cache" / name)
+    monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "stopped"
-    assert exit_code(interrupted, out, os.environ["DYNAWEB_CACHE"]) == 130
+    assert exit_code(interrupted, out, str(tmp_path / "cache"), number) == 130
     assert '"interrupted"' in (out / "status.json").read_text()
     run(out, "rl.checkpoint_every=1", resume=True)
     assert rows(out) == rows(folder)
@@ -327,6 +367,8 @@ def test_a_frozen_world_model_and_validation_on_the_way(
     (validation,) = [row for row in rows(tmp_path / "frozen", "eval") if row["split"] == "validation"]
     assert validation["metrics"]["update"] == 1 and len(validation["successes"]) == 4
     assert "judge_false_positive" in validation["metrics"]
+    weights = [tmp_path / "frozen" / "checkpoints" / name / "model.safetensors" for name in ("dynaweb", "dynaweb-best")]
+    assert weights[0].read_bytes() == weights[1].read_bytes(), "there was one validation, after the last update"
 
 
 def test_an_evaluation_fits_the_judge_that_it_is_audited_with(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from dynaweb.loop.weights import world_model_weights
 from dynaweb.loop.workspace import Workspace
 from dynaweb.loop.worldmodel import sites_of, split
 from dynaweb.observers import read_metrics
+from dynaweb.runs.cache import default_root
 from dynaweb.seeding import derive
 
 SMALL = (
@@ -111,10 +114,17 @@ def test_a_run_with_each_world_model(name: str, more: tuple[str, ...], tmp_path:
     check_run(tmp_path / "out", result["arms"], result["world_model"], fitted=name == "delta")
 
 
-def test_a_frozen_model_behind_a_server_dreams_and_its_cost_is_counted(tmp_path: Path) -> None:
+def test_a_frozen_model_behind_a_server_dreams_and_its_cost_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And its key is in no file of the run or the cache, nor in what anything logs."""
     pytest.importorskip("openai")
+    key = "sk-9f3b7c41d2"
+    monkeypatch.setenv("WM_KEY", key)
+    caplog.set_level(logging.DEBUG)
     with chat_server("It opens a page.\nurl shop.localhost/x\n+ heading 'X'\n+ link 'Back'") as server:
         sets = [f"wm.server.base_url={server.url}", "wm.server.model=big", "wm.server.price_in=3", "wm.shots=1"]
+        sets.append("wm.server.key_variable=WM_KEY")
         run(tmp_path / "out", *sets, "rl.updates=1", wm="frozen-llm")
     stages = {row["name"]: row["metrics"] for row in rows(tmp_path / "out") if row["event"] == "stage"}
     asked = sum(stages[name]["server_requests"] for name in ("world-model", "drift", "rl"))
@@ -122,6 +132,10 @@ def test_a_frozen_model_behind_a_server_dreams_and_its_cost_is_counted(tmp_path:
     assert stages["world-model"]["server_cost"] == pytest.approx(3e-4 * stages["world-model"]["server_requests"])
     assert "EXAMPLE 1" in server.requests[0]["messages"][1]["content"]
     assert rows(tmp_path / "out", "rl")[0]["metrics"]["world_model_tokens"] > 0
+    assert set(server.keys) == {f"Bearer {key}"} and key not in caplog.text
+    written = [path for place in (tmp_path / "out", default_root()) for path in place.rglob("*") if path.is_file()]
+    said = [gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes() for path in written]
+    assert len(said) > 20 and any(b"WM_KEY" in one for one in said) and not any(key.encode() in one for one in said)
 
 
 def test_an_automatic_horizon_is_calibrated_and_ends_dreams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,16 +14,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from dynaweb.backends import smollm2
 from dynaweb.errors import CheckpointError, ConfigError, EngineError, MissingError
 from dynaweb.runs.atomic import rename_folder
 
 TINY = "tiny"
+OWN = f"{TINY!r}, {smollm2.NAME!r}"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 def resolve(path: str | Path) -> str:
-    """The folder or hub name that `path` stands for; `"tiny"` is the model shipped with the package.
+    """The folder or hub name that `path` stands for.
 
+    `"tiny"` is the model shipped with the package, `"smollm2"` one that another holds (`dynaweb.backends.smollm2`).
     Raises `MissingError` when a path (anything that is absolute, starts with a dot or exists) holds no model.
     """
     if str(path) == TINY:
@@ -31,6 +34,8 @@ def resolve(path: str | Path) -> str:
         if not (folder / "config.json").is_file():
             raise MissingError(f"the tiny model is not in this installation ({folder}); reinstall dynaweb")
         return str(folder)
+    if str(path) == smollm2.NAME:
+        return str(smollm2.model_folder())
     place = Path(path).expanduser()
     looks_like_path = place.is_absolute() or str(path).startswith((".", "~"))
     if place.is_dir():
@@ -38,7 +43,7 @@ def resolve(path: str | Path) -> str:
             raise MissingError(f"{place} is a folder without config.json; a model folder has one beside its weights")
         return str(place)
     if looks_like_path or place.exists():
-        raise MissingError(f"there is no model folder at {place}; give {TINY!r}, a folder, or a Hugging Face name")
+        raise MissingError(f"there is no model folder at {place}; give {OWN}, a folder, or a Hugging Face name")
     return str(path)
 
 
@@ -74,7 +79,7 @@ def load_model(path: str | Path, dtype: str | torch.dtype = "float32", device: s
         check_weights(Path(source))
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        with _quiet():
+        with quiet():
             model, report = load(source, dtype=pick_dtype(dtype), local_files_only=local, output_loading_info=True)
     except OSError as error:
         raise _not_found(source, local, error) from error
@@ -88,8 +93,8 @@ def load_model(path: str | Path, dtype: str | torch.dtype = "float32", device: s
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the progress bar of transformers: it would tear the run's own display apart."""
+def quiet() -> Iterator[None]:
+    """Without the progress bars of transformers: they would tear the run's own display apart."""
     from transformers.utils import logging as theirs
 
     logging: Any = theirs
@@ -107,7 +112,7 @@ def _not_found(source: str, local: bool, error: OSError) -> Exception:
         return CheckpointError(f"the model in {source} cannot be read: {error}")
     return MissingError(
         f"no model {source!r}: it is no folder here and the Hugging Face hub did not give it"
-        f" ({str(error).splitlines()[0]}). Give {TINY!r}, a folder, or an existing name"
+        f" ({str(error).splitlines()[0]}). Give {OWN}, a folder, or an existing name"
     )
 
 
@@ -144,7 +149,7 @@ def save_model(model: nn.Module, folder: Path, tokenizer: Any = None) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     old = folder.with_name(folder.name + ".old")
     try:
-        with _quiet():
+        with quiet():
             model.save_pretrained(temporary)  # type: ignore[operator]
         if tokenizer is not None:
             tokenizer.save_pretrained(temporary)

@@ -124,10 +124,10 @@ class TeamTrainer:
         """The critic of an earlier phase, which every rank reads."""
         self._team.call(self._local, "load_critic", folder.resolve())
 
-    def save(self, folder: Path) -> None:
-        """Write an atomic checkpoint, by rank 0."""
+    def save(self, folder: Path, *, keep: int = 1) -> None:
+        """Write an atomic checkpoint, by rank 0; the last `keep` stay."""
         state = self.state_dict()
-        checkpoint.save(folder, state["tensors"], state["meta"], self.steps)
+        checkpoint.save(folder, state["tensors"], state["meta"], self.steps, keep=keep)
 
     def load(self, folder: Path) -> None:
         """Go on from a checkpoint, which every rank reads."""

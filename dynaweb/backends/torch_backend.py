@@ -209,10 +209,10 @@ class TorchTrainer:
         self._stepper.load(policy, int(meta["skipped"]))
         self.steps = int(meta["steps"])
 
-    def save(self, folder: Path) -> None:
-        """Write an atomic checkpoint (safetensors and JSON)."""
+    def save(self, folder: Path, *, keep: int = 1) -> None:
+        """Write an atomic checkpoint (safetensors and JSON); the last `keep` stay."""
         state = self.state_dict()
-        checkpoint.save(folder, state["tensors"], state["meta"], self.steps)
+        checkpoint.save(folder, state["tensors"], state["meta"], self.steps, keep=keep)
 
     def load(self, folder: Path) -> None:
         """Go on from a checkpoint of `save`. Raises `CheckpointError` when it is missing, truncated or foreign."""

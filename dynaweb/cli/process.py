@@ -42,7 +42,9 @@ class Group(TyperGroup):
             full = storage_error(error, Path.cwd())
             if full is None:
                 raise
-            raise self._exit(ctx, f"error: {full}; make room, and give the command again", EXIT_FAILED) from error
+            raise self._exit(
+                ctx, f"error: {full}; give the command again when it can be written to", EXIT_FAILED
+            ) from error
 
     def _exit(self, ctx: Any, message: str, code: int) -> typer.Exit:
         if ctx.meta.get(DEBUG) or os.environ.get(ENV_DEBUG, "") not in ("", "0"):

@@ -35,7 +35,8 @@ class Model(Section):
     """The language model that plays policy, world model and judge."""
 
     path: str = "tiny"
-    """`tiny` (shipped), a folder, or the name of a Hugging Face causal language model."""
+    """`tiny` (shipped), `smollm2` (SmolLM2-135M-Instruct, out of a Python package), a folder, or the name of a Hugging
+    Face causal language model."""
     format: Literal["auto", "compact", "chat", "webvoyager"] = "auto"
     """Prompt layer: `compact` for the tiny model, `chat` for models with a chat template, `webvoyager` for the same in
     the words and the grammar of WebVoyager's text-only agents."""
@@ -254,8 +255,12 @@ class Rl(Section):
     """`policy`: the chosen optimizer. `filtered-bc`: cross-entropy on successful dreams only (a control)."""
     checkpoint_every: int = Field(default=5, ge=1)
     """Updates between checkpoints."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """How many of the last checkpoints are kept until the updates are done, each with float32 weights and AdamW's
+    moments (12 bytes a weight). With 2, a run goes on from the one before the last should that be damaged."""
     validate_every: int = Field(default=0, ge=0)
-    """Updates between evaluations on validation tasks in the real browser; 0 = never."""
+    """Updates between evaluations on validation tasks in the real browser; 0 = never. The weights of the best one are
+    kept beside the last ones, which the results are of (`checkpoints/dynaweb-best`)."""
 
 
 class Eval(Section):

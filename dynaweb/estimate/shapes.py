@@ -79,6 +79,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 """config.json of the models that shipped recipes name, for machines that do not have them yet."""
 
+ALIASES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+"""Names of `model.path` that are not the published ones."""
+
 
 def shape_of(path: str) -> Shape | None:
     """The shape of a model by the recipe's `model.path`; None where nothing here says it."""
@@ -113,13 +116,15 @@ def _config(path: str) -> dict[str, Any] | None:
             continue
         if isinstance(found, dict):
             return found
-    return PUBLISHED.get(path)
+    return PUBLISHED.get(ALIASES.get(path, path))
 
 
 def _folders(path: str) -> list[Path]:
     """Where the model's files may be: shipped, a folder, or the Hugging Face cache."""
     if path == "tiny":
         return [Path(str(resources.files("dynaweb") / "assets" / "tiny"))]
+    if path in ALIASES:
+        return []
     home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
     hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub")) / f"models--{path.replace('/', '--')}" / "snapshots"
     return [Path(path).expanduser(), *sorted(hub.glob("*"))]

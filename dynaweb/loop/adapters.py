@@ -6,7 +6,8 @@ and every later stage reads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ class AdaptedModel(LoadedModel):
         for parameter in self.model.parameters():
             parameter.requires_grad_(True)
         LoadedModel.save(self, folder)
+
+    def write(self, folder: Path) -> None:
+        """Write the weights of a merged copy; the model keeps its adapters."""
+        replace(self, model=copy.deepcopy(self.model)).save(folder)
 
 
 def with_adapters(model: LoadedModel, rank: int, *, seed: int) -> LoadedModel:

@@ -335,7 +335,7 @@ def _told(
         raise stopped from error
     except BaseException as error:
         full = storage_error(error, folder.path, default_root())
-        told = error if full is None else StorageError(f"{full}; make room, and {folder.how_to_go_on}")
+        told = error if full is None else StorageError(f"{full}; when it can be written to, {folder.how_to_go_on}")
         # A full disk may not take the status either, and what is to be told is why.
         with suppress(*((OSError, StorageError) if out_of_space(error) else ())):
             end("failed", told)

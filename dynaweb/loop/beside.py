@@ -7,7 +7,7 @@ file is the last to change, so that a kill at any point leads back to a whole se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,10 +101,10 @@ class Beside:
         if self.auditor is not None:
             self.auditor.save(folder)
 
-    def tidy(self, folder: Path, done: int) -> None:
-        """Remove what the trainer's checkpoint, now written, no longer leads to."""
+    def tidy(self, folder: Path, kept: Set[int]) -> None:
+        """Remove what no checkpoint of the trainer leads to; `kept` are their numbers of updates."""
         if self.replay is not None:
-            self.replay.tidy(folder, done)
+            self.replay.tidy(folder, kept)
 
     def finish(self, folder: Path, critic: Critic | None, steps: int) -> None:
         """Leave buffer, audits and critic in a stage's folder."""

@@ -22,8 +22,9 @@ STEPS = 4
 
 
 def check_together(ws: Workspace) -> None:
-    """Raise `ConfigError` (or `MissingError`, for a judge that is not installed) when parts of the recipe clash."""
+    """Raise `ConfigError` when parts of the recipe clash, `MissingError` for a judge or a model that is not there."""
     recipe = ws.recipe
+    check_model(ws)
     if looks_ahead(ws):
         check_lookahead(ws)
     if recipe.offline.episodes and ws.dreams:
@@ -42,6 +43,13 @@ def check_together(ws: Workspace) -> None:
     if recipe.offline.episodes and recipe.rl.updates and recipe.rl.mode == "policy":
         check_offline(ws, make_optimizer(ws))
     check_judge(ws)
+
+
+def check_model(ws: Workspace) -> None:
+    """Raise `MissingError` when there is no base model."""
+    from dynaweb.backends.models import resolve
+
+    resolve(ws.recipe.model.path)
 
 
 def check_seam(ws: Workspace) -> None:

@@ -53,3 +53,7 @@ class LoadedModel:
         from dynaweb.backends.models import save_model
 
         save_model(self.model, folder / MODEL, self.tokenizer)
+
+    def write(self, folder: Path) -> None:
+        """The same in the middle of training, which goes on with the model as it is."""
+        self.save(folder)

@@ -10,7 +10,7 @@ one, stays as it was.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,10 +111,10 @@ class Refresher:
         self.trainer.save(place)
         write_whole(TransitionStore, place / COLLECTED, self._collected)
 
-    def tidy(self, folder: Path, done: int) -> None:
-        """Remove the checkpoints that the policy's own, now written, no longer leads to."""
+    def tidy(self, folder: Path, kept: Set[int]) -> None:
+        """Remove the checkpoints but those for as many updates as one of the policy's own has."""
         for old in folder.glob(f"{FOLDER}-*"):
-            if old != self._place(folder, done):
+            if old not in {self._place(folder, done) for done in kept}:
                 shutil.rmtree(old, ignore_errors=True)
 
     def load(self, folder: Path, done: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -81,10 +81,10 @@ class ReplayBuffer:
 
         write_whole(TrajectoryStore, path, self.episodes)
 
-    def tidy(self, folder: Path, done: int) -> None:
-        """Remove the checkpoints that the trainer's own, now written, no longer leads to."""
+    def tidy(self, folder: Path, kept: Set[int]) -> None:
+        """Remove the checkpoints but those for as many updates as one of the trainer's own has."""
         for old in folder.glob(f"*-{BUFFER}"):
-            if old.name != f"{done:06d}-{BUFFER}":
+            if old.name not in {f"{done:06d}-{BUFFER}" for done in kept}:
                 old.unlink()
 
     def load(self, folder: Path, done: int) -> None:

@@ -20,6 +20,7 @@ from dynaweb import events
 from dynaweb.credit import Credit, CriticSpec, wants
 from dynaweb.engines.asking import seen as seen_by
 from dynaweb.errors import TrainingError
+from dynaweb.loop import best
 from dynaweb.loop.adapters import with_adapters
 from dynaweb.loop.beside import Beside, critic_left
 from dynaweb.loop.checks import check_seam, make_optimizer
@@ -38,7 +39,7 @@ from dynaweb.loop.players import ModelPolicy
 from dynaweb.loop.refresh import Refresher
 from dynaweb.loop.rollout import refuse_total_failure
 from dynaweb.loop.rows import dealt, step_rows, weighted
-from dynaweb.loop.training import new_trainer, resume
+from dynaweb.loop.training import new_trainer, resume, updates_kept
 from dynaweb.loop.verdicts import judge_all, refuse_silent_judge
 from dynaweb.loop.workspace import EPISODES
 from dynaweb.protocols import TokenRow
@@ -88,6 +89,7 @@ async def reinforce(ws: Workspace, given: Ingredients, *, mode: Mode) -> Made:
         made = await ws.stage("rl", rl_key(ws, given, mode, done=early.done), cut, settings=told)
     main = mode == ws.recipe.rl.mode
     ws.keep(made, "dynaweb" if main else mode, episodes_as=DREAMS if main else f"{DREAMS}-{mode}")
+    best.show(ws, made, "dynaweb" if main else mode)
     return made
 
 
@@ -214,6 +216,7 @@ class _Learner:
         if self.refresher is not None:
             self.refresher.finish(stage.folder)
         self.beside.finish(stage.folder, self.trainer.critic, self.trainer.steps)
+        best.finish(self.stage.scratch, self.history.marks, done, stage.folder)
         self._collect(stage, done)
         write_json(stage.folder / UPDATES, {"done": done, "planned": self.rl.updates})
 
@@ -232,10 +235,12 @@ class _Learner:
         self.beside.save(self.stage.scratch, self._steps_done())
         if self.refresher is not None:
             self.refresher.save(self.stage.scratch, self._steps_done())
-        self.trainer.save(self.stage.scratch)
+        self.trainer.save(self.stage.scratch, keep=self.rl.keep_checkpoints)
+        kept = updates_kept(self.stage.scratch, self._per_update)
         if self.refresher is not None:
-            self.refresher.tidy(self.stage.scratch, self._steps_done())
-        self.beside.tidy(self.stage.scratch, self._steps_done())
+            self.refresher.tidy(self.stage.scratch, kept)
+        self.beside.tidy(self.stage.scratch, kept)
+        best.tidy(self.stage.scratch, self.history.marks, kept)
         self.ws.remember_cost(self.stage)
 
     async def _guarded_update(self, update: int) -> None:
@@ -372,6 +377,7 @@ class _Learner:
         found = {**summary(judged), **judge_errors(judged), "update": float(update)}
         self.ws.tell(events.Evaluation(self.name, "validation", successes(judged), found))
         warning = self.history.validated(found["success"])
+        best.keep_if_best(self.stage.scratch, self.history.marks, self.model)
         if warning:
             self.ws.tell(events.Failure(where=f"{self.name} update {update}", error=warning))
 

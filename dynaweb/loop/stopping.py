@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dynaweb.loop.training import CHECKPOINTS
 from dynaweb.protocols import TokenRow
 from dynaweb.runs import write_json
 
@@ -41,7 +42,7 @@ class EarlyStop:
     @property
     def best(self) -> tuple[int, float] | None:
         """Update and loss of the best look, the earliest of equals."""
-        return min(self.losses, key=lambda look: look[1]) if self.losses else None
+        return _best(self.losses) if self.losses else None
 
     @property
     def given_up(self) -> bool:
@@ -63,7 +64,7 @@ class EarlyStop:
             tensors = {name: p.detach() for name, p in trainer.model.named_parameters() if p.requires_grad}
             checkpoint.save(self._weights(trainer.steps), tensors, {}, trainer.steps)
         write_json(self.folder / STATE, self.losses)
-        trainer.save(self.folder)
+        trainer.save(self.folder, keep=CHECKPOINTS)
         self._tidy()
         return loss
 
@@ -76,13 +77,23 @@ class EarlyStop:
         return self.folder / f"best-{step:08d}"
 
     def _tidy(self) -> None:
-        """Older weights go only now: until the trainer was saved, a kill would have led back to them."""
+        """Older weights go only now: until the trainer was saved, a kill would have led back to them.
+
+        Those that a kept checkpoint leads back to stay.
+        """
         import shutil
 
-        assert self.best is not None
+        from dynaweb.backends import checkpoint
+
+        looks = [[look for look in self.losses if look[0] <= step] for step in checkpoint.steps(self.folder)]
+        wanted = {self._weights(_best(seen)[0]) for seen in looks if seen}
         for path in self.folder.glob("best-*"):
-            if path != self._weights(self.best[0]):
+            if path not in wanted:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _best(looks: Sequence[tuple[int, float]]) -> tuple[int, float]:
+    return min(looks, key=lambda look: look[1])
 
 
 def mean_loss(trainer: TorchTrainer, rows: Sequence[TokenRow]) -> float:

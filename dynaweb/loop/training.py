@@ -22,6 +22,8 @@ WARMUP = 3
 """Warm-up updates of supervised stages."""
 CHECKPOINT_EVERY = 50
 """Updates between two checkpoints of a supervised stage."""
+CHECKPOINTS = 2
+"""How many of them are kept: the last one, and one to go on from should it be damaged."""
 
 
 async def fit(
@@ -51,7 +53,7 @@ async def fit(
     advance = ws.progress(name, steps, "updates", done=trainer.steps)
 
     def checkpoint() -> None:
-        trainer.save(stage.scratch)
+        trainer.save(stage.scratch, keep=CHECKPOINTS)
         ws.remember_cost(stage)
 
     try:
@@ -105,10 +107,17 @@ def new_trainer(
 
 
 def resume(trainer: TorchTrainer, folder: Path) -> bool:
-    """Load the checkpoint in `folder`, if there is one; a damaged one is an error, not a fresh start."""
-    from dynaweb.backends.checkpoint import INDEX
+    """Load the last checkpoint in `folder` that is whole; damaged ones alone are an error, not a fresh start."""
+    from dynaweb.backends.checkpoint import steps
 
-    if not (folder / INDEX).exists():
+    if not steps(folder):
         return False
     trainer.load(folder)
     return True
+
+
+def updates_kept(folder: Path, per_update: int) -> set[int]:
+    """Numbers of whole updates, of so many optimizer steps each, that the checkpoints in `folder` hold."""
+    from dynaweb.backends.checkpoint import steps
+
+    return {step // per_update for step in steps(folder)}

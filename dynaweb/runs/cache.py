@@ -14,6 +14,7 @@ On disk, `<root>/<name>/<key>/` is finished (it was put there by one rename), `<
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -168,6 +169,8 @@ class StageCache:
     def _make(self, home: Path) -> None:
         try:
             home.mkdir(parents=True, exist_ok=True)
+            if not os.access(home, os.W_OK):
+                raise PermissionError(errno.EACCES, f"{home} is read-only")
         except OSError as error:
             raise ConfigError(
                 f"the stage cache {self.root} cannot be written: {error.strerror}; set {ENV_CACHE} to another folder"

@@ -1,4 +1,4 @@
-"""Disks that are full: what of an error says so, and the words for it."""
+"""Disks that are full, or read-only from one moment to the next: what of an error says so, and the words for it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from dynaweb.errors import StorageError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """No space left on the device; the user's share of it is used up."""
+UNWRITABLE = (*FULL, errno.EROFS)
+"""The same, and a file system that is read-only, as the kernel makes one of a disk with errors."""
 
 
 def out_of_space(error: BaseException) -> bool:
-    """Whether a full disk is behind an error, also where a library has put it into its own words."""
+    """Whether a disk that takes nothing more is behind an error, also where a library has put it into its own words."""
     return any(isinstance(one, StorageError) or _says_so(one) for one in _chain(error))
 
 
@@ -26,16 +28,24 @@ def storage_error(error: BaseException, *places: Path) -> StorageError | None:
         return None
     free = ", ".join(f"{_free(place):.0f} MiB are free in {place}" for place in places)
     return StorageError(
-        f"the disk is full ({_words(error)}{f'; {free}' if free else ''}). Nothing half-written is left, and what was"
-        " finished is kept"
+        f"the disk is {_state(error)} ({_words(error)}{f'; {free}' if free else ''}). Nothing half-written is left, and"
+        " what was finished is kept"
     )
 
 
 def _says_so(error: BaseException) -> bool:
-    if isinstance(error, OSError) and error.errno in FULL:
-        return True
+    return _number(error) is not None
+
+
+def _number(error: BaseException) -> int | None:
+    if isinstance(error, OSError) and error.errno in UNWRITABLE:
+        return error.errno
     # safetensors and tokenizers are written in Rust, whose errors reach Python as text.
-    return any(f"(os error {number})" in str(error) for number in FULL)
+    return next((number for number in UNWRITABLE if f"(os error {number})" in str(error)), None)
+
+
+def _state(error: BaseException) -> str:
+    return "read-only" if any(_number(one) == errno.EROFS for one in _chain(error)) else "full"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

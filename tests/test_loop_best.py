@@ -1,0 +1,69 @@
+"""Which weights are the best, and which of them are kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import engine_kit as kit
+import pytest
+import torch
+
+from dynaweb.backends.models import load_model
+from dynaweb.loop import best
+from dynaweb.loop.adapters import with_adapters
+from dynaweb.loop.made import LoadedModel
+
+MARKS = [(2, 0.25), (4, 0.5), (6, 0.5), (8, 0.25), (10, 0.75)]
+
+
+@pytest.mark.parametrize(("done", "update"), [(1, None), (2, 2), (3, 2), (4, 4), (9, 4), (10, 10), (99, 10)])
+def test_the_best_is_the_earliest_of_the_highest(done: int, update: int | None) -> None:
+    assert best.best_of(MARKS, done) == update
+
+
+def _saved(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("best*"))
+
+
+def test_weights_are_kept_for_every_checkpoint_that_a_run_could_go_on_from(tmp_path: Path) -> None:
+    for number in range(1, len(MARKS) + 1):
+        model = LoadedModel(kit.llama(number), None, None)  # type: ignore[arg-type]
+        best.keep_if_best(tmp_path, MARKS[:number], model)
+    assert _saved(tmp_path) == ["best-000002", "best-000004", "best-000010"]
+    best.tidy(tmp_path, MARKS, {8, 10})
+    assert _saved(tmp_path) == ["best-000004", "best-000010"]
+    best.finish(tmp_path, MARKS[:-1], 8, tmp_path / "cut")
+    best.finish(tmp_path, MARKS, 10, tmp_path / "whole")
+    for name, seed, mark in (
+        ("cut", 2, {"updates": 4, "success": 0.5}),
+        ("whole", 5, {"updates": 10, "success": 0.75}),
+    ):
+        assert json.loads((tmp_path / name / "best.json").read_text()) == mark
+        found = load_model(tmp_path / name / "best" / "model")
+        assert torch.equal(found.model.norm.weight, kit.llama(seed).model.norm.weight)
+    best.tidy(tmp_path, MARKS, {10})
+    assert _saved(tmp_path) == ["best-000010"]
+
+
+def test_without_validations_there_is_no_best(tmp_path: Path) -> None:
+    best.finish(tmp_path, [], 5, tmp_path / "stage")
+    best.tidy(tmp_path, [], {5})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_with_adapters_are_merged_in_a_copy(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    adapted = with_adapters(LoadedModel(kit.llama(), None, None), 2, seed=1)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for name, parameter in adapted.model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.1)
+    before = {name: parameter.clone() for name, parameter in adapted.model.named_parameters()}
+    ids = torch.tensor([[3, 5, 7]])
+    wanted = adapted.model(ids).logits
+    best.keep_if_best(tmp_path, [(1, 0.5)], adapted)
+    assert torch.allclose(load_model(tmp_path / "best-000001" / "model")(ids).logits, wanted, atol=1e-5)
+    after = dict(adapted.model.named_parameters())
+    assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
+    assert not after["model.layers.0.self_attn.q_proj.base_layer.weight"].requires_grad
