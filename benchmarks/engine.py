@@ -4,6 +4,7 @@
 
 Without `--model` a random Llama of the tiny model's size is used; speed does not depend on the weights. Prints one JSON
 object for each measurement: best and median of `--repeat` runs in milliseconds, and tokens per second of the best.
+Decoding steps of few rows on a CPU (`small`) are compared with the usual ones by processor time, in turns.
 `plain` is the model's own forward: for generation with its own cache, for training with padded rows and one row each.
 """
 
@@ -24,6 +25,7 @@ import torch  # noqa: TID253  (a script, run on its own)
 from dynaweb.backends.models import load_model
 from dynaweb.backends.scoring import GenericScorer, LlamaScorer
 from dynaweb.backends.torch_backend import TorchTrainer
+from dynaweb.engines import small
 from dynaweb.engines.generic import GenericRunner
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.engines.sessions import LlamaRunner
@@ -119,6 +121,24 @@ class Bench:
             seconds = timed(lambda: [session.step(token) for _ in range(8)], self.repeat)
         report("decode step", way, batch, [total / 8 for total in seconds], batch=batch)
 
+    def small_steps(self, batch: int) -> None:
+        """A decoding step of `dynaweb.engines.small` against the usual one, in turns; ratios of processor time."""
+        runner = LlamaRunner(self.model, 0)
+        page = self.tokens(300, 300)
+        prompts = [page + self.tokens(10, 30) for _ in range(batch)]
+        token = torch.ones(batch, dtype=torch.long)
+        seconds: dict[int, list[float]] = {0: [], small.MAX_ROWS: []}
+        with torch.inference_mode():
+            for turn in range(8 * (self.repeat + 1)):
+                for rows in seconds:
+                    session = runner.start(prompts, 8)
+                    seconds[rows].append(_stepped(session, token, rows))
+                    if turn == 0:
+                        seconds[rows].clear()  # warming up
+        usual, new = (sorted(found) for found in seconds.values())
+        report("decode step", "usual", batch, usual, batch=batch)
+        report("decode step", "small", batch, new, batch=batch, ratio=round(_median(usual) / _median(new), 2))
+
     def train(self, way: str, micro_tokens: int) -> None:
         """Forward and backward of 64 trajectories x 4 rows; 8 groups share their first prompts."""
         first = [self.tokens(120, 200) for _ in range(8)]
@@ -133,6 +153,21 @@ class Bench:
         seconds = timed(lambda: trainer.supervised_step(rows), self.repeat)
         total = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
         report("train", way, total, seconds, rows=len(rows), micro_tokens=micro_tokens)
+
+
+def _stepped(session: Any, token: torch.Tensor, rows: int) -> float:
+    """Processor seconds of a step where small steps have at most so many rows."""
+    before, small.MAX_ROWS = small.MAX_ROWS, rows
+    start = time.process_time()
+    for _ in range(8):
+        session.step(token)
+    seconds = (time.process_time() - start) / 8
+    small.MAX_ROWS = before
+    return seconds
+
+
+def _median(seconds: list[float]) -> float:
+    return statistics.median(seconds)
 
 
 def main() -> None:
@@ -150,6 +185,9 @@ def main() -> None:
     if given.threads:
         torch.set_num_threads(given.threads)
     bench = Bench(model, given.repeat)
+    if given.device == "cpu":
+        for batch in (1, 2, 4, 8, 16, small.MAX_ROWS):
+            bench.small_steps(batch)
     for way in given.ways:
         for batch in given.batches:
             bench.prefill(way, batch)

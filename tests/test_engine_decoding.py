@@ -1,4 +1,4 @@
-"""Sessions of the compact Llama forward against the original, with and without lanes."""
+"""Sessions of the compact Llama forward against the original: with and without lanes, in small and in usual steps."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import engine_kit as kit
 import pytest
 import torch
 
+from dynaweb.engines import decoding, llama, small
 from dynaweb.engines.sessions import LlamaRunner, survivors
 from dynaweb.engines.sharing import MIN_SPARED, Lanes, Plan, Prompt
 
@@ -48,8 +49,13 @@ def check(model: Any, session: Any, texts: list[list[int]], live: list[int]) -> 
     ],
 )
 def test_sessions_equal_the_original_while_rows_leave(
-    variant: dict[str, Any], sizes: list[int], tails: bool, laned: bool
+    variant: dict[str, Any],
+    sizes: list[int],
+    tails: bool,
+    laned: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(small, "MAX_ROWS", 12)  # larger batches begin in usual steps
     rng = random.Random(len(sizes))
     model = kit.llama(**variant)
     prompts = groups_of(rng, sizes, tails=tails)
@@ -70,6 +76,61 @@ def test_sessions_equal_the_original_while_rows_leave(
             if step in (0, 1, 33, STEPS - 1):
                 check(model, session, texts, live)
         assert 0 < len(live) < len(prompts) or len(prompts) < 5
+
+
+@pytest.mark.parametrize("variant", [{}, {"kv_heads": 2}, {"tied": False}], ids=str)
+@pytest.mark.parametrize("lanes", [None, [0, 1, 2, 3, 4], [2, 0, 1, 4, 3], [0, 0, 1, 1, 0]])
+def test_small_steps_give_the_log_probabilities_of_usual_ones(variant: dict[str, Any], lanes: list[int] | None) -> None:
+    model, rows, columns = kit.llama(**variant), 5, 40
+    torch.manual_seed(1)
+    weights = llama.fuse(model)
+    with torch.inference_mode():
+        own, common = (decoding.Cache(weights, rows, columns, ragged=columns) for _ in range(2))
+        for part in (own.key, own.value, common.key, common.value):
+            part.normal_()
+        shared = None if lanes is None else decoding.Shared.of(common, lanes, [20 + lane for lane in lanes])
+        lengths = torch.tensor([9, 11, 10, 3, 12])
+        mask = decoding.hidden(lengths, 12, torch.float32)
+        if shared is not None:
+            mask = torch.cat([decoding.hidden(shared.length_B, shared.columns, torch.float32), mask], dim=-1)
+        steps = small.SmallSteps(weights)
+        kept = own.key.clone(), own.value.clone()
+        for step in range(3):
+            token = torch.randint(0, kit.VOCABULARY, (rows,))
+            found = torch.log_softmax(steps(token, lengths + 20 + step, own, 12 + step, mask, shared), -1)
+            mine = own.key.clone(), own.value.clone()
+            own.key.copy_(kept[0]), own.value.copy_(kept[1])
+            usual = decoding.decode(weights, token, lengths + 20 + step, own, 12 + step, mask, shared)
+            torch.testing.assert_close(found, torch.log_softmax(usual, -1), rtol=0, atol=1e-5)
+            kept = own.key.clone(), own.value.clone()
+            for one, other in zip(mine, kept, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_small_steps_do_not_depend_on_the_number_of_threads() -> None:
+    weights = llama.fuse(kit.llama())
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 4):
+            torch.set_num_threads(count)
+            torch.manual_seed(0)
+            with torch.inference_mode():
+                cache = decoding.Cache(weights, 8, 60, ragged=60)
+                cache.key.normal_(), cache.value.normal_()
+                found.append(small.SmallSteps(weights)(torch.arange(8), torch.full((8,), 50), cache, 50))
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_small_steps_serve_float32_on_a_processor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = llama.fuse(kit.llama())
+    assert small.fits(weights)
+    assert not small.fits(llama.fuse(kit.llama().to(torch.bfloat16)))
+    assert not small.fits(llama.fuse(kit.llama().to("meta")))
+    monkeypatch.setattr(small, "MAX_PARAMETERS", 100)
+    assert not small.fits(weights)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -227,6 +228,22 @@ def decode(
         values.select(-2, column).copy_(value[:, 0])
         x = finish(weights, layer, x, _attend_cached(query, keys, values, mask_B1C, index, shared))
     return logits(weights, x[:, 0])
+
+
+class Decode(Protocol):
+    """`decode` with the weights of a model."""
+
+    def __call__(
+        self,
+        token_B: torch.Tensor,
+        position_B: torch.Tensor,
+        cache: Cache,
+        column: int,
+        mask_BC: torch.Tensor | None = None,
+        shared: Shared | None = None,
+    ) -> torch.Tensor:
+        """Logits [B, V]."""
+        ...
 
 
 def hidden(length: torch.Tensor, columns: int, dtype: torch.dtype) -> torch.Tensor:

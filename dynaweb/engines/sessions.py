@@ -6,6 +6,7 @@ A *runner* belongs to a model, a *session* to one batch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -16,6 +17,7 @@ from dynaweb.engines.fixed_llama import FixedLlama, FixedLlamaSession
 from dynaweb.engines.generic import GenericRunner
 from dynaweb.engines.recording import Recorders, no_recorder, recorder_for
 from dynaweb.engines.sharing import Lanes, Plan, Prompt, spans
+from dynaweb.engines.small import SmallSteps, fits
 
 PREFILL_TOKENS = 2048
 """Padded tokens of one prefill pass: small enough for the processor's caches, large enough to keep it busy."""
@@ -89,6 +91,7 @@ class LlamaRunner:
         self._recorders = recorders
         self._weights: llama.Weights | None = None
         self._fixed: FixedLlama | None = None
+        self._steps: tuple[llama.Weights, decoding.Decode] | None = None
         self._seen: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -151,12 +154,19 @@ class LlamaRunner:
             cache = self._cache(len(prompts), plan.columns, room)
             logits = self._start(plan, cache, _places(plan), cache, None)
             lengths = [len(prompts[row]) for row in plan.order]
-            return LlamaSession(self.weights, cache, lengths, logits, plan.order)
+            return LlamaSession(self._decode(), cache, lengths, logits, plan.order)
         cache = self._cache(len(prompts), plan.widest, room)
         common = Common.of(self.weights, lanes, plan.order)
         logits = self._start(plan, common.cache, lanes.lane, cache, common)
         lengths = [len(prompts[row]) - lanes.lengths[row] for row in plan.order]
-        return LlamaSession(self.weights, cache, lengths, logits, plan.order, common)
+        return LlamaSession(self._decode(), cache, lengths, logits, plan.order, common)
+
+    def _decode(self) -> decoding.Decode:
+        """What takes steps with the present weights."""
+        weights = self.weights
+        if self._steps is None or self._steps[0] is not weights:
+            self._steps = weights, SmallSteps(weights) if fits(weights) else partial(decoding.decode, weights)
+        return self._steps[1]
 
     def _start(
         self,
@@ -251,7 +261,7 @@ class LlamaSession:
 
     def __init__(
         self,
-        weights: llama.Weights,
+        decode: decoding.Decode,
         cache: decoding.Cache,
         lengths: Sequence[int],
         logits: torch.Tensor,
@@ -261,7 +271,7 @@ class LlamaSession:
         self.logits = logits
         self.order = order
         self.computed = sum(lengths)
-        self._weights = weights
+        self._decode = decode
         self._cache = cache
         self._common = common
         self._lengths = list(lengths)
@@ -272,7 +282,7 @@ class LlamaSession:
     def step(self, token_B: torch.Tensor) -> None:
         """One decoding step of all live rows."""
         column, position_B = self._first + self._new, self._position_B + self._new
-        self.logits = decoding.decode(self._weights, token_B, position_B, self._cache, column, self._mask, self._shared)
+        self.logits = self._decode(token_B, position_B, self._cache, column, self._mask, self._shared)
         self._new += 1
 
     def keep(self, rows: Sequence[int]) -> None:
