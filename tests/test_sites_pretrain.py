@@ -15,17 +15,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from dynaweb.loop.rules import refusal
 from dynaweb.policy.formats import CompactFormat
 from dynaweb.protocols import PluginContext
-from dynaweb.types import Node, Observation, Trajectory
 from dynaweb_env_sites import SitesConfig
 from dynaweb_env_sites.content import split_of
 from dynaweb_env_sites.env import SitesSource
-from dynaweb_env_sites.pretrain import judging
 from dynaweb_env_sites.pretrain.build import HOLDOUT, BuildConfig, SiteSeed, siblings
 from dynaweb_env_sites.pretrain.corpus import KINDS, Corpus, Sample
 from dynaweb_env_sites.pretrain.instructions import pairs, sequence, single
 from dynaweb_env_sites.pretrain.judging import Episodes
 from dynaweb_env_sites.pretrain.probe import Probe
-from dynaweb_env_sites.pretrain.samples import NAMED, NAMED_FIRST, Maker, named_weights, promised
+from dynaweb_env_sites.pretrain.samples import Maker
 from dynaweb_env_sites.pretrain.seeking import Decision, headed
 from dynaweb_env_sites.pretrain.train import Batches, TrainConfig, Trainer, new_model
 from dynaweb_env_sites.pretrain.walks import Walk
@@ -138,44 +136,6 @@ def test_judged_episodes_have_both_verdicts_and_near_misses(seed: SiteSeed) -> N
     assert 0.2 < np.mean([success for success, _ in found]) < 0.7
     assert any(not same for success, same in found if not success)
     assert all(same for success, same in found if success)
-
-
-@pytest.mark.parametrize("script", ["deny", "tell", "swap"])
-def test_ways_to_cheat_a_judge_are_labelled_by_what_really_holds(
-    seed: SiteSeed, script: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(judging, "_SCRIPTS", (script,))
-    environment = seed.source.environment()
-    episodes = Episodes(seed.source, environment, seed.word)
-    rng = random.Random(2)
-
-    async def play() -> list[tuple[str, bool, Trajectory]]:
-        pairs = list(siblings(seed.tasks()))[::2]
-        played = [(task, (await episodes.verdicts(task, other, rng))[0]) for task, other in pairs]
-        return [(task.template, verdict.success, verdict.trajectory) for task, verdict in played]
-
-    found = asyncio.run(play())
-    cheats = {
-        "deny": lambda one: len(one.steps) == 2 and one.answer == "N/A",
-        "tell": lambda one: bool(one.answer) and one.answer != "N/A",
-        "swap": lambda one: any(step.action.kind == "select" for step in one.steps),
-    }
-    cheated = [(template, success) for template, success, one in found if cheats[script](one)]
-    assert sum(not success for _, success in cheated) >= 3
-    if script == "deny":
-        assert {"missing" in template for template, success in cheated if success} <= {True}
-
-
-def test_names_that_a_page_takes_from_the_goal_have_weight(prompts: CompactFormat) -> None:
-    text = "Opens 'Shoes'.\n= [1]-[3]\n+ link 'Nimor Scarf'\n+ link 'Nimor Scarf 2'\n+ textbox 'Name' = 'Nimor Scarf'"
-    page = Observation("http://shop.localhost/", (Node(1, "link", "Shoes"),))
-    assert promised(page, "In 'Shoes': open 'Nimor Scarf' or ''.") == ["Nimor Scarf"]
-    weights = named_weights(prompts, text, ["Nimor Scarf"])
-    target = prompts.world_model_target(text)
-    assert len(weights) == len(target) and set(weights) == {1, NAMED_FIRST, NAMED}
-    heavy = prompts.decode([one for one, weight in zip(target, weights, strict=True) if weight > 1])
-    assert heavy.replace(" ", "") == "NimorScarf" * 2, "the name alone, both times that it stands alone in quotes"
-    assert named_weights(prompts, text, []) == [1] * len(target)
 
 
 def test_samples_cover_all_jobs_and_fit_the_model(samples: list[Sample]) -> None:

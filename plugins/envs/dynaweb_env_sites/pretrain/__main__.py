@@ -22,8 +22,8 @@ from dynaweb_env_sites.pretrain.probe import Probe
 from dynaweb_env_sites.pretrain.train import Batches, TrainConfig, Trainer, new_model
 
 MIXTURES: dict[str, dict[str, float]] = {
-    "point": {"click": 0.3, "act": 0.18, "goal": 0.14, "point": 0.26, "change": 0.12},
-    "full": {"click": 0.06, "act": 0.12, "goal": 0.25, "point": 0.06, "change": 0.2, "next": 0.04, "judge": 0.27},
+    "point": {"click": 0.3, "act": 0.18, "goal": 0.14, "point": 0.3, "change": 0.08},
+    "full": {"click": 0.06, "act": 0.12, "goal": 0.26, "point": 0.06, "change": 0.18, "next": 0.04, "judge": 0.28},
 }
 """Share of sequences of each job in each stage."""
 

@@ -7,28 +7,20 @@ as NO, so that the judge learns to ask for evidence. Near misses change one name
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dynaweb.errors import DynawebError
 from dynaweb.loop.players import RandomPolicy
-from dynaweb.loop.rules import options
 from dynaweb.types import Action, Observation, Step, Task, Trajectory
-from dynaweb.web.action_rules import EDITABLE
-from dynaweb.web.quoting import quoted
-from dynaweb_env_sites.pretrain.instructions import on
 
 if TYPE_CHECKING:
     from dynaweb.protocols import Environment, TaskSource
 
-_SCRIPTS = (
-    *("plan", "plan", "plan", "plan", "plan", "plan", "cut", "drop", "detour", "loop", "wander", "random"),
-    *("deny", "deny", "tell", "swap"),
-)
-"""`plan` is the expert's way; the others miss it: stopping early, leaving a step out, going astray, repeating, walking
-on, clicking anything; searching for what the goal names and denying that it exists; naming the last thing to click
-instead of clicking it; choosing another option."""
+_QUOTED = re.compile(r"'([^']+)'")
+_SCRIPTS = ("plan", "plan", "plan", "plan", "cut", "drop", "detour", "loop", "wander", "random")
 MAX_STEPS = 12
 
 
@@ -73,13 +65,12 @@ class Episodes:
         expert = self.source.expert(task)
         steps: list[Step] = []
         skipped = rng.randrange(max(1, (task.best_steps or 2) - 1))
-        denial = _denial(page, task.intent, rng) if script == "deny" else []
         while len(steps) < MAX_STEPS:
             try:
                 action = expert.act(page)
             except DynawebError:
                 action = Action("stop", text=self._guess(page, rng))
-            for done in denial or self._scripted(script, action, page, len(steps), skipped, rng):
+            for done in self._scripted(script, action, page, len(steps), skipped, rng):
                 result = await self.environment.step(done)
                 steps.append(Step(page, done))
                 page = result.observation
@@ -102,12 +93,6 @@ class Episodes:
             return [action, *([action] * rng.randrange(1, 3) if action.kind != "click" else [])]
         if script == "wander" and action.kind == "stop":
             return [chance, Action("stop", text=action.text)]
-        if script == "tell" and action.kind == "click" and at >= skipped and action.target_name:
-            return [Action("stop", text=action.target_name)]
-        if script == "swap" and action.kind == "select":
-            node = page.node(action.target) if action.target is not None else None
-            others = [text for text in options(node) if text != action.text] if node is not None else []
-            return [replace(action, text=rng.choice(others))] if others else [action]
         if script == "random":
             return [chance] if at < 1 + skipped else [Action("stop", text=self._guess(page, rng))]
         return [action]
@@ -118,10 +103,10 @@ class Episodes:
         return rng.choice((rng.choice(values) if values else "", "", "N/A"))
 
     def _other_words(self, trajectory: Trajectory, rng: random.Random) -> Trajectory | None:
-        named = [name for name in quoted(trajectory.task.intent) if name]
-        if not named:
+        quoted = _QUOTED.findall(trajectory.task.intent)
+        if not quoted:
             return None
-        old = rng.choice(named)
+        old = rng.choice(quoted)
         new = self._near(old, trajectory.final, rng)
         if new == old:
             return None
@@ -142,8 +127,7 @@ class Episodes:
         digits = [i for i, letter in enumerate(text) if letter.isdigit()]
         if digits and rng.random() < 0.7:
             i = rng.choice(digits)
-            cut = len(digits) > 1 and rng.random() < 0.3
-            return text[:i] + ("" if cut else rng.choice("0123456789".replace(text[i], ""))) + text[i + 1 :]
+            return text[:i] + rng.choice("0123456789".replace(text[i], "")) + text[i + 1 :]
         others = [node.name for node in page.nodes if node.name and node.role in ("link", "heading")] if page else []
         if others and rng.random() < 0.35:
             return rng.choice(others)
@@ -158,15 +142,6 @@ class Episodes:
             cut = rng.randrange(2, len(word))
             return word[:cut] + new[:2] if rng.random() < 0.5 else new[:2].capitalize() + word[cut:]
         return new.capitalize() if word[:1].isupper() else new
-
-
-def _denial(page: Observation, intent: str, rng: random.Random) -> list[Action]:
-    """Search for a name of the intent and say that it is not there; nothing where a page has no search."""
-    search = next((node for node in page.nodes if node.role in EDITABLE and node.name == "Search"), None)
-    names = quoted(intent)
-    if search is None or not names:
-        return []
-    return [on(search, "type", rng.choice(names), enter=True), Action("stop", text="N/A")]
 
 
 def _slots(task: Task) -> object:

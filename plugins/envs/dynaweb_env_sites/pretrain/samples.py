@@ -10,7 +10,7 @@ from dynaweb.loop.rules import needs_prediction
 from dynaweb.policy import tokenizer as marks
 from dynaweb.types import Action, Observation, Task, Trajectory
 from dynaweb.web.delta import describe, diff, to_text
-from dynaweb.web.quoting import quote, quoted
+from dynaweb.web.quoting import quote
 from dynaweb.worldmodels.pages import page_text
 from dynaweb_env_sites.pretrain.corpus import Sample
 from dynaweb_env_sites.pretrain.instructions import Instruction, pairs, sequence, single
@@ -25,11 +25,6 @@ VERDICT_WEIGHT = 16
 """A verdict is one token: without a weight it would drown among the scripts and pages."""
 DRILL = 8
 """Names listed by one pointing drill."""
-NAMED, NAMED_FIRST = 8, 3
-"""Weight of the tokens of a name that a new page takes from the goal, and of its first one.
-
-One name of ten on a new page is the goal's: without a weight a small model never learns to take it from there. That it
-comes at all is left nearly as likely as it is, hence the smaller weight of the first token."""
 
 
 class Maker:
@@ -105,9 +100,7 @@ class Maker:
         text = f"{describe(page, action, after)}\n{to_text(diff(page, after))}"
         target = self.prompts.world_model_target(text)
         if len(target) <= 200:
-            prompt = self.prompts.world_model_prompt(page, action, goal=goal)
-            weights = named_weights(self.prompts, text, promised(page, goal))
-            yield Sample("change", (*prompt, *target), (*([0] * len(prompt)), *weights))
+            yield Sample.of("change", self.prompts.world_model_prompt(page, action, goal=goal), target)
         if self.rng.random() < 0.25:
             full = self.prompts.world_model_target(page_text(after))
             yield Sample.of("next", self.prompts.full_page_prompt(page, action, goal=goal), full)
@@ -141,30 +134,3 @@ class Maker:
                 ids += piece
                 weights += [weight] * len(piece)
         return Sample("point", tuple(ids), tuple(weights))
-
-
-def promised(page: Observation, goal: str) -> list[str]:
-    """Names in quotes that a goal speaks of and the page does not have."""
-    here = {text for node in page.nodes for text in (node.name, node.value)}
-    return [name for name in quoted(goal) if name and name not in here]
-
-
-def named_weights(prompts: CompactFormat, text: str, names: Sequence[str]) -> list[int]:
-    """One weight for each token of `prompts.world_model_target(text)`: 1, more for `names` where they are quoted."""
-    weights: list[int] = []
-    for line in text.split("\n"):
-        ids = prompts.encode("\n" + line)
-        one = [1] * len(ids)
-        for name in names:
-            if quote(name) in line:
-                first, last = _span(ids, prompts.encode("\n" + line.replace(quote(name), quote("x"))))
-                one[first:last] = [NAMED_FIRST, *([NAMED] * (last - first - 1))][: last - first]
-        weights += one
-    return [*weights, *([1] * len(prompts.stop_ids))]
-
-
-def _span(ids: Sequence[int], other: Sequence[int]) -> tuple[int, int]:
-    """From the first to behind the last place where two sequences of tokens differ, in the first one."""
-    first = next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), len(ids))
-    same_end = next((i for i, (a, b) in enumerate(zip(ids[::-1], other[::-1], strict=False)) if a != b), 0)
-    return first, max(first, len(ids) - same_end)
