@@ -9,15 +9,12 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import typer
 from core_kit import TOY_CLASS, Cli, PackageMaker, toy_source
 
 from dynaweb import plugins
-from dynaweb.cli.run import run
 from dynaweb.config import resolve
 from dynaweb.runs import open_run
 
@@ -305,17 +302,3 @@ def test_a_browser_that_does_not_start(cli: Cli, tmp_path: Path) -> None:
     assert f"the browser {broken} (from setting web.browser) does not start" in checks["browser"]["detail"]
     assert checks["plugin env sites"]["status"] == "ok"
     assert cli("doctor", "--set", "web.browsr=x").returncode == 2
-
-
-@pytest.mark.parametrize(("nproc", "worth", "started"), [(None, 2, [2]), (3, 2, [3]), (1, 2, []), (None, 1, [])])
-def test_a_run_starts_as_many_processes_as_it_is_worth_or_is_told(
-    nproc: int | None, worth: int, started: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts: list[int] = []
-    monkeypatch.setattr("dynaweb.cli.ranks.start", lambda count, _: counts.append(count) or 0)
-    monkeypatch.setattr("dynaweb.estimate.processes.processes", lambda _: worth)
-    monkeypatch.setattr("dynaweb.api.run", lambda *_, **__: None)
-    monkeypatch.setattr("dynaweb.cli.output.emit", lambda *_, **__: None)
-    with suppress(typer.Exit):
-        run(nproc=nproc)
-    assert counts == started

@@ -21,12 +21,10 @@ from dynaweb.errors import ConfigError
 from dynaweb.estimate import estimate, memory
 from dynaweb.estimate.machine import GIB, Machine, look
 from dynaweb.estimate.memory import Setup
-from dynaweb.estimate.processes import processes
 from dynaweb.estimate.shapes import PUBLISHED, Shape, shape_of
 from dynaweb_opt_gspo.gspo import Gspo
 
 CPU = Machine("CPU of 2 cores", 1, 16 * GIB, 16 * GIB, 1e11)
-SHORT = {"sft.steps": 9, "wm_fit.steps": 20, "rl.updates": 20}
 NODE = Machine("NVIDIA H100 80GB HBM3", 8, 80 * GIB, 1024 * GIB, 989e12)
 SMALL = Machine("NVIDIA GeForce RTX 4080", 1, 16 * GIB, 64 * GIB, 49e12)
 
@@ -212,36 +210,6 @@ def test_the_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert look().devices == 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert look().is_cpu and look("cpu").is_cpu
-
-
-@pytest.mark.parametrize(
-    ("overrides", "count", "expected"),
-    [
-        ({}, 2, 2),
-        ({}, 16, 2),
-        ({}, 1, 1),
-        ({"model.threads": 2}, 2, 1),
-        ({"model.path": "Qwen/Qwen2.5-1.5B-Instruct"}, 2, 1),
-        ({"wm.engine": {"name": "vllm"}}, 2, 1),
-        ({"backend.name": "deepspeed"}, 2, 1),
-        ({**SHORT, "controls.sft_steps": []}, 2, 1),
-        ({**SHORT, "controls.sft_steps": [1]}, 2, 2),
-    ],
-    ids=str,
-)
-def test_a_small_model_on_a_cpu_gets_two_processes_for_a_long_run(
-    overrides: dict[str, Any], count: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dynaweb.estimate.processes.cores", lambda: count)
-    monkeypatch.setattr("dynaweb.estimate.processes.has_gpu", lambda: False)
-    assert processes(resolve("dynaweb", overrides=overrides)) == expected
-
-
-def test_a_gpu_is_left_to_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynaweb.estimate.processes.cores", lambda: 8)
-    monkeypatch.setattr("dynaweb.estimate.processes.has_gpu", lambda: True)
-    assert processes(resolve("dynaweb")) == 1
-    assert processes(resolve("dynaweb", overrides={"model.device": "cpu"})) == 2
 
 
 def test_a_dry_run_says_what_it_takes_and_refuses_what_cannot_be(cli: Cli, tmp_path: Path) -> None:

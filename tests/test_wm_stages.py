@@ -141,7 +141,7 @@ def test_a_frozen_model_behind_a_server_dreams_and_its_cost_is_counted(
 def test_an_automatic_horizon_is_calibrated_and_ends_dreams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynaweb.loop.worldmodel.MAX_PROBES", 64)
     sets = ['dream.horizon="auto"', "dream.max_horizon=4", "wm_fit.steps=0", "rl.updates=1", "rl.tasks=8"]
-    sets += ["wm.max_new_tokens=120", "explore.episodes=72", 'dream.fidelity="content"']
+    sets += ["wm.max_new_tokens=120", "explore.episodes=72", 'dream.fidelity="content"', "dream.recall=false"]
     run(tmp_path / "strict", *sets, "dream.fidelity_floor=1.0")
     found = rows(tmp_path / "strict", "fidelity")[0]["metrics"]
     assert 0 <= found["calibration.brier"] <= 1 and 0 < found["calibration.brier_of_base_rate"] <= 0.25

@@ -8,7 +8,6 @@ import uuid
 from typing import Any
 
 from dynaweb.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError
-from dynaweb.estimate.processes import cores
 
 
 def launched() -> bool:
@@ -50,7 +49,7 @@ def start(count: int, arguments: list[str]) -> int:
         max_restarts=0,
         monitor_interval=0.2,
     )
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // count)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     _be_quiet()
     try:
         elastic_launch(config, sys.executable)("-m", "dynaweb", *arguments)

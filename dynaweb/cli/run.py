@@ -15,12 +15,9 @@ Backend = Annotated[
     str | None, typer.Option("--backend", metavar="NAME", help="What computes updates: torch, or deepspeed.")
 ]
 Nproc = Annotated[
-    int | None,
+    int,
     typer.Option(
-        "--nproc",
-        metavar="N",
-        min=1,
-        help="Processes on this machine that share the work, one for each GPU. Left out: 2 for a small model on a CPU.",
+        "--nproc", metavar="N", min=1, help="Processes on this machine that share the work, one for each GPU."
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print plan and estimate; do nothing.")]
@@ -50,7 +47,7 @@ def run(
     time_budget: TimeBudget = None,
     observe: o.Observe = None,
     backend: Backend = None,
-    nproc: Nproc = None,
+    nproc: Nproc = 1,
     dry_run: DryRun = False,
     block: o.Block = None,
     as_json: o.Json = False,
@@ -59,7 +56,6 @@ def run(
     """Run a recipe: demonstrations, SFT, world model, reinforcement learning in dreams, evaluation, report."""
     from dynaweb.cli import ranks
     from dynaweb.cli.output import emit
-    from dynaweb.estimate.processes import processes
 
     recipe = named if named is not None else recipe
     arguments = locals()
@@ -69,10 +65,10 @@ def run(
         out = arguments["out"] = _last_run()
     resolved = _saved(arguments) if _as_it_was(arguments) else o.resolved(recipe, arguments)
     if dry_run:
-        _plan(resolved, as_json, nproc or processes(resolved))
+        _plan(resolved, as_json, nproc)
         return
-    if not ranks.launched() and (count := nproc or processes(resolved)) > 1:
-        raise typer.Exit(ranks.start(count, sys.argv[1:]))
+    if nproc > 1 and not ranks.launched():
+        raise typer.Exit(ranks.start(nproc, sys.argv[1:]))
     from dynaweb import api
 
     emit(api.run(resolved, out=out, resume=resume, progress=True), as_json=as_json)

@@ -61,11 +61,6 @@ def look(device: str = "auto") -> Machine:
     return Machine(name, len(gpus), memory, host, flops)
 
 
-def has_gpu() -> bool:
-    """Whether there is a GPU that may be used."""
-    return bool(_gpus())
-
-
 def _gpus() -> list[tuple[str, int]]:
     """Name and bytes of each GPU that may be used."""
     ask = ["nvidia-smi", "--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits"]
