@@ -90,7 +90,10 @@ def test_a_dream_that_lacks_what_the_goal_names_may_be_spared() -> None:
     start, dreamed = listing("Winter"), listing("Lamp")
 
     def ended(last: Observation, reply: str, source: str = "dream", end: str = "invalid") -> Trajectory:
-        steps = (Step(start, Action("click", 1)), Step(last, None, error="no such element", reply=reply))
+        steps = (
+            Step(start, Action("click", 1), info={"dreamed": True}),
+            Step(last, None, error="no such element", reply=reply),
+        )
         return Trajectory("x", task, steps, last, source, end)  # type: ignore[arg-type]
 
     lost = ended(dreamed, "click 'Wool Scarf' [9]")

@@ -91,8 +91,29 @@ def test_the_end_of_an_episode_is_recalled_too() -> None:
     assert asyncio.run(Recalling(Imagination(), seen).predict(HOME, FIRST, seed=0)).done
 
 
-@pytest.mark.parametrize(("info", "excused"), [({"dreamed": True}, True), ({"recalled": True}, False)])
-def test_only_an_imagined_page_is_an_excuse_for_lacking_a_name(info: dict[str, bool], excused: bool) -> None:
-    last = Step(IMAGINED, None, reply="click 'Wool Scarf' [7]", error="no element [7]")
-    trajectory = Trajectory("d", TASK, (Step(HOME, FIRST, info=info), last), IMAGINED, "dream", "invalid")
+TYPED = replace(HOME, nodes=(*HOME.nodes, Node(3, "textbox", "Search", value="x")))
+D, R, CODE = {"dreamed": True}, {"recalled": True}, {}
+
+
+@pytest.mark.parametrize(
+    ("ways", "excused"),
+    [
+        ([(D, IMAGINED)], True),
+        ([(R, LIST)], False),
+        ([(CODE, TYPED)], False),
+        ([(R, ITEM), (CODE, TYPED)], False),
+        ([(D, IMAGINED), (CODE, TYPED)], True),
+        ([(R, ITEM), (D, IMAGINED)], True),
+        ([(D, IMAGINED), (CODE, HOME)], False),
+        ([(R, ITEM), (D, IMAGINED), (CODE, ITEM)], False),
+    ],
+)
+def test_only_an_imagined_page_is_an_excuse_for_lacking_a_name(
+    ways: list[tuple[dict[str, bool], Observation]], excused: bool
+) -> None:
+    goal = replace(TASK, intent="Open the product 'Silk Scarf'.")
+    pages = [HOME, *(after for _, after in ways)]
+    steps = [Step(seen, FIRST, info=info) for seen, (info, _) in zip(pages, ways, strict=False)]
+    last = Step(pages[-1], None, reply="click 'Silk Scarf' [7]", error="no element [7]")
+    trajectory = Trajectory("d", goal, (*steps, last), pages[-1], "dream", "invalid")
     assert bool(lacking(trajectory)) is excused
