@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -310,21 +308,6 @@ def test_what_an_update_learns_from(mode: str, learned: list[tuple[float | None,
     assert found == (learned if mode == "filtered-bc" else [*learned, (1.0, 0.5), (1.0, 0.5)])
     assert {row.trajectory for row in lesson.rows} == set(range(len(found)))
     assert len(lesson.advantages) == len(played)
-
-
-def test_memory_counts_child_processes() -> None:
-    pytest.importorskip("psutil")
-    before = memory_mib()
-    code = "import sys; held = bytearray(96 << 20); held[::4096] = b'x' * len(held[::4096]); print(flush=True); input()"
-    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        assert memory_mib() > before + 90
-        counted = Meter()
-        counted.count(3, browser=True, evaluation=False)
-        child.communicate(b"\n")
-    assert counted.cost()["peak_memory_mib"] > before + 90
 
 
 def test_without_psutil_memory_is_that_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
