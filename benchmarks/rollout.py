@@ -89,6 +89,8 @@ def settings(given: argparse.Namespace, dreams: int) -> dict[str, Any]:
         "model.dtype": given.dtype,
         "policy.engine.name": given.engine,
         "env.task_settings.driver": "static",
+        # What is recalled costs nothing.
+        "dream.recall": False,
         **{name: json.loads(value) for name, _, value in (text.partition("=") for text in given.set)},
     }
 

@@ -78,10 +78,12 @@ def test_sessions_equal_the_original_while_rows_leave(
         assert 0 < len(live) < len(prompts) or len(prompts) < 5
 
 
-@pytest.mark.parametrize("variant", [{}, {"kv_heads": 2}, {"tied": False}], ids=str)
-@pytest.mark.parametrize("lanes", [None, [0, 1, 2, 3, 4], [2, 0, 1, 4, 3], [0, 0, 1, 1, 0]])
+@pytest.mark.parametrize("variant", [{}, {"kv_heads": 2}, {"kv_heads": 1}, {"tied": False}], ids=str)
+@pytest.mark.parametrize(
+    "lanes", [None, [0, 1, 2, 3, 4, 5], [2, 0, 1, 4, 3, 5], [0, 0, 1, 1, 0, 1], [0, 0, 0, 1, 1, 1]]
+)
 def test_small_steps_give_the_log_probabilities_of_usual_ones(variant: dict[str, Any], lanes: list[int] | None) -> None:
-    model, rows, columns = kit.llama(**variant), 5, 40
+    model, rows, columns = kit.llama(**variant), 6, 40
     torch.manual_seed(1)
     weights = llama.fuse(model)
     with torch.inference_mode():
@@ -89,7 +91,7 @@ def test_small_steps_give_the_log_probabilities_of_usual_ones(variant: dict[str,
         for part in (own.key, own.value, common.key, common.value):
             part.normal_()
         shared = None if lanes is None else decoding.Shared.of(common, lanes, [20 + lane for lane in lanes])
-        lengths = torch.tensor([9, 11, 10, 3, 12])
+        lengths = torch.tensor([9, 11, 10, 3, 12, 7])
         mask = decoding.hidden(lengths, 12, torch.float32)
         if shared is not None:
             mask = torch.cat([decoding.hidden(shared.length_B, shared.columns, torch.float32), mask], dim=-1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import engine_kit as kit
 import pytest
@@ -12,7 +14,7 @@ import torch
 from dynaweb.backends.models import load_model
 from dynaweb.loop import best
 from dynaweb.loop.adapters import with_adapters
-from dynaweb.loop.made import LoadedModel
+from dynaweb.loop.made import LoadedModel, Made
 
 MARKS = [(2, 0.25), (4, 0.5), (6, 0.5), (8, 0.25), (10, 0.75)]
 
@@ -30,9 +32,9 @@ def test_weights_are_kept_for_every_checkpoint_that_a_run_could_go_on_from(tmp_p
     for number in range(1, len(MARKS) + 1):
         model = LoadedModel(kit.llama(number), None, None)  # type: ignore[arg-type]
         best.keep_if_best(tmp_path, MARKS[:number], model)
-    assert _saved(tmp_path) == ["best-000002", "best-000004", "best-000010"]
+    assert _saved(tmp_path) == ["best-00000002", "best-00000004", "best-00000010"]
     best.tidy(tmp_path, MARKS, {8, 10})
-    assert _saved(tmp_path) == ["best-000004", "best-000010"]
+    assert _saved(tmp_path) == ["best-00000004", "best-00000010"]
     best.finish(tmp_path, MARKS[:-1], 8, tmp_path / "cut")
     best.finish(tmp_path, MARKS, 10, tmp_path / "whole")
     for name, seed, mark in (
@@ -43,7 +45,31 @@ def test_weights_are_kept_for_every_checkpoint_that_a_run_could_go_on_from(tmp_p
         found = load_model(tmp_path / name / "best" / "model")
         assert torch.equal(found.model.norm.weight, kit.llama(seed).model.norm.weight)
     best.tidy(tmp_path, MARKS, {10})
-    assert _saved(tmp_path) == ["best-000010"]
+    assert _saved(tmp_path) == ["best-00000010"]
+
+
+def test_what_is_no_number_is_never_the_best(tmp_path: Path) -> None:
+    """A validation in which nothing could be graded."""
+    marks = [(2, math.nan), (4, 0.5), (6, math.inf), (8, 0.25)]
+    assert [best.best_of(marks, done) for done in (2, 4, 6, 8)] == [None, 4, 4, 4]
+    best.keep_if_best(tmp_path, marks[:1], LoadedModel(kit.llama(), None, None))  # type: ignore[arg-type]
+    assert _saved(tmp_path) == []
+
+
+@pytest.mark.parametrize("half", [".model.x1y2", "model.old"])
+def test_what_a_kill_left_half_written_is_not_taken_for_weights(tmp_path: Path, half: str) -> None:
+    torn = tmp_path / "best-00000002" / half / "model.safetensors"
+    torn.parent.mkdir(parents=True)
+    torn.write_bytes(b"torn")
+    best.keep_if_best(tmp_path, [(2, 0.5)], LoadedModel(kit.llama(7), None, None))  # type: ignore[arg-type]
+    torn.parent.mkdir(exist_ok=True)
+    torn.write_bytes(b"torn by a kill that followed")
+    best.finish(tmp_path, [(2, 0.5)], 2, tmp_path / "stage")
+    workspace = SimpleNamespace(folder=SimpleNamespace(checkpoints=tmp_path / "run"))
+    best.show(workspace, Made("k", tmp_path / "stage"), "policy")  # type: ignore[arg-type]
+    found = load_model(tmp_path / "run" / "policy-best")
+    assert torch.equal(found.model.norm.weight, kit.llama(7).model.norm.weight)
+    assert {path.name for path in (tmp_path / "stage").rglob("*") if path.is_dir()} == {"best", "model"}
 
 
 def test_without_validations_there_is_no_best(tmp_path: Path) -> None:
@@ -63,7 +89,7 @@ def test_weights_with_adapters_are_merged_in_a_copy(tmp_path: Path) -> None:
     ids = torch.tensor([[3, 5, 7]])
     wanted = adapted.model(ids).logits
     best.keep_if_best(tmp_path, [(1, 0.5)], adapted)
-    assert torch.allclose(load_model(tmp_path / "best-000001" / "model")(ids).logits, wanted, atol=1e-5)
+    assert torch.allclose(load_model(tmp_path / "best-00000001" / "model")(ids).logits, wanted, atol=1e-5)
     after = dict(adapted.model.named_parameters())
     assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
     assert not after["model.layers.0.self_attn.q_proj.base_layer.weight"].requires_grad

@@ -27,7 +27,7 @@ from dynaweb.loop.meter import Meter, memory_mib
 from dynaweb.loop.openloop import drift_stage
 from dynaweb.loop.rl import _Learner
 from dynaweb.loop.sft import Control, sft
-from dynaweb.loop.stages import _control_arm
+from dynaweb.loop.stages import _control_arm, bought
 from dynaweb.loop.workspace import Made, Workspace
 from dynaweb.loop.worldmodel import fit_world_model
 from dynaweb.plugins import current
@@ -308,6 +308,22 @@ def test_what_an_update_learns_from(mode: str, learned: list[tuple[float | None,
     assert found == (learned if mode == "filtered-bc" else [*learned, (1.0, 0.5), (1.0, 0.5)])
     assert {row.trajectory for row in lesson.rows} == set(range(len(found)))
     assert len(lesson.advantages) == len(played)
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        ((), "7 unrewarded real episodes of the SFT policy, for the world model, and recalled in dreams."),
+        (("rl.updates=0",), "7 unrewarded real episodes of the SFT policy, for the world model."),
+        (("dream.recall=false",), "7 unrewarded real episodes of the SFT policy, for the world model."),
+        (("explore.episodes=0", "explore.player=random"), None),
+    ],
+)
+def test_what_a_result_is_bought_with_is_what_was_played(
+    tmp_path: Path, sets: tuple[str, ...], said: str | None
+) -> None:
+    found = bought(workspace(tmp_path, "explore.episodes=7", *sets), [])
+    assert [line for line in found if "episodes" in line] == ([said] if said else [])
 
 
 def test_without_psutil_memory_is_that_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

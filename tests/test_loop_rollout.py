@@ -91,7 +91,7 @@ def test_a_dream_that_lacks_what_the_goal_names_may_be_spared() -> None:
 
     def ended(last: Observation, reply: str, source: str = "dream", end: str = "invalid") -> Trajectory:
         steps = (
-            Step(start, Action("click", 1), info={"dreamed": True}),
+            Step(start, Action("click", 1), info={} if last is start else {"imagined": True}),
             Step(last, None, error="no such element", reply=reply),
         )
         return Trajectory("x", task, steps, last, source, end)  # type: ignore[arg-type]

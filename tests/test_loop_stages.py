@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from stage_kit import SMALL, exit_code, interrupted, killed, run
 
 import dynaweb
-from dynaweb.errors import ConfigError, InfrastructureError, Interrupted
+from dynaweb.errors import CheckpointError, ConfigError, InfrastructureError, Interrupted, MissingError
 from dynaweb.loop import agents, api, auditing, beside, waves
 from dynaweb.loop.auditing import RewardHacking
 from dynaweb.loop.rl import _Learner
@@ -235,6 +236,20 @@ def test_the_checker_refuses_dreams_before_anything_is_played(tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"'checker' cannot score dream episodes.*--env sites"):
         run(tmp_path / "never", reward="checker")
     assert statuses(tmp_path / "never") == {}
+
+
+def test_what_is_missing_is_told_before_anything_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(MissingError, match="no model 'someone/nothing'"):
+        run(tmp_path / "model", "model.path=someone/nothing")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        run(tmp_path / "tokenizer", f"model.path={tmp_path / 'bare'}")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingError, match="needs the package matplotlib"):
+        run(tmp_path / "charts")
+    assert all(statuses(tmp_path / name) == {} for name in ("model", "tokenizer", "charts"))
 
 
 def test_expert_mixing_and_filtered_behaviour_cloning(

@@ -250,9 +250,12 @@ def test_errors_and_unread_replies_are_shown(show: Open) -> None:
     assert page.locator(".said pre").inner_text() == "I think the price is"
 
 
-def test_a_dream_says_that_it_is_one(show: Open) -> None:
-    page = show(render(ReportData("x", samples=(Sample("dreams", episode(3, "success", "dream"), 7),))))
-    assert page.locator(".page h4").nth(1).inner_text().startswith("Next page, dreamed")
+@pytest.mark.parametrize("way", ["dreamed", "recalled"])
+def test_a_dream_says_that_it_is_one(show: Open, way: str) -> None:
+    dream = episode(3, "success", "dream")
+    dream = replace(dream, steps=tuple(replace(step, info={way: True}) for step in dream.steps))
+    page = show(render(ReportData("x", samples=(Sample("dreams", dream, 7),))))
+    assert page.locator(".page h4").nth(1).inner_text().startswith(f"Next page, {way}")
     assert "update 7" in page.locator(".detail .chips").inner_text()
 
 

@@ -90,10 +90,22 @@ def test_a_dream_is_shown_beside_what_really_followed(folder: Path) -> None:
     assert all(not sample.real for sample in gather(folder).samples if sample.trajectory.source == "real")
 
 
+@pytest.mark.parametrize("info", [{"recalled": True}, {}])
+def test_only_what_was_imagined_has_a_twin(folder: Path, info: dict[str, bool]) -> None:
+    """A recalled page is the real one: beside itself it would pass for a dream that came true."""
+    real = episode(0, "success")
+    steps = (replace(real.steps[0], info=info),)
+    known = replace(real, id="known", steps=steps, final=real.steps[1].observation, source="dream", info={})
+    TrajectoryStore(folder / "trajectories" / "dreams.jsonl.gz").append([known])
+    assert not gather(folder).samples[-1].real
+
+
 def test_an_unseen_question_has_no_twin(folder: Path) -> None:
     page = home(__import__("random").Random(77))
     name = page.nodes[6].name
-    alone = replace(episode(1, "success", "dream"), steps=(Step(page, click(page, name)),), final=page)
+    alone = replace(
+        episode(1, "success", "dream"), steps=(Step(page, click(page, name), info={"dreamed": True}),), final=page
+    )
     TrajectoryStore(folder / "trajectories" / "dreams.jsonl.gz").append([alone])
     assert not gather(folder).samples[-1].real
 

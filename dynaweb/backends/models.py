@@ -82,7 +82,7 @@ def load_model(path: str | Path, dtype: str | torch.dtype = "float32", device: s
         with quiet():
             model, report = load(source, dtype=pick_dtype(dtype), local_files_only=local, output_loading_info=True)
     except OSError as error:
-        raise _not_found(source, local, error) from error
+        raise not_found(source, local, error) from error
     except Exception as error:
         raise EngineError(f"transformers cannot load {source}: {type(error).__name__}: {error}") from error
     missing = sorted(report["missing_keys"])
@@ -107,7 +107,8 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _not_found(source: str, local: bool, error: OSError) -> Exception:
+def not_found(source: str, local: bool, error: Exception) -> Exception:
+    """What transformers' error about a model means: a folder that cannot be read, or no such model."""
     if local:
         return CheckpointError(f"the model in {source} cannot be read: {error}")
     return MissingError(

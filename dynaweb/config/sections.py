@@ -127,7 +127,8 @@ class Sft(Section):
 
 
 class Explore(Section):
-    """Real, unrewarded transitions for the world model, made by the SFT policy in the real browser."""
+    """Real, unrewarded transitions, made by the SFT policy in the real browser: to fit the world model on, to begin
+    dreams with, and to recall in them."""
 
     episodes: int = Field(default=200, ge=0)
     """Number of episodes."""

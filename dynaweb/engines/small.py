@@ -3,8 +3,8 @@
 The same step as `dynaweb.engines.decoding.decode` in fewer and cheaper calls. Torch multiplies the matrices; all else
 is numpy on the same memory, where a call costs a third as much, in buffers that are kept from step to step. Matrices
 lie transposed, which is how products of few rows read them fastest. One thread does it all: a second one does not make
-such steps faster, and on a busy machine the two wait for each other. So what they give does not depend on the number of
-cores.
+such steps faster, and on a busy machine the two wait for each other (numpy takes more than one only for far larger
+matrices). So what they give does not depend on the number of cores.
 
 Shapes: see `dynaweb.engines.decoding`; D width, F inner width, S = A + C columns that a row sees.
 """
@@ -203,7 +203,7 @@ class _Lanes:
         self._values = shared.cache.value.numpy()[:, : self._lanes, :, : shared.columns]
         self._row, self._slot = shared.row_PKN.numpy().reshape(-1), shared.slot_BK.numpy().reshape(-1)
         # Each row has the lane of its own number.
-        self._apart = np.array_equal(self._slot, np.arange(len(self._row)))
+        self._apart = self._slots == 1 and np.array_equal(self._slot, np.arange(len(self._row)))
 
     def score(self, layer: int, query: np.ndarray, out: np.ndarray) -> None:
         """Products of queries [B, K, G, E] with the shared keys, into [B, K, G, A]."""

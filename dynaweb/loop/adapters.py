@@ -9,10 +9,13 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynaweb.loop.workspace import LoadedModel
 from dynaweb.optional import library
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +30,8 @@ class AdaptedModel(LoadedModel):
         LoadedModel.save(self, folder)
 
     def write(self, folder: Path) -> None:
-        """Write the weights of a merged copy; the model keeps its adapters."""
-        replace(self, model=copy.deepcopy(self.model)).save(folder)
+        """Write the weights of a merged copy in main memory; the model keeps its adapters, and a GPU holds it once."""
+        replace(self, model=_copy_on_cpu(self.model)).save(folder)
 
 
 def with_adapters(model: LoadedModel, rank: int, *, seed: int) -> LoadedModel:
@@ -46,6 +49,14 @@ def with_adapters(model: LoadedModel, rank: int, *, seed: int) -> LoadedModel:
         config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=r".*_proj", lora_dropout=0.0)
         peft.inject_adapter_in_model(config, model.model)
     return AdaptedModel(model.model, model.tokenizer, model.format)
+
+
+def _copy_on_cpu(model: nn.Module) -> nn.Module:
+    from torch import nn
+
+    copies: dict[int, Any] = {id(b): b.detach().cpu().clone() for b in model.buffers()}
+    copies |= {id(p): nn.Parameter(p.detach().cpu().clone(), p.requires_grad) for p in model.parameters()}
+    return copy.deepcopy(model, copies)
 
 
 def _merge(model: Any) -> None:

@@ -59,8 +59,10 @@ Job = Callable[[Workspace], Awaitable[T]]
 def run(recipe: Recipe, *, out: Path | None = None, resume: bool = False) -> RunResult:
     """The main job: every stage, the evaluation of every arm, and the report."""
     from dynaweb.report import build_report, closing_json, gather
+    from dynaweb.report.plot import needed
 
     async def job(ws: Workspace) -> Path:
+        needed()  # now, not after an hour
         outcome = await stages.whole_run(ws)
         folder = _folder(ws)
         write_summary(ws, outcome, folder)

@@ -46,10 +46,11 @@ def check_together(ws: Workspace) -> None:
 
 
 def check_model(ws: Workspace) -> None:
-    """Raise `MissingError` when there is no base model."""
-    from dynaweb.backends.models import resolve
+    """Raise `MissingError` when there is no base model, or when one that has to be downloaded cannot be.
 
-    resolve(ws.recipe.model.path)
+    Its tokenizer says so before anything is spent: it is small, and needed anyway.
+    """
+    _ = ws.tokenizer
 
 
 def check_seam(ws: Workspace) -> None:

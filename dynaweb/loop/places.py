@@ -9,13 +9,12 @@ from dynaweb.errors import ConfigError
 from dynaweb.loop.curriculum import Schedule
 from dynaweb.loop.demos import rl_tasks
 from dynaweb.loop.evolving import read_tasks
-from dynaweb.loop.fidelity import transitions_of
 from dynaweb.loop.groups import Place
 from dynaweb.loop.openings import recorded_starts
 from dynaweb.loop.refresh import refreshed_by
 from dynaweb.loop.rollout import Rules
 from dynaweb.loop.verdicts import grading
-from dynaweb.loop.worldmodel import calibration_of, held_out_sites, real_transitions
+from dynaweb.loop.worldmodel import calibration_of, held_out_sites, modelled, real_transitions
 from dynaweb.types import Task
 from dynaweb.worldmodels.confidence import Trusted
 from dynaweb.worldmodels.recall import Recalling
@@ -45,7 +44,7 @@ def place_of(ws: Workspace, given: Ingredients, model: LoadedModel | None) -> Pl
     auto = dream.horizon == "auto"
     trusted: WorldModel = Trusted(world_model, calibration_of(given.world_model)) if auto else world_model
     if dream.recall:
-        trusted = Recalling(trusted, transitions_of(explored))
+        trusted = Recalling(trusted, modelled(explored))
     make = ws.dream_environment(trusted, starts, floor=dream.fidelity_floor if auto else 0.0)
     rules = Rules(dream.longest, source="dream", invalid_ends=dream.invalid_ends)
     return Place(make, ws.recipe.rl.tasks * ws.recipe.rl.n, rules)

@@ -183,8 +183,10 @@ def bought(ws: Workspace, arms: Sequence[ArmResult]) -> list[str]:
     sentences = []
     if ws.dreams:
         who = {"policy": "the SFT policy", "expert": "experts", "random": "random actions"}[recipe.explore.player]
-        use = "for the world model, and recalled in dreams" if recipe.dream.recall else "for the world model"
-        sentences.append(f"{recipe.explore.episodes} unrewarded real episodes of {who}, {use}.")
+        recalled = recipe.dream.recall and recipe.rl.updates
+        use = "for the world model, and recalled in dreams" if recalled else "for the world model"
+        if recipe.explore.episodes:
+            sentences.append(f"{recipe.explore.episodes} unrewarded real episodes of {who}, {use}.")
         if recipe.phases.count > 1:
             sentences.append("The real first page of every new task of a later phase, opened once.")
     if getattr(recipe.reward.config, "model", "") and arms:

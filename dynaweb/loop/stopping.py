@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dynaweb.loop.best import best_of, place_of, tidy
 from dynaweb.loop.training import CHECKPOINTS
 from dynaweb.protocols import TokenRow
 from dynaweb.runs import write_json
@@ -42,7 +43,8 @@ class EarlyStop:
     @property
     def best(self) -> tuple[int, float] | None:
         """Update and loss of the best look, the earliest of equals."""
-        return _best(self.losses) if self.losses else None
+        step = best_of(self._marks, self.losses[-1][0]) if self.losses else None
+        return (step, dict(self.losses)[step]) if step is not None else None
 
     @property
     def given_up(self) -> bool:
@@ -62,38 +64,21 @@ class EarlyStop:
         self.losses.append((trainer.steps, loss))
         if self.best == (trainer.steps, loss):
             tensors = {name: p.detach() for name, p in trainer.model.named_parameters() if p.requires_grad}
-            checkpoint.save(self._weights(trainer.steps), tensors, {}, trainer.steps)
+            checkpoint.save(place_of(self.folder, trainer.steps), tensors, {}, trainer.steps)
         write_json(self.folder / STATE, self.losses)
         trainer.save(self.folder, keep=CHECKPOINTS)
-        self._tidy()
+        # Older weights go only now: until the trainer was saved, a kill would have led back to them.
+        tidy(self.folder, self._marks, checkpoint.steps(self.folder))
         return loss
 
     def put_back_best(self, trainer: TorchTrainer) -> None:
         """Give the trainer's model, on all ranks, the best weights that were seen; the training must be over."""
         if self.best is not None and self.best[0] != trainer.steps:
-            trainer.load_weights(self._weights(self.best[0]))
+            trainer.load_weights(place_of(self.folder, self.best[0]))
 
-    def _weights(self, step: int) -> Path:
-        return self.folder / f"best-{step:08d}"
-
-    def _tidy(self) -> None:
-        """Older weights go only now: until the trainer was saved, a kill would have led back to them.
-
-        Those that a kept checkpoint leads back to stay.
-        """
-        import shutil
-
-        from dynaweb.backends import checkpoint
-
-        looks = [[look for look in self.losses if look[0] <= step] for step in checkpoint.steps(self.folder)]
-        wanted = {self._weights(_best(seen)[0]) for seen in looks if seen}
-        for path in self.folder.glob("best-*"):
-            if path not in wanted:
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def _best(looks: Sequence[tuple[int, float]]) -> tuple[int, float]:
-    return min(looks, key=lambda look: look[1])
+    @property
+    def _marks(self) -> list[tuple[int, float]]:
+        return [(step, -loss) for step, loss in self.losses]
 
 
 def mean_loss(trainer: TorchTrainer, rows: Sequence[TokenRow]) -> float:

@@ -127,28 +127,18 @@ def lacking(trajectory: Trajectory) -> str:
     """Why an invalid action at the end of a dream may be the world model's fault, or ''.
 
     It names something that the goal names, and the dreamed page has nothing of that name: what a page of an unknown
-    site lists cannot be predicted. On a real page, where a dream starts or which was recalled, the policy is to blame.
+    site lists cannot be predicted. On a real page, where a dream starts or which was recalled, the policy is to blame:
+    the step before says whether it led to an imagined one.
     """
     if trajectory.end != "invalid" or trajectory.source != "dream" or not trajectory.steps:
         return ""
-    if not _ends_on_imagination(trajectory):
+    if not any("imagined" in step.info for step in trajectory.steps[-2:-1]):
         return ""
     page = trajectory.steps[-1].observation
     names = {node.name for node in page.nodes}
     said = set(quoted(trajectory.steps[-1].reply))
     lost = [name for name in quoted(trajectory.task.intent) if name in said and name not in names]
     return f"the dreamed page has nothing called {lost[0]!r}, which the goal names" if lost else ""
-
-
-def _ends_on_imagination(trajectory: Trajectory) -> bool:
-    """Whether the last page seen is the world model's, or follows from one by what code decides."""
-    pages = [step.observation for step in trajectory.steps]
-    *before, _ = trajectory.steps
-    recalled = [after for step, after in zip(before, pages[1:], strict=True) if "recalled" in step.info]
-    if pages[-1] in (pages[0], *recalled):
-        return False
-    origins = [step.info for step in before if "dreamed" in step.info or "recalled" in step.info]
-    return bool(origins) and "dreamed" in origins[-1]
 
 
 def untrusted(trajectory: Trajectory) -> str:

@@ -26,10 +26,18 @@ def world_model_weights(folder: Path | None) -> Path | None:
 
 
 def read_tokenizer(source: str) -> Any:
-    """The tokenizer of a folder or of a Hugging Face name."""
+    """The tokenizer of a folder or of a Hugging Face name.
+
+    Raises `CheckpointError` (a folder whose tokenizer cannot be read) and `MissingError` (no such model).
+    """
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(source)
+    from dynaweb.backends.models import not_found
+
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise not_found(source, Path(source).is_dir(), error) from error
 
 
 def tokenizer_of(folder: Path, base: Any, *, base_judges: bool) -> Any:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dynaweb")
 
-VERSION = 6
+VERSION = 7
 """Part of every stage key: raise it when a stage computes something else from the same settings."""
 
 Body = Callable[["Stage"], Awaitable[None]]

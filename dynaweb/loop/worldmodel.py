@@ -10,8 +10,8 @@ Demonstrations on the other sites are measured apart, as `seen`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -33,12 +33,13 @@ from dynaweb.protocols import TokenRow
 from dynaweb.report.stats import Estimate, share_or_mean
 from dynaweb.runs import write_json
 from dynaweb.worldmodels.confidence import check_enough
+from dynaweb.worldmodels.recall import question
 
 if TYPE_CHECKING:
     from dynaweb.loop.workspace import LoadedModel, Made, Workspace
     from dynaweb.protocols import TrainableWorldModel, WorldModel
     from dynaweb.runs import Stage
-    from dynaweb.types import Action, Observation, Trajectory, Transition
+    from dynaweb.types import Trajectory, Transition
     from dynaweb.worldmodels.confidence import Calibration, Fidelity
 
 FIDELITY = "fidelity.json"
@@ -254,13 +255,9 @@ def probes_in(transitions: Sequence[Transition]) -> list[Probe]:
 
 def new(found: Sequence[Probe], known: Sequence[Transition]) -> list[Probe]:
     """The questions that were not fitted on, `MAX_PROBES` at most."""
-    pairs: set[Hashable] = {pair(transition) for transition in known}
-    return [probe for probe in found if pair(probe.transition) not in pairs][:MAX_PROBES]
-
-
-def pair(transition: Transition) -> tuple[Observation, Action]:
-    """What the world model is asked: the page, without what an earlier action said on it, and the action."""
-    return replace(transition.observation, notice=""), transition.action
+    seen = {question(t.observation, t.action) for t in known}
+    asked_for = [(probe, question(probe.transition.observation, probe.transition.action)) for probe in found]
+    return [probe for probe, key in asked_for if key not in seen][:MAX_PROBES]
 
 
 def modelled(episodes: Sequence[Trajectory]) -> list[Transition]:

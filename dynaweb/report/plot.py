@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from dynaweb.optional import library
@@ -75,6 +75,11 @@ _DRAWING = Lock()
 """Settings of matplotlib hold for the whole process."""
 
 
+def needed() -> Any:
+    """matplotlib. Raises `MissingError` where it is not installed."""
+    return library("matplotlib", "train", what="a report with charts")
+
+
 # `dynaweb view` draws a page anew whenever a run has gone on; most of its lines are as they were.
 @lru_cache(maxsize=256)
 def picture(words: str, series: tuple[Series, ...], *, rate: bool, whole: bool) -> Html:
@@ -83,7 +88,7 @@ def picture(words: str, series: tuple[Series, ...], *, rate: bool, whole: bool) 
     Their points are tuples. A `rate` is drawn on the whole scale from 0 to 1; `whole` x are whole numbers. Equal
     arguments give equal source. Raises `MissingError` without matplotlib.
     """
-    matplotlib = library("matplotlib", "train", what="a report with charts")
+    matplotlib = needed()
     # What users set for their own plots changes nothing. Names of shapes are hashes of the salt: two pictures of a page
     # must not share any.
     defaults = {name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"}

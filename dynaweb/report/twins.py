@@ -8,9 +8,8 @@ from pathlib import Path
 
 from dynaweb.data.store import TrajectoryStore
 from dynaweb.report.data import Sample
-from dynaweb.types import Action, Observation, Trajectory
-
-Question = tuple[Observation, Action]
+from dynaweb.types import Observation, Step, Trajectory
+from dynaweb.worldmodels.recall import Question, question
 
 
 class Twins:
@@ -26,7 +25,7 @@ class Twins:
             return sample
         known = self._known()
         steps = sample.trajectory.steps
-        found = tuple(known.get(_question(s.observation, s.action)) if s.action is not None else None for s in steps)
+        found = tuple(known.get(asked) if (asked := _asked(step)) else None for step in steps)
         return replace(sample, real=found) if any(page is not None for page in found) else sample
 
     def _known(self) -> dict[Question, Observation]:
@@ -43,9 +42,11 @@ class Twins:
         following = [*(step.observation for step in episode.steps[1:]), episode.final]
         for step, page in zip(episode.steps, following, strict=True):
             if step.action is not None and page is not None and not step.error and step.action.kind != "stop":
-                pages.setdefault(_question(step.observation, step.action), page)
+                pages.setdefault(question(step.observation, step.action), page)
 
 
-def _question(page: Observation, action: Action) -> Question:
-    """What an earlier action said on the page is not part of the question."""
-    return replace(page, notice=""), action
+def _asked(step: Step) -> Question | None:
+    """What the world model was asked; a recalled page is the real one, so that there is nothing to compare."""
+    if step.action is None or not step.info.get("dreamed"):
+        return None
+    return question(step.observation, step.action)

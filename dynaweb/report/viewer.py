@@ -129,7 +129,7 @@ def _step(step: Step, after: Observation | None, pages: _Pages) -> Plain:
     if after is not None and (action is None or action.kind != "stop"):
         data["next"] = pages.place(after)
         data["from"] = pages.origin(data["page"], data["next"])
-    data["dreamed"] = bool(step.info.get("dreamed"))
+    data["dreamed"], data["recalled"] = (bool(step.info.get(way)) for way in ("dreamed", "recalled"))
     return data
 
 

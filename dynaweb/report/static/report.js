@@ -222,7 +222,7 @@ function pages(all, step) {
   const lines = before.lines.map((text, at) => line(text, at === step.target ? "target" : "", at === step.target ? "▸" : ""));
   const made = node("div", { class: "pages" }, panel("Page", before, lines));
   if (step.next === undefined) return made;
-  const title = step.dreamed ? "Next page, dreamed" : "Next page";
+  const title = step.dreamed ? "Next page, dreamed" : step.recalled ? "Next page, recalled" : "Next page";
   made.append(step.next === step.page ? unchanged(title, all[step.next]) : changes(title, before, all[step.next], step.from));
   if (step.real !== undefined) made.append(beside(all[step.next], all[step.real], step));
   return made;

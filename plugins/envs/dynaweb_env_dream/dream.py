@@ -27,24 +27,26 @@ BLANK = Observation(url="about:blank", nodes=())
 
 @dataclass
 class _DreamTab:
-    """One tab: its page, and the pages behind and ahead of it."""
+    """One tab: its page, whether a world model imagined it, and the pages behind and ahead of it with the same."""
 
     page: Observation
-    back: list[Observation] = field(default_factory=list)
-    ahead: list[Observation] = field(default_factory=list)
+    imagined: bool = False
+    back: list[tuple[Observation, bool]] = field(default_factory=list)
+    ahead: list[tuple[Observation, bool]] = field(default_factory=list)
 
-    def visit(self, page: Observation, *, submitted: bool) -> None:
+    def visit(self, page: Observation, *, imagined: bool, submitted: bool) -> None:
         """Show a predicted page; a new address or a submitted form is a new entry of the history, as in a browser."""
         if submitted or page.url != self.page.url:
-            self.back.append(self.page)
+            self.back.append((self.page, self.imagined))
             self.ahead.clear()
-        self.page = page
+        self.page, self.imagined = page, imagined
 
-    def travel(self, origin: list[Observation], goal: list[Observation]) -> bool:
+    def travel(self, origin: list[tuple[Observation, bool]], goal: list[tuple[Observation, bool]]) -> bool:
         """Take one entry from `origin`, leaving the current page on `goal`; False without an entry."""
         if origin:
-            goal.append(self.page)
-            self.page = replace(origin.pop(), notice="")
+            goal.append((self.page, self.imagined))
+            page, self.imagined = origin.pop()
+            self.page = replace(page, notice="")
             return True
         return False
 
@@ -53,6 +55,8 @@ class DreamEnvironment:
     """One dream at a time: `reset` takes the recorded start page of the task, `step` follows rules, then the model.
 
     Dreams with the same seed are the same world: the prediction is drawn from the seed, the page and the action.
+    `info["imagined"]` marks pages that the world model wrote, and what code makes of them; pages that a prediction
+    recalled, and the first one, are real.
     A page that the world model could not write ends the dream: `StepResult.error` says why and
     `info["world_model_error"]` marks that the policy is not to blame. So does a page that cannot be trusted: when the
     product of the predictions' confidences falls below `floor`, the dream ends and `info["untrusted"]` says why.
@@ -138,14 +142,16 @@ class DreamEnvironment:
             why = f"the expected fidelity of the dream fell to {self._trust:.3f}, below {self.floor:g}"
             return StepResult(page, done=True, info={**info, "untrusted": why})
         clicked = page.node(action.target) if action.kind == "click" and action.target is not None else None
-        self._tab.visit(prediction.next_observation, submitted=action.enter or (clicked and clicked.role) == "button")
+        submitted = action.enter or (clicked and clicked.role) == "button"
+        self._tab.visit(prediction.next_observation, imagined=not prediction.recalled, submitted=submitted)
         return self._here(done=prediction.done, info=info)
 
     def _here(self, *, done: bool = False, error: str = "", info: Mapping[str, Any] | None = None) -> StepResult:
         """The current page; a refusal is also its notice, as a real session shows it."""
         if error:
             self._tab.page = replace(self._tab.page, notice=error)
-        return StepResult(self._tab.page, done=done, error=error, info=info or {})
+        origin = {"imagined": True} if self._tab.imagined else {}
+        return StepResult(self._tab.page, done=done, error=error, info={**(info or {}), **origin})
 
     def _change_tab(self, action: Action) -> StepResult:
         if action.kind == "new_tab":
