@@ -148,6 +148,27 @@ async def test_a_cancelled_request_is_not_computed() -> None:
     assert engine.batches == [[2]]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_episode_may_be_cancelled_while_its_batch_is_computed(fails: bool) -> None:
+    """As by Ctrl-C, whose handler runs between two instructions of the batch."""
+    lockstep, trouble = Lockstep(), []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: trouble.append(context["message"]))
+    tasks: list[asyncio.Task[int]] = []
+
+    def run(requests: list[int]) -> list[int]:
+        tasks[0].cancel()
+        if fails:
+            raise ValueError("no batch")
+        return [2 * request for request in requests]
+
+    queue = lockstep.queue(run)
+    tasks += [asyncio.create_task(queue.ask(number)) for number in range(3)]
+    found = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+    assert isinstance(found[0], asyncio.CancelledError)
+    assert found[1:] == [2, 4] if not fails else [str(error) for error in found[1:]] == ["no batch"] * 2
+    assert trouble == []
+
+
 async def test_an_engine_error_reaches_every_caller_and_the_next_batch_works() -> None:
     lockstep = Lockstep()
 

@@ -75,10 +75,13 @@ class Queue(Generic[Request, Result]):
             results = self._run([request for request, _ in entries])
         except Exception as error:
             for _, future in entries:
-                future.set_exception(error)
+                if not future.done():
+                    future.set_exception(error)
             return
+        # Ctrl-C cancels who waits while the batch is computed.
         for (_, future), result in zip(entries, results, strict=True):
-            future.set_result(result)
+            if not future.done():
+                future.set_result(result)
 
     def drop(self) -> None:
         """Forget requests that belong to an event loop which is gone."""

@@ -376,11 +376,13 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 
     Ctrl-C cancels the coroutine, so that it can save its state, and is raised as `KeyboardInterrupt` afterwards.
     """
+    # Nothing is run inside `except`: every later error would name this one as its cause.
     try:
         asyncio.get_running_loop()
+        inside = True
     except RuntimeError:
-        return asyncio.run(work)
-    return _in_thread(work)
+        inside = False
+    return _in_thread(work) if inside else asyncio.run(work)
 
 
 def _in_thread(work: Coroutine[Any, Any, T]) -> T:
