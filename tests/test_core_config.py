@@ -45,6 +45,7 @@ def test_the_paper_preset_differs_only_where_it_says() -> None:
     assert paper.rl.expert_share == 0.5
     assert paper.reward.config.model_dump()["model"] == "policy"
     assert {line.split(":")[0] for line in default.differences(paper)} == {
+        "dream.recall",
         "reward.model",
         "rl.bc_weight",
         "rl.expert_share",
@@ -90,7 +91,7 @@ def test_plugin_sections_are_narrowed_to_the_chosen_plugin(package: PackageMaker
     recipe = resolve("dynaweb-paper", overrides=["reward.size=5"], reward="toy", plugins=loaded)
     # The paper's `reward.model` belongs to the judge that was given up.
     assert recipe.reward.data() == {"name": "toy", "size": 5, "mode": "fast"}
-    assert (recipe.reward.package, recipe.reward.version) == ("toy-package", "1.2")
+    assert recipe.reward.code.startswith("toy-package 1.2 ")
     by_set = resolve("dynaweb-paper", overrides=["reward.size=5", "reward.name=toy"], plugins=loaded)
     assert by_set.reward.data() == recipe.reward.data()
     text = problem(overrides=["reward.sise=5"], reward="toy", plugins=loaded)

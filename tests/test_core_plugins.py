@@ -9,6 +9,7 @@ import pytest
 from core_kit import TOY, TOY_CLASS, PackageMaker, toy_source
 
 from dynaweb import events, plugins
+from dynaweb.config import code
 from dynaweb.errors import ConfigError, MissingError, PluginError
 from dynaweb.hookspecs import hookimpl
 from dynaweb.protocols import PluginContext
@@ -41,6 +42,38 @@ def test_the_target_is_imported_only_when_used(package: PackageMaker) -> None:
     assert status_of(loaded, "toy").status == "ok"
     with pytest.raises(PluginError, match=r"'toy' \(package toy-package 1.2\).*toys.*RuntimeError: imported"):
         loaded.create("wm", "toy", {}, PluginContext())
+
+
+def codes(package: PackageMaker, *edits: tuple[str, str]) -> list[str]:
+    """The code of a plugin `toy` of a package after each edit of one of its files, as a new process would see it."""
+    (package.folder / "toys").mkdir(exist_ok=True)
+    package("toy-package", toy_source().replace("toys:", "toys.world:"), modules={"toys/__init__": ""})
+    found = []
+    for name, text in edits:
+        (package.folder / "toys" / name).parent.mkdir(exist_ok=True)
+        (package.folder / "toys" / name).write_text(text, encoding="utf-8")
+        code._files_key.cache_clear()
+        found.append(code.code_of(plugins.load().find("wm", "toy")))
+    return found
+
+
+def test_code_that_was_edited_without_a_new_version_is_other_code(package: PackageMaker) -> None:
+    edits = ("world.py", TOY_CLASS), ("world.py", TOY_CLASS + "# edited"), ("world.py", TOY_CLASS)
+    more = ("prompts/ask.txt", "Well?"), ("__pycache__/world.pyc", "compiled")
+    first, edited, back, prompt, compiled = codes(package, *edits, *more)
+    assert first == back and prompt == compiled
+    assert len({first, edited, prompt}) == 3
+    assert all(one.startswith("toy-package 1.2 ") for one in (first, edited, prompt))
+
+
+def test_own_plugins_count_the_versions_of_their_stages(package: PackageMaker) -> None:
+    loaded = plugins.load()
+    assert code.code_of(loaded.find("wm", "delta")) == f"dynaweb {loaded.find('wm', 'delta').origin.version}"
+
+
+def test_a_plugin_without_files_is_its_version(package: PackageMaker) -> None:
+    package("toy-package", toy_source().replace("toys:", "no_such_module:"))
+    assert code.code_of(plugins.load().find("wm", "toy")) == "toy-package 1.2"
 
 
 BROKEN = {

@@ -62,13 +62,12 @@ ORDER = ("run", "model", "wm", "opt", "reward", "env", *(name for name in SECTIO
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A chosen plugin with its settings. `package` and `version` are those of the package that offers it."""
+    """A chosen plugin with its settings. `code` says which code it is (`dynaweb.config.code`)."""
 
     kind: Kind
     name: str
     config: BaseModel
-    package: str = ""
-    version: str = ""
+    code: str = ""
     engine: EngineChoice = field(default_factory=EngineChoice)
     """What answers for a world model or a judge on the run's own model; not part of the plugin's settings."""
 
@@ -78,8 +77,8 @@ class Choice:
         return {"name": self.name, **engine, **self.config.model_dump(mode="json")}
 
     def decisive(self) -> dict[str, Any]:
-        """The settings that results depend on (`dynaweb.config.decisive`), and the package."""
-        return {"name": self.name, **decisive(self.config), "package": f"{self.package} {self.version}"}
+        """The settings that results depend on (`dynaweb.config.decisive`), and the code."""
+        return {"name": self.name, **decisive(self.config), "package": self.code}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dynaweb.config.code import code_of
 from dynaweb.config.layers import KINDS, Layers, flatten
 from dynaweb.config.recipe import ORDER, SECTIONS, Choice, Recipe
 from dynaweb.config.sections import EngineChoice
@@ -91,8 +92,7 @@ def _choice(kind: Kind, data: Any, layers: Layers, plugins: Plugins, problems: P
     engine = EngineChoice()
     if "engine" in data and "engine" in apart:
         engine = _engine(data["engine"], f"{kind}.engine", layers, plugins, problems)
-    origin = plugin.origin
-    return Choice(kind, name, config, origin.package, origin.version, engine) if config is not None else None
+    return Choice(kind, name, config, code_of(plugin), engine) if config is not None else None
 
 
 def _engine(data: Any, section: str, layers: Layers, plugins: Plugins, problems: Problems) -> EngineChoice:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dynaweb import events
+from dynaweb.config.code import code_of
 from dynaweb.config.decisive import decisive
 from dynaweb.errors import MissingError, TrainingError
 from dynaweb.judges.calibration import Platt, Quality, fit_platt, quality
@@ -89,8 +90,7 @@ async def fit_judge(ws: Workspace, episodes: Sequence[Trajectory], *, upstream: 
 
     data = ws.recipe.judge_fit.data
     stored = {"data": file_key(Path(data))} if data else {}
-    package = ws.plugins.find("reward", name).origin
-    judge = {"name": name, "settings": decisive(config), "package": f"{package.package} {package.version}"}
+    judge = {"name": name, "settings": decisive(config), "package": code_of(ws.plugins.find("reward", name))}
     key = ws.key(*CHOICES, judge=judge, model=ws.trained_key, **engine_key(ws, "reward"), **upstream, **stored)
     made = await ws.stage("judge-fit", key, body, settings=ws.recipe.settings("run.seed", "judge_fit"), resumable=True)
     ws.keep(made, "judge")

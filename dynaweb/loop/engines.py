@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from dynaweb.config.code import code_of
 from dynaweb.config.decisive import decisive
 from dynaweb.protocols import PluginContext
 
@@ -80,8 +81,7 @@ def engine_key(ws: Workspace, *roles: str) -> dict[str, Any]:
         if choice.name != "transformers":
             plugin = ws.plugins.find("engine", choice.name)
             settings = decisive(plugin.spec.config.model_validate(choice.settings))
-            package = f"{plugin.origin.package} {plugin.origin.version}"
-            found[f"{role} engine"] = {"name": choice.name, **settings, "package": package}
+            found[f"{role} engine"] = {"name": choice.name, **settings, "package": code_of(plugin)}
     return found
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dynaweb import events
+from dynaweb.config.code import code_of
 from dynaweb.config.decisive import decisive
 from dynaweb.errors import ConfigError
 from dynaweb.loop.engines import ROLES, Engines, backend_key, engine_key
@@ -108,9 +109,11 @@ class Workspace:
         return self._place_key(*self.eval_settings)
 
     def _place_key(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        origin = self.plugins.find("env", name).origin
-        resolved = self.resolved(name, settings)
-        return {"name": name, "settings": resolved, "package": f"{origin.package} {origin.version}"}
+        return {
+            "name": name,
+            "settings": self.resolved(name, settings),
+            "package": code_of(self.plugins.find("env", name)),
+        }
 
     def resolved(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of an environment plugin that results depend on, as plain data with its defaults filled in."""
