@@ -1,7 +1,7 @@
 """Which code a plugin is, for cache keys: a result of other code is another result.
 
-This package counts the versions of its own stages. Other packages are edited without a new version all the time, most of
-all while they are written, so their source counts.
+This package counts the versions of its own stages. Other packages are edited without a new version all the time, most
+of all while they are written, so their source counts.
 """
 
 from __future__ import annotations
