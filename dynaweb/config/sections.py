@@ -145,7 +145,7 @@ class Explore(Section):
 class WmFit(Section):
     """Fitting of a trainable world model."""
 
-    steps: int = Field(default=120, ge=0)
+    steps: int = Field(default=60, ge=0)
     """Optimizer steps; 0 = use the base model as it is (frozen)."""
     batch: int = Field(default=32, ge=1)
     """Transitions of one optimizer step."""

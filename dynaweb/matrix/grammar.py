@@ -18,7 +18,7 @@ anchor = [{label = "none", "rl.bc_weight" = 0.0}, {label = "both", "rl.bc_weight
 
 [[matrix.when]]
 if = {wm = "full-state"}
-set = {"wm_fit.steps" = 240}
+set = {"wm_fit.steps" = 120}
 
 [[matrix.exclude]]               # cells that fit all of it; a list means any of its values
 wm = "full-state"
