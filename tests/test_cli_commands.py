@@ -302,3 +302,31 @@ def test_a_browser_that_does_not_start(cli: Cli, tmp_path: Path) -> None:
     assert f"the browser {broken} (from setting web.browser) does not start" in checks["browser"]["detail"]
     assert checks["plugin env sites"]["status"] == "ok"
     assert cli("doctor", "--set", "web.browsr=x").returncode == 2
+
+
+RAISES = TOY_CLASS + """
+    def environment(self):
+        pass
+
+    expert = evaluate = catalogue = skipped = environment
+
+    def tasks(self, split, *, count, seed):
+        return first(split)
+
+
+def first(split):
+    return {}[split]
+"""
+
+
+def test_an_error_in_another_packages_code_names_it_and_where(cli: Cli, package: PackageMaker) -> None:
+    source = toy_source(hook="dynaweb_environments").replace('extra=""', 'capabilities=frozenset({"tasks"})')
+    package("toy-package", source, modules={"toys": RAISES})
+    done = cli("tasks", "list", "--env", "toy", path=package.folder)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "error: environment 'toy' (package toy-package 1.2) failed in first (toys.py, line 16): KeyError: 'test'"
+    )
+    assert "return {}[split]" in done.stderr and len(done.stderr.splitlines()) < 6
+    whole = cli("tasks", "list", "--env", "toy", path=package.folder, DYNAWEB_DEBUG="1")
+    assert "Traceback" in whole.stderr

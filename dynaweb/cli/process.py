@@ -37,10 +37,14 @@ class Group(TyperGroup):
         except typer.Exit:  # as after `--help`, which has to be quick
             raise
         except Exception as error:
+            from dynaweb.cli.blame import plugin_fault
             from dynaweb.runs.space import storage_error
 
             full = storage_error(error, Path.cwd())
             if full is None:
+                fault = plugin_fault(error)
+                if fault:
+                    raise self._exit(ctx, fault, EXIT_FAILED) from error
                 raise
             raise self._exit(
                 ctx, f"error: {full}; give the command again when it can be written to", EXIT_FAILED

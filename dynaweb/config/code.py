@@ -31,8 +31,18 @@ def code_of(plugin: Plugin) -> str:
     named = f"{origin.package} {origin.version}"
     if origin.package == OWN:
         return named
-    found = _files_key(plugin.spec.target.partition(":")[0].partition(".")[0])
+    found = _files_key(_module(plugin))
     return f"{named} {found}" if found else named
+
+
+def places_of(plugin: Plugin) -> list[Path]:
+    """The folders of a plugin's code, or its one file; empty where there is none to be found."""
+    return _places(_module(plugin))
+
+
+def _module(plugin: Plugin) -> str:
+    """The top-level module."""
+    return plugin.spec.target.partition(":")[0].partition(".")[0]
 
 
 @lru_cache(maxsize=64)
@@ -49,17 +59,19 @@ def _files_key(module: str) -> str:
 
 
 def _files(module: str) -> Iterator[tuple[str, Path]]:
+    for place in _places(module):
+        for path in [place] if place.is_file() else sorted(place.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts and path.stat().st_size < LARGEST:
+                yield path.relative_to(place.parent).as_posix(), path
+
+
+def _places(module: str) -> list[Path]:
     try:
         spec = find_spec(module)
     except (ImportError, ValueError):
-        return
+        return []
     if spec is None:
-        return
-    if not spec.submodule_search_locations:
-        if spec.origin is not None and Path(spec.origin).is_file():
-            yield Path(spec.origin).name, Path(spec.origin)
-        return
-    for folder in map(Path, spec.submodule_search_locations):
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts and path.stat().st_size < LARGEST:
-                yield path.relative_to(folder).as_posix(), path
+        return []
+    if spec.submodule_search_locations:
+        return [Path(folder) for folder in spec.submodule_search_locations]
+    return [Path(spec.origin)] if spec.origin is not None and Path(spec.origin).is_file() else []
