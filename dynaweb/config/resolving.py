@@ -54,7 +54,7 @@ def resolve(
 
     plugins = plugins if plugins is not None else current()
     problems = Problems()
-    layers, name, description = _base(recipe)
+    layers, name, description = _base(recipe, plugins)
     if thorough:
         layers.add(THOROUGH, dict.fromkeys(THOROUGH, "--thorough"))
     given = {FLAGS[flag]: value for flag, value in flags.items() if value is not None}
@@ -64,13 +64,25 @@ def resolve(
     return validate(name, description, layers, plugins, problems)
 
 
-def _base(recipe: str | Path | Recipe) -> tuple[Layers, str, str]:
+def _base(recipe: str | Path | Recipe, plugins: Plugins) -> tuple[Layers, str, str]:
+    def tasks_of(env: str) -> str | None:
+        return dreamed_tasks(plugins, env)
+
     if not isinstance(recipe, Recipe):
-        layers, description = recipe_layers(recipe)
+        layers, description = recipe_layers(recipe, tasks_of)
         return layers, Path(recipe).stem, description
     values = recipe.flat()
     origins = {path: recipe.origins.get(path, "default") for path in values}
-    return Layers(values, origins), recipe.name, recipe.description
+    return Layers(values, origins, tasks_of), recipe.name, recipe.description
+
+
+def dreamed_tasks(plugins: Plugins, env: str) -> str | None:
+    """Whose tasks an environment dreams of by default; None for one that does not dream, or is not there."""
+    plugin = plugins.offers.get(("env", env))
+    if plugin is None or "dreams" not in plugin.spec.capabilities:
+        return None
+    tasks = plugin.spec.config.model_fields.get("tasks")
+    return str(tasks.default) if tasks is not None else None
 
 
 def _overrides(overrides: Overrides, problems: Problems) -> tuple[dict[str, Any], str]:
