@@ -76,6 +76,16 @@ def _base(recipe: str | Path | Recipe, plugins: Plugins) -> tuple[Layers, str, s
     return Layers(values, origins, tasks_of), recipe.name, recipe.description
 
 
+def real_environment(recipe: str | Path | Recipe = DEFAULT, *, plugins: Plugins | None = None) -> str:
+    """The environment that a recipe's tasks are of: its own, or the one that it dreams of."""
+    from dynaweb.plugins import current
+
+    plugins = plugins if plugins is not None else current()
+    env = resolve(recipe, plugins=plugins).env
+    dreams = dreamed_tasks(plugins, env.name)
+    return env.name if dreams is None else str(getattr(env.config, "tasks", dreams))
+
+
 def dreamed_tasks(plugins: Plugins, env: str) -> str | None:
     """Whose tasks an environment dreams of by default; None for one that does not dream, or is not there."""
     plugin = plugins.offers.get(("env", env))
