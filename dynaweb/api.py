@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynaweb.config.agreement import used_plugins
 from dynaweb.config.resolving import DEFAULT, Overrides, resolve
 from dynaweb.plugins import Plugins, current, use
 
@@ -33,9 +34,13 @@ def run(
 ) -> RunResult:
     """Run the main job: demonstrations, SFT, world model, reinforcement learning in dreams, evaluation, report.
 
-    `out` is the run folder (default: `runs/<recipe>-<seed>-<n>`); with `resume` the run that is there goes on. Returns
-    the result with the closing table; its text is that table.
+    `out` is the run folder (default: `runs/<recipe>-<seed>-<n>`); with `resume` the run that is there goes on, by its own
+    recipe unless another is named. Returns the result with the closing table; its text is that table.
     """
+    if resume and out is not None and recipe == DEFAULT:
+        from dynaweb.runs import RunFolder
+
+        recipe = RunFolder(Path(out)).recipe()
     result: RunResult = _call("dynaweb.loop.api:run", recipe, overrides, flags, progress, out=out, resume=resume)
     return result
 
@@ -208,10 +213,8 @@ def _call(
         use(flags["plugins"])
     plugins = current()
     resolved = resolve(recipe, overrides=overrides, **flags)
-    for choice in resolved.choices():
-        plugins.check(choice.kind, choice.name)
-    for observer in resolved.run.observers:
-        plugins.check("observer", observer)
+    for kind, name in used_plugins(resolved, plugins):
+        plugins.try_class(kind, name)
     # Only now: torch and the browser's driver take seconds to import.
     from importlib import import_module
 

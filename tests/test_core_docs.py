@@ -122,10 +122,15 @@ def test_quick_commands_of_the_documentation_run(name: str) -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_runs_of_the_documentation_can_be_composed(name: str) -> None:
-    """Recipe, plugins and settings are there and go together; only the run itself is left out."""
+    """Recipe, plugins and settings are there and go together; only the run itself is left out.
+
+    Packages that a page says to install may be missing here, and nothing else.
+    """
     words = shlex.split(COMMANDS[name], comments=True)[1:]
     done = CliRunner().invoke(command_tree(), [*words, "--dry-run"])
-    assert done.exit_code == 0, done.output
+    lacking = [line for line in done.stderr.splitlines() if "is not installed; run: pip install" in line]
+    assert done.exit_code == (3 if lacking else 0), done.output
+    assert len(done.stderr.splitlines()) - len(lacking) <= (len(lacking) > 1)
     assert done.stdout.startswith("Recipe ")
 
 

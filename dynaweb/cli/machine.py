@@ -73,13 +73,13 @@ def _plugins(block: list[str] | None, recipe: str, sets: list[str] | None) -> It
 def _used(recipe: str, sets: list[str] | None) -> set[tuple[str, str]]:
     """Kind and name of the plugins that a recipe chooses; none where it cannot be composed, of which others tell."""
     from dynaweb.config import resolve
+    from dynaweb.config.agreement import used_plugins
+    from dynaweb.plugins import current
 
     try:
-        resolved = resolve(recipe, overrides=sets or ())
+        return set(used_plugins(resolve(recipe, overrides=sets or ()), current()))
     except DynawebError:
         return set()
-    chosen: set[tuple[str, str]] = {(choice.kind, choice.name) for choice in resolved.choices()}
-    return {*chosen, *(("observer", name) for name in resolved.run.observers)}
 
 
 def _browser_of(recipe: str, sets: list[str] | None) -> str:

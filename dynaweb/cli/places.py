@@ -37,8 +37,8 @@ def play(
     debug: o.Debug = False,
 ) -> None:
     """Play a task yourself: the page is printed, your lines are the actions. With --env dream, in a dream."""
-    from dynaweb.config.resolving import real_environment
     from dynaweb.cli.output import print_json
+    from dynaweb.config.resolving import real_environment
     from dynaweb.loop.api import run_async
     from dynaweb.serve import terminal
     from dynaweb.serve.place import Place
