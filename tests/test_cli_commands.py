@@ -246,9 +246,9 @@ def test_resume_without_a_folder_takes_the_last_run(cli: Cli, tmp_path: Path) ->
     open_run(resolve("smoke", seed=5, plugins=loaded), base=tmp_path / "runs", command="sft")
     done = cli("run", "--resume", "--dry-run", "--json")
     assert json.loads(done.stdout)["settings"]["run"]["seed"] == 4
-    done = cli("run", "--resume", "--out", "runs/smoke-5-1")
+    done = cli("run", "--resume", "--out", "runs/sft-smoke-5-1")
     assert done.returncode == 2
-    assert "error: runs/smoke-5-1 was made by `dynaweb sft`" in done.stderr
+    assert "error: runs/sft-smoke-5-1 was made by `dynaweb sft`" in done.stderr
 
 
 def test_a_resumed_run_is_compared_with_its_own_recipe(cli: Cli, tmp_path: Path) -> None:

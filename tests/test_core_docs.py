@@ -88,7 +88,9 @@ MARKED = {f"{page.name}: {line}": (line, needs) for page in PAGES for line, need
 COMMANDS = {name: line for name, (line, _) in MARKED.items() if line.startswith("dynaweb ")}
 """Every line of `dynaweb` in the documentation."""
 QUICK = [
-    name for name, line in COMMANDS.items() if re.match(r"dynaweb (matrix (list|show)|config|plugins list)\b", line)
+    name
+    for name, line in COMMANDS.items()
+    if re.match(r"dynaweb (matrix (list|show)|config|plugins list|cache list)\b", line)
 ]
 """Those that are run here."""
 RUNS = [name for name, line in COMMANDS.items() if re.match(r"dynaweb run\b(?!.*--resume)", line)]

@@ -147,7 +147,7 @@ def test_two_packages_with_a_module_of_one_name_are_both_named(package: PackageM
         assert len(status.cause) < 250 and "{" not in status.cause
     if offers:
         assert {one.package for one in broken} == {"first-package", "second-package"}
-        with pytest.raises(PluginError, match="first-package 1.2 and second-package 1.2"):
+        with pytest.raises(PluginError, match=r"first-package 1\.2 and second-package 1\.2"):
             plugins.load(warn=False).find("wm", "toy")
         assert plugins.load(block=["second-package"]).find("wm", "toy").origin.package == "first-package"
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from dynaweb.cli import options as o
-
-if TYPE_CHECKING:
-    from dynaweb.errors import DynawebError
 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or with the last one.")]
 Backend = Annotated[
@@ -103,41 +99,12 @@ def _saved(arguments: dict[str, Any]) -> Any:
 
 def _plan(recipe: Any, as_json: bool, nproc: int) -> None:
     from dynaweb.cli.output import emit
-    from dynaweb.config.agreement import check_agreement
-    from dynaweb.config.validation import Problems
-    from dynaweb.errors import ConfigError
-    from dynaweb.estimate import estimate
-    from dynaweb.estimate.machine import look
-    from dynaweb.plugins import current
+    from dynaweb.estimate.refusals import examined
 
-    found = estimate(recipe, look(recipe.model.device), ranks=nproc)
-    problems = Problems(plugins=list(_missing(recipe)))
-    for check in (lambda: check_agreement(recipe, current()), found.check if found is not None else lambda: None):
-        try:
-            check()
-        except ConfigError as error:
-            problems.texts.append(str(error))
+    found, problems = examined(recipe, nproc)
     missing = [str(error) for error in problems.plugins]
     plan = {"recipe": recipe.name, "settings": recipe.tree(), "origins": recipe.origins, "missing": missing}
     unknown = f"No estimate: the size of {recipe.model.path} is known once its config.json is here"
     text = "\n".join([str(recipe), "", unknown if found is None else str(found)])
     emit({**plan, "estimate": None if found is None else found.plain()}, text, as_json=as_json)
     problems.check()
-
-
-def _missing(recipe: Any) -> Iterator[DynawebError]:
-    """What a recipe uses and this installation lacks, plugins that cannot be imported among it; no torch is loaded."""
-    from dynaweb.config.agreement import used_extras, used_plugins
-    from dynaweb.discovery import missing_requirements
-    from dynaweb.errors import MissingError, PluginError
-    from dynaweb.plugins import current
-
-    for kind, name in used_plugins(recipe, current()):
-        try:
-            current().try_class(kind, name)
-        except (MissingError, PluginError) as error:
-            yield error
-    for extra, what in used_extras(recipe):
-        if lacking := missing_requirements("dynaweb", extra):
-            needs = f"{what} needs {', '.join(lacking)}, which is not installed"
-            yield MissingError(f"{needs}; run: pip install 'dynaweb[{extra}]'")

@@ -372,7 +372,8 @@ def _told(recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugins, clos
 
 
 async def _worked(recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugins) -> T:
-    ws = Workspace(recipe, plugins, StageCache(notify=plugins.notify), folder)
+    cache = StageCache(notify=plugins.notify)
+    ws = Workspace(recipe, plugins, cache, folder)
     ws.team = _team()
     if recipe.run.time_budget:
         ws.deadline = time.monotonic() + 60 * recipe.run.time_budget
@@ -380,6 +381,7 @@ async def _worked(recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugi
         return await job(ws)
     finally:
         await ws.close()
+        cache.close()
 
 
 def _team() -> Team | None:

@@ -22,8 +22,10 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 @dataclass(frozen=True, slots=True)
 class KindOfPlugin:
-    """What differs between the kinds: `kind` is the hooks' word, `suffix` ends class names, `short` is in package names,
-    `file` is the module."""
+    """What differs between the kinds.
+
+    `kind` is the hooks' word, `suffix` ends class names, `short` is in package names, `file` is the module.
+    """
 
     title: str
     kind: Kind
