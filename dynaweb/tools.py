@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dynaweb.data.inspect import Overlap, Summary
     from dynaweb.data.labels import Labelled
     from dynaweb.discovery import PluginStatus
+    from dynaweb.doctoring import Check
     from dynaweb.engines.openai_engine import OpenAIEngine
     from dynaweb.estimate import Estimate
     from dynaweb.matrix import Plan
@@ -251,11 +252,40 @@ def install_environment(name: str) -> Path:
 
 
 def setup() -> tuple[Path, str]:
-    """Find or install a Chromium and start it once (`dynaweb setup`, `dynaweb doctor`); its path and version."""
+    """Find or install a Chromium and start it once (`dynaweb setup`); its path and version."""
     from dynaweb.web.chromium import install, try_out
 
     found = install()
     return Path(found.path), try_out(found)
+
+
+def doctor(recipe: str = "dynaweb", *, sets: Iterable[str] = ()) -> list[Check]:
+    """What this machine has and lacks (`dynaweb doctor`): lines on packages, plugins, browser, model and cache."""
+    from dynaweb.doctoring import examine
+
+    return examine(recipe, sets)
+
+
+def recipe_schema() -> dict[str, Any]:
+    """JSON schema of recipe files, with the settings of every plugin (`dynaweb config schema`)."""
+    from dynaweb.config import schema
+    from dynaweb.plugins import current
+
+    return schema(current())
+
+
+def list_recipes() -> dict[str, str]:
+    """Name and description of the recipes that come with the package (`dynaweb config recipes`)."""
+    from dynaweb.config.layers import recipe_layers, shipped_recipes
+
+    return {name: recipe_layers(name)[1] for name in shipped_recipes()}
+
+
+def list_matrices() -> dict[str, str]:
+    """Name and description of the matrices that come with the package (`dynaweb matrix list`)."""
+    from dynaweb.matrix import read_matrix, shipped_matrices
+
+    return {name: read_matrix(name).description for name in shipped_matrices()}
 
 
 def list_cache() -> list[CachedStage]:

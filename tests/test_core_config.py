@@ -11,6 +11,7 @@ from core_kit import TOY_CLASS, PackageMaker, toy_source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dynaweb
 from dynaweb import plugins
 from dynaweb.config import Recipe, resolve, restore, schema
 from dynaweb.config.layers import flatten, parse_set, shipped_recipes, toml_value, unflatten
@@ -212,6 +213,15 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
         "--set: rl.n = 1",
     ):
         assert f"\n  - {part}" in text
+
+
+@pytest.mark.parametrize("name", ["run", "sft", "evaluate", "fit_world_model", "audit_judges", "collect", "resolve"])
+def test_an_unknown_keyword_names_the_nearest_and_the_valid_ones(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}\(\) has no argument 'sed'; did you mean 'seed'") as caught:
+        getattr(dynaweb, name)("smoke", sed=1)
+    assert all(
+        word in str(caught.value) for word in ("wm", "thorough", *(["out", "progress"] if name != "resolve" else []))
+    )
 
 
 def test_an_unknown_plugin_alone_is_missing_not_misconfigured(package: PackageMaker) -> None:

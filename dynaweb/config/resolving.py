@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from dynaweb.config.layers import KINDS, THOROUGH, Layers, flatten, parse_set, recipe_layers
 from dynaweb.config.recipe import ORDER, SECTIONS, Recipe
 from dynaweb.config.validation import ENGINE_ROLES, Problems, validate
+from dynaweb.errors import ConfigError
+from dynaweb.suggest import hint
 
 if TYPE_CHECKING:
     from dynaweb.hookspecs import Kind
@@ -53,6 +55,7 @@ def resolve(
     from dynaweb.plugins import current
 
     plugins = plugins if plugins is not None else current()
+    check_flags(flags, others=("recipe", "overrides"))
     problems = Problems()
     layers, name, description = _base(recipe, plugins)
     if thorough:
@@ -62,6 +65,15 @@ def resolve(
     values, origin = _overrides(overrides, problems)
     layers.add(values, dict.fromkeys(values, origin))
     return validate(name, description, layers, plugins, problems)
+
+
+def check_flags(flags: Iterable[str], caller: str = "resolve", others: Iterable[str] = ()) -> None:
+    """Raise `ConfigError` for a keyword that is none of `FLAGS` or of the caller's `others`, with the nearest one."""
+    known = [*others, *FLAGS, "thorough", "plugins"]
+    for flag in flags:
+        if flag not in known:
+            names = ", ".join(dict.fromkeys(known))
+            raise ConfigError(f"{caller}() has no argument {flag!r}; {hint(flag, known)}. Its keywords are: {names}")
 
 
 def _base(recipe: str | Path | Recipe, plugins: Plugins) -> tuple[Layers, str, str]:
