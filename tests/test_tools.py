@@ -71,7 +71,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
 def test_data_goes_in_and_out(tmp_path: Path) -> None:
     pages = [Observation("http://a.localhost/", (Node(1, "link", name),)) for name in ("Old", "New")]
     store = tmp_path / "store.jsonl.gz"
-    TransitionStore(store).append([Transition(pages[0], Action("click", target_id=1, target_name="Old"), pages[1])])
+    TransitionStore(store).append([Transition(pages[0], Action("click", 1, target_name="Old"), pages[1])])
     assert dynaweb.data_stats(store).data()["transitions"] == 1
     overlaps, total = dynaweb.contamination(store, store)
     assert total == 1 and all(one.shared == one.total for one in overlaps)

@@ -39,7 +39,7 @@ def play(
     """Play a task yourself: the page is printed, your lines are the actions. With --env dream, in a dream."""
     from dynaweb.cli.output import print_json
     from dynaweb.config.resolving import real_environment
-    from dynaweb.loop.api import run_async
+    from dynaweb.loop.running import run_async
     from dynaweb.serve import terminal
     from dynaweb.serve.place import Place
 

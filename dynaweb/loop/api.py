@@ -7,9 +7,8 @@ running stage save its state and raises `Interrupted`; `resume=True` goes on.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from dynaweb.loop.explore import explore
 from dynaweb.loop.fidelity import transitions_of
 from dynaweb.loop.files import files_hash
 from dynaweb.loop.players import POLICIES, WITHOUT_MODEL, without_model
+from dynaweb.loop.running import run_async
 from dynaweb.loop.sft import sft as sft_stage
 from dynaweb.loop.weights import world_model_weights
 from dynaweb.loop.workspace import MODEL, Workspace
@@ -393,30 +393,3 @@ def _team() -> Team | None:
     from dynaweb.backends.team import Team
 
     return Team.join()
-
-
-def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, also where an event loop is running already (a notebook): then in a thread.
-
-    Ctrl-C cancels the coroutine, so that it can save its state, and is raised as `KeyboardInterrupt` afterwards.
-    """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    return _in_thread(work)
-
-
-def _in_thread(work: Coroutine[Any, Any, T]) -> T:
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(work)
-    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])), name="dynaweb-run")
-    thread.start()
-    try:
-        thread.join()
-    except KeyboardInterrupt:
-        loop.call_soon_threadsafe(task.cancel)
-        thread.join()
-    finally:
-        loop.close()
-    return task.result()
