@@ -1,4 +1,6 @@
-"""Writes `recipes.md` (settings), `cli.md` (commands) and `hooks.md` (hooks) from the code: python docs/generate.py
+"""Writes `recipes.md` (settings), `cli.md` (commands), `hooks.md` (hooks) and `api.md` (Python) from the code.
+
+    python docs/generate.py
 
 A test compares the files with what this script would write.
 """
@@ -45,7 +47,7 @@ def main() -> None:
 
 def pages() -> dict[str, str]:
     """File name to content."""
-    return {"recipes.md": recipes(), "cli.md": command_line(), "hooks.md": hooks()}
+    return {"recipes.md": recipes(), "cli.md": command_line(), "hooks.md": hooks(), "api.md": api()}
 
 
 def recipes() -> str:
@@ -74,6 +76,44 @@ def command_line() -> str:
     for path, text in _helps(typer.main.get_command(tree()), "dynaweb", None):
         parts += [f"## `{path}`", f"```text\n{text}\n```"]
     return "\n\n".join(parts) + "\n"
+
+
+def api() -> str:
+    """Every call of `import dynaweb` with its signature, and the keywords that stand for flags."""
+    import dynaweb
+    from dynaweb.config.resolving import FLAGS
+
+    rows = [f"| `{flag}` | `{path}` |" for flag, path in FLAGS.items()]
+    flags = "\n".join(["| keyword | setting |", "| --- | --- |", *rows])
+    parts = [NOTE, _API_INTRO, flags, _API_MORE]
+    titles = {"dynaweb.config.resolving": "Recipes", "dynaweb.api": "Training and evaluation", "dynaweb.tools": "Tools"}
+    for module, title in titles.items():
+        parts += [f"## {title}", *_calls(dynaweb, module)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _calls(package: Any, module: str) -> Iterator[str]:
+    for name in sorted(package.__all__):
+        call = getattr(package, name)
+        if getattr(call, "__module__", "") == module:
+            yield f"### `dynaweb.{name}`"
+            yield f"```text\n{_signature(name, call)}\n```"
+            yield inspect.cleandoc(call.__doc__ or "")
+
+
+def _signature(name: str, call: Any) -> str:
+    """On one line where that is short, else an argument a line; annotations as they are written."""
+    given, starred = list[str](), False
+    for one in inspect.signature(call).parameters.values():
+        if one.kind is one.KEYWORD_ONLY and not starred:
+            given.append("*")
+            starred = True
+        stars = "**" if one.kind is one.VAR_KEYWORD else ""
+        default = "" if one.default is one.empty else f" = {one.default!r}"
+        given.append(f"{stars}{one.name}: {one.annotation}{default}")
+    result = inspect.signature(call).return_annotation
+    line = f"{name}({', '.join(given)}) -> {result}"
+    return line if len(line) <= WIDTH else "\n".join([f"{name}(", *(f"    {one}," for one in given), f") -> {result}"])
 
 
 def hooks() -> str:
@@ -230,6 +270,15 @@ A plugin's module implements hooks by functions with these names, marked with `d
 [plugins.md](plugins.md) shows how to write one."""
 _OBSERVERS_INTRO = """Each takes one frozen event. An observer that raises is reported once with its name, and the run
 goes on, unless `DYNAWEB_STRICT=1`."""
+_API_INTRO = """# The Python API
+
+What `import dynaweb` offers. Nothing heavy is imported before a call needs it. Calls that take a `recipe` take a
+shipped name, the path of a TOML file, or a resolved `Recipe`; `overrides` maps dotted paths to values, or holds texts
+as `--set` takes them; `out` is the run folder; `progress=True` draws progress on stderr. Results print well, and hold
+their numbers as attributes. Errors are those of `dynaweb.errors`, each with the exit code of the command line as
+`exit_code`. `**flags` are:"""
+_API_MORE = """Besides: `thorough=True` for 360 held-out episodes and all control arms, and `plugins`, those to use
+instead of `dynaweb.plugins.current()`. Any other keyword is a `ConfigError` that names the nearest."""
 _CLI_INTRO = """# The command line
 
 stdout is data, stderr is progress. Exit codes: 0 done, 1 the run failed, 2 usage or configuration, 3 a plugin or

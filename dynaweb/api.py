@@ -1,7 +1,8 @@
 """The Python API: everything that the command line does.
 
 Each call takes a recipe (a shipped name, a TOML file, or a resolved `Recipe`) with overrides and flags as
-`dynaweb.config.resolving.resolve` knows them (`seed=1`, `wm="delta"`, `thorough=True`...), and shows nothing by itself;
+`dynaweb.config.resolving.resolve` knows them (`seed=1`, `wm="delta"`, `thorough=True`...; any other keyword is a
+`ConfigError` that names the nearest), and shows nothing by itself;
 `progress=True` draws progress on stderr. Errors are those of `dynaweb.errors`.
 """
 
@@ -9,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaweb.config.resolving import DEFAULT, Overrides, resolve
+from dynaweb.config.agreement import used_plugins
+from dynaweb.config.resolving import DEFAULT, Overrides, check_flags, resolve
 from dynaweb.plugins import Plugins, current, use
 
 if TYPE_CHECKING:
@@ -33,9 +36,13 @@ def run(
 ) -> RunResult:
     """Run the main job: demonstrations, SFT, world model, reinforcement learning in dreams, evaluation, report.
 
-    `out` is the run folder (default: `runs/<recipe>-<seed>-<n>`); with `resume` the run that is there goes on. Returns
-    the result with the closing table; its text is that table.
+    `out` is the run folder (default: `runs/<recipe>-<seed>-<n>`); with `resume` the run that is there goes on, by its
+    own recipe unless another is named. Returns the result with the closing table; its text is that table.
     """
+    if resume and out is not None and recipe == DEFAULT:
+        from dynaweb.runs import RunFolder
+
+        recipe = RunFolder(Path(out)).recipe()
     result: RunResult = _call("dynaweb.loop.api:run", recipe, overrides, flags, progress, out=out, resume=resume)
     return result
 
@@ -204,18 +211,18 @@ def _call(
     **options: Any,
 ) -> Any:
     """Call `target`, a `module:function`, with the resolved recipe, once all plugins that it chooses are there."""
+    module, _, function = target.partition(":")
+    own = signature(globals()[function]).parameters
+    check_flags(flags, f"dynaweb.{function}", [name for name in own if name != "flags"])
     if flags.get("plugins") is not None:
         use(flags["plugins"])
     plugins = current()
     resolved = resolve(recipe, overrides=overrides, **flags)
-    for choice in resolved.choices():
-        plugins.check(choice.kind, choice.name)
-    for observer in resolved.run.observers:
-        plugins.check("observer", observer)
+    for kind, name in used_plugins(resolved, plugins):
+        plugins.try_class(kind, name)
     # Only now: torch and the browser's driver take seconds to import.
     from importlib import import_module
 
-    module, _, function = target.partition(":")
     call = getattr(import_module(module), function)
     with _shown(plugins, progress):
         return call(resolved, out=_path(out), **options)

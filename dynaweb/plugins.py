@@ -35,6 +35,8 @@ from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError,
 from dynaweb.suggest import hint
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import pluggy
     from pydantic import BaseModel
 
@@ -110,19 +112,32 @@ class Plugins:
 
     def load_class(self, kind: Kind, name: str) -> type:
         """Import the class of a plugin: the first moment at which its heavy code is needed."""
+        from importlib import import_module
+
+        target = self._class(kind, name, import_module)
+        assert target is not None  # `import_module` never gives up
+        return target
+
+    def try_class(self, kind: Kind, name: str) -> None:
+        """Raise what `load_class` would, as far as that can be known without loading a heavy library."""
+        from dynaweb.importing import import_light
+
+        self._class(kind, name, import_light)
+
+    def _class(self, kind: Kind, name: str, importing: Callable[[str], ModuleType | None]) -> type | None:
         plugin = self.find(kind, name)
         self.check(kind, name)
         module_name, _, attribute = plugin.spec.target.partition(":")
-        from importlib import import_module
-
         try:
-            module = import_module(module_name)
+            module = importing(module_name)
         except ModuleNotFoundError as error:
             if plugin.spec.extra and error.name and error.name.split(".")[0] != module_name.split(".")[0]:
                 raise MissingError(_needs(plugin, error.name)) from error
             raise _broken(plugin, f"its module {module_name} cannot be imported", error) from error
         except (Exception, SystemExit) as error:
             raise _broken(plugin, f"its module {module_name} cannot be imported", error) from error
+        if module is None:
+            return None
         target = getattr(module, attribute, None)
         if not isinstance(target, type):
             raise _broken(plugin, f"{module_name} has no class {attribute!r}")

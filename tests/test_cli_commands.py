@@ -13,9 +13,13 @@ from pathlib import Path
 
 import pytest
 from core_kit import TOY_CLASS, Cli, PackageMaker, toy_source
+from typer.testing import CliRunner
 
+import dynaweb
 from dynaweb import plugins
+from dynaweb.cli.app import tree
 from dynaweb.config import resolve
+from dynaweb.errors import ConfigError
 from dynaweb.runs import open_run
 
 
@@ -120,13 +124,73 @@ def test_a_missing_extra_stops_a_run_but_not_its_plan(cli: Cli, package: Package
     requires = ['no-such-distribution; extra == "big"']
     package("toy-package", toy_source(extra="big"), requires=requires, modules={"toys": TOY_CLASS})
     done = cli("run", "--wm", "toy", "--dry-run", path=package.folder)
-    assert done.returncode == 0
+    assert done.returncode == 3 and "Estimate, " in done.stdout
     assert "needs no-such-distribution, which is not installed; run: pip install 'toy-package[big]'" in done.stderr
     done = cli("run", "--wm", "toy", path=package.folder)
     assert done.returncode == 3
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "pip install 'toy-package[big]'" in done.stderr
+
+
+IMPOSSIBLE = {
+    "judge of real pages in dreams": (["--reward", "checker"], 2, "cannot score dream episodes"),
+    "nothing to look ahead in": (["--env", "sites", "--agent", "lookahead"], 2, "has none; use --env dream"),
+    "records of dreams": (["--set", "offline.episodes=4"], 2, "offline.episodes records real episodes"),
+    "refresh of what is not fitted": (
+        ["--wm", "frozen-llm", "--set", "wm_fit.refresh_every=1"],
+        2,
+        "'frozen-llm' cannot be fitted",
+    ),
+    "engine": (["--set", "policy.engine.name=toy-engine"], 3, "engine 'toy-engine' needs no-such-distribution"),
+    "module that raises": (["--reward", "toy-judge"], 3, "its module toy_judges cannot be imported: ZeroDivisionError"),
+    "module that is not there": (["--reward", "lost-judge"], 3, "'lost_judges'"),
+    "class that is not there": (["--opt", "toy-opt"], 3, "toys has no class 'Lost'"),
+    "environment of the evaluation": (["--eval-env", "toy-env"], 3, "environment 'toy-env' needs no-such-distribution"),
+}
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_a_dry_run_refuses_what_the_run_would_and_a_refused_run_leaves_nothing(
+    case: str,
+    cli: Cli,
+    package: PackageMaker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the same code and the same words, said once, after the plan; and without torch."""
+    monkeypatch.chdir(tmp_path)
+    offers = {
+        "toy-engine": toy_source("toy-engine", hook="dynaweb_engines", extra="big"),
+        "toy-env": toy_source("toy-env", hook="dynaweb_environments", extra="big"),
+        "toy-judge": toy_source("toy-judge", hook="dynaweb_rewards", target="toy_judges:Toy"),
+        "lost-judge": toy_source("lost-judge", hook="dynaweb_rewards", target="lost_judges:Toy"),
+        "toy-opt": toy_source("toy-opt", hook="dynaweb_optimizers", target="toys:Lost"),
+    }
+    modules = {"toys": TOY_CLASS, "toy_judges": "import dynaweb.types\n1 / 0"}
+    for name, source in offers.items():
+        requires = ['no-such-distribution; extra == "big"'] if "big" in source else []
+        package(f"{name}-package", source, requires=requires, modules=modules)
+    arguments, code, message = IMPOSSIBLE[case]
+    dry = cli("run", "smoke", *arguments, "--dry-run", path=package.folder)
+    assert (dry.returncode, dry.stderr.count(message)) == (code, 1), dry.stderr
+    assert dry.stdout.startswith("Recipe smoke") and "Estimate, " in dry.stdout
+    real = CliRunner().invoke(tree(), ["run", "smoke", *arguments])
+    assert (real.exit_code, real.stderr.count(message), real.stdout) == (code, 1, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_at_the_start_of_a_stage_alone_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        ["wm", "fit", "smoke", "--set", "wm_fit.validate_every=2", "--set", "wm_fit.holdout=0"],
+        ["orm", "fit", "smoke", "--reward", "self-assess"],
+        ["eval", "smoke", "--env", "sites", "--agent", "lookahead"],
+        ["sft", "smoke", "--model", str(tmp_path)],
+    ):
+        done = CliRunner().invoke(tree(), words)
+        assert done.exit_code in (2, 3) and done.stderr.count("\n") == 1, done.stderr
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -182,9 +246,28 @@ def test_resume_without_a_folder_takes_the_last_run(cli: Cli, tmp_path: Path) ->
     open_run(resolve("smoke", seed=5, plugins=loaded), base=tmp_path / "runs", command="sft")
     done = cli("run", "--resume", "--dry-run", "--json")
     assert json.loads(done.stdout)["settings"]["run"]["seed"] == 4
-    done = cli("run", "--resume", "--out", "runs/smoke-5-1")
+    done = cli("run", "--resume", "--out", "runs/sft-smoke-5-1")
     assert done.returncode == 2
-    assert "error: runs/smoke-5-1 was made by `dynaweb sft`" in done.stderr
+    assert "error: runs/sft-smoke-5-1 was made by `dynaweb sft`" in done.stderr
+
+
+def test_a_resumed_run_is_compared_with_its_own_recipe(cli: Cli, tmp_path: Path) -> None:
+    """What the user changes is listed, and nothing by which the run differs from the default recipe."""
+    (tmp_path / "mine.toml").write_text('extends = "smoke"\n[rl]\nupdates = 17\n')
+    loaded = plugins.load(warn=False)
+    open_run(resolve(tmp_path / "mine.toml", plugins=loaded), base=tmp_path / "runs")
+    for words in (["--out", "runs/mine-0-1"], []):
+        done = cli("run", "--resume", *words, "--set", "rl.updates=20", "--set", "run.observers=[]")
+        assert done.returncode == 2 and "another recipe" in done.stderr
+        assert [line for line in done.stderr.splitlines() if "->" in line and "(folder" not in line] == [
+            "  rl.updates: 17 -> 20"
+        ]
+    with pytest.raises(ConfigError, match="another recipe") as caught:
+        dynaweb.run(out=tmp_path / "runs" / "mine-0-1", resume=True, seed=4)
+    assert str(caught.value).count("\n  ") == 1 and "run.seed: 0 -> 4" in str(caught.value)
+    free = cli("run", "--resume", "--time-budget", "3", "--out", "runs/mine-0-1", "--dry-run", "--json")
+    settings = json.loads(free.stdout)["settings"]
+    assert settings["rl"]["updates"] == 17 and settings["run"]["time_budget"] == 3
 
 
 def test_folders_that_cannot_take_a_run(cli: Cli, tmp_path: Path) -> None:
@@ -304,19 +387,19 @@ def test_a_browser_that_does_not_start(cli: Cli, tmp_path: Path) -> None:
     assert cli("doctor", "--set", "web.browsr=x").returncode == 2
 
 
-RAISES = TOY_CLASS + """
-    def environment(self):
-        pass
-
-    expert = evaluate = catalogue = skipped = environment
-
-    def tasks(self, split, *, count, seed):
+RAISES = (
+    TOY_CLASS
+    + """
+    def catalogue(self, split):
         return first(split)
+
+    tasks = environment = expert = evaluate = skipped = catalogue
 
 
 def first(split):
     return {}[split]
 """
+)
 
 
 def test_an_error_in_another_packages_code_names_it_and_where(cli: Cli, package: PackageMaker) -> None:
@@ -325,7 +408,7 @@ def test_an_error_in_another_packages_code_names_it_and_where(cli: Cli, package:
     done = cli("tasks", "list", "--env", "toy", path=package.folder)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "error: environment 'toy' (package toy-package 1.2) failed in first (toys.py, line 16): KeyError: 'test'"
+        "error: environment 'toy' (package toy-package 1.2) failed in first (toys.py, line 13): KeyError: 'train'"
     )
     assert "return {}[split]" in done.stderr and len(done.stderr.splitlines()) < 6
     whole = cli("tasks", "list", "--env", "toy", path=package.folder, DYNAWEB_DEBUG="1")

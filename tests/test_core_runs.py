@@ -311,6 +311,8 @@ def test_a_run_folder_holds_what_the_run_used(recipe: Recipe, tmp_path: Path) ->
 def test_default_folders_are_numbered(recipe: Recipe, tmp_path: Path) -> None:
     first, second = (open_run(recipe, base=tmp_path) for _ in range(2))
     assert [first.path.name, second.path.name] == ["smoke-3-1", "smoke-3-2"]
+    named = [open_run(recipe, base=tmp_path, command=name).path.name for name in ("eval", "judge audit", "eval")]
+    assert named == ["eval-smoke-3-1", "judge-audit-smoke-3-1", "eval-smoke-3-2"]
     (tmp_path / "smoke-3-10").mkdir()
     (tmp_path / "smoke-3-x").mkdir()
     assert open_run(recipe, base=tmp_path).path.name == "smoke-3-11"
@@ -323,7 +325,7 @@ def test_only_runs_are_resumed(recipe: Recipe, tmp_path: Path) -> None:
         last_run(tmp_path)
     run = open_run(recipe, base=tmp_path)
     stage = open_run(recipe, base=tmp_path, command="wm fit")
-    assert [run.path.name, stage.path.name] == ["smoke-3-1", "smoke-3-2"]
+    assert [run.path.name, stage.path.name] == ["smoke-3-1", "wm-fit-smoke-3-1"]
     assert (run.command, stage.command) == ("run", "wm fit")
     assert open_run(recipe, base=tmp_path, resume=True).path == run.path == last_run(tmp_path)
     with pytest.raises(ConfigError, match="was made by `dynaweb wm fit`, and --resume goes on with runs only; give"):

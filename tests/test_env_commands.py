@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,6 +12,10 @@ import time
 from pathlib import Path
 
 from core_kit import Cli
+
+from dynaweb import resolve
+from dynaweb.serve.place import Place
+from dynaweb.web.actions import format_action
 
 SITES = ("--env", "sites", "--set", "env.driver=static")
 
@@ -55,6 +60,39 @@ def test_a_person_plays(cli: Cli) -> None:
     assert "Goal: " in done.stderr and "there is no element [999]" in done.stderr and "Actions: click" in done.stderr
     given_up = _talk(cli, "click 1\n", "play", "1", *SITES)
     assert given_up.returncode == 0 and "given up after 1 steps" in given_up.stdout
+
+
+DREAM_OF_STATIC = 'extends = "smoke"\n[env.task_settings]\ndriver = "static"\n'
+
+
+def test_a_game_is_real_unless_a_dream_is_asked_for_and_says_which(cli: Cli, tmp_path: Path) -> None:
+    """A shipped recipe dreams in training: whoever plays it meets the real pages, with its own driver."""
+    (tmp_path / "mine.toml").write_text(DREAM_OF_STATIC)
+    recipe = ("play", "--recipe", str(tmp_path / "mine.toml"), "--json")
+    right = asyncio.run(_solution())
+    real = _talk(cli, "".join(f"{line}\n" for line in right), *recipe)
+    assert real.returncode == 0 and json.loads(real.stdout)["score"] == 1.0, real.stderr
+    assert real.stderr.startswith("Real pages of sites;") and not json.loads(real.stdout)["dream"]
+    dreamed = _talk(cli, "quit\n", *recipe, "--env", "dream")
+    assert dreamed.returncode == 0 and json.loads(dreamed.stdout)["dream"]
+    assert dreamed.stderr.startswith("A dream of sites:") and "nobody fitted" in dreamed.stderr
+    unused = _talk(cli, "quit\n", *recipe, "--world-model", ".")
+    assert unused.returncode == 2 and "shows real pages" in unused.stderr
+
+
+async def _solution() -> list[str]:
+    """What the expert does in the first task of a draw."""
+    place = Place(resolve("smoke", env="sites", overrides=["env.driver=static"]))
+    (task,) = place.tasks("", 1)
+    expert, there = place.source.expert(task), place.environment()
+    page, done = await there.reset(task, place.recipe.run.seed), list[str]()
+    while not done or not done[-1].startswith("stop"):
+        action = expert.act(page)
+        done.append(format_action(action))
+        page = page if action.kind == "stop" else (await there.step(action)).observation
+    await there.close()
+    await place.close()
+    return done
 
 
 def test_a_task_that_is_not_there_is_named(cli: Cli) -> None:

@@ -160,6 +160,17 @@ def test_nothing_starts_when_a_cell_is_not_valid(change: str, message: str) -> N
     assert message.replace("--", "overrides") in str(caught.value)
 
 
+def test_a_problem_of_many_cells_is_said_once() -> None:
+    for axes, where in (
+        (["wm=delta,full-state", "opt=gspo,grpo", "rl.updats=1,2"], "every cell"),
+        (["wm=delta,full-state", "opt=gspo,grpo", "reward=self-assess,orn"], "and 1 more"),
+    ):
+        with pytest.raises((ConfigError, MissingError)) as caught:
+            plan("smoke", axes=axes, seeds=(0, 1))
+        assert str(caught.value).count("did you mean") == 1 and where in str(caught.value)
+        assert len(str(caught.value).splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -45,6 +45,41 @@ def test_names_that_are_none(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "expected"),
+    [
+        ("reward", "my-judge", "MyJudge"),
+        ("reward", "strict", "StrictJudge"),
+        ("world-model", "my-world", "MyWorldModel"),
+        ("world-model", "model", "ModelWorldModel"),
+        ("optimizer", "my-opt", "MyOptimizer"),
+        ("optimizer", "opt", "OptOptimizer"),
+        ("env", "my-environment", "MyEnvironment"),
+        ("env", "env-2", "Env2Environment"),
+    ],
+)
+def test_class_names_do_not_stutter(kind: str, name: str, expected: str, tmp_path: Path) -> None:
+    files = new_plugin(kind, name, tmp_path / "package")
+    main = next(file for file in files if file.name == f"{KINDS[kind].file}.py")
+    classes = [node.name for node in ast.parse(main.read_text()).body if isinstance(node, ast.ClassDef)]
+    assert expected in classes
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("reward", "self-assess"), ("world-model", "delta"), ("optimizer", "gspo"), ("env", "sites"), ("reward", "toy")],
+)
+def test_a_name_that_is_taken_is_refused(kind: str, name: str, package: PackageMaker, tmp_path: Path) -> None:
+    """For that kind alone: a judge may be called like a world model."""
+    package("toy-package", toy_source(hook="dynaweb_rewards"))
+    owner = "toy-package 1.2" if name == "toy" else "dynaweb"
+    with pytest.raises(ConfigError, match=f"{name!r} is there already, in package {owner}"):
+        new_plugin(kind, name, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    other = "world-model" if kind == "reward" else "reward"
+    assert new_plugin(other, name, tmp_path / "y")
+
+
 def test_nothing_is_overwritten(cli: Cli, tmp_path: Path) -> None:
     done = cli("new", "plugin", "--kind", "reward", "mine", "--json")
     assert done.returncode == 0, done.stderr

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from dynaweb.config.agreement import check_refresh
 from dynaweb.config.resolving import resolve
 from dynaweb.data.inspect import site_of
 from dynaweb.data.store import TransitionStore
 from dynaweb.errors import ConfigError, MissingError
 from dynaweb.loop.fidelity import transitions_of
-from dynaweb.loop.refresh import check_refresh, moments
+from dynaweb.loop.refresh import moments
 from dynaweb.loop.tasks import site_of as task_site
 from dynaweb.loop.workspace import Workspace
 from dynaweb.loop.worldmodel import Material, check_fit, held_out_sites, real_transitions
@@ -126,6 +127,10 @@ def test_no_refresh_follows_the_last_update() -> None:
     assert all(len(moments(updates, every)) == (updates - 1) // every for updates in range(1, 9) for every in (1, 3, 9))
 
 
+def _check_refresh(ws: Workspace) -> None:
+    check_refresh(ws.recipe, ws.plugins)
+
+
 def test_what_would_stop_a_fit_is_said_before_it_starts(tmp_path: Path) -> None:
     with pytest.raises(MissingError, match="no transition store gone"):
         check_fit(workspace(tmp_path, "wm_fit.data=gone"))
@@ -135,10 +140,10 @@ def test_what_would_stop_a_fit_is_said_before_it_starts(tmp_path: Path) -> None:
         check_fit(workspace(tmp_path, "wm_fit.validate_every=2", "wm_fit.holdout=0"))
     check_fit(workspace(tmp_path, "wm_fit.validate_every=2", "wm_fit.holdout=0", wm="frozen-llm"))
     with pytest.raises(ConfigError, match=r"trains all weights, and wm_fit\.lora_rank"):
-        check_refresh(workspace(tmp_path, "wm_fit.refresh_every=1", "wm_fit.lora_rank=2"))
+        _check_refresh(workspace(tmp_path, "wm_fit.refresh_every=1", "wm_fit.lora_rank=2"))
     with pytest.raises(ConfigError, match="frozen-llm' cannot be fitted"):
-        check_refresh(workspace(tmp_path, "wm_fit.refresh_every=1", wm="frozen-llm"))
-    check_refresh(workspace(tmp_path, "wm_fit.lora_rank=2"))
+        _check_refresh(workspace(tmp_path, "wm_fit.refresh_every=1", wm="frozen-llm"))
+    _check_refresh(workspace(tmp_path, "wm_fit.lora_rank=2"))
 
 
 def test_a_missing_adapter_package_is_said_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ GROUPS = {
     "config": "listing:config_app",
     "tasks": "tasks:tasks_app",
     "env": "places:env_app",
+    "cache": "cache:cache_app",
 }
 """Names of commands and groups, with the module below `dynaweb.cli` and the object that each stands for."""
 

@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal
-
 from dynaweb.cli import options as o
-from dynaweb.errors import DynawebError, MissingError
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line of the doctor: what was looked at, how it is, and what to do."""
-
-    name: str
-    status: Literal["ok", "missing", "note"]
-    detail: str
+from dynaweb.errors import MissingError
 
 
 def setup(as_json: o.Json = False, debug: o.Debug = False) -> None:
@@ -43,97 +29,12 @@ def doctor(
     The browser is started once. A recipe or `--set web.browser=...` says which one.
     """
     from dynaweb.cli.output import emit, table
+    from dynaweb.doctoring import examine
 
-    checks = [*_versions(), *_plugins(block, recipe, sets), *_things(_browser_of(recipe, sets))]
+    o.load_plugins(block, warn=False)
+    checks = examine(recipe, sets or ())
     rows = [(one.name, one.status, one.detail) for one in checks]
     emit(checks, table(("check", "status", "detail"), rows), as_json=as_json)
     lacking = [check.name for check in checks if check.status == "missing"]
     if lacking:
         raise MissingError(f"not ready: {', '.join(lacking)}")
-
-
-def _versions() -> Iterator[Check]:
-    from dynaweb.runs.folder import versions
-
-    yield Check("versions", "ok", ", ".join(f"{name} {version}" for name, version in versions().items()))
-
-
-def _plugins(block: list[str] | None, recipe: str, sets: list[str] | None) -> Iterator[Check]:
-    """What the recipe does not use may lack its optional packages: that is a note."""
-    statuses = o.load_plugins(block, warn=False).statuses()
-    used = _used(recipe, sets)
-    for status in statuses:
-        name = f"plugin {status.kind} {status.name}".replace("  ", " ")
-        if status.status == "blocked" or (status.status == "missing" and (status.kind, status.name) not in used):
-            yield Check(name, "note", status.cause)
-        else:
-            yield Check(name, "ok" if status.status == "ok" else "missing", status.cause or status.summary)
-
-
-def _used(recipe: str, sets: list[str] | None) -> set[tuple[str, str]]:
-    """Kind and name of the plugins that a recipe chooses; none where it cannot be composed, of which others tell."""
-    from dynaweb.config import resolve
-
-    try:
-        resolved = resolve(recipe, overrides=sets or ())
-    except DynawebError:
-        return set()
-    chosen: set[tuple[str, str]] = {(choice.kind, choice.name) for choice in resolved.choices()}
-    return {*chosen, *(("observer", name) for name in resolved.run.observers)}
-
-
-def _browser_of(recipe: str, sets: list[str] | None) -> str:
-    """The setting `web.browser`; '' where the recipe's plugins are missing, of which their own lines tell."""
-    from dynaweb.config import resolve
-    from dynaweb.errors import PluginError
-
-    try:
-        return resolve(recipe, overrides=sets or ()).web.browser
-    except (MissingError, PluginError):
-        return ""
-
-
-def _things(browser: str) -> Iterator[Check]:
-    looks = (("browser", partial(_browser, browser)), ("tiny model", _model), ("stage cache", _cache))
-    for name, look in looks:
-        yield _checked(name, look)
-
-
-def _checked(name: str, look: Callable[[], str]) -> Check:
-    try:
-        return Check(name, "ok", look())
-    except DynawebError as error:
-        return Check(name, "missing", str(error))
-
-
-def _browser(setting: str) -> str:
-    from dynaweb.web.chromium import find, try_out
-
-    found = find(setting)
-    return f"Chromium {try_out(found)}: {found.path} (from {found.origin})"
-
-
-def _model() -> str:
-    from pathlib import Path
-
-    import dynaweb
-
-    assets = Path(dynaweb.__file__).parent / "assets"
-    weights = sorted(assets.rglob("*.safetensors"))
-    if not weights:
-        raise MissingError(f"no weights under {assets}; install the package again, or use --model NAME")
-    return ", ".join(f"{path.relative_to(assets)} {path.stat().st_size / 2**20:.1f} MiB" for path in weights)
-
-
-def _cache() -> str:
-    from dynaweb.runs.atomic import write_text
-    from dynaweb.runs.cache import ENV_CACHE, default_root
-
-    root = default_root()
-    probe = root / ".doctor"
-    try:
-        write_text(probe, "writable")
-        probe.unlink()
-    except OSError as error:
-        raise MissingError(f"{root} cannot be written ({error.strerror}); set {ENV_CACHE} to another folder") from error
-    return str(root)

@@ -49,7 +49,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_debug)]
 
 
-def resolved(recipe: str, arguments: dict[str, Any]) -> Any:
+def resolved(recipe: Any, arguments: dict[str, Any]) -> Any:
     """The recipe that a command's arguments (its `locals()`) ask for. Loads the plugins."""
     from dynaweb.config import resolve
 

@@ -17,12 +17,16 @@ WorldModel = Annotated[
     Path | None,
     typer.Option("--world-model", metavar="DIR", help="Weights that dream, with --env dream; default: the base model."),
 ]
+PlayEnv = Annotated[
+    str | None,
+    typer.Option("--env", metavar="NAME", help="Environment; default: the real one that the recipe's tasks are of."),
+]
 
 
 def play(
     task: Annotated[str | None, typer.Argument(help="Id or number of a task; default: the first.")] = None,
     recipe: Annotated[str, typer.Option("--recipe", help="A shipped recipe, or the path of a TOML file.")] = "dynaweb",
-    env: o.Env = None,
+    env: PlayEnv = None,
     split: Split = None,
     steps: Steps = 0,
     world_model: WorldModel = None,
@@ -34,11 +38,14 @@ def play(
 ) -> None:
     """Play a task yourself: the page is printed, your lines are the actions. With --env dream, in a dream."""
     from dynaweb.cli.output import print_json
-    from dynaweb.loop.api import run_async
+    from dynaweb.config.resolving import real_environment
+    from dynaweb.loop.running import run_async
     from dynaweb.serve import terminal
     from dynaweb.serve.place import Place
 
-    resolved = o.resolved(recipe, locals())
+    plugins = o.load_plugins(block)
+    arguments = {**locals(), "env": env or real_environment(recipe, plugins=plugins)}
+    resolved = o.resolved(recipe, arguments)
     place = Place(resolved, world_model=world_model)
     chosen = _chosen(place, split, task)
 

@@ -63,7 +63,7 @@ def run(
         raise typer.Exit(ranks.serve())
     if resume and out is None and not _said(arguments):
         out = arguments["out"] = _last_run()
-    resolved = _saved(arguments) if _as_it_was(arguments) else o.resolved(recipe, arguments)
+    resolved = _saved(arguments) if _its_own(arguments) else o.resolved(recipe, arguments)
     if dry_run:
         _plan(resolved, as_json, nproc)
         return
@@ -75,14 +75,13 @@ def run(
 
 
 def _said(arguments: dict[str, Any]) -> bool:
-    """Whether the command line says anything about the recipe."""
-    said = bool(o.flags(arguments)) or any(arguments[name] for name in ("sets", "thorough"))
-    return said or arguments["recipe"] != "dynaweb"
+    """Whether the command line says which recipe or which of its runs is meant."""
+    return bool(o.flags(arguments)) or arguments["thorough"] or arguments["recipe"] != "dynaweb"
 
 
-def _as_it_was(arguments: dict[str, Any]) -> bool:
-    """Whether a run is to be resumed with nothing said about its recipe: then its own is used."""
-    return bool(arguments["resume"] and arguments["out"] and not _said(arguments))
+def _its_own(arguments: dict[str, Any]) -> bool:
+    """Whether a run is to be resumed and no recipe is named: then its own is meant, with what else is said on top."""
+    return bool(arguments["resume"] and arguments["out"] and arguments["recipe"] == "dynaweb")
 
 
 def _last_run() -> Path:
@@ -95,30 +94,17 @@ def _saved(arguments: dict[str, Any]) -> Any:
     from dynaweb.runs import RunFolder
 
     o.load_plugins(arguments["block"])
-    return RunFolder(arguments["out"]).recipe()
+    return o.resolved(RunFolder(arguments["out"]).recipe(), arguments)
 
 
 def _plan(recipe: Any, as_json: bool, nproc: int) -> None:
     from dynaweb.cli.output import emit
-    from dynaweb.errors import MissingError
-    from dynaweb.estimate import estimate
-    from dynaweb.estimate.machine import look
-    from dynaweb.plugins import current
+    from dynaweb.estimate.refusals import examined
 
-    missing = []
-    wanted = [*((choice.kind, choice.name) for choice in recipe.choices())]
-    wanted += [("observer", name) for name in recipe.run.observers]
-    for kind, name in wanted:
-        try:
-            current().check(kind, name)
-        except MissingError as error:
-            missing.append(str(error))
-    found = estimate(recipe, look(recipe.model.device), ranks=nproc)
+    found, problems = examined(recipe, nproc)
+    missing = [str(error) for error in problems.plugins]
     plan = {"recipe": recipe.name, "settings": recipe.tree(), "origins": recipe.origins, "missing": missing}
     unknown = f"No estimate: the size of {recipe.model.path} is known once its config.json is here"
     text = "\n".join([str(recipe), "", unknown if found is None else str(found)])
     emit({**plan, "estimate": None if found is None else found.plain()}, text, as_json=as_json)
-    for words in missing:
-        typer.echo(f"warning: {words}", err=True)
-    if found is not None:
-        found.check()
+    problems.check()

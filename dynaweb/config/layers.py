@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, time
 from pathlib import Path
@@ -20,7 +20,17 @@ HEADER = ("extends", "description")
 THOROUGH: Mapping[str, Any] = {"eval.episodes": 360, "controls.filtered_bc": True}
 """What `--thorough` changes: more held-out episodes, and the second control arm."""
 
+TASKS, TASK_SETTINGS = "env.tasks", "env.task_settings"
+"""Where an environment that dreams names the environment whose tasks it dreams of, and has that one's settings."""
+
 _SHIPPED = Path(__file__).parent.parent / "recipes"
+
+TasksOf = Callable[[str], str | None]
+"""Whose tasks an environment plugin dreams of unless `env.tasks` says so; None for one that does not dream."""
+
+
+def _no_dreams(name: str) -> str | None:
+    return None
 
 
 @dataclass(slots=True)
@@ -29,18 +39,47 @@ class Layers:
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
+    tasks_of: TasksOf = _no_dreams
 
     def add(self, values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
-        """Put a layer on top. Choosing another plugin drops what lower layers set for the former one."""
+        """Put a layer on top. Choosing another plugin drops what lower layers set for the former one.
+
+        Settings of the tasks' environment stay, wherever they belong now: `env.task_settings.driver` of a dream of
+        `sites` becomes `env.driver` of `sites`, and the other way round.
+        """
         for kind in KINDS:
             name = values.get(f"{kind}.name")
             if name is not None and name != self.values.get(f"{kind}.name"):
+                carried = self._carried(name, values.get(TASKS)) if kind == "env" else {}
                 self._drop(kind)
+                for path, (value, origin) in carried.items():
+                    self.values[path], self.origins[path] = value, origin
+            elif kind == "env" and TASKS in values and values[TASKS] != self._tasks():
+                self._drop(TASK_SETTINGS)
         for path, value in values.items():
             self._drop(path)
             self._drop_above(path)
             self.values[path] = value
             self.origins[path] = origins[path]
+
+    def _carried(self, name: Any, tasks: Any) -> dict[str, tuple[Any, str]]:
+        """What is set for the tasks' environment, by the path that it has in the environment `name`, with origins."""
+        former = self.values.get("env.name")
+        if not isinstance(name, str) or not isinstance(former, str):
+            return {}
+        dreamed, dreams = self.tasks_of(former), self.tasks_of(name)
+        if self._tasks() != (name if dreams is None else tasks or dreams):
+            return {}
+        old, new = ("env" if one is None else TASK_SETTINGS for one in (dreamed, dreams))
+        found = [path for path in self.values if path.startswith(f"{old}.") and path != "env.name"]
+        given = [path for path in found if self.origins[path] != "default"]
+        return {f"{new}{path.removeprefix(old)}": (self.values[path], self.origins[path]) for path in given}
+
+    def _tasks(self) -> Any:
+        """The environment that the tasks are of."""
+        name = self.values.get("env.name")
+        dreamed = self.tasks_of(name) if isinstance(name, str) else None
+        return name if dreamed is None else self.values.get(TASKS, dreamed)
 
     def _drop(self, path: str) -> None:
         for known in [key for key in self.values if key == path or key.startswith(f"{path}.")]:
@@ -105,7 +144,7 @@ def find_recipe(recipe: str | Path, *, beside: Path | None = None) -> Path:
     raise ConfigError(f"no recipe is called {text!r}; {hint(text, shipped)}; a path ends in .toml")
 
 
-def recipe_layers(recipe: str | Path) -> tuple[Layers, str]:
+def recipe_layers(recipe: str | Path, tasks_of: TasksOf = _no_dreams) -> tuple[Layers, str]:
     """The merged values of a recipe file and of those it extends, and the recipe's description.
 
     Raises `ConfigError` for a file that is missing, unreadable, not TOML, or part of a circle.
@@ -119,7 +158,7 @@ def recipe_layers(recipe: str | Path) -> tuple[Layers, str]:
         data = read_toml(path)
         chain.append((path, data))
         path = _parent(path, data)
-    layers = Layers()
+    layers = Layers(tasks_of=tasks_of)
     for path, data in reversed(chain):
         label = path.name if path.parent == _SHIPPED else str(path)
         body = dict(flatten({key: value for key, value in data.items() if key not in HEADER}))

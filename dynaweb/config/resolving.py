@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from dynaweb.config.layers import KINDS, THOROUGH, Layers, flatten, parse_set, recipe_layers
 from dynaweb.config.recipe import ORDER, SECTIONS, Recipe
 from dynaweb.config.validation import ENGINE_ROLES, Problems, validate
+from dynaweb.errors import ConfigError
+from dynaweb.suggest import hint
 
 if TYPE_CHECKING:
     from dynaweb.hookspecs import Kind
@@ -53,8 +55,9 @@ def resolve(
     from dynaweb.plugins import current
 
     plugins = plugins if plugins is not None else current()
+    check_flags(flags, others=("recipe", "overrides"))
     problems = Problems()
-    layers, name, description = _base(recipe)
+    layers, name, description = _base(recipe, plugins)
     if thorough:
         layers.add(THOROUGH, dict.fromkeys(THOROUGH, "--thorough"))
     given = {FLAGS[flag]: value for flag, value in flags.items() if value is not None}
@@ -64,13 +67,44 @@ def resolve(
     return validate(name, description, layers, plugins, problems)
 
 
-def _base(recipe: str | Path | Recipe) -> tuple[Layers, str, str]:
+def check_flags(flags: Iterable[str], caller: str = "resolve", others: Iterable[str] = ()) -> None:
+    """Raise `ConfigError` for a keyword that is none of `FLAGS` or of the caller's `others`, with the nearest one."""
+    known = [*others, *FLAGS, "thorough", "plugins"]
+    for flag in flags:
+        if flag not in known:
+            names = ", ".join(dict.fromkeys(known))
+            raise ConfigError(f"{caller}() has no argument {flag!r}; {hint(flag, known)}. Its keywords are: {names}")
+
+
+def _base(recipe: str | Path | Recipe, plugins: Plugins) -> tuple[Layers, str, str]:
+    def tasks_of(env: str) -> str | None:
+        return dreamed_tasks(plugins, env)
+
     if not isinstance(recipe, Recipe):
-        layers, description = recipe_layers(recipe)
+        layers, description = recipe_layers(recipe, tasks_of)
         return layers, Path(recipe).stem, description
     values = recipe.flat()
     origins = {path: recipe.origins.get(path, "default") for path in values}
-    return Layers(values, origins), recipe.name, recipe.description
+    return Layers(values, origins, tasks_of), recipe.name, recipe.description
+
+
+def real_environment(recipe: str | Path | Recipe = DEFAULT, *, plugins: Plugins | None = None) -> str:
+    """The environment that a recipe's tasks are of: its own, or the one that it dreams of."""
+    from dynaweb.plugins import current
+
+    plugins = plugins if plugins is not None else current()
+    env = resolve(recipe, plugins=plugins).env
+    dreams = dreamed_tasks(plugins, env.name)
+    return env.name if dreams is None else str(getattr(env.config, "tasks", dreams))
+
+
+def dreamed_tasks(plugins: Plugins, env: str) -> str | None:
+    """Whose tasks an environment dreams of by default; None for one that does not dream, or is not there."""
+    plugin = plugins.offers.get(("env", env))
+    if plugin is None or "dreams" not in plugin.spec.capabilities:
+        return None
+    tasks = plugin.spec.config.model_fields.get("tasks")
+    return str(tasks.default) if tasks is not None else None
 
 
 def _overrides(overrides: Overrides, problems: Problems) -> tuple[dict[str, Any], str]:

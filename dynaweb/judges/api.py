@@ -16,6 +16,7 @@ from dynaweb.judges.fitting import fit_judge as fit_stage
 from dynaweb.judges.making import FITTED, judge_named, parts, to_fit
 from dynaweb.judges.rollouts import graded_rollouts
 from dynaweb.loop.api import in_folder
+from dynaweb.loop.checks import check_model
 from dynaweb.loop.closing import StageResult
 from dynaweb.loop.demos import demos
 from dynaweb.loop.evaluate import SUCCESS
@@ -36,20 +37,23 @@ def fit_judge(recipe: Recipe, *, out: Path | None = None, data: Path | None = No
     """Fit the recipe's judge; with `data` on the graded episodes of a trajectory store, without a policy or a
     browser."""
 
+    def check(ws: Workspace) -> None:
+        check_model(ws)
+        if to_fit(ws) is None:
+            raise ConfigError(
+                f"there is nothing to fit: reward {recipe.reward.name!r} cannot be trained, or names its weights "
+                "already; use --reward orm without reward.weights"
+            )
+
     async def job(ws: Workspace) -> StageResult:
         made = await _fitted(ws, data)
         folder = ws.folder.path if ws.folder is not None else made.folder
         return _result(made, folder)
 
-    return in_folder(recipe, job, out=out, command="orm fit")
+    return in_folder(recipe, job, out=out, command="orm fit", check=check)
 
 
 async def _fitted(ws: Workspace, data: Path | None) -> Made:
-    if to_fit(ws) is None:
-        raise ConfigError(
-            f"there is nothing to fit: reward {ws.recipe.reward.name!r} cannot be trained, or names its weights "
-            "already; use --reward orm without reward.weights"
-        )
     if data is not None:
         return await fit_stage(ws, read_graded(data), upstream={"store": file_key(data)})
     shown = await demos(ws)
@@ -84,6 +88,11 @@ def audit_judges(
     """
     names = list(judges) or [recipe.reward.name]
 
+    def check(ws: Workspace) -> None:
+        check_model(ws)
+        for name in names:
+            ws.plugins.try_class("reward", name)
+
     async def job(ws: Workspace) -> JudgeAudits:
         found, origin, policy, shown = await _episodes(ws, data, episodes)
         weights = policy.model if policy is not None else None
@@ -106,7 +115,7 @@ def audit_judges(
         write_json(result.file, plain(result))
         return result
 
-    return in_folder(recipe, job, out=out, command="judge audit")
+    return in_folder(recipe, job, out=out, command="judge audit", check=check)
 
 
 def plain(result: JudgeAudits) -> dict[str, Any]:

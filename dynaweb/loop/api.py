@@ -7,22 +7,22 @@ running stage save its state and raises `Interrupted`; `resume=True` goes on.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynaweb import events
+from dynaweb.config.agreement import used_plugins
 from dynaweb.data.store import existing
 from dynaweb.errors import ConfigError, Interrupted, StorageError
 from dynaweb.judges.fitting import fitted_judge
 from dynaweb.judges.making import to_fit
 from dynaweb.loop import stages
 from dynaweb.loop.agents import lookahead, lookahead_key, looks_ahead
-from dynaweb.loop.checks import check_together
+from dynaweb.loop.checks import check_model, check_seam, check_together
 from dynaweb.loop.closing import RunResult, StageResult, evaluated, write_scores, write_summary
 from dynaweb.loop.demos import demos
 from dynaweb.loop.evaluate import audit_judge, audits, evaluate_arm
@@ -30,6 +30,7 @@ from dynaweb.loop.explore import explore
 from dynaweb.loop.fidelity import transitions_of
 from dynaweb.loop.files import files_hash
 from dynaweb.loop.players import POLICIES, WITHOUT_MODEL, without_model
+from dynaweb.loop.running import run_async
 from dynaweb.loop.sft import sft as sft_stage
 from dynaweb.loop.weights import world_model_weights
 from dynaweb.loop.workspace import MODEL, Workspace
@@ -54,6 +55,7 @@ COLLECTED = "collected"
 """Key of `Transition.info`: the cache key of the exploration that a collected transition comes from."""
 T = TypeVar("T")
 Job = Callable[[Workspace], Awaitable[T]]
+Closing = Callable[[Path], dict[str, Any]]
 
 
 def run(recipe: Recipe, *, out: Path | None = None, resume: bool = False) -> RunResult:
@@ -61,14 +63,21 @@ def run(recipe: Recipe, *, out: Path | None = None, resume: bool = False) -> Run
     from dynaweb.report import build_report, closing_json, gather
     from dynaweb.report.plot import needed
 
-    async def job(ws: Workspace) -> Path:
+    def check(ws: Workspace) -> None:
         needed()  # now, not after an hour
+        for kind, name in used_plugins(recipe, ws.plugins):
+            ws.plugins.load_class(kind, name)
+        check_seam(ws)
+        check_together(ws)
+
+    async def job(ws: Workspace) -> Path:
         outcome = await stages.whole_run(ws)
         folder = _folder(ws)
         write_summary(ws, outcome, folder)
         return folder
 
-    folder = _in_folder(recipe, job, out=out, resume=resume, closing=lambda path: closing_json(gather(path)))
+    closing: Closing = lambda path: closing_json(gather(path))  # noqa: E731
+    folder = _in_folder(recipe, job, out=out, resume=resume, closing=closing, check=check)
     data = gather(folder)
     return RunResult(folder, build_report(folder, data=data), closing_json(data))
 
@@ -82,7 +91,7 @@ def sft(recipe: Recipe, *, out: Path | None = None) -> StageResult:
         metrics = {"demonstrations": len(shown.episodes()), "updates": ws.recipe.sft.steps}
         return StageResult("sft", _folder(ws), _folder(ws) / "checkpoints" / "sft", metrics)
 
-    return _in_folder(recipe, job, out=out, command="sft")
+    return _in_folder(recipe, job, out=out, command="sft", check=check_model)
 
 
 def collect(recipe: Recipe, *, out: Path | None = None, store: Path | None = None) -> StageResult:
@@ -123,7 +132,7 @@ def fit_world_model(recipe: Recipe, *, out: Path | None = None, data: Path | Non
         metrics = means(found["probes"], found["rules"])
         return StageResult("world-model", _folder(ws), weights, metrics, fidelity_estimates(found))
 
-    return _in_folder(recipe, job, out=out, command="wm fit")
+    return _in_folder(recipe, job, out=out, command="wm fit", check=check_fit if data is None else check_model)
 
 
 def evaluate_world_model(
@@ -149,7 +158,7 @@ def evaluate_world_model(
         found = await score(ws, *await _model_and_material(ws, weights, data), horizon=horizon)
         return replace(found, files=write_scores(found, _folder(ws)))
 
-    return _in_folder(recipe, job, out=out, command="wm eval")
+    return _in_folder(recipe, job, out=out, command="wm eval", check=check_fit)
 
 
 def show_prediction(
@@ -170,7 +179,7 @@ def show_prediction(
     async def job(ws: Workspace) -> Shown:
         return await show(ws, *await _model_and_material(ws, weights, data), index)
 
-    return _in_folder(recipe, job, out=out, command="wm show")
+    return _in_folder(recipe, job, out=out, command="wm show", check=check_fit)
 
 
 async def _world_model(ws: Workspace, data: Path | None) -> Made:
@@ -217,12 +226,14 @@ def evaluate(
 
     _check_policy(policy)
 
+    def check(ws: Workspace) -> None:
+        if str(policy) not in WITHOUT_MODEL:
+            (check_together if looks_ahead(ws) else check_model)(ws)
+
     async def job(ws: Workspace) -> StageResult:
         arm, weights, key = await _policy(ws, policy)
         player = without_model(arm, ws) if arm in WITHOUT_MODEL else None
         ahead = player is None and looks_ahead(ws)
-        if ahead:
-            check_together(ws)
         if player is None:
             await _fit_judge(ws)
         if ahead:
@@ -234,7 +245,7 @@ def evaluate(
             ws.keep(made, f"eval-{arm}")
         return evaluated(arm, _folder(ws), weights, made.episodes(), judged=player is None and audits(ws))
 
-    return _in_folder(recipe, job, out=out, command="eval")
+    return _in_folder(recipe, job, out=out, command="eval", check=check)
 
 
 async def _ahead(ws: Workspace, arm: str, weights: Path | None, key: str, given: Path | None) -> StageResult:
@@ -295,10 +306,15 @@ def _in_folder(
     out: Path | None,
     resume: bool = False,
     command: str = "run",
-    closing: Callable[[Path], dict[str, Any]] = lambda path: {},
+    closing: Closing = lambda path: {},
+    check: Callable[[Workspace], None] = lambda ws: None,
 ) -> T:
-    """Do a job in a run folder of its own, with its metrics file, its status, and word to the observers."""
+    """Do a job in a run folder of its own, with its metrics file, its status, and word to the observers.
+
+    What cannot be is said by `check` before there is a folder.
+    """
     plugins = current()
+    _check_first(recipe, plugins, check)
     manifest = plugins.manifest(recipe.choices())
     folder = open_run(recipe, out=out, resume=resume, plugins=manifest, command=command)
     with folder.lock():
@@ -310,13 +326,20 @@ def _in_folder(
             metrics.close()
 
 
+def _check_first(recipe: Recipe, plugins: Plugins, check: Callable[[Workspace], None]) -> None:
+    ws = Workspace(recipe, plugins, StageCache())
+    try:
+        ws.engines.require()
+        check(ws)
+    finally:
+        run_async(ws.close())
+
+
 in_folder = _in_folder
 """For calls of other packages that leave a run folder too."""
 
 
-def _told(
-    recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugins, closing: Callable[[Path], dict[str, Any]]
-) -> T:
+def _told(recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugins, closing: Closing) -> T:
     started = time.monotonic()
 
     def end(status: Any, error: BaseException | None = None) -> None:
@@ -349,8 +372,8 @@ def _told(
 
 
 async def _worked(recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugins) -> T:
-    ws = Workspace(recipe, plugins, StageCache(notify=plugins.notify), folder)
-    ws.engines.require()
+    cache = StageCache(notify=plugins.notify)
+    ws = Workspace(recipe, plugins, cache, folder)
     ws.team = _team()
     if recipe.run.time_budget:
         ws.deadline = time.monotonic() + 60 * recipe.run.time_budget
@@ -358,6 +381,7 @@ async def _worked(recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugi
         return await job(ws)
     finally:
         await ws.close()
+        cache.close()
 
 
 def _team() -> Team | None:
@@ -369,32 +393,3 @@ def _team() -> Team | None:
     from dynaweb.backends.team import Team
 
     return Team.join()
-
-
-def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, also where an event loop is running already (a notebook): then in a thread.
-
-    Ctrl-C cancels the coroutine, so that it can save its state, and is raised as `KeyboardInterrupt` afterwards.
-    """
-    # Nothing is run inside `except`: every later error would name this one as its cause.
-    try:
-        asyncio.get_running_loop()
-        inside = True
-    except RuntimeError:
-        inside = False
-    return _in_thread(work) if inside else asyncio.run(work)
-
-
-def _in_thread(work: Coroutine[Any, Any, T]) -> T:
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(work)
-    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])), name="dynaweb-run")
-    thread.start()
-    try:
-        thread.join()
-    except KeyboardInterrupt:
-        loop.call_soon_threadsafe(task.cancel)
-        thread.join()
-    finally:
-        loop.close()
-    return task.result()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from dynaweb.config import agreement
 from dynaweb.errors import ConfigError
 from dynaweb.judges.making import TRAINABLE, parts, weights_of
-from dynaweb.loop.agents import looks_ahead
 from dynaweb.loop.proposing import chosen_generator
-from dynaweb.loop.refresh import check_refresh
 from dynaweb.loop.worldmodel import check_fit
 
 if TYPE_CHECKING:
@@ -25,17 +24,8 @@ def check_together(ws: Workspace) -> None:
     """Raise `ConfigError` when parts of the recipe clash, `MissingError` for a judge or a model that is not there."""
     recipe = ws.recipe
     check_model(ws)
-    if looks_ahead(ws):
-        check_lookahead(ws)
-    if recipe.offline.episodes and ws.dreams:
-        raise ConfigError(
-            f"offline.episodes records real episodes, and env {recipe.env.name!r} dreams; use --env sites, or set "
-            "offline.episodes = 0"
-        )
-    if recipe.offline.episodes and recipe.phases.count > 1:
-        raise ConfigError(
-            "recorded episodes are of the environment's own tasks; set offline.episodes = 0, or phases.count = 1"
-        )
+    agreement.check_lookahead(recipe, ws.plugins)
+    agreement.check_offline(recipe, ws.plugins)
     if recipe.phases.count > 1 and recipe.rl.updates:
         chosen_generator(ws, recipe.phases)
     if recipe.replay.capacity and recipe.rl.updates:
@@ -56,27 +46,12 @@ def check_model(ws: Workspace) -> None:
 def check_seam(ws: Workspace) -> None:
     """Raise `ConfigError` when the judge cannot score what the environment gives: a verdict needs real pages.
 
-    Also, for dreams, what `check_fit` and `check_refresh` raise.
+    Also, for dreams, what `check_fit` and `agreement.check_refresh` raise.
     """
     if ws.dreams:
         check_fit(ws)
-        check_refresh(ws)
-    able = ws.plugins.find("reward", ws.recipe.reward.name).spec.capabilities & {"dream", "real"}
-    needed = "dream" if ws.dreams else "real"
-    if able and needed not in able:
-        raise ConfigError(
-            f"reward {ws.recipe.reward.name!r} cannot score {needed} episodes, and env {ws.recipe.env.name!r} gives "
-            "only those; use --reward self-assess with dreams, or --env sites with --reward checker"
-        )
-
-
-def check_lookahead(ws: Workspace) -> None:
-    """Raise `ConfigError` where there is no world model to look ahead in."""
-    if not ws.dreams:
-        raise ConfigError(
-            f"agent.kind = lookahead imagines with a world model, and env {ws.recipe.env.name!r} has none; use "
-            "--env dream"
-        )
+        agreement.check_refresh(ws.recipe, ws.plugins)
+    agreement.check_scored(ws.recipe, ws.plugins)
 
 
 def check_judge(ws: Workspace) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynaweb import events
-from dynaweb.errors import ConfigError
 from dynaweb.loop.demos import training_tasks
 from dynaweb.loop.fidelity import transitions_of
 from dynaweb.loop.made import MODEL
@@ -35,22 +34,6 @@ COLLECTED = "transitions.jsonl.gz"
 FOLDER = "refreshed"
 KEYS = (*(f"wm_fit.refresh_{name}" for name in ("every", "episodes", "steps")), "wm_fit.lr", "wm_fit.batch", "explore")
 """Settings that a refreshed run depends on."""
-
-
-def check_refresh(ws: Workspace) -> None:
-    """Raise `ConfigError` where the world model is to be refreshed and cannot be."""
-    if not ws.recipe.wm_fit.refresh_every:
-        return
-    if "trainable" not in ws.plugins.find("wm", ws.recipe.wm.name).spec.capabilities:
-        raise ConfigError(
-            f"wm_fit.refresh_every fits the world model further, and {ws.recipe.wm.name!r} cannot be fitted; "
-            "set it to 0, or use --wm delta or full-state"
-        )
-    if ws.recipe.wm_fit.lora_rank:
-        raise ConfigError(
-            "wm_fit.refresh_every trains all weights, and wm_fit.lora_rank says that only adapters are to be trained, "
-            "which are merged before the first refresh; set one of the two to 0"
-        )
 
 
 def moments(updates: int, every: int) -> range:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dynaweb import events
+from dynaweb.config import agreement
 from dynaweb.config.decisive import file_key
 from dynaweb.data.inspect import site_of as transition_site
 from dynaweb.data.store import existing
@@ -84,11 +85,7 @@ def check_fit(ws: Workspace) -> None:
             raise MissingError(f"there is no file {path}, which wm.{name} names; give another path")
     if settings.lora_rank and trains(ws):
         library("peft", "lora", what="wm_fit.lora_rank")
-    if settings.validate_every and trains(ws) and not settings.holdout:
-        raise ConfigError(
-            "wm_fit.validate_every looks at the loss on held-out sites, and wm_fit.holdout = 0 holds none out; raise "
-            "wm_fit.holdout, or set wm_fit.validate_every to 0"
-        )
+    agreement.check_validation(ws.recipe, ws.plugins)
 
 
 async def _stage(ws: Workspace, material: Callable[[], Material], **upstream: Any) -> Made:

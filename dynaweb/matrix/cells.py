@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -62,15 +62,15 @@ def plan_of(matrix: Matrix, *, plugins: Plugins | None = None) -> Plan:
     combinations = [values for values in _combinations(matrix) if not _excluded(matrix, values)]
     _check_size(matrix, len(combinations) * len(matrix.seeds))
     cells: dict[str, Cell] = {}
-    problems: dict[str, DynawebError] = {}
+    problems: dict[str, tuple[DynawebError, dict[str, None]]] = {}
     for seed, values in product(matrix.seeds, combinations):
         try:
             cell = _cell(matrix, values, seed, plugins)
         except (ConfigError, MissingError, PluginError) as error:
-            problems.setdefault(f"{_text(values)}: {error}", error)
+            problems.setdefault(str(error), (error, {}))[1][_text(values)] = None
         else:
             cells.setdefault(cell.id, cell)
-    _raise(matrix, problems)
+    _raise(matrix, problems, len(combinations))
     axes = tuple(name for group in _axes(matrix) for name in group[0])
     return Plan(matrix, axes, tuple(cells.values()), len(combinations) * len(matrix.seeds) - len(cells))
 
@@ -150,11 +150,17 @@ def _text(values: Values) -> str:
     return ", ".join(f"{name}={value_label(value)}" for name, value in values.items()) or "the only cell"
 
 
-def _raise(matrix: Matrix, problems: Mapping[str, DynawebError]) -> None:
+def _raise(matrix: Matrix, problems: Mapping[str, tuple[DynawebError, Iterable[str]]], combinations: int) -> None:
+    """Each problem once, with the cells that have it."""
     if not problems:
         return
-    text = "\n  - ".join([f"matrix {matrix.name} has cells that cannot be run; none was started:", *problems])
-    kinds = {type(error) for error in problems.values()}
+    text = f"matrix {matrix.name} has cells that cannot be run; none was started:"
+    for problem, (_, found) in problems.items():
+        cells = list(found)
+        more = [f"and {len(cells) - 3} more"] if len(cells) > 3 else []
+        where = "every cell" if 1 < len(cells) == combinations else "; ".join([*cells[:3], *more])
+        text += f"\n  - {where}: {problem}"
+    kinds = {type(error) for error, _ in problems.values()}
     if ConfigError in kinds:
         raise ConfigError(text)
     raise (PluginError if PluginError in kinds else MissingError)(text)

@@ -59,8 +59,9 @@ class ProgressDisplay:
 
     @hookimpl
     def dynaweb_error(self, event: events.Failure) -> None:
-        """Say what failed."""
-        self._view.say(f"{'error' if event.fatal else 'problem'} in {event.where}: {event.error}")
+        """Say what failed. What ends the run is raised to the caller, who says it, once."""
+        if not event.fatal:
+            self._view.say(f"problem in {event.where}: {event.error}")
 
     def close(self) -> None:
         """Stop drawing; twice is allowed."""

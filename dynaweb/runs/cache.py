@@ -8,20 +8,24 @@
     use(stage.folder)
 
 On disk, `<root>/<name>/<key>/` is finished (it was put there by one rename), `<key>.partial/` is in the making, and
-`<key>.lock` keeps a second process waiting. `DYNAWEB_CACHE` moves the root.
+`<key>.lock` keeps a second process waiting. On `<key>.used` every run that was handed the stage holds a shared lock as
+long as its `StageCache` lives, so that nobody takes the stage out (`dynaweb.runs.pruning`). `DYNAWEB_CACHE` moves the
+root.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import json
 import logging
 import os
 import shutil
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +39,7 @@ log = logging.getLogger("dynaweb")
 
 ENV_CACHE = "DYNAWEB_CACHE"
 MANIFEST = "manifest.json"
+USED, PARTIAL = ".used", ".partial"
 SCRATCH = "scratch"
 
 Notify = Callable[[object], None]
@@ -97,6 +102,9 @@ class StageCache:
     def __init__(self, root: Path | None = None, *, notify: Notify | None = None) -> None:
         self.root = root if root is not None else default_root()
         self._notify = notify or (lambda event: None)
+        self._used: dict[Path, int] = {}
+        # At the end of the process the operating system lets go of the locks.
+        weakref.finalize(self, _let_go, self._used)
 
     @contextmanager
     def stage(
@@ -111,6 +119,7 @@ class StageCache:
         home = self.root / name
         self._make(home)
         with locked(home / f"{key}.lock", what=f"stage {name} {key}", wait=True):
+            self._use(home / f"{key}{USED}")
             stage = self._open(name, key, settings or {}, resumable)
             self._tell(stage, "cached" if stage.cached else "start")
             try:
@@ -129,7 +138,23 @@ class StageCache:
     def find(self, name: str, key: str) -> Path | None:
         """The finished folder of a stage, or None. A damaged one does not count."""
         folder = self.root / name / key
+        if not folder.is_dir():
+            return None
+        self._use(folder.with_name(f"{key}{USED}"))
         return folder if _manifest(folder) is not None else None
+
+    def close(self) -> None:
+        """Let others take out the stages that were handed out; twice is allowed."""
+        _let_go(self._used)
+
+    def _use(self, mark: Path) -> None:
+        """Hold the mark of a stage, and say when it was used. A cache that is only read has no marks."""
+        with suppress(OSError):
+            if mark not in self._used:
+                handle = os.open(mark, os.O_RDWR | os.O_CREAT, 0o666)
+                fcntl.flock(handle, fcntl.LOCK_SH)
+                self._used[mark] = handle
+            os.utime(mark)
 
     def reopen(self, name: str, key: str, *, keep: Mapping[str, str], cost: str) -> None:
         """Take a finished stage back into the making, for the next attempt to mend; nothing where there is none.
@@ -141,7 +166,7 @@ class StageCache:
             folder = self.find(name, key)
             if folder is None:
                 return
-            scratch = folder.with_name(f"{key}.partial") / SCRATCH
+            scratch = folder.with_name(f"{key}{PARTIAL}") / SCRATCH
             shutil.rmtree(scratch.parent, ignore_errors=True)
             scratch.mkdir(parents=True)
             for file, called in keep.items():
@@ -159,7 +184,7 @@ class StageCache:
         if folder.exists():
             log.warning("stage %s: the cached folder %s is damaged; it is made anew", name, folder)
             shutil.rmtree(folder)
-        partial = folder.with_name(f"{key}.partial")
+        partial = folder.with_name(f"{key}{PARTIAL}")
         if not resumable:
             shutil.rmtree(partial, ignore_errors=True)
         resumed = partial.exists() and any(partial.iterdir())
@@ -180,6 +205,11 @@ class StageCache:
         log.info("stage %s %s: %s (%s)", stage.name, stage.key, status, detail or stage.folder)
         event = events.Stage(stage.name, status, stage.key, detail, dict(stage.cost), stage.folder)
         self._notify(event)
+
+
+def _let_go(used: dict[Path, int]) -> None:
+    while used:
+        os.close(used.popitem()[1])
 
 
 def default_root() -> Path:

@@ -130,14 +130,15 @@ def open_run(
     """Make the folder of a run, or find it again to go on.
 
     `out` defaults to `<base>/<recipe>-<seed>-<n>`: the next free n, or with `resume` the last one that `dynaweb run`
-    made. `command` is recorded: only folders of `run` take `resume`. A stage alone goes on from the cache, in its own
+    made. What other commands make is named after them too, such as `eval-<recipe>-<seed>-<n>`. `command` is recorded:
+    only folders of `run` take `resume`. A stage alone goes on from the cache, in its own
     folder too: one that the same command has not finished is taken again without asking.
 
     Raises `ConfigError` when a new folder is not empty or cannot be written, when the folder to resume is that of
     another command, or when a resumed run has another recipe (the difference is shown); `CheckpointError` when there
     is nothing to resume.
     """
-    path = out if out is not None else _default(recipe, base, resume)
+    path = out if out is not None else _default(recipe, base, resume, command)
     if resume:
         _check_command(path)
         _check_same(path, recipe)
@@ -248,8 +249,9 @@ def recipe_flat(data: Mapping[str, Any]) -> dict[str, Any]:
     return dict(flatten(data["settings"]))
 
 
-def _default(recipe: Recipe, base: Path, resume: bool) -> Path:
-    stem = f"{recipe.name}-{recipe.run.seed}-"
+def _default(recipe: Recipe, base: Path, resume: bool, command: str) -> Path:
+    first = "" if command == RUN else f"{command.replace(' ', '-')}-"
+    stem = f"{first}{recipe.name}-{recipe.run.seed}-"
     pattern = re.compile(re.escape(stem) + r"(\d+)")
     folders = [path for path in base.glob("*") if not resume or RunFolder(path).command == RUN]
     numbers = [int(m[1]) for path in folders if (m := pattern.fullmatch(path.name))]

@@ -8,9 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from typing import TYPE_CHECKING
 
 from dynaweb.errors import ConfigError
 from dynaweb.suggest import hint
+
+if TYPE_CHECKING:
+    from dynaweb.hookspecs import Kind
 
 TEMPLATES = Path(__file__).parent / "templates"
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -18,9 +22,13 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 @dataclass(frozen=True, slots=True)
 class KindOfPlugin:
-    """What differs between the kinds: `suffix` ends class names, `short` is in package names, `file` is the module."""
+    """What differs between the kinds.
+
+    `kind` is the hooks' word, `suffix` ends class names, `short` is in package names, `file` is the module.
+    """
 
     title: str
+    kind: Kind
     suffix: str
     short: str
     file: str
@@ -30,16 +38,16 @@ class KindOfPlugin:
 
 KINDS: Mapping[str, KindOfPlugin] = {
     "world-model": KindOfPlugin(
-        "World model", "WorldModel", "wm", "model", "a page about what was clicked", "--wm {name}"
+        "World model", "wm", "WorldModel", "wm", "model", "a page about what was clicked", "--wm {name}"
     ),
     "optimizer": KindOfPlugin(
-        "Policy optimizer", "Optimizer", "opt", "optimizer", "REINFORCE with a group mean", "--opt {name}"
+        "Policy optimizer", "opt", "Optimizer", "opt", "optimizer", "REINFORCE with a group mean", "--opt {name}"
     ),
     "reward": KindOfPlugin(
-        "Reward judge", "Judge", "rm", "judge", "words of the goal on the last page", "--reward {name}"
+        "Reward judge", "reward", "Judge", "rm", "judge", "words of the goal on the last page", "--reward {name}"
     ),
     "env": KindOfPlugin(
-        "Environment", "Environment", "env", "env", "lamps to switch on", "--env {name} --reward checker"
+        "Environment", "env", "Environment", "env", "env", "lamps to switch on", "--env {name} --reward checker"
     ),
 }
 
@@ -47,13 +55,15 @@ KINDS: Mapping[str, KindOfPlugin] = {
 def new_plugin(kind: str, name: str, folder: Path | None = None) -> list[Path]:
     """Write a package into `folder` (default: a new one here, named like the package) and return its files.
 
-    Raises `ConfigError` for an unknown kind, a name that is none, and a folder that is there and not empty.
+    Raises `ConfigError` for an unknown kind, a name that is none or that a plugin of the kind has already, and a folder
+    that is there and not empty.
     """
     if kind not in KINDS:
         raise ConfigError(f"no kind of plugin is called {kind!r}; {hint(kind, KINDS)}")
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ConfigError(f"{name!r} is no name of a plugin: use lower-case letters, digits and '-', such as my-model")
     about = KINDS[kind]
+    _refuse_taken(about, name)
     package = f"dynaweb-{about.short}-{name}"
     target = folder if folder is not None else Path(package)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -68,12 +78,34 @@ def new_plugin(kind: str, name: str, folder: Path | None = None) -> list[Path]:
     return written
 
 
+def _refuse_taken(about: KindOfPlugin, name: str) -> None:
+    """Two plugins of one name are both refused when they are loaded; better one is not written."""
+    from dynaweb.plugins import KIND_WORDS, current
+
+    taken = [one for one in current().statuses() if (one.kind, one.name) == (about.kind, name)]
+    if taken:
+        owner = f"{taken[0].package} {taken[0].version}"
+        raise ConfigError(
+            f"{KIND_WORDS[about.kind]} {name!r} is there already, in package {owner}, and two plugins of one name are "
+            f"both refused; choose another name, such as my-{name}"
+        )
+
+
+def _class_name(about: KindOfPlugin, name: str) -> str:
+    """`MyJudge` for `my-judge`, not `MyJudgeJudge`: words at the end that the suffix says (again) are left out."""
+    words = [part.capitalize() for part in name.split("-")]
+    suffix = re.findall(r"[A-Z][a-z]+", about.suffix)
+    said = next((size for size in range(len(suffix), 0, -1) if words[-size:] == suffix[:size]), 0)
+    said = said or int(len(words) > 1 and words[-1] == about.short.capitalize())
+    return "".join([*words[: len(words) - said], about.suffix])
+
+
 def _values(about: KindOfPlugin, name: str, package: str) -> dict[str, str]:
     return {
         "name": name,
         "package": package,
         "module": package.replace("-", "_"),
-        "klass": "".join(part.capitalize() for part in name.split("-")) + about.suffix,
+        "klass": _class_name(about, name),
         "title": about.title,
         "file": about.file,
         "summary": about.summary,

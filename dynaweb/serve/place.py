@@ -30,11 +30,16 @@ class Place:
     """
 
     def __init__(self, recipe: Recipe, *, world_model: Path | None = None) -> None:
-        """Raises `ConfigError` when there is no such folder."""
+        """Raises `ConfigError` when there is no such folder, and for weights that would not be used."""
         if world_model is not None and not world_model.is_dir():
             raise ConfigError(f"there is no world model in {world_model}; name a folder of weights")
         self.recipe = recipe
         self._ws = Workspace(recipe, current(), StageCache())
+        if world_model is not None and not self.dreams:
+            raise ConfigError(
+                f"env {recipe.env.name!r} shows real pages, and {world_model} is a world model; use the environment "
+                "dream, or leave the world model out"
+            )
         self._weights = world_model_weights(world_model)
         self._pages: dict[str, Observation] = {}
 
@@ -42,6 +47,18 @@ class Place:
     def dreams(self) -> bool:
         """Whether pages are dreamed."""
         return self._ws.dreams
+
+    def __str__(self) -> str:
+        """What pages and verdicts are made of, a sentence for people."""
+        tasks, _ = self._ws.task_settings
+        if not self.dreams:
+            return f"Real pages of {tasks}; the environment itself grades."
+        judge, wm = self.recipe.reward.name, self.recipe.wm.name
+        who = f"the weights in {self._weights}" if self._weights is not None else "the base model, which nobody fitted"
+        return (
+            f"A dream of {tasks}: the first page is real, world model {wm} imagines all others with {who}; judge "
+            f"{judge} grades."
+        )
 
     @property
     def source(self) -> TaskSource:

@@ -23,13 +23,14 @@ _WORDS = ("stop", "goto", "press")
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """How a game ended: `score` None when it was given up or could not be graded."""
+    """How a game ended: `score` None when it was given up or could not be graded; `dream`: pages were imagined."""
 
     task: str
     steps: int
     finished: bool
     score: float | None = None
     why: str = ""
+    dream: bool = False
 
 
 async def play(
@@ -39,11 +40,11 @@ async def play(
     episode = TextEpisode(place, max_steps=max_steps)
     try:
         turn = await episode.start(task, seed)
-        say(f"Goal: {turn.task.intent}\n\n{turn.text}")
+        say(f"{place}\n\nGoal: {turn.task.intent}\n\n{turn.text}")
         while not turn.done:
             line = await _line(ask, f"{episode.steps + 1}/{max_steps}> ")
             if line is None or line in ("quit", "exit"):
-                return Played(turn.task.id, episode.steps, False)
+                return Played(turn.task.id, episode.steps, False, dream=place.dreams)
             if line in ("", "help"):
                 say(HELP)
                 continue
@@ -52,7 +53,8 @@ async def play(
     finally:
         await episode.close()
     verdict = turn.verdict
-    return Played(turn.task.id, episode.steps, True, turn.reward, verdict.why if verdict is not None else "")
+    why = verdict.why if verdict is not None else ""
+    return Played(turn.task.id, episode.steps, True, turn.reward, why, place.dreams)
 
 
 def expand(line: str, turn: Turn) -> str:

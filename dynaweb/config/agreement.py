@@ -1,0 +1,130 @@
+"""Which plugins a recipe uses, and whether its parts go together: asked before anything is made, also by a dry run.
+
+Nothing here imports torch. What only the parts themselves can say (an optimizer, a tokenizer) is in
+`dynaweb.loop.checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from dynaweb.config.resolving import dreamed_tasks
+from dynaweb.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynaweb.config.recipe import Recipe
+    from dynaweb.hookspecs import Kind
+    from dynaweb.plugins import Plugins
+
+ROLES = ("policy", "wm", "reward")
+"""Who has an engine."""
+
+
+def used_plugins(recipe: Recipe, plugins: Plugins) -> list[tuple[Kind, str]]:
+    """Kind and name of every plugin that a recipe uses: its choices, the environments of tasks and evaluation, engines,
+    observers, and the judges that a judge is made of."""
+    found: list[tuple[Kind, str]] = [(choice.kind, choice.name) for choice in recipe.choices()]
+    if (dreamed := dreamed_tasks(plugins, recipe.env.name)) is not None:
+        found.append(("env", str(getattr(recipe.env.config, "tasks", dreamed))))
+    if recipe.eval.env:
+        found.append(("env", recipe.eval.env))
+    found += [("engine", recipe.engine_of(role).name) for role in ROLES]
+    found += [("observer", name) for name in recipe.run.observers]
+    parts = getattr(recipe.reward.config, "judges", {})
+    found += [("reward", str(name)) for name in parts] if isinstance(parts, dict) else []
+    return list(dict.fromkeys(found))
+
+
+def used_extras(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Optional dependency groups of dynaweb that settings need, each with the setting."""
+    if recipe.backend.name == "deepspeed":
+        yield "deepspeed", "backend.name = deepspeed"
+    for name in ("sft", "wm_fit", "rl"):
+        if getattr(recipe, name).lora_rank:
+            yield "lora", f"{name}.lora_rank"
+
+
+def check_agreement(recipe: Recipe, plugins: Plugins) -> None:
+    """Raise `ConfigError` with everything that clashes in a recipe whose parts are each valid alone."""
+    checks = [
+        check_scored,
+        check_lookahead,
+        check_offline,
+        *([check_refresh, check_validation] if dreams(recipe, plugins) else []),
+    ]
+    problems = [problem for check in checks for problem in _problem(check, recipe, plugins)]
+    if problems:
+        one = len(problems) == 1
+        raise ConfigError(problems[0] if one else "\n  - ".join([f"{len(problems)} problems:", *problems]))
+
+
+def dreams(recipe: Recipe, plugins: Plugins) -> bool:
+    """Whether a recipe's environment dreams."""
+    return "dreams" in plugins.find("env", recipe.env.name).spec.capabilities
+
+
+def check_scored(recipe: Recipe, plugins: Plugins) -> None:
+    """Raise `ConfigError` when the judge cannot score what the environment gives: a verdict needs real pages."""
+    able = plugins.find("reward", recipe.reward.name).spec.capabilities & {"dream", "real"}
+    needed = "dream" if dreams(recipe, plugins) else "real"
+    if able and needed not in able:
+        raise ConfigError(
+            f"reward {recipe.reward.name!r} cannot score {needed} episodes, and env {recipe.env.name!r} gives only "
+            "those; use --reward self-assess with dreams, or --env sites with --reward checker"
+        )
+
+
+def check_lookahead(recipe: Recipe, plugins: Plugins) -> None:
+    """Raise `ConfigError` where an agent is to look ahead and there is no world model to look ahead in."""
+    if recipe.agent.kind == "lookahead" and not dreams(recipe, plugins):
+        raise ConfigError(
+            f"agent.kind = lookahead imagines with a world model, and env {recipe.env.name!r} has none; use --env dream"
+        )
+
+
+def check_offline(recipe: Recipe, plugins: Plugins) -> None:
+    """Raise `ConfigError` for recorded episodes where none can be recorded."""
+    if recipe.offline.episodes and dreams(recipe, plugins):
+        raise ConfigError(
+            f"offline.episodes records real episodes, and env {recipe.env.name!r} dreams; use --env sites, or set "
+            "offline.episodes = 0"
+        )
+    if recipe.offline.episodes and recipe.phases.count > 1:
+        raise ConfigError(
+            "recorded episodes are of the environment's own tasks; set offline.episodes = 0, or phases.count = 1"
+        )
+
+
+def check_refresh(recipe: Recipe, plugins: Plugins) -> None:
+    """Raise `ConfigError` where the world model is to be refreshed and cannot be."""
+    if not recipe.wm_fit.refresh_every:
+        return
+    if "trainable" not in plugins.find("wm", recipe.wm.name).spec.capabilities:
+        raise ConfigError(
+            f"wm_fit.refresh_every fits the world model further, and {recipe.wm.name!r} cannot be fitted; set it to 0, "
+            "or use --wm delta or full-state"
+        )
+    if recipe.wm_fit.lora_rank:
+        raise ConfigError(
+            "wm_fit.refresh_every trains all weights, and wm_fit.lora_rank says that only adapters are to be trained, "
+            "which are merged before the first refresh; set one of the two to 0"
+        )
+
+
+def check_validation(recipe: Recipe, plugins: Plugins) -> None:
+    """Raise `ConfigError` where a fit is to look at held-out sites, and none are held out."""
+    fit = recipe.wm_fit
+    trains = fit.steps > 0 and "trainable" in plugins.find("wm", recipe.wm.name).spec.capabilities
+    if fit.validate_every and trains and not fit.holdout:
+        raise ConfigError(
+            "wm_fit.validate_every looks at the loss on held-out sites, and wm_fit.holdout = 0 holds none out; raise "
+            "wm_fit.holdout, or set wm_fit.validate_every to 0"
+        )
+
+
+def _problem(check: Callable[[Recipe, Plugins], None], recipe: Recipe, plugins: Plugins) -> Iterator[str]:
+    try:
+        check(recipe, plugins)
+    except ConfigError as error:
+        yield str(error)
