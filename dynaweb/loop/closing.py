@@ -153,7 +153,7 @@ def write_scores(found: WorldModelScores, folder: Path) -> tuple[Path, ...]:
     """Write an evaluation of a world model as JSON and as a page with its plots."""
     from dataclasses import asdict
 
-    from dynaweb.loop.drift import MEASURES
+    from dynaweb.loop.measures import MEASURES
     from dynaweb.report.worldmodel import world_model_page
     from dynaweb.runs.atomic import write_text
 

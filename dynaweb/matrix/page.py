@@ -75,7 +75,7 @@ def _title(name: str) -> str:
 
 def _lead(found: MatrixResults, name: str) -> str:
     """What the numbers of a section are."""
-    from dynaweb.loop.fidelity import MEANINGS
+    from dynaweb.loop.measures import MEANINGS
 
     if name == found.measures[0]:
         return NOTE[0].upper() + NOTE[1:] + "; bold where the interval leaves out 0 at the corrected level."

@@ -68,7 +68,7 @@ def value_text(name: str, estimate: Estimate | None) -> str:
 
 def is_share(name: str) -> bool:
     """Whether a measure is the success of an arm, neither one of the world model nor a cost."""
-    from dynaweb.loop.fidelity import MEANINGS
+    from dynaweb.loop.measures import MEANINGS
 
     return name not in COSTS and measure_key(name) not in map(measure_key, MEANINGS)
 

@@ -76,11 +76,16 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One measure of a world model on held-out transitions, in words that a newcomer understands."""
+    """One measure of a world model on held-out transitions, in words that a newcomer understands.
+
+    `name` is what programs call it, `values` what it was on each transition, where that is known.
+    """
 
     label: str
     estimate: Estimate
     meaning: str = ""
+    name: str = ""
+    values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from dynaweb.errors import CheckpointError
 from dynaweb.report.alarms import alarms_in
 from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Role, Sample, Setting, Stage
 from dynaweb.report.html import render
+from dynaweb.report.kinds import estimate
 from dynaweb.report.outcome import AuditCounts, failure_kind, outcome
-from dynaweb.report.stats import Estimate, share_or_mean
 from dynaweb.report.twins import Twins
 from dynaweb.types import Trajectory
 
@@ -55,6 +55,8 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
     Without `episodes` no trajectory is read: that is quick, and leaves out what only they tell (failures by kind, the
     audit of the judge, the viewer).
     """
+    from dynaweb.loop.measures import estimates
+
     recipe, status = _json(folder, "recipe.json", {}), _json(folder, "status.json", None)
     if status is None:
         raise CheckpointError(f"{folder} is not a run folder: it has no status.json; give the folder that a run made")
@@ -93,16 +95,12 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
 
 def measures(probes: Sequence[Mapping[str, float | None]]) -> tuple[Measure, ...]:
     """World-model measures from one dict per probe, in words."""
-    from dynaweb.loop.fidelity import MEANINGS
+    from dynaweb.loop.measures import MEANINGS, columns, kind_of
 
-    return tuple(Measure(measure_words(name), one, MEANINGS.get(name, "")) for name, one in estimates(probes).items())
-
-
-def estimates(probes: Sequence[Mapping[str, float | None]]) -> dict[str, Estimate]:
-    """Each measure of one dict per probe: shares with Wilson's interval, other values as means."""
-    names = list(dict.fromkeys(name for probe in probes for name in probe))
-    known = {name: [value for probe in probes if (value := probe.get(name)) is not None] for name in names}
-    return {name: share_or_mean(values) for name, values in known.items()}
+    return tuple(
+        Measure(measure_words(name), estimate(kind_of(name), values), MEANINGS.get(name, ""), name, tuple(values))
+        for name, values in columns(probes).items()
+    )
 
 
 def measure_words(name: str) -> str:
