@@ -23,14 +23,17 @@ from typing import Any
 
 from dynaweb.data.store import SUFFIX, TrajectoryStore
 from dynaweb.errors import CheckpointError
+from dynaweb.loop.made import DREAMS, ROLLOUTS
 from dynaweb.report.alarms import alarms_in
 from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Role, Sample, Setting, Stage
 from dynaweb.report.html import render
 from dynaweb.report.kinds import estimate
 from dynaweb.report.outcome import AuditCounts, failure_kind, outcome
+from dynaweb.report.spread import Spread
 from dynaweb.report.twins import Twins
 from dynaweb.types import Trajectory
 
+PRACTICE = (DREAMS, ROLLOUTS)
 EACH = 8
 """Trajectories of each file that the default report shows."""
 Row = Mapping[str, Any]
@@ -64,11 +67,12 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
     rows = _rows(folder / "metrics.jsonl")
     arms = _summary_arms(summary) or _eval_arms(rows, recipe)
     paths = sorted((folder / "trajectories").glob(f"*{SUFFIX}")) if episodes else []
-    files = [_File.read(path, each) for path in paths]
-    shown = [file for file in files if file.is_evaluation or file.name == "dreams"]
-    twins = Twins(path for path in paths if not path.name.startswith(("eval-", "dreams")))
+    files = _sorted([_File.read(path, each) for path in paths], arms)
+    shown = [file for file in files if file.is_evaluation or file.name in PRACTICE]
+    twins = Twins(path for path in paths if not path.name.startswith(("eval-", *PRACTICE)))
     return ReportData(
         title=folder.resolve().name,
+        folder=_place(folder),
         subtitle=str(recipe.get("description", "")),
         status=str(status.get("status", "")),
         seconds=next((row.get("time.seconds") for row in reversed(rows) if row.get("event") == "run_end"), None),
@@ -91,6 +95,12 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         # Without a summary nobody has said whether there was a browser.
         episodes_are=str(summary.get("episodes_are", "held-out episodes")),
     )
+
+
+def _place(folder: Path) -> str:
+    """The folder as commands name it, below the working directory where it is there."""
+    whole, here = folder.resolve(), Path.cwd()
+    return str(whole.relative_to(here)) if whole.is_relative_to(here) else str(folder)
 
 
 def measures(probes: Sequence[Mapping[str, float | None]]) -> tuple[Measure, ...]:
@@ -169,7 +179,7 @@ def _curves(rows: Iterable[Row]) -> tuple[Curve, ...]:
     for row in rows:
         if row.get("event") == "update":
             for metric, value in row.get("metrics", {}).items():
-                points.setdefault((row["stage"], metric), []).append((row["index"], value))
+                points.setdefault((row["stage"], metric), []).append((row["index"] + 1, value))
     return tuple(Curve(stage, metric, tuple(found)) for (stage, metric), found in points.items())
 
 
@@ -210,6 +220,12 @@ def _flat(tree: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
+def _sorted(files: Iterable[_File], arms: Sequence[Arm]) -> list[_File]:
+    """Evaluations in the order of their arms, then the others by name."""
+    order = {arm.name: at for at, arm in enumerate(arms)}
+    return sorted(files, key=lambda file: order.get(file.name, len(order)) if file.is_evaluation else len(order) + 1)
+
+
 def _audits(files: Iterable[_File], arms: Sequence[Arm]) -> tuple[JudgeAudit, ...]:
     labels = {arm.name: arm.label for arm in arms}
     evaluated = (file for file in files if file.is_evaluation)
@@ -232,14 +248,16 @@ class _File:
     def read(cls, path: Path, each: int | None) -> _File:
         stem = path.name.removesuffix(SUFFIX)
         file = cls(stem.removeprefix("eval-"), stem.startswith("eval-"))
-        seen = {"success": 0, "failure": 0, "ungraded": 0}
+        spread = Spread(each)
+        dreamed = False
         for trajectory in TrajectoryStore(path):
             file._count(trajectory)
-            kind = outcome(trajectory)
-            seen[kind] += 1
-            # Successes and failures in equal shares: a report that shows only one of them would mislead.
-            if each is None or seen[kind] <= max(1, each // 2):
-                file.samples.append(Sample(file.name, trajectory, _update(trajectory)))
+            spread.add(trajectory, outcome(trajectory), _update(trajectory))
+            dreamed = dreamed or trajectory.source == "dream"
+        if file.count and not dreamed and file.name.startswith(DREAMS):
+            # As runs on real pages once called their rollouts.
+            file.name = ROLLOUTS + file.name.removeprefix(DREAMS)
+        file.samples = [Sample(file.name, trajectory, update) for trajectory, update in spread.chosen()]
         return file
 
     def _count(self, trajectory: Trajectory) -> None:
@@ -255,5 +273,6 @@ class _File:
 
 
 def _update(trajectory: Trajectory) -> int:
+    """The update that played it, counted from 1 as progress counts; -1 when none did."""
     update = trajectory.info.get("update", -1)
-    return update if isinstance(update, int) else -1
+    return update + 1 if isinstance(update, int) and update >= 0 else -1
