@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from core_kit import Cli, PackageMaker
+from stage_kit import plan_holds
 from typer.testing import CliRunner
 
 import dynaweb
@@ -82,6 +83,11 @@ def _judge(said):
 
 Yes, Nan, More, Silent = map(_judge, SCORES.values())
 """
+
+
+@pytest.fixture(autouse=True)
+def _the_plan_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_holds(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaweb.errors import CheckpointError
+from dynaweb.events import JUDGE_OF
 from dynaweb.report.data import Arm, Measure, ReportData
 from dynaweb.report.gather import gather
 from dynaweb.report.stats import Estimate, wilson
@@ -99,8 +100,8 @@ def _judge(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Estimate]]:
     """False positives and negatives of the judge on each arm's real episodes."""
     found: dict[str, dict[str, Estimate]] = {}
     for row in rows:
-        if row.get("event") == "eval" and str(row["arm"]).startswith("judge of "):
-            found[row["arm"].removeprefix("judge of ")] = _errors(row.get("metrics", {}))
+        if row.get("event") == "eval" and str(row["arm"]).startswith(JUDGE_OF):
+            found[row["arm"].removeprefix(JUDGE_OF)] = _errors(row.get("metrics", {}))
     return found
 
 

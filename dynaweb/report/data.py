@@ -27,6 +27,11 @@ Role = Literal["sft", "control", "main"]
 """`sft`: supervised on the demonstrations only. `control`: any other comparison. `main`: what the run is about."""
 
 
+def sft_label(steps: int | str) -> str:
+    """What people read for SFT of so many updates, wherever it stands."""
+    return f"SFT, {steps} updates"
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One trained policy on the held-out episodes.

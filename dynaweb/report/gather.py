@@ -23,9 +23,10 @@ from typing import Any
 
 from dynaweb.data.store import SUFFIX, TrajectoryStore
 from dynaweb.errors import CheckpointError
+from dynaweb.events import JUDGE_OF
 from dynaweb.loop.made import DREAMS, ROLLOUTS
 from dynaweb.report.alarms import alarms_in
-from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Role, Sample, Setting, Stage
+from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Role, Sample, Setting, Stage, sft_label
 from dynaweb.report.html import render
 from dynaweb.report.kinds import estimate
 from dynaweb.report.outcome import AuditCounts, failure_kind, outcome
@@ -78,7 +79,7 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         seconds=next((row.get("time.seconds") for row in reversed(rows) if row.get("event") == "run_end"), None),
         arms=arms,
         bought=tuple(summary.get("bought", ())),
-        curves=_curves(rows),
+        curves=_curves(rows, arms),
         stages=_stages(rows),
         fidelity=measures(summary.get("probes", ())),
         drift=tuple(map(estimates, summary.get("drift", ()))),
@@ -154,7 +155,7 @@ def _eval_arms(rows: Iterable[Row], recipe: Row) -> tuple[Arm, ...]:
     """The last evaluation of each arm on the recipe's split, audits of the judge left out."""
     split = recipe.get("settings", {}).get("eval", {}).get("split", "test")
     wanted = (row for row in rows if row.get("event") == "eval" and row.get("split") == split)
-    found = {row["arm"]: tuple(row["successes"]) for row in wanted if not row["arm"].startswith("judge of ")}
+    found = {row["arm"]: tuple(row["successes"]) for row in wanted if not row["arm"].startswith(JUDGE_OF)}
     return tuple(Arm(name, arm_label(name), arm_role(name), (outcomes,)) for name, outcomes in found.items())
 
 
@@ -167,20 +168,33 @@ def arm_role(name: str) -> Role:
 
 def arm_label(name: str) -> str:
     """An arm's name for people."""
-    known = {"dynaweb": "DynaWeb", "main": "DynaWeb", "rl": "DynaWeb", "filtered-bc": "Filtered BC in dreams"}
-    if name in known:
-        return known[name]
+    known = {"dynaweb": "DynaWeb", "main": "DynaWeb", "rl": "DynaWeb", "filtered-bc": "filtered behaviour cloning"}
+    known |= {"base": "the model as it is", "sft-long": "SFT, longer"}
+    if found := known.get(name) or sft_words(name):
+        return found
     label = name.replace("-", " ").replace("_", " ")
     return f"SFT{label[3:]}" if label.startswith("sft") else label
 
 
-def _curves(rows: Iterable[Row]) -> tuple[Curve, ...]:
+def _curves(rows: Iterable[Row], arms: Sequence[Arm]) -> tuple[Curve, ...]:
+    """Updates counted from 1; a curve of training is called as the arm that it makes."""
     points: dict[tuple[str, str], list[tuple[float, float | None]]] = {}
     for row in rows:
         if row.get("event") == "update":
             for metric, value in row.get("metrics", {}).items():
                 points.setdefault((row["stage"], metric), []).append((row["index"] + 1, value))
-    return tuple(Curve(stage, metric, tuple(found)) for (stage, metric), found in points.items())
+    labels = {arm.name: arm.label for arm in arms}
+    labels["rl"] = next((arm.label for arm in arms if arm.role == "main"), "")
+    return tuple(
+        Curve(stage, metric, tuple(found), labels.get(stage) or sft_words(stage))
+        for (stage, metric), found in points.items()
+    )
+
+
+def sft_words(stage: str) -> str:
+    """The label of the arm that a stage such as `sft-120` trains, '' for another stage."""
+    steps = stage.removeprefix("sft-")
+    return sft_label(steps) if stage.startswith("sft-") and steps.isdigit() else ""
 
 
 def _stages(rows: Iterable[Row]) -> tuple[Stage, ...]:
