@@ -185,6 +185,25 @@ def test_the_command(cli: Cli, tmp_path: Path) -> None:
     assert "is not a run folder" in done.stderr
 
 
+def test_runs_without_an_arm_in_common_say_so(tmp_path: Path) -> None:
+    folders = [run(tmp_path / name, 0, outcomes(0, 0.5), lr=at) for at, name in enumerate("ab")]
+    summary = json.loads((folders[1] / "summary.json").read_text())
+    for arm in summary["arms"]:
+        arm["name"] = f"other-{arm['name']}"
+    (folders[1] / "summary.json").write_text(json.dumps(summary))
+    text = str(compare(folders)).replace("\n", " ")
+    assert "no arm is in all groups, so no success is compared" in text
+    assert "A has sft, dynaweb; B has other-sft, other-dynaweb" in text
+    assert "no arm is in all groups" not in str(compare([folders[0], run(tmp_path / "c", 0, outcomes(0, 0.5), lr=3)]))
+
+
+def test_settings_stand_in_one_order_whoever_has_them(tmp_path: Path) -> None:
+    first = run(tmp_path / "a", 0, outcomes(0, 0.5), lr=0, updates=1)
+    second = run(tmp_path / "b", 0, outcomes(0, 0.5), kl=0.1, lr=1, zeta=2)
+    found = compare([first, second]).differences
+    assert list(found) == ["rl.kl", "rl.lr", "rl.updates", "rl.zeta"]
+
+
 def test_a_run_without_an_evaluation(tmp_path: Path) -> None:
     folder = run(tmp_path / "a", 0, outcomes(0, 0.5))
     (folder / "summary.json").unlink()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,9 +74,9 @@ def _label(members: Sequence[RunRecord]) -> str:
 
 
 def differing(groups: Sequence[Group]) -> dict[str, list[Any]]:
-    """Settings that are not the same in all groups: path to the value in each group (None = not there)."""
+    """Settings that are not the same in all groups, by path: the value in each group (None = not there)."""
     settings: list[Mapping[str, Any]] = [group.runs[0].settings for group in groups]
-    paths: Iterable[str] = dict.fromkeys(path for one in settings for path in one)
+    paths = sorted({path for one in settings for path in one})
     values = {path: [one.get(path) for one in settings] for path in paths if path != "run.seed"}
     return {path: found for path, found in values.items() if any(value != found[0] for value in found)}
 

@@ -62,12 +62,12 @@ def plan_of(matrix: Matrix, *, plugins: Plugins | None = None) -> Plan:
     combinations = [values for values in _combinations(matrix) if not _excluded(matrix, values)]
     _check_size(matrix, len(combinations) * len(matrix.seeds))
     cells: dict[str, Cell] = {}
-    problems: dict[str, DynawebError] = {}
+    problems: dict[str, tuple[DynawebError, dict[str, None]]] = {}
     for seed, values in product(matrix.seeds, combinations):
         try:
             cell = _cell(matrix, values, seed, plugins)
         except (ConfigError, MissingError, PluginError) as error:
-            problems.setdefault(f"{_text(values)}: {error}", error)
+            problems.setdefault(str(error), (error, {}))[1][_text(values)] = None
         else:
             cells.setdefault(cell.id, cell)
     _raise(matrix, problems)
@@ -150,11 +150,23 @@ def _text(values: Values) -> str:
     return ", ".join(f"{name}={value_label(value)}" for name, value in values.items()) or "the only cell"
 
 
-def _raise(matrix: Matrix, problems: Mapping[str, DynawebError]) -> None:
+NAMED = 3
+"""Combinations that an error names; the others with the same error are counted."""
+
+
+def _raise(matrix: Matrix, problems: Mapping[str, tuple[DynawebError, Mapping[str, None]]]) -> None:
+    """Every error once, with the combinations that have it."""
     if not problems:
         return
-    text = "\n  - ".join([f"matrix {matrix.name} has cells that cannot be run; none was started:", *problems])
-    kinds = {type(error) for error in problems.values()}
+    lines = [f"{_which(list(combinations))}: {text}" for text, (_, combinations) in problems.items()]
+    text = "\n  - ".join([f"matrix {matrix.name} has cells that cannot be run; none was started:", *lines])
+    kinds = {type(error) for error, _ in problems.values()}
     if ConfigError in kinds:
         raise ConfigError(text)
     raise (PluginError if PluginError in kinds else MissingError)(text)
+
+
+def _which(combinations: Sequence[str]) -> str:
+    named = "; ".join(combinations[:NAMED])
+    rest = len(combinations) - NAMED
+    return f"{named} and {rest} more" if rest > 0 else named

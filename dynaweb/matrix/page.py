@@ -86,7 +86,7 @@ def _lead(found: MatrixResults, name: str) -> str:
     if not meaning:
         return "The same episodes, played by another arm of the same runs."
     return (
-        f"{meaning[0].upper()}{meaning[1:]}. Mean over runs with its 95 % interval; n counts runs, or questions of one."
+        f"{meaning[0].upper()}{meaning[1:]}. Mean with its 95 % interval over the questions of all runs; n counts them."
     )
 
 

@@ -48,12 +48,12 @@ class Estimate:
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, digits: int = 3, *, signed: bool = False, scale: float = 1.0) -> str:
-        """As in `0.853 [0.812, 0.886] n=360`; `scale` 100 gives points."""
+    def text(self, digits: int = 3, *, signed: bool = False, scale: float = 1.0, unit: str = "") -> str:
+        """As in `0.853 [0.812, 0.886] n=360`; `scale` 100 gives points, which `unit` may call ` %`."""
         if self.value is None:
             return f"- n={self.n}"
         sign = "+" if signed else ""
-        value = f"{self.value * scale:{sign}.{digits}f}"
+        value = f"{self.value * scale:{sign}.{digits}f}{unit}"
         if self.low is None or self.high is None:
             return f"{value} {NO_INTERVAL} n={self.n}"
         return f"{value} [{self.low * scale:{sign}.{digits}f}, {self.high * scale:{sign}.{digits}f}] n={self.n}"
