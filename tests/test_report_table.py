@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from report_fakes import fake_report
 
 from dynaweb.report.data import Arm, JudgeAudit, Measure, ReportData, Role, Setting, Stage
 from dynaweb.report.headline import duration, headline, interval_text, reference_words
+from dynaweb.report.html import render
 from dynaweb.report.kinds import TRIES, estimate
 from dynaweb.report.markup import el, embed
 from dynaweb.report.stats import wilson
@@ -185,3 +187,18 @@ def test_durations_read_well() -> None:
         "59 min 59 s",
         "2 h 05 min",
     ]
+
+
+def test_the_report_tells_both_differences_and_no_other() -> None:
+    cells = re.findall(r'data-label="(Against[^"]*)"[^>]*>(.*?)</td>', render(three(62, 63)))
+    start, reference = "Against the start: SFT, 30 updates", "Against the reference: SFT, 120 updates"
+    assert [label for label, _ in cells] == [start, start, reference, start, reference]
+    assert [re.sub("<[^>]*>", "", text).split(" ")[0] for _, text in cells] == [
+        "start",
+        "+12.0",
+        "reference",
+        "+13.0",
+        "+1.0",
+    ]
+    why = "is the reference because"
+    assert why in render(three(62, 63)) and why not in render(three(40, 63))

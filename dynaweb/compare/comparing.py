@@ -173,7 +173,7 @@ def _judge_rows(comparison: Comparison) -> list[list[str]]:
     for arm in arms:
         for kind in ("false positives", "false negatives"):
             cells = [_estimate(group.judged(arm, kind)) for group in comparison.groups]
-            rows.append([f"Judge on {arm}, {kind}", *cells])
+            rows.append([f"Judge on {comparison.arms.get(arm, arm)}, {kind}", *cells])
     return rows
 
 
