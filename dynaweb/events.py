@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from dynaweb.types import Trajectory
 
 
+STAGES = "stages"
+"""The job of `Progress` that is the whole run: told once, before the first stage, with how many there will be."""
+JUDGE_OF = "judge of "
+"""Begins the arm of an `Evaluation` that holds the judge's scores of an arm, not its successes."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunStart:
     """`recipe` is the resolved recipe as plain data; `plugins` name, package and version of each."""
@@ -77,12 +83,17 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """`successes` holds one entry per graded episode, in task order (None = ungraded)."""
+    """`successes` holds one entry per graded episode, in task order (None = ungraded).
+
+    Where `arm` begins with `JUDGE_OF` they are scores of the judge. `label` is how people call the arm, '' where it
+    has no other name.
+    """
 
     arm: str
     split: str
     successes: tuple[float | None, ...]
     metrics: Mapping[str, float] = field(default_factory=dict)
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)

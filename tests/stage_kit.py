@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import dynaweb
 from dynaweb import plugins
 from dynaweb.cli.process import prepare
@@ -43,6 +45,28 @@ SMALL = (
 def run(out: Path, *sets: str, seed: int = 0, **more: Any) -> Any:
     """The run `SMALL`, or one that differs."""
     return dynaweb.run("dynaweb", overrides=[*SMALL, *sets], out=out, seed=seed, **more)
+
+
+def plan_holds(patch: pytest.MonkeyPatch) -> None:
+    """From now on every whole run goes through as many stages as were foreseen, or fails."""
+    from dynaweb.loop import stages
+
+    whole = stages.whole_run
+
+    async def counted(ws: Any) -> Any:
+        made, stage = [], ws.stage
+
+        async def counting(name: str, *rest: Any, **more: Any) -> Any:
+            result = await stage(name, *rest, **more)
+            made.append(name)
+            return result
+
+        ws.stage = counting
+        outcome = await whole(ws)
+        assert len(made) == stages.planned(ws), made
+        return outcome
+
+    patch.setattr(stages, "whole_run", counted)
 
 
 class _Killer:

@@ -14,7 +14,7 @@ from core_kit import Cli
 from dynaweb.compare import Comparison, Group, Versus, compare, read_run, versus
 from dynaweb.compare.records import named
 from dynaweb.errors import CheckpointError, ConfigError
-from dynaweb.report.stats import Estimate
+from dynaweb.report.stats import Estimate, wilson
 
 Outcomes = Mapping[str, float | None]
 
@@ -70,18 +70,21 @@ def test_a_time_budget_makes_another_group(tmp_path: Path) -> None:
     assert compare(folders).differences == {"run.time_budget": [0.0, 5.0]}
 
 
-def test_a_measure_over_seeds_is_a_mean_even_where_every_run_is_perfect(tmp_path: Path) -> None:
+def test_a_measure_over_seeds_is_taken_over_the_questions_of_all(tmp_path: Path) -> None:
     found = []
     for number, values in enumerate(((1.0, 1.0), (1.0, 0.98))):
         folders = [run(tmp_path / f"{number}-{seed}", seed, outcomes(seed, 0.5)) for seed in (0, 1)]
         for folder, value in zip(folders, values, strict=True):
             summary = json.loads((folder / "summary.json").read_text())
-            (folder / "summary.json").write_text(json.dumps(summary | {"probes": [{"element_f1": value}] * 40}))
-        found.append(compare(folders).groups[0].measure("element_f1"))
-    perfect, nearly = found
-    # Two runs are not two answers: an interval that starts at 0.34 would say so.
-    assert perfect == Estimate(1.0, 1.0, 1.0, 2)
-    assert nearly is not None and (nearly.value, nearly.high, nearly.n) == (0.99, 1.0, 2)
+            probes = [{"element_f1": value, "url": 0.0}] * 40
+            (folder / "summary.json").write_text(json.dumps(summary | {"probes": probes}))
+        found.append(compare(folders).groups[0])
+    perfect, nearly = (group.measure("element_f1") for group in found)
+    assert perfect == Estimate(1.0, None, None, 80)
+    # Two seeds that differ: much wider than 80 questions alone would have it.
+    assert nearly is not None and (nearly.value, nearly.high, nearly.n) == (0.99, 1.0, 80)
+    assert nearly.low is not None and nearly.low < 0.9
+    assert found[0].measure("url") == wilson(0, 80)
 
 
 def test_every_pair_of_groups_is_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +183,25 @@ def test_the_command(cli: Cli, tmp_path: Path) -> None:
     done = cli("compare", folders[0], str(tmp_path))
     assert done.returncode == 1
     assert "is not a run folder" in done.stderr
+
+
+def test_runs_without_an_arm_in_common_say_so(tmp_path: Path) -> None:
+    folders = [run(tmp_path / name, 0, outcomes(0, 0.5), lr=at) for at, name in enumerate("ab")]
+    summary = json.loads((folders[1] / "summary.json").read_text())
+    for arm in summary["arms"]:
+        arm["name"] = f"other-{arm['name']}"
+    (folders[1] / "summary.json").write_text(json.dumps(summary))
+    text = str(compare(folders)).replace("\n", " ")
+    assert "no arm is in all groups, so no success is compared" in text
+    assert "A has sft, dynaweb; B has other-sft, other-dynaweb" in text
+    assert "no arm is in all groups" not in str(compare([folders[0], run(tmp_path / "c", 0, outcomes(0, 0.5), lr=3)]))
+
+
+def test_settings_stand_in_one_order_whoever_has_them(tmp_path: Path) -> None:
+    first = run(tmp_path / "a", 0, outcomes(0, 0.5), lr=0, updates=1)
+    second = run(tmp_path / "b", 0, outcomes(0, 0.5), kl=0.1, lr=1, zeta=2)
+    found = compare([first, second]).differences
+    assert list(found) == ["rl.kl", "rl.lr", "rl.updates", "rl.zeta"]
 
 
 def test_a_run_without_an_evaluation(tmp_path: Path) -> None:

@@ -118,6 +118,16 @@ def test_every_command_is_a_documented_call(generated: dict[str, str], tree: Any
         assert f"\n### `dynaweb.{name}`\n" in generated["api.md"] and call.__doc__, name
 
 
+def test_every_stage_is_in_the_list(tmp_path: Path) -> None:
+    """Whatever name the code gives to a stage stands in the table of concepts.md, and no other."""
+    named = re.compile(r'\bws\.stage\(\s*(?:"([\w-]+)"|([A-Z]+))')
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "dynaweb").rglob("*.py")]
+    found = {name or constant.lower() for source in sources for name, constant in named.findall(source)}
+    section = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8").split("## Stages")[1].split("\n\n| label")[0]
+    assert set(re.findall(r"^\| `([\w-]+)` \|", section, re.MULTILINE)) == found
+    assert {"demos", "rl", "eval", "curriculum"} <= found
+
+
 def test_every_hook_and_event_is_there(generated: dict[str, str]) -> None:
     from dynaweb import events
     from dynaweb.discovery import hook_names

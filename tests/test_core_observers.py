@@ -13,7 +13,7 @@ import pytest
 from dynaweb import events, plugins
 from dynaweb.observers import MetricsFile, ProgressDisplay, read_metrics
 from dynaweb.observers.metrics import before, is_time
-from dynaweb.observers.progress import Meter, clock, line
+from dynaweb.observers.progress import Meter, clock, evaluated, line, metrics_text
 from dynaweb.runs import StageCache
 from dynaweb.types import Observation, Task, Trajectory
 
@@ -172,13 +172,16 @@ def show(display: ProgressDisplay, loaded: Loaded, *seen: object) -> None:
     display.close()
 
 
+COST = {"seconds": 1.5, "tokens_trained": 1200.0, "browser_steps": 0.0, "peak_memory_mib": 1024.0}
 STORY = (
     events.RunStart(Path("runs/x"), {}),
-    events.Stage("sft", "cached", "abcdef0123", cost={"seconds": 1.5, "tokens": 1200.0}),
+    events.Progress(events.STAGES, 0, 2, "stages"),
+    events.Stage("sft", "cached", "abcdef0123", cost=COST),
     events.Stage("rl", "start", "0123456789"),
     *(events.Progress("rl", done, 3, "updates", {"reward": 0.5}) for done in range(4)),
     events.Stage("rl", "done", "0123456789"),
-    events.Evaluation("main", "test", (1.0, 0.0, None)),
+    events.Evaluation("main", "test", (1.0, 0.0, None), label="DynaWeb"),
+    events.Evaluation("judge of main", "test", (1.0, 0.75, None), label="DynaWeb"),
     events.Failure("episode 3", "timed out [bold]"),
     events.RunEnd(Path("runs/x"), "done", 61.0),
 )
@@ -189,14 +192,46 @@ def test_plain_lines_off_a_terminal(loaded: Loaded) -> None:
     show(ProgressDisplay(stream), loaded, *STORY)
     lines = stream.getvalue().splitlines()
     assert lines[0] == "run folder runs/x"
-    assert lines[1] == "stage sft cached [abcdef01] (seconds 1.5, tokens 1,200)"
+    assert lines[1] == "stage 1 of 2: sft cached [abcdef01] (1.5 s, 1,200 tokens trained, peak memory 1.00 GiB)"
+    assert lines[2] == "stage 2 of 2: rl start [01234567]"
     assert "rl 3/3 updates, " in stream.getvalue()
-    assert "evaluation main (test): success 0.500, n = 2" in lines
+    assert "evaluation of DynaWeb (test): success 50.0 %, n = 2" in lines
+    # The mean score of a judge is no success.
+    assert "judge on DynaWeb (test): mean score 0.875, n = 2" in lines
     assert "problem in episode 3: timed out [bold]" in lines
     assert lines[-1] == "run done after 1:01"
     # Four reports come faster than lines do: the first and the last are shown.
     assert sum(text.startswith("rl ") for text in lines) == 2
     assert "\x1b" not in stream.getvalue()
+
+
+def test_stages_are_numbered_as_they_come_and_only_where_their_number_is_known(loaded: Loaded) -> None:
+    def said(*seen: object) -> list[str]:
+        stream = io.StringIO()
+        show(ProgressDisplay(stream), loaded, *seen)
+        return [line.split(" [")[0] for line in stream.getvalue().splitlines()]
+
+    plan = events.Progress(events.STAGES, 0, 3, "stages")
+    sft, rl, cut = events.Stage("sft", "cached"), events.Stage("rl", "start"), events.Stage("rl", "interrupted")
+    last = events.Stage("eval", "start")
+    assert said(sft, rl) == ["stage sft cached", "stage rl start"]
+    told = said(plan, sft, rl, cut, rl, events.Stage("rl", "done"), last, last)
+    assert told == [
+        "stage 1 of 3: sft cached",
+        "stage 2 of 3: rl start",
+        "stage 2 of 3: rl interrupted",
+        "stage 2 of 3: rl start",
+        "stage 2 of 3: rl done",
+        "stage 3 of 3: eval start",
+        # One more than was foreseen.
+        "stage eval start",
+    ]
+
+
+def test_what_is_no_number_is_not_printed_as_one() -> None:
+    assert metrics_text({"reward": float("nan"), "loss": 0.12345}) == "reward=- loss=0.123"
+    assert evaluated(events.Evaluation("a", "test", (None,))) == "evaluation of a (test): none graded, n = 0"
+    assert evaluated(events.Evaluation("judge of a", "test", (None,))) == "judge on a (test): no score, n = 0"
 
 
 def test_bars_on_a_terminal(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:

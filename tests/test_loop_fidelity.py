@@ -11,8 +11,9 @@ import pytest
 from dynaweb.loop.evaluate import estimates, judge_errors, summary
 from dynaweb.loop.fidelity import Probe, f1, grade, page_kind, probes_of, rules_hold, transitions_of
 from dynaweb.loop.history import History
-from dynaweb.loop.worldmodel import Questions, fidelity_estimates, modelled, pair, probes_in, split
+from dynaweb.loop.worldmodel import Questions, fidelity_estimates, modelled, probes_in, split
 from dynaweb.types import Action, Judgement, Node, Observation, Prediction, Step, Task, Trajectory, Transition
+from dynaweb.worldmodels.recall import question
 
 TASK = Task(id="t", intent="", start_url="")
 HOME = Observation("http://shop.localhost/", (Node(1, "link", "Cart"), Node(2, "textbox", "Search")))
@@ -192,7 +193,8 @@ def test_no_question_of_fidelity_was_fitted_on_and_seen_sites_are_apart() -> Non
     questions = Questions.of(known, fitted, held_out, demos)
     assert [p.transition.observation.url[-1] for p in questions.unseen] == ["b", "c"]
     assert [p.transition.observation.url[-1] for p in questions.seen] == ["b"]
-    assert not {pair(p.transition) for p in [*questions.unseen, *questions.seen]} & {pair(t) for t in known}
+    measured = {question(p.transition.observation, p.transition.action) for p in [*questions.unseen, *questions.seen]}
+    assert not measured & {question(t.observation, t.action) for t in known}
     assert len(questions.transitions) == 3
 
 

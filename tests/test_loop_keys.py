@@ -345,7 +345,7 @@ def test_steps_are_counted_by_kind_and_added_to_those_of_a_killed_attempt() -> N
 
 def test_no_mean_comes_alone(tmp_path: Path) -> None:
     result = StageResult("eval", tmp_path, metrics={"success": 0.5, "steps": 3.0}, estimates={"success": wilson(2, 4)})
-    assert "success  0.500 [0.150, 0.850] n=4" in str(result) and "steps    3" in str(result)
+    assert "success  50.0 % [15.0, 85.0] n=4" in str(result) and "steps    3" in str(result)
     control = Control(300, MADE, {100: wilson(30, 48), 300: wilson(36, 48)})
     (arm,) = _control_arm(workspace(tmp_path), control)
     assert "100: 0.625 [" in arm.note and arm.note.count("n=48") == 2

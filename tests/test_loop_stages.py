@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage_kit import SMALL, exit_code, interrupted, killed, run
+from stage_kit import SMALL, exit_code, interrupted, killed, plan_holds, run
 
 import dynaweb
 from dynaweb.errors import CheckpointError, ConfigError, InfrastructureError, Interrupted, MissingError
@@ -37,12 +37,18 @@ def statuses(folder: Path) -> dict[str, set[str]]:
     return found
 
 
+@pytest.fixture(autouse=True)
+def _the_plan_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_holds(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Any]:
     """A finished run with a cache of its own: (cache, run folder, result)."""
     cache, folder = tmp_path_factory.mktemp("first") / "cache", tmp_path_factory.mktemp("runs") / "first"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DYNAWEB_CACHE", str(cache))
+        plan_holds(patch)
         result = run(folder)
     return cache, folder, result
 

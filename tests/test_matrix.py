@@ -220,6 +220,10 @@ def test_the_command_line(tmp_path: Path, file: Path, monkeypatch: pytest.Monkey
     done = cli("matrix", "show", "smoke", "--axis", "wm=delta,detla")
     assert done.exit_code == 3
     assert "none was started" in done.stderr and "did you mean 'delta'" in done.stderr
+    axes = ("--axis", "wm=detla", "--axis", "rl.n=2,3,4,5", "--axis", "rl.tasks=1,2", "--seeds", "0,1")
+    done = cli("matrix", "show", "smoke", *axes)
+    # One message for the eight combinations, which all have it.
+    assert done.stderr.count("did you mean 'delta'") == 1 and "every cell" in done.stderr
     assert cli("matrix", "show", "smoke", "--seeds", "1,x").exit_code == 2
     done = cli("matrix", "run", "smoke", "--measure", "element_f2")
     assert done.exit_code == 2

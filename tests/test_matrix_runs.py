@@ -177,11 +177,21 @@ def test_the_table_has_n_mean_interval_and_paired_differences(fakes: Fakes) -> N
     text = matrix_text(found)
     assert "66.7 [" in text and "0.625" in text and "0/2" in text
     assert text.count("out of luck") == 2 and "cells: 4 done, 2 failed" in text
-    assert matrix_markdown(found).splitlines()[1].startswith("| --- | ---:")
+    # Two questions of each of two runs.
+    assert second.estimates["element_f1"].n == 4  # type: ignore[union-attr]
     page = matrix_page(found, fakes.folder.path)
     assert page.count("<tr>") >= 3 + len(fakes.plan.cells)
     assert "out of luck" in page and "http://" not in page and "<script" not in page
     json.dumps(found.plain())
+
+
+def test_every_axis_has_a_column_in_markdown(tmp_path: Path) -> None:
+    two = plan("smoke", axes=["rl.updates=1,2", "rl.n=2,3"])
+    head, marks, *rest = matrix_markdown(results(two, MatrixFolder(tmp_path))).splitlines()
+    assert head.startswith("| rl.updates | rl.n | seeds |")
+    assert marks.startswith("| --- | --- | ---:")
+    assert rest[1].startswith("| 1 | 3 | 0/1 |")
+    assert {line.count("|") for line in (head, marks, *rest[:4])} == {head.count("|")}
 
 
 def test_every_arm_of_a_run_is_a_measure() -> None:

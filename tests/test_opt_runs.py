@@ -12,6 +12,7 @@ import pytest
 import torch
 from core_kit import Cli
 from safetensors.torch import load_file
+from stage_kit import plan_holds
 
 import dynaweb
 from dynaweb.backends import checkpoint
@@ -57,6 +58,11 @@ LOGGED = {
     *("reward", "dead_groups", "clip_frac_low", "clip_frac_high", "approx_kl", "ref_kl", "entropy", "grad_norm"),
     *("tokens", "ratio_min", "ratio_p10", "ratio_p50", "ratio_p90", "ratio_max", "skipped"),
 }
+
+
+@pytest.fixture(autouse=True)
+def _the_plan_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_holds(monkeypatch)
 
 
 @pytest.fixture(scope="module")

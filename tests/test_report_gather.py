@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from dynaweb.loop.closing import RunResult
 from dynaweb.report import build_report, closing_json, closing_text, gather
 from dynaweb.report.html import render
 from dynaweb.report.outcome import outcome
+from dynaweb.report.spread import Spread
 from dynaweb.types import Trajectory
 
 OUTCOMES = {"sft": ["success", "loop", "answer", "loop"], "dynaweb": ["success", "success", "answer", "success"]}
@@ -93,11 +96,11 @@ def test_stages_of_one_name_are_added_up(folder: Path) -> None:
 def test_curves_failures_and_audits(folder: Path) -> None:
     data = gather(folder)
     assert {(curve.metric, curve.points) for curve in data.curves} == {
-        ("reward", ((0, 0.0), (1, 0.25), (2, 0.5), (3, 0.75))),
-        ("kl", ((0, None), (1, None), (2, None), (3, None))),
+        ("reward", ((1, 0.0), (2, 0.25), (3, 0.5), (4, 0.75))),
+        ("kl", ((1, None), (2, None), (3, None), (4, None))),
     }
     assert data.failures["sft"] == {"did not stop in time": 2, "wrong answer": 1}
-    assert list(data.failures) == ["dreams", "dynaweb", "sft"]
+    assert list(data.failures) == ["sft", "dynaweb", "dreams"]
     assert data.episodes == {"dreams": 30, "dynaweb": 4, "sft": 4}
     audits = {audit.label: audit for audit in data.audits}
     assert set(audits) == {"SFT", "DynaWeb"}
@@ -112,6 +115,65 @@ def test_a_sample_holds_successes_and_failures_or_everything(folder: Path) -> No
     assert sorted(value or 0.0 for value in dreams) == [0.0, 0.0, 1.0, 1.0]
     assert data.total == 38
     assert len(gather(folder, each=None).samples) == 38
+
+
+def test_trajectories_come_from_the_whole_run(tmp_path: Path, folder: Path) -> None:
+    """Of 40 updates the first, the last and some between, of every outcome; and how to see all."""
+    played = [
+        replace(episode(number, ("success", "loop")[number % 2], "dream"), info={"update": number // 4})
+        for number in range(160)
+    ]
+    path = folder / "trajectories" / "dreams.jsonl.gz"
+    path.unlink()
+    TrajectoryStore(path).append(played)
+    data = gather(folder, each=8)
+    dreams = [(sample.update, sample.trajectory.reward) for sample in data.samples if sample.arm == "dreams"]
+    assert len(dreams) == 8
+    for reward in (0.0, 1.0):
+        updates = [update for update, found in dreams if found == reward]
+        assert updates == sorted(updates)
+        assert updates[0] == 1 and updates[-1] == 40
+        assert all(8 <= after - before <= 18 for before, after in pairwise(updates))
+    html = render(data)
+    assert "16 of 168 trajectories" in html
+    assert f"dynaweb report --all {folder}" in html
+    assert "--all" not in render(gather(folder, each=None)).split("<script")[0]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 50, 1001])
+@pytest.mark.parametrize("each", [1, 2, 5, 8])
+def test_a_spread_is_even_whatever_the_length(count: int, each: int) -> None:
+    spread = Spread(each)
+    one = episode(0, "success")
+    for at in range(count):
+        spread.add(one, "success", at)
+    chosen = [update for _, update in spread.chosen()]
+    assert len(chosen) == min(count, max(1, each // 2))
+    assert chosen == sorted(set(chosen))
+    if len(chosen) > 1:
+        assert (chosen[0], chosen[-1]) == (0, count - 1)
+        gaps = [after - before for before, after in pairwise(chosen)]
+        assert max(gaps) <= 2 * min(gaps) + 2
+
+
+def test_rollouts_on_real_pages_are_called_so(folder: Path) -> None:
+    path = folder / "trajectories" / "dreams.jsonl.gz"
+    path.unlink()
+    TrajectoryStore(path).append([episode(number, "success") for number in range(3)])
+    data = gather(folder)
+    assert data.episodes == {"sft": 4, "dynaweb": 4, "rollouts": 3}
+    assert "rollouts on real pages 3" in closing_text(data) and "dreams" not in closing_text(data)
+    path.rename(path.with_name("rollouts.jsonl.gz"))
+    assert gather(folder).episodes == data.episodes
+
+
+def test_episodes_that_could_not_be_graded_are_no_failures(folder: Path) -> None:
+    path = folder / "trajectories" / "eval-sft.jsonl.gz"
+    TrajectoryStore(path).append([episode(9, "infrastructure")])
+    section = render(gather(folder)).split("Failures by kind")[1].split("</section>")[0]
+    failed, ungraded = section.split("Not graded")
+    assert "infrastructure failed" in ungraded and "did not stop in time" in failed
+    assert "infrastructure" not in failed
 
 
 def test_the_summary_says_what_files_cannot(folder: Path) -> None:

@@ -4,9 +4,14 @@ import math
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dynaweb.loop.measures import DECLARED, DRIFT, estimates, kind_of
+from dynaweb.report.kinds import COUNT, MEAN, PROPORTION, SCORE, TRIES, Kind, estimate, over_seeds
 from dynaweb.report.stats import (
     Estimate,
+    discordance,
     mcnemar,
     mean,
     paired_difference,
@@ -122,6 +127,101 @@ def test_success_rate_over_seeds_is_never_narrower_than_over_episodes() -> None:
 
 def test_no_number_without_its_count() -> None:
     assert str(wilson(3, 4)) == "0.750 [0.301, 0.954] n=4"
-    assert mean([2.5]).text(1) == "2.5 n=1"
+    assert mean([2.5]).text(1) == "2.5 [-] n=1"
     assert proportion([None]).text() == "- n=0"
     assert Estimate(0.125, -0.01, 0.2, 9).text(1, signed=True, scale=100) == "+12.5 [-1.0, +20.0] n=9"
+
+
+KINDS = (PROPORTION, SCORE, COUNT, TRIES, MEAN)
+
+
+def values_of(kind: Kind) -> st.SearchStrategy[float]:
+    if kind.binary:
+        return st.sampled_from([0.0, 1.0])
+    low, high = kind.low if kind.low is not None else -50.0, kind.high if kind.high is not None else 50.0
+    return st.sampled_from([low, high]) | st.floats(low, high)
+
+
+@given(st.data())
+def test_no_interval_leaves_the_bounds_of_its_kind_or_is_a_point(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(KINDS))
+    by_seed = data.draw(st.lists(st.lists(values_of(kind), min_size=1, max_size=6), min_size=1, max_size=4))
+    found = over_seeds(kind, by_seed)
+    assert found.n == sum(map(len, by_seed))
+    assert found.value is not None
+    if found.low is None or found.high is None:
+        assert not kind.binary
+        return
+    assert found.low < found.high
+    assert found.low - 1e-9 <= found.value <= found.high + 1e-9
+    assert kind.low is None or found.low >= kind.low
+    assert kind.high is None or found.high <= kind.high
+
+
+def test_equal_values_make_a_proportion_only_where_the_measure_is_one() -> None:
+    probes = [{"exact": 0.0, "attempts": 1.0, "tokens": 0.0, "role_f1": 0.424}] * 4
+    found = {name: str(one) for name, one in estimates(probes).items()}
+    assert found["exact"] == "0.000 [0.000, 0.490] n=4"
+    assert found["attempts"] == "1.000 [-] n=4"
+    assert found["tokens"] == "0.000 [-] n=4"
+    assert found["role_f1"] == "0.424 [-] n=4"
+    apart = estimates([{"tokens": 3.0, "attempts": 1.0}, {"tokens": 389.0, "attempts": 2.0}])
+    assert (apart["tokens"].low, apart["attempts"].low) == (0.0, 1.0)
+
+
+def test_two_seeds_with_the_same_share_are_no_certainty() -> None:
+    once, twice = over_seeds(PROPORTION, [[0.0] * 4]), over_seeds(PROPORTION, [[0.0] * 4] * 2)
+    assert (once, twice) == (wilson(0, 4), wilson(0, 8))
+    assert over_seeds(PROPORTION, [[1.0, 1.0, 1.0, 0.0]] * 2) == wilson(6, 8)
+    apart = over_seeds(PROPORTION, [[0.0] * 100, [1.0] * 100])
+    assert (apart.low, apart.value, apart.high, apart.n) == (0.0, 0.5, 1.0, 200)
+    assert over_seeds(SCORE, [[0.4], [0.4]]) == Estimate(0.4, None, None, 2)
+
+
+def test_every_declared_measure_has_the_kind_of_its_values() -> None:
+    kinds = {name: kind_of(name) for name in (*DECLARED, *DRIFT, "rules")}
+    assert MEAN not in kinds.values()
+    assert kinds["tokens"] is COUNT and kinds["attempts"] is TRIES and kinds["alive"] is PROPORTION
+    assert kind_of("seen_url") is PROPORTION and kind_of("unheard of") is MEAN
+    with pytest.raises(ValueError, match=r"0\.5 is no value of a proportion"):
+        estimate(PROPORTION, [1.0, 0.5])
+    with pytest.raises(ValueError, match="-1 is no value of a count"):
+        estimate(COUNT, [-1])
+
+
+@pytest.mark.parametrize("n", [1, 2, 6, 108])
+def test_pairs_that_all_agree_leave_room_for_those_that_would_not(n: int) -> None:
+    same = paired_difference([[1.0] * n], [[1.0] * n]).difference
+    bound = wilson(0, n).high
+    assert (same.value, same.low, same.high) == (0.0, pytest.approx(-bound), pytest.approx(bound))
+    gained = paired_difference([[0.0] * n], [[1.0] * n])
+    assert gained.difference.high == 1.0
+    assert gained.difference.low == pytest.approx(1 - 2 * bound)
+    # Two pairs that both gain (p = 0.5) show nothing; a hundred do.
+    assert gained.is_shown == (n > 4)
+    lost = paired_difference([[1.0] * n], [[0.0] * n]).difference
+    assert (lost.low, lost.high) == (-1.0, pytest.approx(2 * bound - 1))
+
+
+def test_equal_differences_of_scores_have_no_interval() -> None:
+    found = paired_difference([[0.25, 0.5]], [[0.5, 0.75]])
+    assert found.difference == Estimate(0.25, None, None, 2)
+    assert not found.is_shown
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
+def test_the_interval_of_discordant_pairs_holds_their_difference(gained: int, lost: int, tied: int) -> None:
+    n = gained + lost + tied
+    if not n:
+        return
+    low, high = discordance(gained, lost, n)
+    assert -1 <= low < high <= 1
+    assert low - 1e-9 <= (gained - lost) / n <= high + 1e-9
+    assert discordance(lost, gained, n) == (pytest.approx(-high), pytest.approx(-low))
+
+
+def test_the_interval_of_discordant_pairs_agrees_with_the_bootstrap_where_both_hold() -> None:
+    first, second = [0.0] * 300 + [1.0] * 700, [1.0] * 180 + [0.0] * 120 + [1.0] * 610 + [0.0] * 90
+    found = paired_difference([first], [second]).difference
+    low, high = discordance(180, 90, 1000)
+    assert (found.low, found.high) == (pytest.approx(low, abs=0.004), pytest.approx(high, abs=0.004))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from chat_server import chat_server
 from core_kit import Cli
+from stage_kit import plan_holds
 
 import dynaweb
 from dynaweb.data.store import TrajectoryStore, TransitionStore
@@ -58,6 +59,11 @@ def rows(folder: Path, stage: str = "") -> list[dict[str, Any]]:
 def stages(folder: Path) -> list[str]:
     """The stages that were made, in order."""
     return [row["name"] for row in rows(folder) if row["event"] == "stage"]
+
+
+@pytest.fixture(autouse=True)
+def _the_plan_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_holds(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ only when the interval at the Bonferroni-corrected level leaves out 0; the inter
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,8 @@ class Comparison:
         return [None, *(versus(self.groups[0], group, arm, len(self.groups) - 1) for group in self.groups[1:])]
 
     def __str__(self) -> str:
-        return "\n\n".join([_runs(self), _settings(self), *(_arm(self, arm) for arm in self.arms), _rest(self)])
+        arms = [_arm(self, arm) for arm in self.arms] or [_nothing_in_common(self)]
+        return "\n\n".join([_runs(self), _settings(self), *arms, _rest(self)])
 
     __repr__ = __str__
 
@@ -132,6 +134,13 @@ def _settings(comparison: Comparison) -> str:
     return text_table(heads, [[path, *map(_short, values)] for path, values in found.items()], width=200)
 
 
+def _nothing_in_common(comparison: Comparison) -> str:
+    """Why no arm is compared: what each group has."""
+    found = (f"{_letter(at)} has {', '.join(group.arms()) or 'none'}" for at, group in enumerate(comparison.groups))
+    words = f"no arm is in all groups, so no success is compared: {'; '.join(found)}"
+    return textwrap.fill(words, WIDTH, break_on_hyphens=False)
+
+
 def _arm(comparison: Comparison, arm: str) -> str:
     rows = []
     for at, (group, against) in enumerate(zip(comparison.groups, comparison.against_first(arm), strict=True)):
@@ -164,7 +173,7 @@ def _judge_rows(comparison: Comparison) -> list[list[str]]:
     for arm in arms:
         for kind in ("false positives", "false negatives"):
             cells = [_estimate(group.judged(arm, kind)) for group in comparison.groups]
-            rows.append([f"Judge on {arm}, {kind}", *cells])
+            rows.append([f"Judge on {comparison.arms.get(arm, arm)}, {kind}", *cells])
     return rows
 
 

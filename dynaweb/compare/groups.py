@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dynaweb.compare.records import Episodes, RunRecord
-from dynaweb.report.stats import Estimate, Outcomes, bounded_mean, mean, success_rate, wilson
+from dynaweb.report.kinds import COUNT, PROPORTION, estimate, over_seeds
+from dynaweb.report.stats import Estimate, Outcomes, success_rate
 from dynaweb.runs.folder import NO_RESULT
 
 FREE = (*NO_RESULT, "run.seed")
@@ -30,25 +31,23 @@ class Group:
         return success_rate([list(played.values()) for played in self.by_seed(arm).values()])
 
     def measure(self, name: str) -> Estimate | None:
-        """A measure of the world model: of one run its own estimate, of several the mean over runs."""
-        found = [estimate for run in self.runs if (estimate := run.measure(name)) is not None]
-        if len(found) <= 1:
-            return found[0] if found else None
-        # Never Wilson's interval, which is for single answers: these are means, also where all of them are 0 or 1.
-        return bounded_mean([one.value for one in found if one.value is not None])
+        """A measure of the world model over the questions of all runs, which n counts."""
+        from dynaweb.loop.measures import kind_of
+
+        found = [measure for run in self.runs if (measure := run.measured(name)) is not None]
+        return over_seeds(kind_of(found[0].name), [measure.values for measure in found]) if found else None
 
     def cost(self, name: str) -> Estimate | None:
-        """One of `records.COSTS`, the mean over runs; its interval is cut at 0, since no run costs less."""
-        found = mean([cost for run in self.runs if (cost := run.cost(name)) is not None])
-        if found.value is None:
-            return None
-        return found if found.low is None else replace(found, low=max(0.0, found.low))
+        """One of `records.COSTS`, the mean over runs."""
+        found = [cost for run in self.runs if (cost := run.cost(name)) is not None]
+        return estimate(COUNT, found) if found else None
 
     def judged(self, arm: str, kind: str) -> Estimate | None:
         """`false positives` or `false negatives` of the judge on the real episodes of an arm, over all runs."""
         found = [run.judge[arm][kind] for run in self.runs if arm in run.judge]
-        wrong = sum(round((one.value or 0.0) * one.n) for one in found)
-        return wilson(wrong, sum(one.n for one in found)) if found else None
+        counts = [(round((one.value or 0.0) * one.n), one.n) for one in found]
+        by_seed = [[1.0] * wrong + [0.0] * (n - wrong) for wrong, n in counts]
+        return over_seeds(PROPORTION, by_seed) if found else None
 
     def arms(self) -> dict[str, str]:
         """Name and label of every arm that all runs have."""
@@ -75,9 +74,9 @@ def _label(members: Sequence[RunRecord]) -> str:
 
 
 def differing(groups: Sequence[Group]) -> dict[str, list[Any]]:
-    """Settings that are not the same in all groups: path to the value in each group (None = not there)."""
+    """Settings that are not the same in all groups, by path: the value in each group (None = not there)."""
     settings: list[Mapping[str, Any]] = [group.runs[0].settings for group in groups]
-    paths: Iterable[str] = dict.fromkeys(path for one in settings for path in one)
+    paths = sorted({path for one in settings for path in one})
     values = {path: [one.get(path) for one in settings] for path in paths if path != "run.seed"}
     return {path: found for path, found in values.items() if any(value != found[0] for value in found)}
 

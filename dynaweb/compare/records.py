@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dynaweb.errors import CheckpointError
-from dynaweb.report.data import Arm, ReportData
+from dynaweb.events import JUDGE_OF
+from dynaweb.report.data import Arm, Measure, ReportData
 from dynaweb.report.gather import gather
 from dynaweb.report.stats import Estimate, wilson
 from dynaweb.report.table import cost_totals, real_steps
@@ -48,10 +49,10 @@ class RunRecord:
         arm = self.arm(name)
         return self.episodes.get(arm.name, {}) if arm is not None else {}
 
-    def measure(self, name: str) -> Estimate | None:
+    def measured(self, name: str) -> Measure | None:
         """A measure of the world model, by name or label (`element_f1`, `Element F1`)."""
         wanted = measure_key(name)
-        return next((one.estimate for one in self.data.fidelity if measure_key(one.label) == wanted), None)
+        return next((one for one in self.data.fidelity if measure_key(one.label) == wanted), None)
 
     @property
     def costs(self) -> dict[str, float]:
@@ -99,8 +100,8 @@ def _judge(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Estimate]]:
     """False positives and negatives of the judge on each arm's real episodes."""
     found: dict[str, dict[str, Estimate]] = {}
     for row in rows:
-        if row.get("event") == "eval" and str(row["arm"]).startswith("judge of "):
-            found[row["arm"].removeprefix("judge of ")] = _errors(row.get("metrics", {}))
+        if row.get("event") == "eval" and str(row["arm"]).startswith(JUDGE_OF):
+            found[row["arm"].removeprefix(JUDGE_OF)] = _errors(row.get("metrics", {}))
     return found
 
 

@@ -7,6 +7,7 @@ without a score are counted apart, never as NO.
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from dynaweb.judges.calibration import Quality, quality
 from dynaweb.loop.evaluate import SUCCESS
 from dynaweb.loop.outcomes import site_name
 from dynaweb.loop.verdicts import answers_for, judge_all, success_of, was_asked
+from dynaweb.report.headline import interval_text
 from dynaweb.report.stats import Estimate, wilson
 from dynaweb.report.table import text_table
 from dynaweb.types import Trajectory
@@ -24,8 +26,8 @@ from dynaweb.types import Trajectory
 if TYPE_CHECKING:
     from dynaweb.protocols import Judge
 
-SHOWN = ("accuracy", "auc", "brier")
-WIDTH = 160
+SHOWN = {"accuracy": "accuracy", "auc": "AUC", "brier": "Brier score"}
+WIDTH = 100
 """Characters of a line of the tables."""
 LONG = 6
 """Episodes of at least so many steps are one group."""
@@ -116,7 +118,8 @@ class JudgeAudits:
             f"{self.episodes} graded real episodes ({self.origin}): {self.successes} succeeded, {self.unfinished} did "
             "not end by themselves and are scored 0 by code"
         )
-        lines = [head, "", _table("judge", [one.whole for one in self.judges]), "", self._qualities()]
+        whole = _table("judge", [one.whole for one in self.judges])
+        lines = [textwrap.fill(head, WIDTH), "", whole, "", textwrap.fill(LEGEND, WIDTH), "", self._qualities()]
         for one in self.judges:
             lines += ["", _table(f"{one.name} by site", one.sites), "", _table(f"{one.name} by length", one.lengths)]
         return "\n".join([*lines, "", f"{self.file}"])
@@ -127,33 +130,45 @@ class JudgeAudits:
         rows = []
         for one in self.judges:
             found = one.quality
-            values = [getattr(found, name).text() if found is not None else "-" for name in SHOWN]
-            off = found.calibration_error if found is not None else None
-            base = found.brier_of_base_rate if found is not None else None
-            rows.append((one.name, *values, *("-" if value is None else f"{value:.3f}" for value in (base, off))))
-        return text_table(
-            ("judge", "accuracy", "AUC", "Brier", "Brier of base rate", "calibration error"), rows, width=WIDTH
-        )
+            if found is None:
+                rows.append((f"{one.name}: gives no probability", "-", "0"))
+                continue
+            for name, label in SHOWN.items():
+                value: Estimate = getattr(found, name)
+                rows.append((f"{one.name}: {label}", value.text().rsplit(" n=", 1)[0], str(value.n)))
+            n = str(found.brier.n)
+            plain = {"Brier of base rate": found.brier_of_base_rate, "calibration error": found.calibration_error}
+            for label, number in plain.items():
+                rows.append((f"{one.name}: {label}", "-" if number is None else f"{number:.3f}", n))
+        return text_table(("probabilities", "value  [95 %]", "n"), rows, width=WIDTH)
+
+
+LEGEND = (
+    "r/w: right and wrong decisions of the judge's model; silent: it gave no score; rule: what a rule of the judge "
+    "scored 0 without asking; accepts failures: wrong yes of all failures that it decided on; rejects "
+    "successes: wrong no of all such successes"
+)
 
 
 def _table(head: str, rows: Sequence[Confusion]) -> str:
     cells = [
         (
             one.name,
-            str(one.true_positive),
-            str(one.false_positive),
-            str(one.true_negative),
-            str(one.false_negative),
+            f"{one.true_positive}/{one.false_positive}",
+            f"{one.true_negative}/{one.false_negative}",
             str(one.silent),
-            f"{one.ruled_out} + {one.ruled_out_wrongly}",
-            one.accepts_failures.text(),
-            one.rejects_successes.text(),
+            f"{one.ruled_out}/{one.ruled_out_wrongly}",
+            _share(one.accepts_failures),
+            _share(one.rejects_successes),
         )
         for one in rows
     ]
-    names = ("yes, right", "yes, wrong", "no, right", "no, wrong", "no score", "by rule: right + wrong")
-    head_row = (head, *names, "accepts failures [95 %]", "rejects successes [95 %]")
-    return text_table(head_row, cells, width=WIDTH)
+    names = ("yes, r/w", "no, r/w", "silent", "rule, r/w", "accepts failures %", "rejects successes %")
+    return text_table((head, *names), cells, width=WIDTH)
+
+
+def _share(found: Estimate) -> str:
+    return "-" if found.value is None else f"{100 * found.value:.1f} {interval_text(found)}"
 
 
 async def report_on(name: str, judge: Judge, episodes: Sequence[Trajectory]) -> JudgeReport:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist, fmean
 
-from dynaweb.report.stats import Estimate, mean, wilson
+from dynaweb.report.kinds import SCORE, estimate
+from dynaweb.report.stats import Estimate, wilson
 
 ITERATIONS = 100
 FEWEST = 4
@@ -96,7 +97,7 @@ def auc(scores: Sequence[float], labels: Sequence[bool]) -> Estimate:
     """Area under the ROC curve: the chance that a success scores above a failure (ties count half).
 
     The interval is that of Hanley and McNeil (1982), cut to [0, 1]; `n` counts successes and failures. No value where
-    either is missing.
+    either is missing; no interval where the formula gives it no width, as for an area of 1.
     """
     good = [s for s, label in zip(scores, labels, strict=True) if label]
     bad = [s for s, label in zip(scores, labels, strict=True) if not label]
@@ -106,7 +107,9 @@ def auc(scores: Sequence[float], labels: Sequence[bool]) -> Estimate:
     area = wins / (len(good) * len(bad))
     q1, q2 = area / (2 - area), 2 * area * area / (1 + area)
     spread = area * (1 - area) + (len(good) - 1) * (q1 - area**2) + (len(bad) - 1) * (q2 - area**2)
-    half = NormalDist().inv_cdf(0.975) * math.sqrt(max(0.0, spread) / (len(good) * len(bad)))
+    if spread <= 0:
+        return Estimate(area, None, None, len(scores))
+    half = NormalDist().inv_cdf(0.975) * math.sqrt(spread / (len(good) * len(bad)))
     return Estimate(area, max(0.0, area - half), min(1.0, area + half), len(scores))
 
 
@@ -157,7 +160,7 @@ def quality(probabilities: Sequence[float], labels: Sequence[bool], decisions: S
         wilson(right, n),
         wilson(accepted, n - sum(labels)),
         auc(probabilities, labels),
-        mean(squares),
+        estimate(SCORE, squares),
         rate * (1 - rate) if rate is not None else None,
         off / n if n else None,
         bins,

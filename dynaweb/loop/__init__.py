@@ -12,8 +12,8 @@ One job each:
 What a run leaves in its folder, beside what `dynaweb.runs.folder` lists:
 
     metrics.jsonl             rows `update` (of sft, sft-<n>, world-model, fidelity, rl, filtered-bc), `eval`, `rollout`
-    trajectories/             demos, explore, dreams (without prompts), eval-<arm> with verdict and judgement
-    checkpoints/              sft, sft-long, world-model, dynaweb, filtered-bc: one folder of weights each
+    trajectories/             demos, explore, dreams or rollouts (on real pages), eval-<arm> with verdict and judgement
+    checkpoints/              sft, sft-<n>, world-model, dynaweb, filtered-bc: one folder of weights each
     summary.json              arms with one success per episode, world-model measures per probe and by step of the dream
     report.html               the report
 

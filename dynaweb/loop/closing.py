@@ -75,7 +75,7 @@ class StageResult:
         lines = [f"{self.stage}: {self.folder}", *([f"weights: {self.weights}"] if self.weights else [])]
         width = max((len(name) for name in [*self.metrics, *self.estimates]), default=0)
         shown = {**self.metrics, **self.estimates}
-        lines += [f"{name.ljust(width)}  {_short(value)}" for name, value in shown.items()]
+        lines += [f"{name.ljust(width)}  {_shown(name, value)}" for name, value in shown.items()]
         if self.sites:
             lines += ["", table(self.sites, "site")]
         if len(self.kinds) > len(self.sites):
@@ -83,6 +83,18 @@ class StageResult:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+SHARES = ("success", "stop_rate", "invalid_rate", "judge_false_positive", "judge_false_negative")
+"""Metrics that are printed in percent, as in the closing table."""
+
+
+def _shown(name: str, value: Any) -> str:
+    if name not in SHARES:
+        return _short(value)
+    if isinstance(value, Estimate):
+        return value.text(1, scale=100, unit=" %")
+    return "-" if math.isnan(value) else f"{100 * value:.1f} %"
 
 
 def _short(value: Any) -> str:
@@ -153,7 +165,7 @@ def write_scores(found: WorldModelScores, folder: Path) -> tuple[Path, ...]:
     """Write an evaluation of a world model as JSON and as a page with its plots."""
     from dataclasses import asdict
 
-    from dynaweb.loop.drift import MEASURES
+    from dynaweb.loop.measures import MEASURES
     from dynaweb.report.worldmodel import world_model_page
     from dynaweb.runs.atomic import write_text
 

@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.errors import EngineError
-from dynaweb.loop.fidelity import MEANINGS, Graded, Probe, grade
+from dynaweb.loop.fidelity import Graded, Probe, grade
+from dynaweb.loop.measures import ALIVE
 from dynaweb.seeding import derive
 from dynaweb.types import Action, Node, Observation, Prediction, StepResult, Task, Transition
 from dynaweb.worldmodels.change import goal_of
@@ -27,10 +28,6 @@ Chain = Sequence[Transition]
 StartPage = Callable[[Task], Observation | None]
 Dreams = Callable[[StartPage], Callable[[], "Environment"]]
 """Given recorded start pages, what makes dream environments."""
-ALIVE = "alive"
-DRIFT = {ALIVE: "the dream still follows the episode: every action so far was possible and gave a page"}
-"""Measures that only open-loop runs have."""
-MEASURES = {**DRIFT, **MEANINGS}
 
 
 def chains(transitions: Iterable[Transition], *, longest: int) -> list[list[Transition]]:

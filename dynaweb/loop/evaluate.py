@@ -62,8 +62,11 @@ async def play_graded(
     stage: Stage | None = None,
     *,
     by_task: bool = False,
+    job: str = "",
 ) -> list[Trajectory]:
     """One graded episode per task in the evaluation environment, in waves or `by_task`, which `stage`, if given, keeps.
+
+    `job` is what progress is called (default: `phase`).
 
     Every player counts in the lockstep of model calls, so one that asks no model must not share it with one that does.
     """
@@ -76,7 +79,7 @@ async def play_graded(
         source.environment,
         player_for,
         rules=Rules(ws.recipe.eval.steps),
-        phase=phase,
+        phase=job or phase,
         lockstep=ws.lockstep,
         finish=grading(source),
         evaluation=True,
@@ -96,8 +99,9 @@ async def evaluate_arm(
     count: int = 0,
     player: Callable[[], PlayerFor] | None = None,
     by_task: bool = False,
+    label: str = "",
 ) -> Made:
-    """Stage `eval`: one arm on `count` tasks of a split (default: those of the recipe).
+    """Stage `eval`: one arm, which people know as `label`, on `count` tasks of a split (default: the recipe's).
 
     `weights` None is the base model; `player` makes another player than a model. `by_task`: see `play_in_waves`; a
     finished evaluation is then taken up again when the infrastructure broke some of its episodes.
@@ -108,11 +112,12 @@ async def evaluate_arm(
     async def body(stage: Stage) -> None:
         tasks = ws.tasks(split, count, ws.eval_source)
         chosen = player() if player is not None else _model(ws, weights)
-        played = await play_graded(ws, chosen, tasks, f"eval {arm}", stage, by_task=by_task)
+        job = f"evaluation of {label or arm}"
+        played = await play_graded(ws, chosen, tasks, f"eval {arm}", stage, by_task=by_task, job=job)
         save_episodes(stage, played)
         for trajectory in played:
             ws.tell(events.Rollout(f"eval {arm}", trajectory))
-        ws.tell(events.Evaluation(arm, split, successes(played), summary(played)))
+        ws.tell(events.Evaluation(arm, split, successes(played), summary(played), label))
 
     key = ws.key(
         "policy",
@@ -139,7 +144,7 @@ def _broken(folder: Path | None) -> str:
     return " ".join(t.id for t in Made("", folder).episodes() if t.end == "infrastructure")
 
 
-async def audit_judge(ws: Workspace, arm: str, evaluated: Made, weights: Path | None) -> Made:
+async def audit_judge(ws: Workspace, arm: str, evaluated: Made, weights: Path | None, *, label: str = "") -> Made:
     """Stage `judge`: what the judge says of an arm's real episodes, beside the environment's verdicts.
 
     The checker repeats those verdicts, so there is nothing to audit: the episodes are then kept as they are.
@@ -150,7 +155,8 @@ async def audit_judge(ws: Workspace, arm: str, evaluated: Made, weights: Path | 
         model = ws.load(weights)
         judged = await judge_all(ws.judge(ws.engine(model), model.format), played)
         save_episodes(stage, judged)
-        ws.tell(events.Evaluation(f"judge of {arm}", ws.recipe.eval.split, rewards(judged), judge_errors(judged)))
+        found, errors = rewards(judged), judge_errors(judged)
+        ws.tell(events.Evaluation(f"{events.JUDGE_OF}{arm}", ws.recipe.eval.split, found, errors, label))
 
     made = evaluated
     if audits(ws):

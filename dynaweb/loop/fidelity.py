@@ -31,26 +31,8 @@ class Probe:
     next_action: Action | None = None
 
 
-MEANINGS = {
-    "exact": "the predicted page equals the real one in every element",
-    "element_precision": "share of the predicted elements that are real",
-    "element_recall": "share of the real elements that were predicted",
-    "element_f1": "harmonic mean of the two",
-    "changed_precision": "share of the predicted changes (elements that came or went) that are real",
-    "changed_recall": "share of the real changes that were predicted",
-    "changed_f1": "harmonic mean of the two",
-    "role_f1": "as element F1, comparing only what kinds of elements there are",
-    "url": "the address is right",
-    "page_kind": "the address is of the right kind (its first part)",
-    "heading": "the heading that names the page is right",
-    "next_action": "the element that the expert used next is on the predicted page",
-    "invalid": "the model's answer could not be read as a page",
-    "attempts": "answers that it took to get one that could be read",
-    "tokens": "tokens that the model wrote for one step",
-}
-"""What each measure of `grade` means, in words."""
 Graded = dict[str, float | None]
-"""One probe's measures; None where one does not apply."""
+"""One probe's measures (`dynaweb.loop.measures.DECLARED`); None where one does not apply."""
 
 
 async def predictions(world_model: WorldModel, probes: Sequence[Probe], *, seed: int) -> list[Prediction]:
@@ -72,7 +54,7 @@ async def predictions(world_model: WorldModel, probes: Sequence[Probe], *, seed:
 
 
 async def measure(world_model: WorldModel, probes: Sequence[Probe], *, seed: int) -> list[Graded]:
-    """Predict each probe once and grade it: one dict of `MEANINGS` keys each, None where a measure does not apply."""
+    """Predict each probe once and grade it: one dict of `DECLARED` keys each, None where a measure does not apply."""
     found = await predictions(world_model, probes, seed=seed)
     return [grade(probe, prediction) for probe, prediction in zip(probes, found, strict=True)]
 

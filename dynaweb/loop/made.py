@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 EPISODES = "trajectories.jsonl.gz"
 MODEL = "model"
+DREAMS, ROLLOUTS = "dreams", "rollouts"
+"""What a run folder calls the file of reinforcement learning's rollouts: those in dreams, those on real pages."""
 
 
 @dataclass(frozen=True, slots=True)

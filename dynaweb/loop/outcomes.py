@@ -81,8 +81,17 @@ def _row(name: str, episodes: Sequence[Trajectory]) -> Row:
 
 def table(rows: Sequence[Row], head: str) -> str:
     """Rows as text: success with its 95 % interval and n, and failures by label."""
-    cells = [(row.name, row.success.text(), str(row.agent), str(row.infrastructure), str(row.ungraded)) for row in rows]
-    return text_table((head, "success [95 %]", "agent", "infrastructure", "ungraded"), cells)
+    cells = [
+        (
+            row.name,
+            row.success.text(1, scale=100),
+            str(row.agent),
+            str(row.infrastructure),
+            str(row.ungraded),
+        )
+        for row in rows
+    ]
+    return text_table((head, "success %  [95 %]", "agent", "infrastructure", "ungraded"), cells)
 
 
 def failures(episodes: Sequence[Trajectory]) -> list[Mapping[str, Any]]:

@@ -32,6 +32,7 @@ from dynaweb.loop.groups import Rollouts, measures
 from dynaweb.loop.history import History
 from dynaweb.loop.ingredients import Ingredients, Mode, rl_key
 from dynaweb.loop.lessons import Lesson, Teacher, kept_groups, over_steps
+from dynaweb.loop.made import DREAMS, ROLLOUTS
 from dynaweb.loop.mismatch import checked_correction
 from dynaweb.loop.offline import JUDGED, OfflineRollouts
 from dynaweb.loop.places import dreamer_of, place_of, schedule_of
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from dynaweb.loop.workspace import LoadedModel, Made, Workspace
     from dynaweb.runs import Stage
 
-DREAMS = "dreams"
 UPDATES = "updates.json"
 """How many updates a finished stage did, and how many were planned."""
 
@@ -88,7 +88,8 @@ async def reinforce(ws: Workspace, given: Ingredients, *, mode: Mode) -> Made:
 
         made = await ws.stage("rl", rl_key(ws, given, mode, done=early.done), cut, settings=told)
     main = mode == ws.recipe.rl.mode
-    ws.keep(made, "dynaweb" if main else mode, episodes_as=DREAMS if main else f"{DREAMS}-{mode}")
+    played = DREAMS if ws.dreams else ROLLOUTS
+    ws.keep(made, "dynaweb" if main else mode, episodes_as=played if main else f"{played}-{mode}")
     best.show(ws, made, "dynaweb" if main else mode)
     return made
 

@@ -13,6 +13,7 @@ from dynaweb.loop.adapters import with_adapters
 from dynaweb.loop.evaluate import evaluate_arm, successes
 from dynaweb.loop.experts import by_task, rows_of
 from dynaweb.loop.training import fit
+from dynaweb.report.data import sft_label
 from dynaweb.report.stats import Estimate, proportion
 
 if TYPE_CHECKING:
@@ -58,13 +59,19 @@ async def longer_sft(ws: Workspace, demos: Made) -> Control | None:
     found = {steps: await sft(ws, demos, steps=steps, keep_as=f"sft-{steps}") for steps in candidates}
     scores: dict[int, Estimate] = {}
     if len(candidates) > 1:
-        scores = {steps: await _validation(ws, f"sft-{steps}", made) for steps, made in found.items()}
+        scores = {steps: await _validation(ws, steps, made) for steps, made in found.items()}
     best = max(candidates, key=lambda steps: (scores[steps].value or 0.0, -steps) if scores else (0.0, -steps))
     return Control(best, found[best], scores)
 
 
-async def _validation(ws: Workspace, arm: str, made: Made) -> Estimate:
+async def _validation(ws: Workspace, steps: int, made: Made) -> Estimate:
     evaluated = await evaluate_arm(
-        ws, arm, made.model, made.key, split="validation", count=ws.recipe.controls.sft_validation
+        ws,
+        f"sft-{steps}",
+        made.model,
+        made.key,
+        split="validation",
+        count=ws.recipe.controls.sft_validation,
+        label=sft_label(steps),
     )
     return proportion(successes(evaluated.episodes()))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dynaweb import events
 from dynaweb.judges.fitting import fitted_judge
 from dynaweb.judges.making import to_fit
 from dynaweb.loop.agents import lookahead, lookahead_key, looks_ahead
@@ -22,11 +23,12 @@ from dynaweb.loop.explore import explore
 from dynaweb.loop.ingredients import Ingredients
 from dynaweb.loop.offline import recorded
 from dynaweb.loop.openloop import drift_stage
+from dynaweb.loop.planned import has_filtered, learns, planned
 from dynaweb.loop.refresh import refreshed_by
 from dynaweb.loop.rl import UPDATES, reinforce
 from dynaweb.loop.sft import Control, longer_sft, sft
 from dynaweb.loop.worldmodel import fit_world_model
-from dynaweb.report.data import Role
+from dynaweb.report.data import Role, sft_label
 
 if TYPE_CHECKING:
     from dynaweb.loop.players import PlayerFor
@@ -78,16 +80,11 @@ async def ingredients(ws: Workspace) -> Ingredients:
     return Ingredients(policy, shown, experts, explored, model, judge, drift=drift)
 
 
-def learns(ws: Workspace) -> bool:
-    """Whether anything of the run learns from demonstrations; else the model is used as it is."""
-    recipe = ws.recipe
-    return bool(recipe.sft.steps or recipe.rl.updates or any(recipe.controls.sft_steps))
-
-
 async def whole_run(ws: Workspace) -> Outcome:
     """All stages of a run up to the evaluations; the report is made from what they leave in the run folder."""
     check_seam(ws)
     check_together(ws)
+    ws.tell(events.Progress(events.STAGES, 0, planned(ws), "stages"))
     given = await ingredients(ws)
     main = _ahead(ws, given, await _main(ws, given))
     control = await longer_sft(ws, given.experts)
@@ -100,7 +97,7 @@ def _sft_arm(ws: Workspace, given: Ingredients) -> ArmSpec:
     steps = ws.recipe.sft.steps
     if not steps:
         return ArmSpec("base", "the model as it is", "sft", given.sft.model, given.sft.key, "prompted, not trained")
-    return ArmSpec("sft", f"SFT, {steps} updates", "sft", given.sft.model, given.sft.key, "where the others start from")
+    return ArmSpec("sft", sft_label(steps), "sft", given.sft.model, given.sft.key, "where the others start from")
 
 
 def _control_arm(ws: Workspace, control: Control | None) -> list[ArmSpec]:
@@ -109,7 +106,7 @@ def _control_arm(ws: Workspace, control: Control | None) -> list[ArmSpec]:
     scores = ", ".join(f"{steps}: {score}" for steps, score in control.validation.items())
     which = "the same demonstrations" if ws.recipe.data.experts == "few" else "all expert data of the run"
     note = f"trained longer on {which}" + (f"; success on validation sites by updates: {scores}" if scores else "")
-    return [ArmSpec("sft-long", f"SFT, {control.steps} updates", "sft", control.made.model, control.made.key, note)]
+    return [ArmSpec("sft-long", sft_label(control.steps), "sft", control.made.model, control.made.key, note)]
 
 
 async def _main(ws: Workspace, given: Ingredients) -> list[ArmSpec]:
@@ -151,8 +148,7 @@ def _ahead(ws: Workspace, given: Ingredients, main: list[ArmSpec]) -> list[ArmSp
 
 
 async def _filtered(ws: Workspace, given: Ingredients) -> list[ArmSpec]:
-    rl = ws.recipe.rl
-    if not ws.recipe.controls.filtered_bc or rl.mode == "filtered-bc" or rl.updates == 0:
+    if not has_filtered(ws):
         return []
     made = await reinforce(ws, given, mode="filtered-bc")
     note = f"cross-entropy on successful rollouts only, as many of them; {updates_of(made)} updates"
@@ -173,8 +169,8 @@ def _cut(made: Made) -> str:
 
 
 async def _evaluated(ws: Workspace, spec: ArmSpec) -> ArmResult:
-    played = await evaluate_arm(ws, spec.name, spec.weights, spec.key, player=spec.player)
-    return ArmResult(spec, await audit_judge(ws, spec.name, played, spec.weights))
+    played = await evaluate_arm(ws, spec.name, spec.weights, spec.key, player=spec.player, label=spec.label)
+    return ArmResult(spec, await audit_judge(ws, spec.name, played, spec.weights, label=spec.label))
 
 
 def bought(ws: Workspace, arms: Sequence[ArmResult]) -> list[str]:

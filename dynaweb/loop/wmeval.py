@@ -17,8 +17,9 @@ from urllib.parse import urlsplit
 from dynaweb.data.inspect import site_of
 from dynaweb.errors import ConfigError
 from dynaweb.loop.fidelity import Graded, Probe, grade, predictions
+from dynaweb.loop.measures import estimates
 from dynaweb.loop.openloop import open_loop
-from dynaweb.loop.worldmodel import Material, calibrate_on, estimates
+from dynaweb.loop.worldmodel import Material, calibrate_on
 
 if TYPE_CHECKING:
     from dynaweb.loop.workspace import LoadedModel, Workspace

@@ -24,6 +24,7 @@ from dynaweb.errors import ConfigError, MissingError
 from dynaweb.loop.demos import save_episodes
 from dynaweb.loop.drift import follows
 from dynaweb.loop.fidelity import Probe, grade, measure, predictions, probes_of, rules_hold, transitions_of
+from dynaweb.loop.measures import SEEN, estimates
 from dynaweb.loop.probing import probe_episodes
 from dynaweb.loop.rules import needs_prediction
 from dynaweb.loop.stopping import MAX_ROWS, EarlyStop
@@ -31,7 +32,6 @@ from dynaweb.loop.tasks import site_of
 from dynaweb.loop.training import fit
 from dynaweb.optional import library
 from dynaweb.protocols import TokenRow
-from dynaweb.report.stats import Estimate, share_or_mean
 from dynaweb.runs import write_json
 from dynaweb.worldmodels.confidence import check_enough
 from dynaweb.worldmodels.recall import question
@@ -39,6 +39,7 @@ from dynaweb.worldmodels.recall import question
 if TYPE_CHECKING:
     from dynaweb.loop.workspace import LoadedModel, Made, Workspace
     from dynaweb.protocols import TrainableWorldModel, WorldModel
+    from dynaweb.report.stats import Estimate
     from dynaweb.runs import Stage
     from dynaweb.types import Trajectory, Transition
     from dynaweb.worldmodels.confidence import Calibration, Fidelity
@@ -303,7 +304,7 @@ async def _measure(ws: Workspace, stage: Stage, model: LoadedModel, given: Mater
     seen = await measure(world_model, questions.seen, seed=ws.seed("fidelity", "seen"))
     rules = rules_hold(questions.transitions)
     write_json(stage.folder / FIDELITY, {"probes": unseen, "seen": seen, "rules": rules})
-    apart = {f"seen_{name}": value for name, value in means(seen).items()}
+    apart = {f"{SEEN}{name}": value for name, value in means(seen).items()}
     found = means(unseen, rules) | apart
     if ws.recipe.dream.horizon == "auto":
         found |= await _calibrate(ws, stage, model, given)
@@ -344,22 +345,11 @@ async def calibrate_on(
 
 def means(probes: Sequence[Mapping[str, float | None]], rules: Sequence[float] = ()) -> dict[str, float]:
     """Mean of each measure over the probes it applies to, `n`, and the share of code-decided steps that came true."""
-    found = {name: sum(values) / len(values) for name, values in _columns(probes, rules).items() if values}
+    found = {name: one.value for name, one in estimates(probes, rules).items() if one.value is not None}
     return {**found, "n": float(len(probes))}
 
 
 def fidelity_estimates(data: Mapping[str, Any]) -> dict[str, Estimate]:
     """The measures of a `fidelity.json` with their 95 % intervals and n; those of seen sites as `seen_...`."""
-    seen = {f"seen_{name}": value for name, value in estimates(data.get("seen", ())).items()}
+    seen = {f"{SEEN}{name}": value for name, value in estimates(data.get("seen", ())).items()}
     return estimates(data["probes"], data.get("rules", ())) | seen
-
-
-def estimates(probes: Sequence[Mapping[str, float | None]], rules: Sequence[float] = ()) -> dict[str, Estimate]:
-    """Each measure with its 95 % interval and n, where it applies to anything."""
-    return {name: share_or_mean(values) for name, values in _columns(probes, rules).items() if values}
-
-
-def _columns(probes: Sequence[Mapping[str, float | None]], rules: Sequence[float] = ()) -> dict[str, list[float]]:
-    names = list(dict.fromkeys(name for probe in probes for name in probe))
-    columns = {name: [value for p in probes if (value := p.get(name)) is not None] for name in names}
-    return {**columns, "rules": list(rules)}

@@ -75,7 +75,7 @@ def _title(name: str) -> str:
 
 def _lead(found: MatrixResults, name: str) -> str:
     """What the numbers of a section are."""
-    from dynaweb.loop.fidelity import MEANINGS
+    from dynaweb.loop.measures import MEANINGS
 
     if name == found.measures[0]:
         return NOTE[0].upper() + NOTE[1:] + "; bold where the interval leaves out 0 at the corrected level."
@@ -86,7 +86,7 @@ def _lead(found: MatrixResults, name: str) -> str:
     if not meaning:
         return "The same episodes, played by another arm of the same runs."
     return (
-        f"{meaning[0].upper()}{meaning[1:]}. Mean over runs with its 95 % interval; n counts runs, or questions of one."
+        f"{meaning[0].upper()}{meaning[1:]}. Mean with its 95 % interval over the questions of all runs; n counts them."
     )
 
 

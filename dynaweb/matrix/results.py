@@ -100,7 +100,7 @@ def results(plan: Plan, folder: MatrixFolder, measures: Sequence[str] = ()) -> M
 
 def measures_of(plan: Plan, measures: Iterable[str] = ()) -> tuple[str, ...]:
     """The columns of the table, by default those of the matrix. Raises `ConfigError` for what is no measure."""
-    from dynaweb.loop.fidelity import MEANINGS
+    from dynaweb.loop.measures import MEANINGS
 
     names = tuple(measures) or plan.matrix.measures
     known = {*ARMS, *COSTS, *map(measure_key, MEANINGS)}

@@ -9,12 +9,12 @@ from dynaweb.matrix.folder import CellStatus
 from dynaweb.matrix.results import MatrixResults, TableRow
 from dynaweb.report.gather import arm_label, measure_words
 from dynaweb.report.headline import duration
-from dynaweb.report.stats import Estimate
+from dynaweb.report.stats import NO_INTERVAL, Estimate
 from dynaweb.report.table import text_table
 
 NOTE = (
-    "mean success in percent with its 95 % interval and n episodes (other measures: means); differences in points on "
-    "the same episodes"
+    "success in percent with its 95 % interval and n episodes (measures of the world model: means and n questions; "
+    "costs: means and n runs); differences in points on the same episodes"
 )
 
 
@@ -30,8 +30,12 @@ def matrix_text(found: MatrixResults) -> str:
 def matrix_markdown(found: MatrixResults) -> str:
     """The table in Markdown."""
     head, rows = _cells(found)
-    marks = ["---", *["---:" for _ in head[1:]]]
-    lines = [_row(head), _row(marks), *map(_row, rows), "", _note(found)]
+    axes = found.plan.axes or ("combination",)
+    marks = [*["---" for _ in axes], *["---:" for _ in head[1:]]]
+    of_rows = [[value for _, value in row.labels] or ["all"] for row in found.rows]
+    lines = [_row([*axes, *head[1:]]), _row(marks)]
+    lines += [_row([*values, *row[1:]]) for values, row in zip(of_rows, rows, strict=True)]
+    lines += ["", _note(found)]
     return "\n".join(lines)
 
 
@@ -62,13 +66,13 @@ def value_text(name: str, estimate: Estimate | None) -> str:
     scale, digits = (100, ".1f") if is_share(name) else (1, ",.0f" if name in COSTS else ".3f")
     value = f"{estimate.value * scale:{digits}}"
     if estimate.low is None or estimate.high is None:
-        return value
+        return f"{value} {NO_INTERVAL}"
     return f"{value} [{estimate.low * scale:{digits}}, {estimate.high * scale:{digits}}]"
 
 
 def is_share(name: str) -> bool:
     """Whether a measure is the success of an arm, neither one of the world model nor a cost."""
-    from dynaweb.loop.fidelity import MEANINGS
+    from dynaweb.loop.measures import MEANINGS
 
     return name not in COSTS and measure_key(name) not in map(measure_key, MEANINGS)
 

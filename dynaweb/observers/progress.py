@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ class ProgressDisplay:
         stream = stream if stream is not None else sys.stderr
         use_bars = stream.isatty() if bars is None else bars
         self._view: _View = _Bars(stream) if use_bars else _Lines(stream)
+        self._stages, self._of = 0, 0
 
     @hookimpl
     def dynaweb_run_start(self, event: events.RunStart) -> None:
@@ -42,20 +44,31 @@ class ProgressDisplay:
         """Say that a stage starts, was cached, or ended with its cost."""
         if event.status != "start":
             self._view.finish()
+        if event.status in ("start", "cached"):
+            self._stages += 1
         detail = f": {event.detail}" if event.detail else ""
-        self._view.say(f"stage {event.name} {event.status} [{event.key[:8]}]{detail}{costs(event.cost)}")
+        which = f"{self._number()}{event.name} {event.status} [{event.key[:8]}]"
+        self._view.say(f"stage {which}{detail}{costs(event.cost)}")
+        if event.status in ("failed", "interrupted"):
+            # It will be taken up again, or finished under another key: either way it is not over.
+            self._stages -= 1
+
+    def _number(self) -> str:
+        """`4 of 16: `, or nothing where it is not known how many there will be."""
+        return f"{self._stages} of {self._of}: " if self._stages <= self._of else ""
 
     @hookimpl
     def dynaweb_progress(self, event: events.Progress) -> None:
-        """Move the bar of a job."""
+        """Move the bar of a job, or learn how many stages there are."""
+        if event.job == events.STAGES:
+            self._of = event.total
+            return
         self._view.move(event)
 
     @hookimpl
     def dynaweb_eval(self, event: events.Evaluation) -> None:
         """Say how an evaluation went."""
-        graded = [value for value in event.successes if value is not None]
-        share = f"{sum(graded) / len(graded):.3f}" if graded else "none graded"
-        self._view.say(f"evaluation {event.arm} ({event.split}): success {share}, n = {len(graded)}")
+        self._view.say(evaluated(event))
 
     @hookimpl
     def dynaweb_error(self, event: events.Failure) -> None:
@@ -194,17 +207,49 @@ def line(event: events.Progress, meter: Meter, now: float) -> str:
     return ", ".join(parts)
 
 
+def evaluated(event: events.Evaluation) -> str:
+    """`evaluation of SFT, 30 updates (test): success 83.3 %, n = 36`; of the judge its mean score, which is none."""
+    graded = [value for value in event.successes if value is not None]
+    mean = sum(graded) / len(graded) if graded else None
+    judge = event.arm.startswith(events.JUDGE_OF)
+    arm = event.label or event.arm.removeprefix(events.JUDGE_OF)
+    if judge:
+        score = f"mean score {mean:.3f}" if mean is not None else "no score"
+        return f"judge on {arm} ({event.split}): {score}, n = {len(graded)}"
+    share = f"success {100 * mean:.1f} %" if mean is not None else "none graded"
+    return f"evaluation of {arm} ({event.split}): {share}, n = {len(graded)}"
+
+
 def metrics_text(metrics: Mapping[str, float]) -> str:
-    """`loss=0.123 reward=0.5`."""
-    return " ".join(f"{name}={value:.3g}" for name, value in metrics.items())
+    """`loss=0.123 reward=0.5`; `-` for what is no number, such as the reward where nothing was graded."""
+    return " ".join(f"{name}={'-' if math.isnan(value) else f'{value:.3g}'}" for name, value in metrics.items())
+
+
+COST_WORDS = {
+    "tokens_generated": "tokens generated",
+    "tokens_trained": "tokens trained",
+    "browser_steps": "steps in the browser",
+    "browser_steps_evaluation": "of them for evaluation",
+    "static_steps": "steps without a browser",
+}
+"""Counts of `events.Stage.cost`, in words that follow the number."""
 
 
 def costs(cost: Mapping[str, float]) -> str:
-    """` (seconds 12.3, tokens 4,000)`, or nothing."""
-    if not cost:
-        return ""
-    shown = (f"{name} {value:,.1f}" if value % 1 else f"{name} {int(value):,}" for name, value in cost.items())
-    return f" ({', '.join(shown)})"
+    """` (12.3 s, 4,000 tokens generated, peak memory 1.00 GiB)`, without what is 0; or nothing."""
+    shown = [_cost(name, value) for name, value in cost.items() if value]
+    return f" ({', '.join(shown)})" if shown else ""
+
+
+def _cost(name: str, value: float) -> str:
+    from dynaweb.report.headline import duration
+
+    if name == "seconds":
+        return duration(value)
+    if name == "peak_memory_mib":
+        return f"peak memory {value / 1024:.2f} GiB" if value >= 1024 else f"peak memory {value:.0f} MiB"
+    number = f"{value:,.1f}" if value % 1 else f"{int(value):,}"
+    return f"{number} {COST_WORDS.get(name, name.replace('_', ' '))}"
 
 
 def clock(seconds: float) -> str:

@@ -19,8 +19,17 @@ from typing import Any, Literal
 from dynaweb.report.stats import Estimate, PairedDifference, paired_difference, success_rate
 from dynaweb.types import Observation, Trajectory
 
+KINDS = {"wm": "world model", "opt": "optimizer", "reward": "reward", "env": "environment"}
+"""What is chosen by name, in words."""
+CHOSEN = tuple(f"{kind}.name" for kind in KINDS)
+
 Role = Literal["sft", "control", "main"]
 """`sft`: supervised on the demonstrations only. `control`: any other comparison. `main`: what the run is about."""
+
+
+def sft_label(steps: int | str) -> str:
+    """What people read for SFT of so many updates, wherever it stands."""
+    return f"SFT, {steps} updates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +85,16 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One measure of a world model on held-out transitions, in words that a newcomer understands."""
+    """One measure of a world model on held-out transitions, in words that a newcomer understands.
+
+    `name` is what programs call it, `values` what it was on each transition, where that is known.
+    """
 
     label: str
     estimate: Estimate
     meaning: str = ""
+    name: str = ""
+    values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +148,8 @@ class ReportData:
 
     title: str
     subtitle: str = ""
+    folder: str = ""
+    """The run folder, as it was given; no part of the result."""
     status: str = "done"
     seconds: float | None = None
     arms: tuple[Arm, ...] = ()
@@ -156,10 +172,29 @@ class ReportData:
     """What audits found alarming, a sentence each."""
 
     @property
+    def start(self) -> Arm | None:
+        """The first arm of role `sft`: what the others started from."""
+        return next((arm for arm in self.arms if arm.role == "sft"), None)
+
+    @property
     def reference(self) -> Arm | None:
-        """The best arm of role `sft`, the first of equals: what every other arm is compared with."""
+        """The best arm of role `sft`, the first of equals: what every other arm has to beat."""
         graded = [arm for arm in self.arms if arm.role == "sft" and arm.success.value is not None]
         return max(graded, key=lambda arm: arm.success.value or 0.0, default=None)
+
+    @property
+    def made_with(self) -> dict[str, str]:
+        """What was chosen by name of each kind, as far as the settings tell and the run has used it."""
+        chosen = {item.path.removesuffix(".name"): str(item.value) for item in self.settings if item.path in CHOSEN}
+        ran = {stage.name for stage in self.stages}
+        if ran and "world-model" not in ran:
+            chosen.pop("wm", None)
+        if ran and "rl" not in ran:
+            chosen.pop("opt", None)
+        tasks = next((str(item.value) for item in self.settings if item.path == "env.tasks"), "")
+        if tasks and "env" in chosen:
+            chosen["env"] += f" ({tasks})"
+        return {kind: chosen[kind] for kind in KINDS if kind in chosen}
 
     @property
     def main(self) -> Arm | None:
@@ -168,10 +203,16 @@ class ReportData:
 
     def against_reference(self, arm: Arm) -> PairedDifference | None:
         """The paired difference of an arm to `reference`; None for the reference itself and where nothing pairs."""
-        reference = self.reference
-        if reference is None or arm.name == reference.name:
+        return self._against(self.reference, arm)
+
+    def against_start(self, arm: Arm) -> PairedDifference | None:
+        """The same to `start`."""
+        return self._against(self.start, arm)
+
+    def _against(self, first: Arm | None, arm: Arm) -> PairedDifference | None:
+        if first is None or arm.name == first.name:
             return None
         try:
-            return paired_difference(reference.outcomes, arm.outcomes, seed=self.seed)
+            return paired_difference(first.outcomes, arm.outcomes, seed=self.seed)
         except ValueError:  # an interrupted run: the arms have not played the same episodes yet
             return None

@@ -23,14 +23,18 @@ from typing import Any
 
 from dynaweb.data.store import SUFFIX, TrajectoryStore
 from dynaweb.errors import CheckpointError
+from dynaweb.events import JUDGE_OF
+from dynaweb.loop.made import DREAMS, ROLLOUTS
 from dynaweb.report.alarms import alarms_in
-from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Role, Sample, Setting, Stage
+from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Role, Sample, Setting, Stage, sft_label
 from dynaweb.report.html import render
+from dynaweb.report.kinds import estimate
 from dynaweb.report.outcome import AuditCounts, failure_kind, outcome
-from dynaweb.report.stats import Estimate, share_or_mean
+from dynaweb.report.spread import Spread
 from dynaweb.report.twins import Twins
 from dynaweb.types import Trajectory
 
+PRACTICE = (DREAMS, ROLLOUTS)
 EACH = 8
 """Trajectories of each file that the default report shows."""
 Row = Mapping[str, Any]
@@ -55,6 +59,8 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
     Without `episodes` no trajectory is read: that is quick, and leaves out what only they tell (failures by kind, the
     audit of the judge, the viewer).
     """
+    from dynaweb.loop.measures import estimates
+
     recipe, status = _json(folder, "recipe.json", {}), _json(folder, "status.json", None)
     if status is None:
         raise CheckpointError(f"{folder} is not a run folder: it has no status.json; give the folder that a run made")
@@ -62,17 +68,18 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
     rows = _rows(folder / "metrics.jsonl")
     arms = _summary_arms(summary) or _eval_arms(rows, recipe)
     paths = sorted((folder / "trajectories").glob(f"*{SUFFIX}")) if episodes else []
-    files = [_File.read(path, each) for path in paths]
-    shown = [file for file in files if file.is_evaluation or file.name == "dreams"]
-    twins = Twins(path for path in paths if not path.name.startswith(("eval-", "dreams")))
+    files = _sorted([_File.read(path, each) for path in paths], arms)
+    shown = [file for file in files if file.is_evaluation or file.name in PRACTICE]
+    twins = Twins(path for path in paths if not path.name.startswith(("eval-", *PRACTICE)))
     return ReportData(
         title=folder.resolve().name,
+        folder=_place(folder),
         subtitle=str(recipe.get("description", "")),
         status=str(status.get("status", "")),
         seconds=next((row.get("time.seconds") for row in reversed(rows) if row.get("event") == "run_end"), None),
         arms=arms,
         bought=tuple(summary.get("bought", ())),
-        curves=_curves(rows),
+        curves=_curves(rows, arms),
         stages=_stages(rows),
         fidelity=measures(summary.get("probes", ())),
         drift=tuple(map(estimates, summary.get("drift", ()))),
@@ -91,18 +98,20 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
     )
 
 
+def _place(folder: Path) -> str:
+    """The folder as commands name it, below the working directory where it is there."""
+    whole, here = folder.resolve(), Path.cwd()
+    return str(whole.relative_to(here)) if whole.is_relative_to(here) else str(folder)
+
+
 def measures(probes: Sequence[Mapping[str, float | None]]) -> tuple[Measure, ...]:
     """World-model measures from one dict per probe, in words."""
-    from dynaweb.loop.fidelity import MEANINGS
+    from dynaweb.loop.measures import MEANINGS, columns, kind_of
 
-    return tuple(Measure(measure_words(name), one, MEANINGS.get(name, "")) for name, one in estimates(probes).items())
-
-
-def estimates(probes: Sequence[Mapping[str, float | None]]) -> dict[str, Estimate]:
-    """Each measure of one dict per probe: shares with Wilson's interval, other values as means."""
-    names = list(dict.fromkeys(name for probe in probes for name in probe))
-    known = {name: [value for probe in probes if (value := probe.get(name)) is not None] for name in names}
-    return {name: share_or_mean(values) for name, values in known.items()}
+    return tuple(
+        Measure(measure_words(name), estimate(kind_of(name), values), MEANINGS.get(name, ""), name, tuple(values))
+        for name, values in columns(probes).items()
+    )
 
 
 def measure_words(name: str) -> str:
@@ -146,7 +155,7 @@ def _eval_arms(rows: Iterable[Row], recipe: Row) -> tuple[Arm, ...]:
     """The last evaluation of each arm on the recipe's split, audits of the judge left out."""
     split = recipe.get("settings", {}).get("eval", {}).get("split", "test")
     wanted = (row for row in rows if row.get("event") == "eval" and row.get("split") == split)
-    found = {row["arm"]: tuple(row["successes"]) for row in wanted if not row["arm"].startswith("judge of ")}
+    found = {row["arm"]: tuple(row["successes"]) for row in wanted if not row["arm"].startswith(JUDGE_OF)}
     return tuple(Arm(name, arm_label(name), arm_role(name), (outcomes,)) for name, outcomes in found.items())
 
 
@@ -159,20 +168,33 @@ def arm_role(name: str) -> Role:
 
 def arm_label(name: str) -> str:
     """An arm's name for people."""
-    known = {"dynaweb": "DynaWeb", "main": "DynaWeb", "rl": "DynaWeb", "filtered-bc": "Filtered BC in dreams"}
-    if name in known:
-        return known[name]
+    known = {"dynaweb": "DynaWeb", "main": "DynaWeb", "rl": "DynaWeb", "filtered-bc": "filtered behaviour cloning"}
+    known |= {"base": "the model as it is", "sft-long": "SFT, longer"}
+    if found := known.get(name) or sft_words(name):
+        return found
     label = name.replace("-", " ").replace("_", " ")
     return f"SFT{label[3:]}" if label.startswith("sft") else label
 
 
-def _curves(rows: Iterable[Row]) -> tuple[Curve, ...]:
+def _curves(rows: Iterable[Row], arms: Sequence[Arm]) -> tuple[Curve, ...]:
+    """Updates counted from 1; a curve of training is called as the arm that it makes."""
     points: dict[tuple[str, str], list[tuple[float, float | None]]] = {}
     for row in rows:
         if row.get("event") == "update":
             for metric, value in row.get("metrics", {}).items():
-                points.setdefault((row["stage"], metric), []).append((row["index"], value))
-    return tuple(Curve(stage, metric, tuple(found)) for (stage, metric), found in points.items())
+                points.setdefault((row["stage"], metric), []).append((row["index"] + 1, value))
+    labels = {arm.name: arm.label for arm in arms}
+    labels["rl"] = next((arm.label for arm in arms if arm.role == "main"), "")
+    return tuple(
+        Curve(stage, metric, tuple(found), labels.get(stage) or sft_words(stage))
+        for (stage, metric), found in points.items()
+    )
+
+
+def sft_words(stage: str) -> str:
+    """The label of the arm that a stage such as `sft-120` trains, '' for another stage."""
+    steps = stage.removeprefix("sft-")
+    return sft_label(steps) if stage.startswith("sft-") and steps.isdigit() else ""
 
 
 def _stages(rows: Iterable[Row]) -> tuple[Stage, ...]:
@@ -212,6 +234,12 @@ def _flat(tree: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
+def _sorted(files: Iterable[_File], arms: Sequence[Arm]) -> list[_File]:
+    """Evaluations in the order of their arms, then the others by name."""
+    order = {arm.name: at for at, arm in enumerate(arms)}
+    return sorted(files, key=lambda file: order.get(file.name, len(order)) if file.is_evaluation else len(order) + 1)
+
+
 def _audits(files: Iterable[_File], arms: Sequence[Arm]) -> tuple[JudgeAudit, ...]:
     labels = {arm.name: arm.label for arm in arms}
     evaluated = (file for file in files if file.is_evaluation)
@@ -234,14 +262,16 @@ class _File:
     def read(cls, path: Path, each: int | None) -> _File:
         stem = path.name.removesuffix(SUFFIX)
         file = cls(stem.removeprefix("eval-"), stem.startswith("eval-"))
-        seen = {"success": 0, "failure": 0, "ungraded": 0}
+        spread = Spread(each)
+        dreamed = False
         for trajectory in TrajectoryStore(path):
             file._count(trajectory)
-            kind = outcome(trajectory)
-            seen[kind] += 1
-            # Successes and failures in equal shares: a report that shows only one of them would mislead.
-            if each is None or seen[kind] <= max(1, each // 2):
-                file.samples.append(Sample(file.name, trajectory, _update(trajectory)))
+            spread.add(trajectory, outcome(trajectory), _update(trajectory))
+            dreamed = dreamed or trajectory.source == "dream"
+        if file.count and not dreamed and file.name.startswith(DREAMS):
+            # As runs on real pages once called their rollouts.
+            file.name = ROLLOUTS + file.name.removeprefix(DREAMS)
+        file.samples = [Sample(file.name, trajectory, update) for trajectory, update in spread.chosen()]
         return file
 
     def _count(self, trajectory: Trajectory) -> None:
@@ -257,5 +287,6 @@ class _File:
 
 
 def _update(trajectory: Trajectory) -> int:
+    """The update that played it, counted from 1 as progress counts; -1 when none did."""
     update = trajectory.info.get("update", -1)
-    return update if isinstance(update, int) else -1
+    return update + 1 if isinstance(update, int) and update >= 0 else -1

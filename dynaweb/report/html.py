@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shlex
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
 from dynaweb.report import alarms, curves, sections, viewer
 from dynaweb.report.data import ReportData
-from dynaweb.report.markup import Html, el, embed, join
+from dynaweb.report.markup import Child, Html, el, embed, join
 
 
 def render(data: ReportData, *, stamp: str = "") -> str:
@@ -102,11 +103,22 @@ def _viewer(data: ReportData) -> Html | None:
     return el(
         "section",
         el("h2", "Trajectories"),
-        el("p", lead, class_="lead"),
+        el("p", lead, *([] if total == len(data.samples) else _more(data)), class_="lead"),
         _filters(viewer.index(data.samples, _labels(data))),
         el("div", _list_pane(), el("div", class_="detail", aria_live="polite"), **_viewer_attributes()),
         el("p", *hints, class_="keys"),
     )
+
+
+def _more(data: ReportData) -> list[Child]:
+    """How the trajectories shown were chosen, and how to see all."""
+    folder = data.folder or data.title
+    return [
+        " They are spread from the first update to the last, successes and failures in equal shares where there are. "
+        "All of them: ",
+        el("code", f"dynaweb report --all {shlex.quote(folder)}"),
+        ".",
+    ]
 
 
 def _viewer_attributes() -> dict[str, str | int]:

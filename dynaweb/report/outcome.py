@@ -27,10 +27,14 @@ def outcome(trajectory: Trajectory) -> Outcome:
     return "success" if score >= SUCCESS else "failure"
 
 
+UNGRADED = ("could not be graded", "infrastructure failed", "world model wrote no page")
+"""Kinds that say nothing of the policy: such an episode is neither a success nor a failure."""
+
+
 def failure_kind(trajectory: Trajectory) -> str | None:
-    """Why an episode did not succeed, None if it did."""
+    """Why an episode did not succeed, None if it did; one of `UNGRADED` where that is not known."""
     if trajectory.end == "infrastructure":
-        return "infrastructure failed (not counted)"
+        return "infrastructure failed"
     if trajectory.steps and trajectory.steps[-1].info.get("world_model_error"):
         return "world model wrote no page"
     if outcome(trajectory) != "failure":

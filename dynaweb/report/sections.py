@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dynaweb.report.blocks import code_row, count, fold, section, table, words
@@ -15,10 +15,13 @@ from dynaweb.report.headline import (
     duration,
     headline,
     interval_text,
+    made_words,
     p_text,
+    reference_words,
 )
 from dynaweb.report.markup import Html, el
-from dynaweb.report.stats import Estimate
+from dynaweb.report.outcome import UNGRADED
+from dynaweb.report.stats import NO_INTERVAL, Estimate, PairedDifference
 from dynaweb.report.svg import Interval, interval_bar
 
 STATUS = {"done": "good", "failed": "bad", "interrupted": "warn", "running": "warn"}
@@ -32,10 +35,12 @@ def header(data: ReportData, *, live: bool = False) -> Html:
     chips.append(el("span", f"seed {data.seed}", class_="chip"))
     words = headline(data).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
     theme, news = live_buttons()
+    made = made_words(data)
     return el(
         "header",
         el("h1", data.title),
         el("p", data.subtitle, class_="muted") if data.subtitle else None,
+        el("p", f"Made with {made}.", class_="muted") if made else None,
         theme,
         el("div", *chips, class_="chips"),
         news if live else None,
@@ -55,61 +60,82 @@ def arms(data: ReportData) -> Html | None:
     rows = closing_rows(data)
     if not rows:
         return None
-    reference = data.reference
-    against = f"against {reference.label}" if reference is not None else "difference"
-    head = [("Arm", ""), ("Success", "n"), ("", ""), ("95 % interval", ""), ("n", "n"), (against, "n"), ("p", "n")]
+    others = _others(data)
+    head = [("Arm", ""), ("Success [95 %]", "n"), ("", ""), ("n", "n")]
+    head += [(label, "n") for label, _ in others]
     low = min([row.success.low for row in rows if row.success.low is not None], default=0.0)
     scale = (max(0.0, low - 0.05), 1.0)
     head[2] = (_scale_text(scale), "")
-    shown = table(head, [_arm_row(row, scale, against) for row in rows])
+    shown = table(head, [_arm_row(row, scale, others) for row in rows])
     lead = (
         f"Share of {data.episodes_are} that end in success, by the environment's own check. Every arm plays the same "
-        "episodes; differences are paired, in percentage points."
+        "episodes; differences are paired, in percentage points, bold where the interval leaves out 0."
     )
+    why = reference_words(data)
     note = (
         "Intervals: Wilson for shares (widened by Student's t over seeds when there are several), bootstrap over seeds "
         "and episodes for differences. p: exact McNemar test. Episodes that could not be graded are left out."
     )
-    return section("Result", lead, el("div", shown, class_="card"), el("p", note, class_="note"))
+    notes = [el("p", words, class_="note") for words in ([f"{why}."] if why else []) + [note]]
+    return section("Result", lead, el("div", shown, class_="card"), *notes)
+
+
+Other = tuple[str, Callable[[ClosingRow], PairedDifference | str | None]]
+"""A column of differences: its head, and what a row has in it."""
+
+
+def _others(data: ReportData) -> list[Other]:
+    """To where the arms started, and to the reference where that is another arm."""
+    start, reference = data.start, data.reference
+    found: list[Other] = []
+    if start is not None:
+        name = "start and reference" if start == reference else "start"
+        found.append((f"Against the {name}: {start.label}", lambda row: name if row.is_start else row.since_start))
+    if reference is not None and reference != start:
+        label = f"Against the reference: {reference.label}"
+        # The start is told apart already: its column says how far the reference is from it.
+        found.append((label, lambda row: "reference" if row.is_reference else None if row.is_start else row.against))
+    return found
 
 
 def _scale_text(scale: tuple[float, float]) -> str:
     return f"{100 * scale[0]:.0f} to {100 * scale[1]:.0f} %"
 
 
-def _arm_row(row: ClosingRow, scale: tuple[float, float], against: str) -> Html:
+def _arm_row(row: ClosingRow, scale: tuple[float, float], others: Sequence[Other]) -> Html:
     success, arm = row.success, row.arm
     bar = None
     if success.value is not None and success.low is not None and success.high is not None:
         bar = interval_bar(Interval(success.value, success.low, success.high, arm.role == "main"), *scale)
     missing = el("small", f"{success.missing} not graded") if success.missing else None
     seeds = el("small", f"{len(arm.outcomes)} seeds") if len(arm.outcomes) > 1 else None
+    interval = el("small", interval_text(success), class_="whole") if success.value is not None else None
     value = "-" if success.value is None else f"{100 * success.value:.1f} %"
     return el(
         "tr",
         el("td", el("b", arm.label), el("small", arm.note) if arm.note else None),
-        el("td", el("span", value, class_="big"), class_="n", data_label="Success"),
+        el("td", el("span", el("span", value, class_="big"), interval), class_="n", data_label="Success [95 %]"),
         el("td", bar, data_label=_scale_text(scale)) if bar is not None else el("td"),
-        el("td", el("span", interval_text(success), class_="range"), data_label="95 % interval"),
         el("td", el("span", str(success.n), missing, seeds), class_="n", data_label="n"),
-        *_difference_cells(row, against),
+        *[_difference_cell(label, of(row)) for label, of in others],
         class_="main" if arm.role == "main" else None,
     )
 
 
-def _difference_cells(row: ClosingRow, against: str) -> tuple[Html, Html]:
-    if row.against is None:
-        if not row.is_reference:
-            return el("td"), el("td")
-        return el("td", el("span", "reference", class_="muted"), class_="n", data_label=against), el("td")
-    difference = row.against.difference
-    counts = el("small", f"n = {difference.n}: {row.against.gained} gained, {row.against.lost} lost")
+def _difference_cell(label: str, against: PairedDifference | str | None) -> Html:
+    if against is None:
+        return el("td")
+    if isinstance(against, str):
+        return el("td", el("span", against, class_="muted"), class_="n", data_label=label)
+    difference = against.difference
+    counts = f"n = {difference.n}: {against.gained} gained, {against.lost} lost, p {_equals(p_text(against.p))}"
     text = difference_text(difference).replace("-", "\N{MINUS SIGN}")
-    shown = el("b", text) if row.against.is_shown else text
-    return (
-        el("td", el("span", shown, counts), class_="n", data_label=against),
-        el("td", el("span", p_text(row.against.p)), class_="n", data_label="p"),
-    )
+    shown = el("b", text) if against.is_shown else text
+    return el("td", el("span", shown, el("small", counts)), class_="n", data_label=label)
+
+
+def _equals(text: str) -> str:
+    return text if text.startswith("<") else f"= {text}"
 
 
 def bought(data: ReportData) -> Html | None:
@@ -208,7 +234,8 @@ def _measure_row(measure: Measure) -> Html:
 
 def _estimate_cells(estimate: Estimate) -> tuple[Html, Html, Html]:
     value = "-" if estimate.value is None else f"{estimate.value:.3f}"
-    interval = "" if estimate.low is None or estimate.high is None else f"[{estimate.low:.3f}, {estimate.high:.3f}]"
+    none = "" if estimate.value is None else NO_INTERVAL
+    interval = none if estimate.low is None or estimate.high is None else f"[{estimate.low:.3f}, {estimate.high:.3f}]"
     return (
         el("td", el("b", value), class_="n", data_label="Value"),
         el("td", el("span", interval, class_="range"), class_="n", data_label="95 % interval"),
@@ -255,8 +282,13 @@ def failures(data: ReportData) -> Html | None:
     sums = {kind: sum(counts.get(kind, 0) for counts in data.failures.values()) for kind in kinds}
     kinds.sort(key=lambda kind: -sums[kind])
     head = [("Kind", "")] + [(_episodes_label(data, name), "n") for name in names]
-    rows = [_failure_row(data, kind, names) for kind in kinds]
-    return section("Failures by kind", "Episodes that did not succeed.", el("div", table(head, rows), class_="card"))
+    rows = [_failure_row(data, kind, names) for kind in kinds if kind not in UNGRADED]
+    ungraded = [_failure_row(data, kind, names) for kind in kinds if kind in UNGRADED]
+    if ungraded:
+        why = el("small", "Nobody knows how these would have ended: they are neither failures nor successes.")
+        rows += [el("tr", el("td", el("b", "Not graded"), why, colspan=len(head))), *ungraded]
+    lead = "Episodes that did not succeed, by what went wrong."
+    return section("Failures by kind", lead, el("div", table(head, rows), class_="card"))
 
 
 def _episodes_label(data: ReportData, name: str) -> str:

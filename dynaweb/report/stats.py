@@ -1,7 +1,8 @@
 """Numbers that never come alone: every estimate carries its 95 % interval and how many observations it rests on.
 
 Proportions have Wilson's score interval (Wilson, 1927), means Student's t, paired differences a percentile bootstrap
-that draws seeds first and episodes within them second, since episodes of one trained model are not independent. The
+that draws seeds first and episodes within them second, since episodes of one trained model are not independent. No
+interval is a point: where all observations are the same, it is one that allows for those not seen, or none. The
 exact McNemar test (McNemar, 1947) counts the episodes on which two arms disagree. Missing outcomes (None: the episode
 could not be graded) are left out and counted, never taken as failures.
 """
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
+NO_INTERVAL = "[-]"
+"""What stands for an interval that cannot be given."""
 
 Outcomes = Sequence[float | None]
 """One success in [0, 1] for each episode; None where it could not be graded."""
@@ -31,7 +34,8 @@ Outcomes = Sequence[float | None]
 class Estimate:
     """A number with its interval [`low`, `high`] and the `n` observations under it.
 
-    `value` is None when n is 0. `low` and `high` are None when no interval can be given (a mean of one value).
+    `value` is None when n is 0. `low` and `high` are None when no interval can be given (a mean of one value, or
+    of values without spread).
     `missing` counts observations that were left out.
     """
 
@@ -44,14 +48,14 @@ class Estimate:
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, digits: int = 3, *, signed: bool = False, scale: float = 1.0) -> str:
-        """As in `0.853 [0.812, 0.886] n=360`; `scale` 100 gives points."""
+    def text(self, digits: int = 3, *, signed: bool = False, scale: float = 1.0, unit: str = "") -> str:
+        """As in `0.853 [0.812, 0.886] n=360`; `scale` 100 gives points, which `unit` may call ` %`."""
         if self.value is None:
             return f"- n={self.n}"
         sign = "+" if signed else ""
-        value = f"{self.value * scale:{sign}.{digits}f}"
+        value = f"{self.value * scale:{sign}.{digits}f}{unit}"
         if self.low is None or self.high is None:
-            return f"{value} n={self.n}"
+            return f"{value} {NO_INTERVAL} n={self.n}"
         return f"{value} [{self.low * scale:{sign}.{digits}f}, {self.high * scale:{sign}.{digits}f}] n={self.n}"
 
 
@@ -106,35 +110,30 @@ def success_rate(by_seed: Sequence[Outcomes], *, confidence: float = CONFIDENCE)
     """
     pooled = proportion([outcome for outcomes in by_seed for outcome in outcomes], confidence=confidence)
     rates = [rate for outcomes in by_seed if (rate := proportion(outcomes).value) is not None]
-    across = mean(rates, confidence=confidence)
-    if pooled.value is None or pooled.low is None or pooled.high is None or across.low is None or across.high is None:
-        return pooled
-    half = (across.high - across.low) / 2
-    low, high = max(0.0, min(pooled.low, pooled.value - half)), min(1.0, max(pooled.high, pooled.value + half))
-    return Estimate(pooled.value, low, high, pooled.n, pooled.missing)
-
-
-def share_or_mean(values: Sequence[float]) -> Estimate:
-    """Values that are all 0 or 1 as a proportion with Wilson's interval, any others as `bounded_mean`."""
-    if values and all(value in (0, 1) for value in values):
-        return wilson(math.fsum(values), len(values))
-    return bounded_mean(values)
-
-
-def bounded_mean(values: Sequence[float]) -> Estimate:
-    """Mean with Student's t interval, which is cut to 0..1 where all values lie there: so does their mean."""
-    found = mean(values)
-    if found.low is None or found.high is None or not all(0 <= value <= 1 for value in values):
+    found = wider(pooled, mean(rates, confidence=confidence))
+    if found.low is None or found.high is None:
         return found
     return replace(found, low=max(0.0, found.low), high=min(1.0, found.high))
 
 
+def wider(pooled: Estimate, across: Estimate) -> Estimate:
+    """`pooled` with its interval at least as wide as that of `across`, laid around its own value."""
+    if pooled.value is None or pooled.low is None or pooled.high is None or across.low is None or across.high is None:
+        return pooled
+    half = (across.high - across.low) / 2
+    return replace(pooled, low=min(pooled.low, pooled.value - half), high=max(pooled.high, pooled.value + half))
+
+
 def mean(values: Iterable[float | None], *, confidence: float = CONFIDENCE) -> Estimate:
-    """Arithmetic mean with Student's t interval; no interval for fewer than two values."""
+    """Arithmetic mean with Student's t interval.
+
+    No interval for fewer than two values, nor for values that are all the same: it would have no width, and claim a
+    certainty that they do not give. See `dynaweb.report.kinds` for means that have bounds.
+    """
     every = list(values)
     known = [value for value in every if value is not None]
     n, missing = len(known), len(every) - len(known)
-    if n < 2:
+    if n < 2 or min(known) == max(known):
         return Estimate(known[0] if known else None, None, None, n, missing)
     centre = fmean(known)
     half = t_quantile((1 + confidence) / 2, n - 1) * stdev(known) / math.sqrt(n)
@@ -151,8 +150,10 @@ def paired_difference(
 ) -> PairedDifference:
     """Success of `second` minus success of `first`, both given as episodes by seed, in the same order of episodes.
 
-    A `first` of one seed is compared with every seed of `second` (a control that is trained once). Raises `ValueError`
-    when seeds or episodes do not match, `MissingError` without numpy.
+    A `first` of one seed is compared with every seed of `second` (a control that is trained once). The interval is a
+    percentile bootstrap. Where all differences are the same, which it would take for certainty, it is `discordance` for
+    outcomes of 0 and 1, and there is none for others. Raises `ValueError` when seeds or episodes do not match,
+    `MissingError` without numpy.
     """
     pairs = _pairs(first, second)
     clusters = [[b - a for a, b in cluster] for cluster in pairs if cluster]
@@ -160,10 +161,33 @@ def paired_difference(
     gained = sum(a < 0.5 <= b for a, b in flat)
     lost = sum(b < 0.5 <= a for a, b in flat)
     missing = sum(len(outcomes) for outcomes in second) - len(flat)
-    low, high = _bootstrap(clusters, seed, resamples, confidence) if flat else (None, None)
+    low, high = _interval(clusters, seed, resamples, confidence)
     value = fmean([b - a for a, b in flat]) if flat else None
     difference = Estimate(value, low, high, len(flat), missing)
     return PairedDifference(difference, gained, lost, mcnemar(gained, lost), len(clusters))
+
+
+def discordance(gained: int, lost: int, n: int, *, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Interval of (gained - lost) / n from the Wilson intervals of the two shares of discordant pairs among n >= 1.
+
+    With shares g, l, their bounds [g1, g2], [l1, l2] and correlation r = -sqrt(g l / ((1 - g)(1 - l))) of two cells of
+    a multinomial, it is g - l - sqrt((g - g1)^2 - 2 r (g - g1)(l2 - l) + (l2 - l)^2) to the mirror image of that (Zou
+    and Donner, 2008, Statistics in Medicine 27, "Construction of confidence limits about effect measures"). Without a
+    discordant pair it is -u to u, u = z^2 / (n + z^2) being Wilson's upper bound of none in n: as many pairs as that
+    may still differ.
+    """
+    more, less = (wilson(count, n, confidence=confidence) for count in (gained, lost))
+    return max(-1.0, -_reach(less, more)), min(1.0, _reach(more, less))
+
+
+def _reach(first: Estimate, second: Estimate) -> float:
+    """Upper bound of `first` - `second`, two cells of a multinomial."""
+    p, q = first.value or 0.0, second.value or 0.0
+    up, down = (first.high or 0.0) - p, q - (second.low or 0.0)
+    rest = (1 - p) * (1 - q)
+    # A share of 1 leaves nothing for the other: they move against each other one to one.
+    r = -math.sqrt(p * q / rest) if rest else -1.0
+    return p - q + math.sqrt(up * up - 2 * r * up * down + down * down)
 
 
 def mcnemar(gained: int, lost: int) -> float:
@@ -209,6 +233,20 @@ def _pairs(first: Sequence[Outcomes], second: Sequence[Outcomes]) -> list[list[t
             raise ValueError(f"arms are paired by episode, but seed number {at} has {len(old)} and {len(new)} episodes")
         pairs.append([(a, b) for a, b in zip(old, new, strict=True) if a is not None and b is not None])
     return pairs
+
+
+def _interval(
+    clusters: Sequence[Sequence[float]], seed: int, resamples: int, confidence: float
+) -> tuple[float | None, float | None]:
+    """The interval of the mean of differences in [-1, 1]."""
+    flat = [value for cluster in clusters for value in cluster]
+    if not flat:
+        return None, None
+    if min(flat) < max(flat):
+        return _bootstrap(clusters, seed, resamples, confidence)
+    if flat[0] not in (-1, 0, 1):
+        return None, None
+    return discordance(flat.count(1), flat.count(-1), len(flat), confidence=confidence)
 
 
 def _bootstrap(

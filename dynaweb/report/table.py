@@ -7,9 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dynaweb.report.data import JudgeAudit, Measure, ReportData
-from dynaweb.report.headline import ClosingRow, closing_rows, difference_text, duration, headline, interval_text, p_text
-from dynaweb.report.stats import Estimate
+from dynaweb.report.data import Arm, JudgeAudit, Measure, ReportData
+from dynaweb.report.headline import (
+    ClosingRow,
+    closing_rows,
+    difference_text,
+    duration,
+    headline,
+    interval_text,
+    made_words,
+    p_text,
+    reference_words,
+)
+from dynaweb.report.stats import NO_INTERVAL, Estimate, PairedDifference
 
 WIDTH = 88
 GAP = "  "
@@ -17,7 +27,8 @@ GAP = "  "
 
 def closing_text(data: ReportData, *, report: Path | None = None, width: int = WIDTH) -> str:
     """The closing table and what belongs to it, lines of at most `width` characters (80 at least), no final newline."""
-    parts = [_arms(data, width), _measures(data.fidelity, width), _audits(data.audits, width), _costs(data, width)]
+    parts = [_head(data, width), _arms(data, width), _measures(data.fidelity, width)]
+    parts += [_audits(data, width), _costs(data, width)]
     parts += [textwrap.fill(f"ALARM: {why}", width) for why in data.alarms]
     if report is not None:
         parts.append(f"report: {report}")
@@ -42,9 +53,11 @@ def _cell(text: str, width: int, at: int) -> str:
 
 def closing_json(data: ReportData) -> dict[str, Any]:
     """The same as plain data: rates and differences as fractions, each with its interval and n."""
-    reference = data.reference
+    start, reference = data.start, data.reference
     return {
         "headline": headline(data),
+        "made_with": data.made_with,
+        "start": start.name if start is not None else None,
         "reference": reference.name if reference is not None else None,
         "arms": [_arm_json(row) for row in closing_rows(data)],
         "world_model": {measure.label: estimate_json(measure.estimate) for measure in data.fidelity},
@@ -72,54 +85,99 @@ def cost_totals(data: ReportData) -> dict[str, float]:
     return totals
 
 
+def _head(data: ReportData, width: int) -> str:
+    made = made_words(data)
+    return textwrap.fill(f"{data.title}: {made}", width) if made else ""
+
+
 def _arms(data: ReportData, width: int) -> str:
-    reference = data.reference
     if not data.arms:
         return ""
-    against = "difference" if reference is None else "against reference"
-    rows = [_arm_cells(row) for row in closing_rows(data)]
-    table = text_table(["arm", "success %  [95 %]", "n", against, "p"], rows, width=width)
-    note = "differences in points, same episodes; * interval without 0; p: exact McNemar"
-    return f"{table}\n\nsuccess: {data.episodes_are}\n{note}"
+    rows = closing_rows(data)
+    parts = [text_table(["arm", "success %  [95 %]", "n"], [_arm_cells(row) for row in rows], width=width)]
+    parts.append(textwrap.fill(f"success: {data.episodes_are}", width))
+    start, reference = data.start, data.reference
+    if start is not None:
+        both = "start and reference" if start == reference else "start"
+        parts.append(_differences(f"{both}: {start.label}", [(row.arm, row.since_start) for row in rows], width))
+    if reference is not None and reference != start:
+        # Where the others started stands above the reference in time: its distance to that is told the other way round.
+        found = [(row.arm, row.against) for row in rows if not row.is_start]
+        parts.append(_differences(f"reference: {reference.label}", found, width))
+    if any(parts[2:]):
+        note = "differences in points, same episodes; * interval without 0; p: exact McNemar"
+        why = reference_words(data)
+        parts.append("\n".join([note, *([textwrap.fill(why, width)] if why else [])]))
+    return "\n\n".join(part for part in parts if part)
 
 
 def _arm_cells(row: ClosingRow) -> list[str]:
     success = row.success
     share = "-" if success.value is None else f"{100 * success.value:.1f} {interval_text(success)}"
-    if row.against is None:
-        return [row.arm.label, share, str(success.n), "reference" if row.is_reference else "-", ""]
-    mark = " *" if row.against.is_shown else "  "
-    return [row.arm.label, share, str(success.n), difference_text(row.against.difference) + mark, p_text(row.against.p)]
+    return [row.arm.label, share, str(success.n)]
+
+
+def _differences(to: str, found: Sequence[tuple[Arm, PairedDifference | None]], width: int) -> str:
+    rows = [
+        [
+            arm.label,
+            difference_text(one.difference) + (" *" if one.is_shown else "  "),
+            str(one.difference.n),
+            p_text(one.p),
+        ]
+        for arm, one in found
+        if one is not None
+    ]
+    return text_table([f"against {to}", "points  [95 %]  ", "n", "p"], rows, width=width) if rows else ""
 
 
 def _measures(measures: Sequence[Measure], width: int) -> str:
     if not measures:
         return ""
     rows = [[measure.label, *_estimate_cells(measure.estimate)] for measure in measures]
-    return text_table(["world model", "value  [95 %]", "n"], rows, width=width)
+    table = text_table(["world model, held-out sites", "value  [95 %]", "n"], rows, width=width)
+    return f"{table}\n\n{textwrap.fill(LEGEND, width)}"
+
+
+LEGEND = (
+    "precision: predicted that is real; recall: real that was predicted; F1: their harmonic mean; changed: elements "
+    "that came or went; role: kinds only; invalid: answers that are no page"
+)
+"""Words for the rows of the world model."""
 
 
 def _estimate_cells(estimate: Estimate) -> list[str]:
     if estimate.value is None:
         return ["-", str(estimate.n)]
     if estimate.low is None or estimate.high is None:
-        return [f"{estimate.value:.3f}", str(estimate.n)]
+        return [f"{estimate.value:.3f} {NO_INTERVAL}", str(estimate.n)]
     return [f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]", str(estimate.n)]
 
 
-def _audits(audits: Sequence[JudgeAudit], width: int) -> str:
-    if not audits:
+def _audits(data: ReportData, width: int) -> str:
+    if not data.audits:
         return ""
     rows = [
         [audit.label, *_share(audit.false_positive, audit.failed), *_share(audit.false_negative, audit.solved)]
-        for audit in audits
+        for audit in data.audits
     ]
     head = ["judge, real episodes", "false positives %", "asked/all", "false negatives %", "asked/all"]
-    note = (
-        "asked: episodes that the judge's model scored; code scores 0 what did not end by itself, and a judge's rule "
-        "(reward.evidence) answers that their page lacks"
+    return f"{text_table(head, rows, width=width)}\n\n{textwrap.fill(_asked(data), width)}"
+
+
+def _asked(data: ReportData) -> str:
+    """What the shares are of, with the first row as an example."""
+    audits, one = data.audits, data.audits[0]
+    asked, every = one.false_positive.n, max(one.failed, one.false_positive.n)
+    words = (
+        "false positives: real failures that the judge calls a success; false negatives: real successes that it "
+        f"rejects. asked/all: the judge was asked about {asked} of the {every} failures of {one.label}"
     )
-    return f"{text_table(head, rows, width=width)}\n\n{textwrap.fill(note, width)}"
+    if all(item.failed <= item.false_positive.n and item.solved <= item.false_negative.n for item in audits):
+        return words
+    ruled = any(item.path == "reward.evidence" and item.value is True for item in data.settings)
+    rule = ", or because their answer is not on the last page (reward.evidence)" if ruled else ""
+    return f"{words}; the others were scored 0 without asking, because they did not end by themselves{rule}"
 
 
 def _share(estimate: Estimate, every: int) -> list[str]:
@@ -134,11 +192,17 @@ def _costs(data: ReportData, width: int) -> str:
         f"steps without a browser {totals['static_steps']:,.0f}" if "static_steps" in totals else "",
         f"tokens generated {totals['tokens_generated']:,.0f}" if "tokens_generated" in totals else "",
         f"peak memory {totals['peak_memory_mib']:,.0f} MiB" if "peak_memory_mib" in totals else "",
-        f"stages {duration(totals['seconds'])}" if "seconds" in totals else "",
+        _times(data, totals["seconds"]) if "seconds" in totals else "",
     ]
-    dreams = data.episodes.get("dreams")
-    found = [f"dreams {dreams:,}"] if dreams else []
+    played = (("dreams", "dreams"), ("rollouts", "rollouts on real pages"))
+    found = [f"{words} {data.episodes[name]:,}" for name, words in played if data.episodes.get(name)]
     return textwrap.fill(", ".join(found + [word for word in words if word]), width)
+
+
+def _times(data: ReportData, seconds: float) -> str:
+    cached = any(stage.status == "cached" or " cached" in stage.detail for stage in data.stages)
+    made = " (those from the cache with what they took when they were made)" if cached else ""
+    return f"all stages {duration(seconds)}{made}"
 
 
 def real_steps(data: ReportData) -> float:
@@ -170,10 +234,10 @@ def _arm_json(row: ClosingRow) -> dict[str, Any]:
         "seeds": len(row.arm.outcomes),
         "success": estimate_json(row.success),
     }
-    if row.against is not None:
-        difference = estimate_json(row.against.difference)
-        counts = {"gained": row.against.gained, "lost": row.against.lost, "p": row.against.p}
-        data["against_reference"] = difference | counts | {"shown": row.against.is_shown}
+    for name, against in (("against_start", row.since_start), ("against_reference", row.against)):
+        if against is not None:
+            counts = {"gained": against.gained, "lost": against.lost, "p": against.p, "shown": against.is_shown}
+            data[name] = estimate_json(against.difference) | counts
     return data
 
 
