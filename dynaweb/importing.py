@@ -43,11 +43,23 @@ def import_light(name: str) -> ModuleType | None:
 
     A library that is loaded already stops nothing. Modules that were imported on the way stay, whole.
     """
+    before = set(sys.modules)
     with _without_heavy():
         try:
             return import_module(name)
         except _NeedsHeavyError:
+            # A package that was stopped is gone, its finished modules are not: found there, they would be taken for
+            # imported without their package.
+            for added in sorted(set(sys.modules) - before):
+                if any(parent not in sys.modules for parent in _parents(added)):
+                    del sys.modules[added]
             return None
+
+
+def _parents(name: str) -> Iterator[str]:
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
 
 
 @contextmanager

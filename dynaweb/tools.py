@@ -34,7 +34,8 @@ Plugged = Literal["world-model", "optimizer", "reward", "env"]
 def estimate_run(recipe: Recipe, *, nproc: int = 1) -> Estimate | None:
     """What a resolved recipe takes on this machine (`dynaweb run --dry-run`); None where the model's size is unknown.
 
-    Raises `ConfigError`, `MissingError` or `PluginError` with everything for which the run would be refused here.
+    Raises `ConfigError`, `MissingError` or `PluginError` with everything for which the run would be refused here, as
+    far as it can be known without a model, an optimizer, or the files that settings name.
     """
     from dynaweb.estimate.refusals import examined
 
@@ -66,9 +67,11 @@ def compare_recipes(
     """
     from dynaweb.matrix import plan_of
     from dynaweb.matrix.recipes import comparison
+    from dynaweb.runs.folder import RUNS
 
     matrix, _ = comparison(recipes, sets=sets, seeds=tuple(seeds))
-    return run_matrix(plan_of(matrix), out=out, jobs=jobs, fail_fast=fail_fast, measures=measures)
+    folder = out if out is not None else RUNS / matrix.name
+    return run_matrix(plan_of(matrix), out=folder, jobs=jobs, fail_fast=fail_fast, measures=measures)
 
 
 def plan_matrix(

@@ -78,6 +78,30 @@ def test_bad_choices_are_refused(cli: Cli) -> None:
         assert cli("cache", "prune", *words).returncode == 2
 
 
+def test_looking_is_no_use_of_a_stage() -> None:
+    """Also of one that has no marks yet, or no longer."""
+    folder = made("sft", "a", age=30 * 86400)
+    for end in (".used", ".lock"):
+        folder.with_name(f"a{end}").unlink()
+    for _ in range(2):
+        (stage,) = cached_stages()
+        assert 29 * 86400 < stage.age < 31 * 86400
+    assert [one.key for one in chosen_stages([stage], older_than=7 * 86400)] == ["a"]
+
+
+def test_a_cache_that_is_only_readable_can_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, really = made("sft", "a"), os.open
+    (folder.with_name("a.used")).unlink()
+
+    def open_(path: Path, flags: int, *rest: int, **more: int) -> int:
+        if flags & (os.O_RDWR | os.O_CREAT) and Path(path).exists() | bool(flags & os.O_CREAT):
+            raise PermissionError(13, "Permission denied", str(path))
+        return really(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", open_)
+    assert [stage.state for stage in cached_stages()] == ["done"]
+
+
 HOLD = """
 import sys, time
 from dynaweb.runs import StageCache
@@ -134,9 +158,12 @@ def test_what_stays_fits_but_for_what_is_in_use(rows: list[tuple[int, float, Sta
     all_ = [CachedStage("s", str(n), Path(), size, size, age, state) for n, (size, age, state) in enumerate(rows)]
     chosen = chosen_stages(all_, max_size=limit)
     kept = [stage for stage in all_ if stage not in chosen]
-    used = sum(stage.size for stage in kept if stage.state == "in use")
+    left = [stage for stage in kept if stage.state != "in use"]
+    size = sum(stage.size for stage in kept)
     assert all(stage.state != "in use" for stage in chosen)
-    assert sum(stage.size for stage in kept) <= limit + used
+    assert size <= limit or not left, "what is in use may be too large by itself"
+    assert all(gone.age >= stage.age for gone in chosen for stage in left), "the oldest go first"
+    assert not chosen or size + chosen[-1].size > limit, "and no more of them than have to"
 
 
 def test_ages_and_sizes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -65,6 +66,26 @@ def test_code_that_was_edited_without_a_new_version_is_other_code(package: Packa
     assert first == back and prompt == compiled
     assert len({first, edited, prompt}) == 3
     assert all(one.startswith("toy-package 1.2 ") for one in (first, edited, prompt))
+
+
+def test_a_light_import_leaves_no_halves(package: PackageMaker) -> None:
+    """A package that was stopped at a heavy library is imported anew later, with its modules that were done."""
+    heavy = package.folder / "wandb.py"  # one that is not loaded yet, whatever is installed
+    heavy.write_text("HERE = 1", encoding="utf-8")
+    (package.folder / "toys" / "sub").mkdir(parents=True)
+    (package.folder / "toys" / "sub" / "__init__.py").write_text(
+        "from .util import f\nimport wandb\n", encoding="utf-8"
+    )
+    (package.folder / "toys" / "sub" / "util.py").write_text("def f():\n    return 3\n", encoding="utf-8")
+    uses = "import toys.sub.util\nFOUND = toys.sub.util.f()\n" + TOY_CLASS
+    source = toy_source().replace("toys:", "toys.world:")
+    package("toy-package", source, modules={"toys/__init__": "", "toys/world": uses})
+    sys.modules.pop("wandb", None)
+    loaded = plugins.load()
+    loaded.try_class("wm", "toy")
+    assert "toys.sub.util" not in sys.modules and "toys.world" not in sys.modules
+    assert loaded.load_class("wm", "toy").__name__ == "Toy"
+    assert sys.modules["toys.world"].FOUND == 3
 
 
 def test_own_plugins_count_the_versions_of_their_stages(package: PackageMaker) -> None:

@@ -133,6 +133,16 @@ def test_the_goal_is_exported_unless_it_is_not_wanted(tmp_path: Path, cli: Cli) 
         assert ("Buy the red kettle" in (tmp_path / f"{name}.jsonl").read_text()) is shown
 
 
+@pytest.mark.parametrize("to", ["trl", "parquet"])
+def test_an_export_never_replaces_its_store(tmp_path: Path, to: str) -> None:
+    store = TransitionStore(tmp_path / "store.jsonl.gz")
+    store.append(ITEMS[:1])
+    before = store.path.read_bytes()
+    with pytest.raises(ConfigError, match="is the store itself"):
+        export(store, to, tmp_path / "." / "store.jsonl.gz")
+    assert store.path.read_bytes() == before
+
+
 def test_an_export_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     def broken() -> Any:
         yield ITEMS[0]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
 from core_kit import Cli
 
 from dynaweb import resolve
@@ -80,6 +82,14 @@ def test_a_game_is_real_unless_a_dream_is_asked_for_and_says_which(cli: Cli, tmp
     assert unused.returncode == 2 and "shows real pages" in unused.stderr
 
 
+@pytest.mark.parametrize("where", ["env", "env.task_settings"])
+def test_settings_of_a_game_may_be_those_of_its_environment_or_of_the_dream(cli: Cli, where: str) -> None:
+    done = _talk(cli, "quit\n", "play", "--recipe", "smoke", "--set", f"{where}.driver=static")
+    assert done.returncode == 0, done.stderr
+    wrong = _talk(cli, "quit\n", "play", "--recipe", "smoke", "--set", f"{where}.driwer=static")
+    assert wrong.returncode == 2 and "did you mean 'driver'" in wrong.stderr
+
+
 async def _solution() -> list[str]:
     """What the expert does in the first task of a draw."""
     place = Place(resolve("smoke", env="sites", overrides=["env.driver=static"]))
@@ -111,7 +121,7 @@ def test_an_evaluation_has_a_table_by_site_and_labels(cli: Cli, tmp_path: Path) 
     assert saved["failures"] == result["failures"] and saved["policy"] == "random"
     assert (tmp_path / "out" / "trajectories" / "eval-random.jsonl.gz").exists()
     expert = cli("eval", *SITES, "--policy", "expert", "--episodes", "3", "--out", "expert")
-    assert "1.000 [" in expert.stdout and "site" in expert.stdout, expert.stderr
+    assert "100.0 % [" in expert.stdout and "site" in expert.stdout, expert.stderr
 
 
 def test_an_unknown_policy_is_named(cli: Cli, tmp_path: Path) -> None:
@@ -142,8 +152,8 @@ def test_a_killed_evaluation_plays_only_what_is_left(tmp_path: Path) -> None:
     assert size and 0 < len(kept) < 90
     again = subprocess.run([*command, "--out", "two"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    first = next(line for line in again.stderr.splitlines() if line.startswith("eval random "))
-    assert int(first.split()[2].split("/")[0]) > len(kept)
+    progress = re.search(r"^evaluation of random (\d+)/90 episodes", again.stderr, re.MULTILINE)
+    assert progress is not None and int(progress[1]) > len(kept)
     finished = _episodes(tmp_path / "two" / "trajectories" / "eval-random.jsonl.gz")
     assert len(finished) == 90 and {name: finished[name] for name in kept} == kept
 

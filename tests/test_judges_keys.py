@@ -9,13 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from core_kit import TOY_CLASS, PackageMaker, toy_source
 
-from dynaweb.config import resolve
+from dynaweb.config import code, resolve
 from dynaweb.errors import ConfigError
 from dynaweb.judges.fitting import fit_judge
-from dynaweb.judges.making import FITTED, weights_of
+from dynaweb.judges.making import FITTED, judge_key, weights_of
 from dynaweb.loop.workspace import Made, Workspace
-from dynaweb.plugins import current
+from dynaweb.plugins import current, load
 from dynaweb.runs import StageCache
 
 
@@ -44,6 +45,21 @@ def _key(tmp_path: Path, *sets: str) -> str:
 )
 def test_a_fit_depends_on_its_judge_and_the_engine_that_judges(tmp_path: Path, setting: str, matters: bool) -> None:
     assert (_key(tmp_path) != _key(tmp_path, setting)) is matters
+
+
+def test_the_code_of_a_part_of_a_judge_is_in_the_key(tmp_path: Path, package: PackageMaker) -> None:
+    source = toy_source("mine", hook="dynaweb_rewards").replace("toys:", "toys.judge:")
+    (package.folder / "toys").mkdir()
+    package("toy-package", source, modules={"toys/__init__": "", "toys/judge": TOY_CLASS})
+    found = []
+    for edit in ("", "# edited"):
+        (package.folder / "toys" / "judge.py").write_text(TOY_CLASS + edit, encoding="utf-8")
+        code._files_key.cache_clear()
+        loaded = load()
+        parts = {"reward.judges": {"mine": {"weight": 1.0}, "self-assess": {"weight": 1.0}}}
+        recipe = resolve("dynaweb", overrides=parts, reward="weighted", plugins=loaded)
+        found.append(judge_key(Workspace(recipe, loaded, StageCache(tmp_path))))
+    assert [set(one) for one in found] == [{"code mine"}] * 2 and found[0] != found[1]
 
 
 def test_weights_that_were_fitted_for_another_judge_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ import pytest
 from stage_kit import SMALL, exit_code, interrupted, killed, plan_holds, run
 
 import dynaweb
-from dynaweb.errors import CheckpointError, ConfigError, InfrastructureError, Interrupted, MissingError
+from dynaweb.errors import CheckpointError, ConfigError, InfrastructureError, Interrupted, MissingError, TrainingError
 from dynaweb.loop import agents, api, auditing, beside, waves
 from dynaweb.loop.auditing import RewardHacking
 from dynaweb.loop.rl import _Learner
@@ -256,6 +257,18 @@ def test_what_is_missing_is_told_before_anything_is_played(tmp_path: Path, monke
     with pytest.raises(MissingError, match="needs the package matplotlib"):
         run(tmp_path / "charts")
     assert all(statuses(tmp_path / name) == {} for name in ("model", "tokenizer", "charts"))
+
+
+def test_an_exit_in_the_middle_of_a_run_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a plugin that calls `sys.exit(0)`: the process must not say that all went well."""
+
+    async def leaves(ws: Workspace) -> Any:
+        sys.exit(0)
+
+    monkeypatch.setattr(api.stages, "whole_run", leaves)
+    with pytest.raises(TrainingError, match=r"asked the process to exit: sys\.exit\(0\)"):
+        run(tmp_path / "left")
+    assert json.loads((tmp_path / "left" / "status.json").read_text())["status"] == "failed"
 
 
 def test_expert_mixing_and_filtered_behaviour_cloning(

@@ -38,14 +38,11 @@ def play(
 ) -> None:
     """Play a task yourself: the page is printed, your lines are the actions. With --env dream, in a dream."""
     from dynaweb.cli.output import print_json
-    from dynaweb.config.resolving import real_environment
     from dynaweb.loop.running import run_async
     from dynaweb.serve import terminal
     from dynaweb.serve.place import Place
 
-    plugins = o.load_plugins(block)
-    arguments = {**locals(), "env": env or real_environment(recipe, plugins=plugins)}
-    resolved = o.resolved(recipe, arguments)
+    resolved = _real(recipe, locals()) if env is None else o.resolved(recipe, locals())
     place = Place(resolved, world_model=world_model)
     chosen = _chosen(place, split, task)
 
@@ -127,6 +124,19 @@ def _asked_aside(prompt: str) -> str:
     """A line of the terminal; the prompt goes to stderr, because stdout is for the result."""
     typer.echo(prompt, err=True, nl=False)
     return input()
+
+
+def _real(recipe: str, arguments: dict[str, Any]) -> Any:
+    """The recipe in the real environment that its tasks are of; settings may be meant for the one or the other."""
+    from dynaweb.config import resolve
+    from dynaweb.config.resolving import real_environment
+    from dynaweb.errors import ConfigError
+
+    try:
+        given = o.resolved(recipe, arguments)
+    except ConfigError:
+        return o.resolved(recipe, {**arguments, "env": real_environment(recipe)})
+    return resolve(given, env=real_environment(given))
 
 
 def _chosen(place: Any, split: str | None, wanted: str | None) -> Any:

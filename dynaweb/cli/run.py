@@ -20,7 +20,7 @@ Nproc = Annotated[
         "--nproc", metavar="N", min=1, help="Processes on this machine that share the work, one for each GPU."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print plan and estimate; do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check recipe and packages, print plan and estimate.")]
 RecipeOption = Annotated[
     str | None, typer.Option("--recipe", metavar="NAME", help="The same as the argument RECIPE.", show_default=False)
 ]

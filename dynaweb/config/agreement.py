@@ -31,8 +31,8 @@ def used_plugins(recipe: Recipe, plugins: Plugins) -> list[tuple[Kind, str]]:
         found.append(("env", recipe.eval.env))
     found += [("engine", recipe.engine_of(role).name) for role in ROLES]
     found += [("observer", name) for name in recipe.run.observers]
-    parts = getattr(recipe.reward.config, "judges", {})
-    found += [("reward", str(name)) for name in parts] if isinstance(parts, dict) else []
+    if "combines" in plugins.find("reward", recipe.reward.name).spec.capabilities:
+        found += [("reward", str(name)) for name in getattr(recipe.reward.config, "judges", {})]
     return list(dict.fromkeys(found))
 
 

@@ -54,6 +54,9 @@ def export(
     for what, name, known in (("target", to, TARGETS), ("form", form, FORMS)):
         if name not in known:
             raise ConfigError(f"no {what} is called {name!r}; {hint(name, known)}")
+    source = getattr(transitions, "path", None)
+    if source is not None and out.resolve() == Path(source).resolve():
+        raise ConfigError(f"{out} is the store itself, which the export would replace; give another file")
     out.parent.mkdir(parents=True, exist_ok=True)
     if to == "parquet":
         return _parquet(transitions, out), out

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from dynaweb.config.code import OWN, code_of
 from dynaweb.errors import ConfigError
 from dynaweb.judges.calibration import Platt
 from dynaweb.protocols import PluginContext
@@ -129,8 +130,12 @@ def judge_key(ws: Workspace) -> dict[str, str]:
     """What the recipe's judge depends on besides its settings, for cache keys: empty where that is nothing."""
     from dynaweb.loop.files import files_hash
 
-    given = [str(getattr(config, "weights", "")) for _, config in parts(ws, *_reward(ws))]
+    used = list(parts(ws, *_reward(ws)))
+    given = [str(getattr(config, "weights", "")) for _, config in used]
     found = {f"weights {path}": files_hash(fitted_folder(Path(path))) for path in given if path and Path(path).is_dir()}
+    for plugin in (ws.plugins.find("reward", name) for name, _ in used[1:]):
+        if plugin.origin.package != OWN:
+            found[f"code {plugin.name}"] = code_of(plugin)
     if ws.fitted_judge is not None:
         found["fitted"] = ws.fitted_judge.name
     return found

@@ -11,13 +11,14 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynaweb import events
 from dynaweb.config.agreement import used_plugins
 from dynaweb.data.store import existing
-from dynaweb.errors import ConfigError, Interrupted, StorageError
+from dynaweb.errors import ConfigError, Interrupted, StorageError, TrainingError
 from dynaweb.judges.fitting import fitted_judge
 from dynaweb.judges.making import to_fit
 from dynaweb.loop import stages
@@ -30,7 +31,7 @@ from dynaweb.loop.explore import explore
 from dynaweb.loop.fidelity import transitions_of
 from dynaweb.loop.files import files_hash
 from dynaweb.loop.players import POLICIES, WITHOUT_MODEL, without_model
-from dynaweb.loop.running import run_async
+from dynaweb.loop.running import joined_team, run_async
 from dynaweb.loop.sft import sft as sft_stage
 from dynaweb.loop.weights import world_model_weights
 from dynaweb.loop.workspace import MODEL, Workspace
@@ -40,10 +41,10 @@ from dynaweb.observers.chosen import chosen_observers
 from dynaweb.plugins import current
 from dynaweb.runs import StageCache, open_run
 from dynaweb.runs.cache import default_root
+from dynaweb.runs.folder import choose_folder
 from dynaweb.runs.space import out_of_space, storage_error
 
 if TYPE_CHECKING:
-    from dynaweb.backends.team import Team
     from dynaweb.config import Recipe
     from dynaweb.loop.wmeval import Shown, WorldModelScores
     from dynaweb.loop.workspace import LoadedModel, Made
@@ -55,6 +56,7 @@ COLLECTED = "collected"
 """Key of `Transition.info`: the cache key of the exploration that a collected transition comes from."""
 T = TypeVar("T")
 Job = Callable[[Workspace], Awaitable[T]]
+Check = Callable[[Workspace], None]
 Closing = Callable[[Path], dict[str, Any]]
 
 
@@ -223,7 +225,6 @@ def evaluate(
     the one that the recipe fits.
     """
     world_model = world_model_weights(world_model)
-
     _check_policy(policy)
 
     def check(ws: Workspace) -> None:
@@ -307,14 +308,15 @@ def _in_folder(
     resume: bool = False,
     command: str = "run",
     closing: Closing = lambda path: {},
-    check: Callable[[Workspace], None] = lambda ws: None,
+    check: Check = lambda ws: None,
 ) -> T:
     """Do a job in a run folder of its own, with its metrics file, its status, and word to the observers.
 
     What cannot be is said by `check` before there is a folder.
     """
     plugins = current()
-    _check_first(recipe, plugins, check)
+    chosen = partial(choose_folder, recipe, out=out, resume=resume, command=command)
+    _check_first(recipe, plugins, chosen, check)
     manifest = plugins.manifest(recipe.choices())
     folder = open_run(recipe, out=out, resume=resume, plugins=manifest, command=command)
     with folder.lock():
@@ -326,11 +328,17 @@ def _in_folder(
             metrics.close()
 
 
-def _check_first(recipe: Recipe, plugins: Plugins, check: Callable[[Workspace], None]) -> None:
+def _check_first(
+    recipe: Recipe, plugins: Plugins, folder: Callable[[], Any], check: Callable[[Workspace], None]
+) -> None:
     ws = Workspace(recipe, plugins, StageCache())
     try:
+        folder()  # costs nothing; `check` may import torch
         ws.engines.require()
         check(ws)
+    except Exception:
+        ws.team = joined_team()  # who waits for this process is sent home when it closes
+        raise
     finally:
         run_async(ws.close())
 
@@ -361,10 +369,12 @@ def _told(recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugins, clos
     except BaseException as error:
         full = storage_error(error, folder.path, default_root())
         told = error if full is None else StorageError(f"{full}; when it can be written to, {folder.how_to_go_on}")
+        if isinstance(error, SystemExit):
+            told = TrainingError(f"something in the run asked the process to exit: sys.exit({error.code!r})")
         # A full disk may not take the status either, and what is to be told is why.
         with suppress(*((OSError, StorageError) if out_of_space(error) else ())):
             end("failed", told)
-        if full is None:
+        if told is error:
             raise
         raise told from error
     end("done")
@@ -374,7 +384,7 @@ def _told(recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugins, clos
 async def _worked(recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugins) -> T:
     cache = StageCache(notify=plugins.notify)
     ws = Workspace(recipe, plugins, cache, folder)
-    ws.team = _team()
+    ws.team = joined_team()
     if recipe.run.time_budget:
         ws.deadline = time.monotonic() + 60 * recipe.run.time_budget
     try:
@@ -382,14 +392,3 @@ async def _worked(recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugi
     finally:
         await ws.close()
         cache.close()
-
-
-def _team() -> Team | None:
-    """The other ranks, where a launcher started several processes."""
-    import os
-
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return None
-    from dynaweb.backends.team import Team
-
-    return Team.join()

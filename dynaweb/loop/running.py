@@ -1,11 +1,14 @@
-"""Coroutines for callers that are not asynchronous, or that run an event loop already."""
+"""Coroutines for callers that are not asynchronous, or that run an event loop already; and the other ranks."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from dynaweb.backends.team import Team
 
 T = TypeVar("T")
 
@@ -37,3 +40,14 @@ def _in_thread(work: Coroutine[Any, Any, T]) -> T:
     finally:
         loop.close()
     return task.result()
+
+
+def joined_team() -> Team | None:
+    """The other ranks, where a launcher started several processes."""
+    import os
+
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return None
+    from dynaweb.backends.team import Team
+
+    return Team.join()

@@ -15,7 +15,6 @@ from dynaweb import events
 from dynaweb.judges.fitting import fitted_judge
 from dynaweb.judges.making import to_fit
 from dynaweb.loop.agents import lookahead, lookahead_key, looks_ahead
-from dynaweb.loop.checks import check_seam, check_together
 from dynaweb.loop.demos import all_experts, demos, no_demos
 from dynaweb.loop.evaluate import audit_judge, evaluate_arm
 from dynaweb.loop.evolving import in_phases
@@ -82,8 +81,6 @@ async def ingredients(ws: Workspace) -> Ingredients:
 
 async def whole_run(ws: Workspace) -> Outcome:
     """All stages of a run up to the evaluations; the report is made from what they leave in the run folder."""
-    check_seam(ws)
-    check_together(ws)
     ws.tell(events.Progress(events.STAGES, 0, planned(ws), "stages"))
     given = await ingredients(ws)
     main = _ahead(ws, given, await _main(ws, given))

@@ -152,8 +152,8 @@ class StageCache:
         with suppress(OSError):
             if mark not in self._used:
                 handle = os.open(mark, os.O_RDWR | os.O_CREAT, 0o666)
-                fcntl.flock(handle, fcntl.LOCK_SH)
                 self._used[mark] = handle
+                fcntl.flock(handle, fcntl.LOCK_SH)
             os.utime(mark)
 
     def reopen(self, name: str, key: str, *, keep: Mapping[str, str], cost: str) -> None:

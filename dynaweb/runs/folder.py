@@ -138,23 +138,33 @@ def open_run(
     another command, or when a resumed run has another recipe (the difference is shown); `CheckpointError` when there
     is nothing to resume.
     """
+    path, goes_on = choose_folder(recipe, out=out, resume=resume, base=base, command=command)
+    if goes_on:
+        _fill(path, recipe, list(plugins))
+    else:
+        _create(path, recipe, list(plugins), command)
+    return RunFolder(path, resumed=goes_on)
+
+
+def choose_folder(
+    recipe: Recipe, *, out: Path | None = None, resume: bool = False, base: Path = RUNS, command: str = RUN
+) -> tuple[Path, bool]:
+    """The folder that `open_run` would take, and whether to go on in it. Nothing is made; raises what `open_run` does,
+    but for what only making the folder can tell."""
     path = out if out is not None else _default(recipe, base, resume, command)
     if resume:
         _check_command(path)
+    if resume or (command != RUN and _unfinished(path, command)):
         _check_same(path, recipe)
-        _fill(path, recipe, list(plugins))
-        return RunFolder(path, resumed=True)
-    if command != RUN and _unfinished(path, command):
-        _check_same(path, recipe)
-        _fill(path, recipe, list(plugins))
-        return RunFolder(path, resumed=True)
+        return path, True
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         go_on = f"Go on with that run by --resume --out {path}, choose" if _resumable(path) else "Choose"
         raise ConfigError(
             f"{path} exists and is not empty; nothing is overwritten. {go_on} another folder with --out, or remove it"
         )
-    _create(path, recipe, list(plugins), command)
-    return RunFolder(path)
+    if any(parent.exists() and not parent.is_dir() for parent in path.parents):
+        raise ConfigError(f"run folder {path} cannot be written: Not a directory; choose another with --out")
+    return path, False
 
 
 def last_run(base: Path = RUNS) -> Path:

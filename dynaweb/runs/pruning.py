@@ -56,15 +56,14 @@ def chosen_stages(
     bytes. Stages in use are never chosen. Raises `ConfigError` where nothing says which."""
     if not every and older_than is None and max_size is None:
         raise ConfigError("say what to take out: --older-than AGE, --max-size SIZE, or --all")
-    stages = sorted(stages, key=lambda stage: stage.age)
-    chosen, kept = [], 0
+    stages = sorted(stages, key=lambda stage: stage.age, reverse=True)
+    chosen, kept = [], sum(stage.size for stage in stages)
     for stage in stages:
         old = older_than is not None and stage.age >= older_than
-        large = max_size is not None and kept + stage.size > max_size
+        large = max_size is not None and kept > max_size
         if stage.state != "in use" and (every or old or large):
             chosen.append(stage)
-        else:
-            kept += stage.size
+            kept -= stage.size
     return chosen
 
 
@@ -109,10 +108,10 @@ def _folders(path: Path) -> Iterator[Path]:
 def _stage(folder: Path) -> CachedStage:
     key = folder.name.removesuffix(PARTIAL)
     sizes = [(found.st_size, found.st_nlink) for found in _stats(folder)]
+    age = max(0.0, time.time() - _last_used(folder, key))
     with _alone(folder) as alone:
         state: State = "in use" if not alone else "done" if _whole(folder) else "unfinished"
     total, own = sum(size for size, _ in sizes), sum(size for size, links in sizes if links == 1)
-    age = max(0.0, time.time() - _last_used(folder, key))
     return CachedStage(folder.parent.name, key, folder, total, own, age, state)
 
 
@@ -142,16 +141,36 @@ def _alone(folder: Path) -> Iterator[bool]:
     """Hold both locks of a stage for a moment, so that nobody makes or uses it; False where somebody does."""
     key = folder.name.removesuffix(PARTIAL)
     with ExitStack() as held:
-        yield all(_locked(folder.with_name(f"{key}{end}"), held) for end in (".lock", USED))
+        yield all(_locked(folder.with_name(f"{key}{end}"), folder, held) for end in (".lock", USED))
 
 
-def _locked(path: Path, held: ExitStack) -> bool:
-    if not path.exists() and not os.access(path.parent, os.W_OK):
+def _locked(path: Path, folder: Path, held: ExitStack) -> bool:
+    handle = _opened(path, folder)
+    if handle is None:
         return True
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     held.callback(os.close, handle)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
+
+
+def _opened(path: Path, folder: Path) -> int | None:
+    """A lock file of a stage; made where there was none, with the stage's own time, since looking is no use of it.
+
+    In a cache that is only readable: the file for reading, or None.
+    """
+    try:
+        return os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return os.open(path, os.O_RDONLY)
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        last = folder.stat().st_mtime
+        os.utime(path, (last, last))
+    except OSError:
+        return None
+    return handle
