@@ -8,6 +8,7 @@ import uuid
 from typing import Any
 
 from dynaweb.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError
+from dynaweb.processes import own_command
 
 
 def launched() -> bool:
@@ -52,7 +53,7 @@ def start(count: int, arguments: list[str]) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     _be_quiet()
     try:
-        elastic_launch(config, sys.executable)("-m", "dynaweb", *arguments)
+        elastic_launch(config, sys.executable)(*own_command(*arguments))
     except ChildFailedError as error:
         return _code(error)
     except SignalException:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from dynaweb.processes import python_options
+
 GIB = 2**30
 
 MEASURE = """
@@ -81,7 +83,7 @@ def _host_memory() -> int:
 def _measured() -> float:
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
     alone = {**os.environ, **dict.fromkeys(names, "1")}
-    command = [sys.executable, "-c", MEASURE]
+    command = [sys.executable, *python_options(), "-c", MEASURE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, env=alone)
         return float(done.stdout) * (os.cpu_count() or 1)

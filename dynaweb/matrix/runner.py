@@ -16,6 +16,7 @@ from typing import Any
 from dynaweb.errors import EXIT_INTERRUPTED, Interrupted
 from dynaweb.matrix.cells import Cell, Plan
 from dynaweb.matrix.folder import MatrixFolder
+from dynaweb.processes import own_command
 from dynaweb.runs import write_json
 
 GRACE = 120.0
@@ -156,7 +157,7 @@ class Runner:
         if self.command is not None:
             return self.command(self.folder, id)
         blocked = [word for option in self.block for word in ("-p", option)]
-        return [sys.executable, "-m", "dynaweb", "matrix", "cell", str(self.folder.path), id, *blocked]
+        return [sys.executable, *own_command("matrix", "cell", str(self.folder.path), id, *blocked)]
 
     def _set(self, progress: Progress, state: str, line: str = "") -> None:
         progress.state = state

@@ -1,0 +1,21 @@
+"""Starting further Python processes of the same installation."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def python_options() -> list[str]:
+    """Options of Python for a process that imports what this one does.
+
+    `-m` and `-c` put the working directory before everything that is installed: a file there that is called as a
+    library would be imported in its place. The command `dynaweb` does not do that, nor do processes that it starts.
+    """
+    here = {"", ".", os.getcwd()}
+    return [] if here & set(sys.path) else ["-P"]
+
+
+def own_command(*arguments: str) -> list[str]:
+    """`dynaweb` with these arguments, after the Python of this process."""
+    return [*python_options(), "-m", "dynaweb", *arguments]
