@@ -328,9 +328,7 @@ def _in_folder(
             metrics.close()
 
 
-def _check_first(
-    recipe: Recipe, plugins: Plugins, folder: Callable[[], Any], check: Callable[[Workspace], None]
-) -> None:
+def _check_first(recipe: Recipe, plugins: Plugins, folder: Callable[[], Any], check: Check) -> None:
     ws = Workspace(recipe, plugins, StageCache())
     try:
         folder()  # costs nothing; `check` may import torch
