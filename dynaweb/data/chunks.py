@@ -1,8 +1,8 @@
 """An append-only file of gzip members: batches of text lines that are there wholly or not at all.
 
 Each member (chunk) is a complete gzip file, so `zcat` prints everything; its header carries, in an extra field as the
-gzip format (RFC 1952) provides, its length, how many records it holds, and whether it closes a batch, and where gzip has a
-time, a checksum of these. So a file is opened by hopping from header to header, and any chunk can be read alone.
+gzip format (RFC 1952) provides, its length, how many records it holds, and whether it closes a batch, and in the field
+for a time a checksum of these. So a file is opened by hopping from header to header, and any chunk can be read alone.
 A batch counts once its closing chunk is whole; what stands behind the last whole batch was torn by a kill or a crash:
 readers ignore it, writers cut it off. Only what a torn write can leave is taken for one: the beginning of a batch, or
 blocks of zeros. Anything else is damage, which neither may hide.
