@@ -7,11 +7,16 @@ import signal
 import subprocess
 import sys
 import tracemalloc
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dynaweb.data import store as store_module
+from dynaweb.data.chunks import ChunkFile
+from dynaweb.data.codec import to_json
 from dynaweb.data.store import TrajectoryStore, TransitionStore
 from dynaweb.errors import CheckpointError
 from dynaweb.types import Action, Node, Observation, Step, Task, Trajectory, Transition
@@ -128,6 +133,8 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_data_store import trajectory
+from dynaweb.data.chunks import ChunkFile
+from dynaweb.data.codec import to_json
 from dynaweb.data.store import TrajectoryStore
 store = TrajectoryStore(Path(sys.argv[1]))
 for number in range(0, 100_000, 4):
@@ -189,6 +196,69 @@ def test_damage_in_the_middle_is_an_error_not_a_wrong_record(tmp_path: Path) -> 
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match="chunk 0 at byte 0 is damaged"):
         list(TrajectoryStore(path))
+
+
+def test_damage_never_makes_a_shorter_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a byte changes: all records are read as they were, or it is an error; a writer never cuts them off."""
+    monkeypatch.setattr(store_module, "CHUNK_RECORDS", 2)
+    path, written = tmp_path / "x.jsonl.gz", [trajectory(number) for number in range(7)]
+    for batch in (written[:1], written[1:5], written[5:]):
+        TrajectoryStore(path).append(batch)
+    data, found = path.read_bytes(), Counter[str]()
+    heads = [at + more for at in range(len(data)) if data[at : at + 4] == b"\x1f\x8b\x08\x04" for more in range(34)]
+    for at in sorted({*heads, *range(0, len(data), 41), *range(len(data) - 9, len(data))} & set(range(len(data)))):
+        changed = bytearray(data)
+        changed[at] ^= 0xA5
+        path.write_bytes(changed)
+        with suppress(CheckpointError):
+            read = list(TrajectoryStore(path))
+            assert read == written, at
+            found["read"] += 1
+        size = path.stat().st_size
+        try:
+            TrajectoryStore(path).append([trajectory(9)])
+        except CheckpointError:
+            found["refused"] += 1
+            assert path.read_bytes() == changed
+        else:
+            assert path.read_bytes()[:size] == changed, at
+    assert found["refused"] > 40 and found["read"] > 5
+
+
+def test_stores_can_be_joined_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "CHUNK_RECORDS", 2)
+    parts = []
+    for name, numbers in (("a", range(5)), ("b", range(3, 9))):
+        store = TrajectoryStore(tmp_path / name)
+        for number in numbers:
+            store.append([trajectory(number), trajectory(number + 1)])
+        parts += list(store)
+    both = tmp_path / "both"
+    both.write_bytes(b"".join((tmp_path / name).read_bytes() for name in "ab"))
+    store = TrajectoryStore(both)
+    assert list(store) == parts and store[len(parts) - 1] == parts[-1]
+    store.append([trajectory(1)])
+    assert list(TrajectoryStore(both)) == [*parts, trajectory(1)]
+
+
+class Absolute:
+    """References as earlier versions wrote them: `[chunk, page]`, counted from the beginning of the file."""
+
+    def put(self, page: Any) -> Any:
+        self.page = page
+        return [0, 0]
+
+    def get(self, reference: Any) -> Observation:
+        raise NotImplementedError
+
+
+def test_references_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    pages, written = Absolute(), Transition(page(1), Action("wait"), page(1))
+    line = json.dumps(to_json(written, pages))
+    file = ChunkFile(tmp_path / "old")
+    file.append([([f'{{"page":{json.dumps(pages.page)}}}'], 0)])
+    file.append([([line], 1)])
+    assert list(TransitionStore(file.path)) == [written]
 
 
 def test_somebody_elses_file_is_left_alone(tmp_path: Path) -> None:

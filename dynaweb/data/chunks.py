@@ -1,9 +1,11 @@
 """An append-only file of gzip members: batches of text lines that are there wholly or not at all.
 
 Each member (chunk) is a complete gzip file, so `zcat` prints everything; its header carries, in an extra field as the
-gzip format (RFC 1952) provides, its own length, how many records it holds, and whether it closes a batch. So a file is
-opened by hopping from header to header, and any chunk can be read alone. A batch counts once its closing chunk is
-whole; what stands behind the last whole batch was torn by a kill or a crash: readers ignore it, writers cut it off.
+gzip format (RFC 1952) provides, its length, how many records it holds, and whether it closes a batch, and in the field
+for a time a checksum of these. So a file is opened by hopping from header to header, and any chunk can be read alone.
+A batch counts once its closing chunk is whole; what stands behind the last whole batch was torn by a kill or a crash:
+readers ignore it, writers cut it off. Only what a torn write can leave is taken for one: the beginning of a batch, or
+blocks of zeros. Anything else is damage, which neither may hide.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ _TAIL = struct.Struct("<II")
 _MAGIC = b"\x1f\x8b\x08\x04"
 _ID = b"DW"
 _EXTRA = 13
+_ZEROS = bytes(512)
+"""What a block reads as that never reached the disk."""
 _LEVEL = 6
 
 
@@ -52,7 +56,10 @@ class ChunkFile:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look for batches that were appended since. Raises `CheckpointError` if this is no such file."""
+        """Look for batches that were appended since.
+
+        Raises `CheckpointError` if this is no such file, or if what stands behind its whole batches is damaged.
+        """
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
@@ -60,6 +67,12 @@ class ChunkFile:
             found = _scan(file, self.end, size)
             if not found and not self.chunks and size:
                 _refuse_foreign(file, self.path)
+            end = found[-1].offset + found[-1].size if found else self.end
+            if not _is_torn(file, end, size):
+                raise CheckpointError(
+                    f"{self.path} is damaged behind byte {end} of {size}, and that is no unfinished write; restore the "
+                    "file from a copy, or delete it and repeat what wrote it"
+                )
         self.chunks.extend(found)
         self.torn = size - self.end
 
@@ -121,8 +134,12 @@ def _pack(lines: Sequence[str], records: int, closes: bool) -> bytes:
     deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
     body = deflate.compress(text) + deflate.flush()
     size = _HEAD.size + len(body) + _TAIL.size
-    head = _HEAD.pack(_MAGIC, 0, 0, 255, _EXTRA + 4, _ID, _EXTRA, size, records, closes)
+    head = _HEAD.pack(_MAGIC, _stamp(size, records, closes), 0, 255, _EXTRA + 4, _ID, _EXTRA, size, records, closes)
     return head + body + _TAIL.pack(zlib.crc32(text), len(text) & 0xFFFFFFFF)
+
+
+def _stamp(size: int, records: int, closes: int) -> int:
+    return zlib.crc32(b"%d %d %d" % (size, records, closes)) or 1
 
 
 def _unpack(data: bytes) -> bytes | None:
@@ -152,10 +169,17 @@ def _head(file: BinaryIO, offset: int, size: int) -> Chunk | None:
     data = file.read(_HEAD.size)
     if len(data) < _HEAD.size:
         return None
-    magic, _, _, _, _, mark, _, length, records, closes = _HEAD.unpack(data)
-    if magic != _MAGIC or mark != _ID or length < _HEAD.size + _TAIL.size or offset + length > size:
+    if not _is_head(data):
         return None
-    return Chunk(offset, length, records, bool(closes))
+    *_, length, records, closes = _HEAD.unpack(data)
+    return Chunk(offset, length, records, bool(closes)) if offset + length <= size else None
+
+
+def _is_head(data: bytes) -> bool:
+    """Whether a chunk begins so. Chunks of earlier versions have no checksum there."""
+    magic, stamp, _, _, _, mark, _, length, records, closes = _HEAD.unpack(data)
+    known = stamp in (0, _stamp(length, records, closes))
+    return known and magic == _MAGIC and mark == _ID and length >= _HEAD.size + _TAIL.size
 
 
 def _whole_batch(file: BinaryIO, chunks: list[Chunk]) -> bool:
@@ -169,6 +193,30 @@ def _whole_batch(file: BinaryIO, chunks: list[Chunk]) -> bool:
         if _unpack(file.read(chunks[at].size)) is None:
             return False
     return True
+
+
+def _is_torn(file: BinaryIO, start: int, size: int) -> bool:
+    """Whether the bytes from `start` on are what an unfinished write leaves.
+
+    These are whole chunks of a batch that is not closed, then one that is cut off, or zeros where blocks never reached
+    the disk.
+    """
+    offset = start
+    while (chunk := _head(file, offset, size)) is not None:
+        file.seek(offset)
+        data = file.read(chunk.size)
+        if _unpack(data) is None:
+            return _ZEROS in data or data.endswith(bytes(_TAIL.size))
+        offset += chunk.size
+        if chunk.closes:
+            return False
+    file.seek(offset)
+    rest = file.read(_HEAD.size)
+    if not rest.strip(b"\0"):
+        return True
+    if len(rest) < _HEAD.size:
+        return _MAGIC.startswith(rest[: len(_MAGIC)])
+    return _is_head(rest)
 
 
 def _refuse_foreign(file: BinaryIO, path: Path) -> None:

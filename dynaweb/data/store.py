@@ -1,13 +1,15 @@
 """Append-only stores of trajectories and transitions: compact, safe against kill -9, read in constant memory.
 
 A store is one file of gzip chunks (see `chunks`) of JSON Lines (see `codec`). Observations are found again by a hash
-of their content: each page is written once, as a line `{"page": ...}`, and records refer to it as `[chunk, page]`. A
-reader holds one chunk and a bounded number of recently used pages, however long the file is.
+of their content: each page is written once, as a line `{"page": ...}`, and records refer to it as `"back:page"`, so
+many chunks before their own; so the files of stores of one kind can be joined. A reader holds one chunk and a bounded
+number of recently used pages, however long the file is.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
@@ -20,6 +22,7 @@ from dynaweb.data.codec import Json, read, read_page, to_json
 from dynaweb.errors import CheckpointError, MissingError
 from dynaweb.types import Observation, Trajectory, Transition
 
+log = logging.getLogger(__name__)
 T = TypeVar("T", Trajectory, Transition)
 
 CHUNK_RECORDS = 128
@@ -115,6 +118,7 @@ class Store(Generic[T]):
     def _read(self, index: int, skip: int) -> Iterator[T]:
         lines = [line for line in self._file.lines(index) if not line.startswith(_PAGE_LINE)]
         for line in lines[skip:]:
+            self._pages.chunk = index
             try:
                 yield read(json.loads(line), self.record, self._pages)
             except (ValueError, KeyError, TypeError) as error:
@@ -134,10 +138,15 @@ class TransitionStore(Store[Transition]):
 
 
 def existing(path: Path) -> TransitionStore:
-    """The transition store in a file that has to be there. Raises `MissingError`."""
+    """The transition store in a file that has to be there; tells where its end is not whole. Raises `MissingError`."""
     if not path.is_file():
         raise MissingError(f"there is no transition store {path}; make one with dynaweb collect or dynaweb data import")
-    return TransitionStore(path)
+    store = TransitionStore(path)
+    if store.torn:
+        log.warning(
+            "%s: the last %d of %d bytes are an unfinished write and left out", path, store.torn, path.stat().st_size
+        )
+    return store
 
 
 _PAGE_LINE = '{"page":'
@@ -185,7 +194,7 @@ class _ChunkWriter:
             self._count += 1
             self._lines.append(f"{_PAGE_LINE}{text}}}")
             self._known.learn(key, place)
-        return list(place)
+        return f"{self._chunk - place[0]}:{place[1]}"
 
     def get(self, reference: Json) -> Observation:
         """Writers never read."""
@@ -193,10 +202,14 @@ class _ChunkWriter:
 
 
 class _PageCache:
-    """Decoded pages by reference, the recently used ones; a miss reads all pages of that chunk."""
+    """Decoded pages by reference, the recently used ones; a miss reads all pages of that chunk.
+
+    `chunk` is that of the record which is read.
+    """
 
     def __init__(self, file: ChunkFile) -> None:
         self._file = file
+        self.chunk = 0
         self._pages: OrderedDict[tuple[int, int], Observation] = OrderedDict()
 
     def put(self, page: Json) -> Json:
@@ -204,8 +217,12 @@ class _PageCache:
         raise TypeError("a page was given to a reader")
 
     def get(self, reference: Json) -> Observation:
-        """The page at `[chunk, position]`."""
-        key = (reference[0], reference[1])
+        """The page at `"back:position"`; earlier versions wrote `[chunk, position]`."""
+        if isinstance(reference, str):
+            back, _, position = reference.partition(":")
+            key = (self.chunk - int(back), int(position))
+        else:
+            key = (reference[0], reference[1])
         if key not in self._pages:
             self._load(key[0])
         self._pages.move_to_end(key)
