@@ -210,7 +210,7 @@ class Dream(Section):
 class Rl(Section):
     """Policy optimization."""
 
-    updates: int = Field(default=50, ge=0)
+    updates: int = Field(default=40, ge=0)
     """Updates; each uses fresh rollouts."""
     tasks: int = Field(default=8, ge=1)
     """Tasks of one update."""
@@ -219,7 +219,7 @@ class Rl(Section):
     sampling: Literal["rotation", "adaptive"] = "rotation"
     """Which task templates an update plays: all in turn, or more often those whose last groups were mixed, since a
     group whose rollouts all succeed or all fail carries no gradient."""
-    lr: float = Field(default=1.5e-4, gt=0)
+    lr: float = Field(default=2e-4, gt=0)
     """Peak learning rate of AdamW; linear decay to 10 % over the updates."""
     warmup: int = Field(default=3, ge=0)
     """Warm-up updates."""
