@@ -77,6 +77,14 @@ def test_layers_in_order() -> None:
     assert recipe.model.path == "some/model"
 
 
+def test_thorough_chooses_the_longer_sft_only_where_the_recipe_does_not_say() -> None:
+    assert resolve("dynaweb").controls.sft_steps == (120,)
+    assert resolve("dynaweb", thorough=True).controls.sft_steps == (60, 120)
+    assert resolve(resolve("dynaweb"), thorough=True).controls.sft_steps == (60, 120)
+    for name in ("prompted", "smoke", "sft"):
+        assert resolve(name, thorough=True).controls.sft_steps == resolve(name).controls.sft_steps
+
+
 DREAM_OF_STATIC = """
 extends = "smoke"
 [env.task_settings]

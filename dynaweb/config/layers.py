@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 KINDS: tuple[Kind, ...] = ("wm", "opt", "reward", "env")
 HEADER = ("extends", "description")
-THOROUGH: Mapping[str, Any] = {"eval.episodes": 360, "controls.filtered_bc": True}
-"""What `--thorough` changes: more held-out episodes, and the second control arm."""
+THOROUGH: Mapping[str, Any] = {"eval.episodes": 360, "controls.filtered_bc": True, "controls.sft_steps": (60, 120)}
+"""What `--thorough` changes: more held-out episodes, the second control arm, and a choice of the longer SFT's length
+where the recipe does not say which to try."""
 
 TASKS, TASK_SETTINGS = "env.tasks", "env.task_settings"
 """Where an environment that dreams names the environment whose tasks it dreams of, and has that one's settings."""

@@ -59,7 +59,9 @@ def resolve(
     problems = Problems()
     layers, name, description = _base(recipe, plugins)
     if thorough:
-        layers.add(THOROUGH, dict.fromkeys(THOROUGH, "--thorough"))
+        chosen = layers.origins.get("controls.sft_steps", "default") != "default"
+        wider = {path: value for path, value in THOROUGH.items() if path != "controls.sft_steps" or not chosen}
+        layers.add(wider, dict.fromkeys(wider, "--thorough"))
     given = {FLAGS[flag]: value for flag, value in flags.items() if value is not None}
     layers.add(given, {FLAGS[flag]: f"--{flag.replace('_', '-')}" for flag in flags})
     values, origin = _overrides(overrides, problems)
