@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from core_kit import Cli, PackageMaker
 from hypothesis import HealthCheck, settings
+from warm_kit import command_line
 
 from dynaweb import plugins
 
@@ -50,6 +51,11 @@ def package(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
             del sys.modules[name]
 
 
+def _environment(path: Path | None, changes: dict[str, str]) -> dict[str, str]:
+    first = {} if path is None else {"PYTHONPATH": os.pathsep.join(filter(None, [str(path), os.environ.get("PYTHONPATH")]))}
+    return {**os.environ, **changes, **first}
+
+
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     """Runs `dynaweb ...` in a process of its own, in a temporary folder; `path` is put before PYTHONPATH."""
@@ -57,13 +63,23 @@ def cli(tmp_path: Path) -> Cli:
     def run(
         *arguments: str, path: Path | None = None, timeout: float = 240, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, **environment}
-        if path is not None:
-            env["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = _environment(path, environment)
         command = [sys.executable, "-m", "dynaweb", *arguments]
         return subprocess.run(
             command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=timeout, check=False
         )
+
+    return run
+
+
+@pytest.fixture
+def warm_cli(tmp_path: Path) -> Cli:
+    """The same in a process that has imported everything, which saves seconds where it would import torch."""
+
+    def run(
+        *arguments: str, path: Path | None = None, timeout: float = 240, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return command_line(arguments, cwd=tmp_path, env=_environment(path, environment), timeout=timeout)
 
     return run
 
