@@ -29,6 +29,24 @@ settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("busy")
 
 
+LONGEST = (
+    *("test_loop_stages", "test_opt_runs", "test_env_commands", "test_judges_runs", "test_wm_stages", "test_cli_commands"),
+    *("test_opt_ranks", "test_matrix_runs", "test_matrix_recipes", "test_full_disk", "test_backend_team", "test_baselines"),
+)
+"""Files that take longest begin first, so that those who share the work end together."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The order of files is ours, not that of their numbers of tests."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort by file; the order within each stays."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No setting of the developer's shell reaches a test, and no test reaches the user's cache."""
@@ -52,8 +70,10 @@ def package(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
 
 
 def _environment(path: Path | None, changes: dict[str, str]) -> dict[str, str]:
-    first = {} if path is None else {"PYTHONPATH": os.pathsep.join(filter(None, [str(path), os.environ.get("PYTHONPATH")]))}
-    return {**os.environ, **changes, **first}
+    found = {**os.environ, **changes}
+    if path is not None:
+        found["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return found
 
 
 @pytest.fixture
@@ -77,9 +97,10 @@ def warm_cli(tmp_path: Path) -> Cli:
     """The same in a process that has imported everything, which saves seconds where it would import torch."""
 
     def run(
-        *arguments: str, path: Path | None = None, timeout: float = 240, **environment: str
+        *arguments: str, path: Path | None = None, timeout: float = 240, typed: str = "", **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        return command_line(arguments, cwd=tmp_path, env=_environment(path, environment), timeout=timeout)
+        env = _environment(path, environment)
+        return command_line(arguments, cwd=tmp_path, env=env, timeout=timeout, typed=typed)
 
     return run
 

@@ -55,21 +55,24 @@ def exit_codes(processes: Sequence[ForkServerProcess], *, timeout: float = 120) 
 
 
 def command_line(
-    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float
+    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float, typed: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """`python -m dynaweb ARGUMENTS`, without the seconds that imports take."""
+    """`python -m dynaweb ARGUMENTS`, without the seconds that imports take; `typed` is what it reads from stdin."""
     with tempfile.TemporaryDirectory() as folder:
-        files = Path(folder, "out"), Path(folder, "err")
-        code = exit_code(_command_line, list(arguments), cwd, dict(env), *files, timeout=timeout)
-        out, err = (file.read_text(encoding="utf-8") if file.exists() else "" for file in files)
+        files = [Path(folder, name) for name in ("in", "out", "err")]
+        for file in files:
+            file.write_text(typed if file.name == "in" else "", encoding="utf-8")
+        code = exit_code(_command_line, list(arguments), cwd, dict(env), files, timeout=timeout)
+        _, out, err = (file.read_text(encoding="utf-8") for file in files)
     if code is None:
         raise subprocess.TimeoutExpired(list(arguments), timeout, out, err)
     return subprocess.CompletedProcess(list(arguments), code, out, err)
 
 
-def _command_line(arguments: list[str], cwd: Path, env: dict[str, str], out: Path, err: Path) -> None:
-    for number, file in ((1, out), (2, err)):
-        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
+def _command_line(arguments: list[str], cwd: Path, env: dict[str, str], files: list[Path]) -> None:
+    for number, file in enumerate(files):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND if number else os.O_RDONLY), number)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)
     sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))
     os.chdir(cwd)
     os.environ.clear()
