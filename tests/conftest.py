@@ -30,8 +30,22 @@ settings.load_profile("busy")
 
 
 LONGEST = (
-    *("test_loop_stages", "test_opt_runs", "test_env_commands", "test_judges_runs", "test_wm_stages", "test_cli_commands"),
-    *("test_opt_ranks", "test_matrix_runs", "test_matrix_recipes", "test_full_disk", "test_backend_team", "test_baselines"),
+    *(
+        "test_loop_stages",
+        "test_opt_runs",
+        "test_env_commands",
+        "test_judges_runs",
+        "test_wm_stages",
+        "test_cli_commands",
+    ),
+    *(
+        "test_opt_ranks",
+        "test_matrix_runs",
+        "test_matrix_recipes",
+        "test_full_disk",
+        "test_backend_team",
+        "test_baselines",
+    ),
 )
 """Files that take longest begin first, so that those who share the work end together."""
 

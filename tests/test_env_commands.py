@@ -139,7 +139,7 @@ def test_an_evaluation_may_be_in_another_environment(cli: Cli) -> None:
     assert missing.returncode == 3 and "env.download = true" in missing.stderr
 
 
-def test_a_killed_evaluation_plays_only_what_is_left(tmp_path: Path) -> None:
+def test_a_killed_evaluation_plays_only_what_is_left(warm_cli: Cli, tmp_path: Path) -> None:
     environment = {**os.environ, "DYNAWEB_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "dynaweb", "eval", *SITES, "--policy", "random", "--episodes", "90"]
     command += ["--set", "eval.steps=12", "--workers", "2", "--json"]
@@ -150,7 +150,7 @@ def test_a_killed_evaluation_plays_only_what_is_left(tmp_path: Path) -> None:
     killed.wait()
     kept = _episodes(journal)
     assert size and 0 < len(kept) < 90
-    again = subprocess.run([*command, "--out", "two"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    again = warm_cli(*command[3:], "--out", "two", **environment)
     assert again.returncode == 0, again.stderr
     progress = re.search(r"^evaluation of random (\d+)/90 episodes", again.stderr, re.MULTILINE)
     assert progress is not None and int(progress[1]) > len(kept)

@@ -1,4 +1,4 @@
-"""Processes that dynaweb starts import what it imports, whatever lies in the working directory; those of tests start warm."""
+"""Processes that dynaweb starts import what it imports, whatever lies here; those that tests start have it imported."""
 
 from __future__ import annotations
 
@@ -36,4 +36,6 @@ def _imported(names: list[str]) -> None:
 
 def test_processes_of_tests_are_forked_from_one_that_has_imported_everything() -> None:
     """Else each of them takes seconds more, and nothing says so."""
-    assert exit_code(_imported, ["warm_imports", "stage_kit", "torch", "transformers.models.llama", "nothing.at.all"]) == 1
+    assert (
+        exit_code(_imported, ["warm_imports", "stage_kit", "torch", "transformers.models.llama", "nothing.at.all"]) == 1
+    )

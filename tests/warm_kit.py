@@ -72,8 +72,7 @@ def command_line(
 def _command_line(arguments: list[str], cwd: Path, env: dict[str, str], files: list[Path]) -> None:
     for number, file in enumerate(files):
         os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND if number else os.O_RDONLY), number)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)
-    sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))
+    sys.stdin, sys.stdout, sys.stderr = (_stream(number, mode) for number, mode in enumerate("rww"))
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
@@ -86,3 +85,7 @@ def _command_line(arguments: list[str], cwd: Path, env: dict[str, str], files: l
     finally:
         # A forked process leaves them out.
         atexit._run_exitfuncs()
+
+
+def _stream(number: int, mode: str) -> Any:
+    return open(number, mode, encoding="utf-8", closefd=False)
