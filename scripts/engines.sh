@@ -24,6 +24,10 @@ check_vllm() { # FOLDER OPTION...
   OMP_NUM_THREADS=1 VLLM_CPU_KVCACHE_SPACE=1 "$1/bin/python" scripts/check_vllm.py --eager "${@:2}"
 }
 
+check_deepspeed() { # FOLDER
+  with_deepspeed "$1" scripts/check_ranks.py --only zero
+}
+
 with_deepspeed() { # FOLDER ARGUMENT...: its Python
   PATH="$1/bin:$PATH" DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR="$1/extensions" OMP_NUM_THREADS=1 \
     "$1/bin/python" "${@:2}"

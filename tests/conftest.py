@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from core_kit import Cli, PackageMaker
 from hypothesis import HealthCheck, settings
+from warm_kit import command_line
 
 from dynaweb import plugins
 
@@ -26,6 +27,38 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # How long a property takes says nothing on a machine that is busy with other things.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
+
+
+LONGEST = (
+    *(
+        "test_loop_stages",
+        "test_opt_runs",
+        "test_env_commands",
+        "test_judges_runs",
+        "test_wm_stages",
+        "test_cli_commands",
+    ),
+    *(
+        "test_opt_ranks",
+        "test_matrix_runs",
+        "test_matrix_recipes",
+        "test_full_disk",
+        "test_backend_team",
+        "test_baselines",
+    ),
+)
+"""Files that take longest begin first, so that those who share the work end together."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The order of files is ours, not that of their numbers of tests."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort by file; the order within each stays."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +83,13 @@ def package(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
             del sys.modules[name]
 
 
+def _environment(path: Path | None, changes: dict[str, str]) -> dict[str, str]:
+    found = {**os.environ, **changes}
+    if path is not None:
+        found["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return found
+
+
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     """Runs `dynaweb ...` in a process of its own, in a temporary folder; `path` is put before PYTHONPATH."""
@@ -57,13 +97,24 @@ def cli(tmp_path: Path) -> Cli:
     def run(
         *arguments: str, path: Path | None = None, timeout: float = 240, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, **environment}
-        if path is not None:
-            env["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = _environment(path, environment)
         command = [sys.executable, "-m", "dynaweb", *arguments]
         return subprocess.run(
             command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=timeout, check=False
         )
+
+    return run
+
+
+@pytest.fixture
+def warm_cli(tmp_path: Path) -> Cli:
+    """The same in a process that has imported everything, which saves seconds where it would import torch."""
+
+    def run(
+        *arguments: str, path: Path | None = None, timeout: float = 240, typed: str = "", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        env = _environment(path, environment)
+        return command_line(arguments, cwd=tmp_path, env=env, timeout=timeout, typed=typed)
 
     return run
 

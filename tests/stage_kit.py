@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,17 +118,3 @@ def interrupted(folder: Path, cache: str, number: signal.Signals) -> None:
         run(folder)
     except Interrupted as error:
         sys.exit(error.exit_code)
-
-
-def exit_code(job: Callable[..., None], *arguments: Any) -> int | None:
-    """What a new process that does the job ends with; below 0 for a signal. It starts with everything imported."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["stage_kit", "torch", "transformers", "dynaweb.loop.api"])
-    process = context.Process(target=job, args=arguments)
-    process.start()
-    try:
-        process.join(120)
-        return process.exitcode
-    finally:
-        process.kill()
-        process.join()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import team_kit
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from warm_kit import exit_codes, start
 
 from dynaweb.backends.team import split
 from dynaweb.backends.team_engine import TeamEngine
@@ -34,18 +34,8 @@ def _free_port() -> int:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder, port = tmp_path_factory.mktemp("team"), _free_port()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rank_kit", "team_kit"])
-    processes = [context.Process(target=team_kit.rank, args=(i, SIZE, str(folder), port)) for i in range(SIZE)]
-    for process in processes:
-        process.start()
-    try:
-        for process in processes:
-            process.join(timeout=120)
-        assert [process.exitcode for process in processes] == [0] * SIZE
-    finally:
-        for process in processes:
-            process.kill()
+    ranks = [start(team_kit.rank, i, SIZE, str(folder), port) for i in range(SIZE)]
+    assert exit_codes(ranks) == [0] * SIZE
     result: dict[str, Any] = torch.load(Path(folder) / "found.pt", weights_only=False)
     return result
 

@@ -51,7 +51,14 @@ def test_a_baseline_differs_from_the_default_in_its_method_only(name: str) -> No
         )
 
 
-SHORT = ("eval.episodes=4", "model.threads=1", "sft.batch=4", "data.demos=6", "controls.sft_validation=1")
+SHORT = (
+    "eval.episodes=4",
+    "eval.steps=4",
+    "model.threads=1",
+    "sft.batch=4",
+    "data.demos=6",
+    "controls.sft_validation=1",
+)
 
 
 @pytest.mark.slow

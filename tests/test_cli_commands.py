@@ -251,13 +251,13 @@ def test_resume_without_a_folder_takes_the_last_run(cli: Cli, tmp_path: Path) ->
     assert "error: runs/sft-smoke-5-1 was made by `dynaweb sft`" in done.stderr
 
 
-def test_a_resumed_run_is_compared_with_its_own_recipe(cli: Cli, tmp_path: Path) -> None:
+def test_a_resumed_run_is_compared_with_its_own_recipe(warm_cli: Cli, tmp_path: Path) -> None:
     """What the user changes is listed, and nothing by which the run differs from the default recipe."""
     (tmp_path / "mine.toml").write_text('extends = "smoke"\n[rl]\nupdates = 17\n')
     loaded = plugins.load(warn=False)
     open_run(resolve(tmp_path / "mine.toml", plugins=loaded), base=tmp_path / "runs")
     for words in (["--out", "runs/mine-0-1"], []):
-        done = cli("run", "--resume", *words, "--set", "rl.updates=20", "--set", "run.observers=[]")
+        done = warm_cli("run", "--resume", *words, "--set", "rl.updates=20", "--set", "run.observers=[]")
         assert done.returncode == 2 and "another recipe" in done.stderr
         assert [line for line in done.stderr.splitlines() if "->" in line and "(folder" not in line] == [
             "  rl.updates: 17 -> 20"
@@ -265,22 +265,22 @@ def test_a_resumed_run_is_compared_with_its_own_recipe(cli: Cli, tmp_path: Path)
     with pytest.raises(ConfigError, match="another recipe") as caught:
         dynaweb.run(out=tmp_path / "runs" / "mine-0-1", resume=True, seed=4)
     assert str(caught.value).count("\n  ") == 1 and "run.seed: 0 -> 4" in str(caught.value)
-    free = cli("run", "--resume", "--time-budget", "3", "--out", "runs/mine-0-1", "--dry-run", "--json")
+    free = warm_cli("run", "--resume", "--time-budget", "3", "--out", "runs/mine-0-1", "--dry-run", "--json")
     settings = json.loads(free.stdout)["settings"]
     assert settings["rl"]["updates"] == 17 and settings["run"]["time_budget"] == 3
 
 
-def test_folders_that_cannot_take_a_run(cli: Cli, tmp_path: Path) -> None:
+def test_folders_that_cannot_take_a_run(warm_cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").write_text("mine")
-    done = cli("run", "smoke", "--out", "full")
+    done = warm_cli("run", "smoke", "--out", "full")
     assert done.returncode == 2
     assert done.stderr.startswith("error: full exists and is not empty; nothing is overwritten.")
-    done = cli("run", "smoke", "--out", "full/notes/run")
+    done = warm_cli("run", "smoke", "--out", "full/notes/run")
     assert done.returncode == 2
     assert "run folder full/notes/run cannot be written: Not a directory; choose another with --out" in done.stderr
     open_run(resolve("smoke", seed=4, plugins=plugins.load(warn=False)), out=tmp_path / "run")
-    done = cli("run", "smoke", "--seed", "5", "--resume", "--out", "run")
+    done = warm_cli("run", "smoke", "--seed", "5", "--resume", "--out", "run")
     assert done.returncode == 2
     assert "\n  run.seed: 4 -> 5\n" in done.stderr
     assert done.stdout == ""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,14 @@ import pytest
 from core_kit import Cli, PackageMaker
 from stage_kit import plan_holds
 from typer.testing import CliRunner
+from warm_kit import exit_code
 
 import dynaweb
 from dynaweb import plugins
 from dynaweb.cli.app import tree as command_tree
 from dynaweb.data.store import TrajectoryStore
 from dynaweb.errors import DynawebError, TrainingError
+from dynaweb.hookspecs import hookimpl
 from dynaweb.loop.auditing import RewardHacking
 from dynaweb.observers import read_metrics
 from dynaweb.runs import read_jsonl
@@ -228,28 +229,25 @@ def test_a_judge_without_scores_ends_the_run_with_its_reason_and_never_teaches_a
 # WebRL
 
 WEBRL = (REAL, "rl.updates=2", "rl.tasks=4", "rl.n=2", "phases.count=2", "replay.capacity=40", "phases.proposals=2")
-KILLED = """
-import os, signal, sys
-import dynaweb
-from dynaweb import plugins
-from dynaweb.hookspecs import hookimpl
-
-seen = 0
 
 
-class Killer:
+class _Killer:
+    """Ends its process at the second update of reinforcement learning."""
+
+    seen = 0
+
     @hookimpl
-    def dynaweb_update(self, event):
-        global seen
-        seen += event.stage == "rl"
-        # The first phase is in the cache, so these are updates of the second one.
-        if seen == 2:
+    def dynaweb_update(self, event: Any) -> None:
+        """An update; the first phase is in the cache, so it is one of the second phase."""
+        self.seen += event.stage == "rl"
+        if self.seen == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-plugins.current().add_observer(Killer())
-dynaweb.run("webrl", overrides=SETS, out=sys.argv[1], seed=0)
-"""
+def _killed(folder: Path, cache: Path) -> None:
+    os.environ["DYNAWEB_CACHE"] = str(cache)
+    plugins.current().add_observer(_Killer())
+    run(folder, *WEBRL, recipe="webrl")
 
 
 def test_webrl_killed_inside_its_second_phase_goes_on_to_the_same_tasks_buffer_and_weights(
@@ -260,12 +258,8 @@ def test_webrl_killed_inside_its_second_phase_goes_on_to_the_same_tasks_buffer_a
     shutil.copytree(cache, other)
     shutil.rmtree(other / "curriculum")
     shutil.rmtree(other / "rl" / _last_rl(tmp_path / "whole"))
-    main = tmp_path / "main.py"
-    main.write_text(KILLED.replace("SETS", repr([*SMALL, *WEBRL])), encoding="utf-8")
     monkeypatch.setenv("DYNAWEB_CACHE", str(other))
-    command = [sys.executable, str(main), str(tmp_path / "killed")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert exit_code(_killed, tmp_path / "killed", other) == -signal.SIGKILL
     run(tmp_path / "killed", *WEBRL, recipe="webrl", resume=True)
     folders = {tmp_path / "whole": cache, tmp_path / "killed": other}
     assert len({_last_rl(folder) for folder in folders}) == 1

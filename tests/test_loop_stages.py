@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage_kit import SMALL, exit_code, interrupted, killed, plan_holds, run
+from stage_kit import SMALL, interrupted, killed, plan_holds, run
+from warm_kit import exit_code
 
 import dynaweb
 from dynaweb.errors import CheckpointError, ConfigError, InfrastructureError, Interrupted, MissingError, TrainingError

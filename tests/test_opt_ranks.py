@@ -3,7 +3,6 @@ process."""
 
 from __future__ import annotations
 
-import multiprocessing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import rank_kit
 import torch
+from warm_kit import exit_codes, start
 
 NOT_COMPARED = {"seconds"}
 
@@ -25,27 +25,12 @@ def _alone() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_change_nothing(size: int, tmp_path: Path) -> None:
-    _in_processes(size, tmp_path)
+    processes = [start(rank_kit.worker, rank, size, str(tmp_path)) for rank in range(size)]
+    assert exit_codes(processes, timeout=200) == [0] * size
     for rank in range(size):
         found = torch.load(tmp_path / f"rank-{rank}.pt")
         for name, want in _alone().items():
             _same(found[name], want, name)
-
-
-def _in_processes(size: int, folder: Path) -> None:
-    """Real processes, forked from one that has imported everything and computed nothing."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rank_kit"])
-    processes = [context.Process(target=rank_kit.worker, args=(rank, size, str(folder))) for rank in range(size)]
-    for process in processes:
-        process.start()
-    try:
-        for process in processes:
-            process.join(timeout=200)
-        assert [process.exitcode for process in processes] == [0] * size
-    finally:
-        for process in processes:
-            process.kill()
 
 
 def _same(found: dict[str, Any], want: dict[str, Any], name: str) -> None:

@@ -87,8 +87,8 @@ def _updates(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_three_updates_from_the_command_line(name: str, cli: Cli, tmp_path: Path) -> None:
-    done = cli("run", "--opt", name, "--out", "run", *_sets(), timeout=280)
+def test_three_updates_from_the_command_line(name: str, warm_cli: Cli, tmp_path: Path) -> None:
+    done = warm_cli("run", "--opt", name, "--out", "run", *_sets(), timeout=280)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "run"
     updates = _updates(folder)

@@ -106,9 +106,9 @@ def check_run(folder: Path, arms: list[dict[str, Any]], world_model: dict[str, A
     )
 
 
-def test_a_run_with_another_world_model_from_the_command_line(tmp_path: Path, cli: Cli, cache: Path) -> None:
+def test_a_run_with_another_world_model_from_the_command_line(tmp_path: Path, warm_cli: Cli, cache: Path) -> None:
     sets = [word for one in SMALL for word in ("--set", one)]
-    done = cli("run", "--wm", "full-state", *sets, "--out", "out", "--json", DYNAWEB_CACHE=str(cache))
+    done = warm_cli("run", "--wm", "full-state", *sets, "--out", "out", "--json", DYNAWEB_CACHE=str(cache))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)["results"]
     check_run(tmp_path / "out", result["arms"], result["world_model"], fitted=True)
@@ -201,7 +201,7 @@ def test_collecting_again_into_a_store_doubles_nothing(tmp_path: Path, monkeypat
 
 
 def test_fitting_on_a_store_alone_and_evaluating_on_another(
-    tmp_path: Path, store: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: Path, warm_cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dynaweb.loop.worldmodel.MAX_PROBES", 40)
     monkeypatch.setattr("dynaweb.loop.wmeval.MAX_CHAINS", 8)
@@ -224,7 +224,7 @@ def test_fitting_on_a_store_alone_and_evaluating_on_another(
     page = (tmp_path / "eval" / "world-model.html").read_text()
     assert "Open loop, by step of the dream (n = 8" in page and "Reliability" in page and "<svg" in page
     sets = [word for one in longer for word in ("--set", one)]
-    text = cli("wm", "show", "--data", str(store), "--weights", str(fitted.weights), *sets, "--index", "1")
+    text = warm_cli("wm", "show", "--data", str(store), "--weights", str(fitted.weights), *sets, "--index", "1")
     assert text.returncode == 0 and text.stdout.startswith("page ")
     assert {line[:2] for line in text.stdout.splitlines()} & {"- ", "  "}
     with pytest.raises(ConfigError, match="there is no 9999"):

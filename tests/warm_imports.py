@@ -1,0 +1,31 @@
+"""What `warm_kit` imports before it forks: everything that runs import late."""
+
+from __future__ import annotations
+
+import flask
+import lxml.html
+import matplotlib.backends.backend_svg
+import matplotlib.figure
+import rank_kit
+import stage_kit
+import team_kit
+import transformers.models.auto.modeling_auto
+import transformers.models.auto.tokenization_auto
+import transformers.models.llama.modeling_llama
+import waitress
+
+import dynaweb.cli.app
+import dynaweb.loop.api
+import dynaweb.report
+
+__all__ = [
+    "dynaweb",
+    "flask",
+    "lxml",
+    "matplotlib",
+    "rank_kit",
+    "stage_kit",
+    "team_kit",
+    "transformers",
+    "waitress",
+]
