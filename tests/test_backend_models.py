@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dynaweb.backends import models
-from dynaweb.errors import CheckpointError, ConfigError, MissingError, TrainingError
+from dynaweb.errors import CheckpointError, ConfigError, DivergedError, MissingError
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_large_weights_are_no_damage(folder: Path) -> None:
 def test_a_model_that_diverged_is_not_written(folder: Path) -> None:
     model = kit.llama(seed=5)
     torch.nn.init.constant_(model.model.norm.weight, float("nan"))
-    with pytest.raises(TrainingError, match=r"diverged: 'model.norm.weight'.*learning rate"):
+    with pytest.raises(DivergedError, match=r"diverged: 'model.norm.weight'.*learning rate"):
         models.save_model(model, folder)
     assert torch.equal(models.load_model(folder).model.norm.weight, kit.llama().model.norm.weight)
 

@@ -20,7 +20,7 @@ from dynaweb.engines.scheduler import Lockstep
 from dynaweb.engines.sessions import LlamaRunner, survivors
 from dynaweb.engines.stopping import cut
 from dynaweb.engines.transformers_engine import TransformersEngine
-from dynaweb.errors import EngineError
+from dynaweb.errors import DivergedError, EngineError
 from dynaweb.protocols import Completion, GenerateRequest, TokenRow
 
 MODELS: dict[str, Callable[[], Any]] = {
@@ -275,7 +275,7 @@ def test_a_model_that_diverged_is_an_error_of_its_own(
         torch.nn.init.constant_(parameter, weight)
     engine.weights_changed()
     requests = [replace(one, temperature=temperature) for one in _requests(6)]
-    with pytest.raises(EngineError, match=r"the model diverged: .* lower the learning rate"):
+    with pytest.raises(DivergedError, match=r"the model diverged: .* lower the learning rate"):
         engine.generate_batch(requests)
-    with pytest.raises(EngineError, match="the model diverged"):
+    with pytest.raises(DivergedError, match="the model diverged"):
         engine.choice_batch([((1, 2, 3), (4, 5))])

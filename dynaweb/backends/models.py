@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from dynaweb.backends import smollm2
-from dynaweb.errors import CheckpointError, ConfigError, EngineError, MissingError, TrainingError
+from dynaweb.errors import CheckpointError, ConfigError, DivergedError, EngineError, MissingError
 from dynaweb.runs.atomic import rename_folder
 
 log = logging.getLogger("dynaweb")
@@ -185,10 +185,10 @@ def save_model(model: nn.Module, folder: Path, tokenizer: Any = None) -> None:
     """Write weights, config and tokenizer as a Hugging Face folder. A folder that is there is replaced in one rename.
 
     A kill leaves the old folder or the new one; between the two renames the old one is `<folder>.old`. Raises
-    `TrainingError`, and writes nothing, when the weights are not finite.
+    `DivergedError`, and writes nothing, when the weights are not finite.
     """
     if odd := not_finite(model):
-        raise TrainingError(
+        raise DivergedError(
             f"the model diverged: {odd!r} holds numbers that are not finite, so {folder} is not written; lower the "
             "learning rate of the stage that trained it"
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dynaweb.errors import EngineError
+from dynaweb.errors import DivergedError
 from dynaweb.protocols import GenerateRequest
 
 _KEY_BITS = 128
@@ -94,9 +94,9 @@ def invert(logp_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
 
 
 def refuse_divergence(logps: Iterable[float]) -> None:
-    """Raise `EngineError` where a log-probability is no number: the weights, or what they give, are not finite."""
+    """Raise `DivergedError` where a log-probability is no number: the weights, or what they give, are not finite."""
     if any(map(math.isnan, logps)):
-        raise EngineError(
+        raise DivergedError(
             "the model diverged: the probabilities of its next token are not numbers; lower the learning rate of the "
             "stage that trained it (rl.lr, sft.lr or wm_fit.lr), or look at its weights"
         )

@@ -266,7 +266,7 @@ class _Decoding:
         return self._decode is not None and complete(self._tokens[i], self._requests[i].stop, self._decode)
 
     def _append(self, live: Sequence[int], tokens: Sequence[int], logps: Sequence[float]) -> list[bool]:
-        """Record one token per live row; tells which rows have ended. Raises `EngineError` for a diverged model."""
+        """Record one token per live row; tells which rows have ended. Raises `DivergedError` for a diverged model."""
         refuse_divergence(logps)
         ended = []
         for i, token, logp in zip(live, tokens, logps, strict=True):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from dynaweb import returned
 from dynaweb.errors import ConfigError
 from dynaweb.protocols import Catalogue, TaskFinder
 from dynaweb.seeding import derive
@@ -31,7 +32,7 @@ def draw(source: TaskSource, split: str, *, count: int, seed: int, max_best_step
     """
     short: list[Task] = []
     for attempt in range(_TRIES):
-        found = source.tasks(split, count=count * 2**attempt, seed=seed)
+        found = returned.tasks(source, source.tasks(split, count=count * 2**attempt, seed=seed))
         short = [task for task in found if task.best_steps is None or task.best_steps <= max_best_steps]
         if len(short) >= count:
             return short[:count]
