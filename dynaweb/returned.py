@@ -164,7 +164,12 @@ def _numbers(optimizer: object, call: str, found: Any, count: int, of_what: str)
 
 def _length(found: Any) -> int:
     """-1 for what is no sequence."""
-    return len(found) if hasattr(found, "__len__") and not isinstance(found, str | bytes | Mapping) else -1
+    if isinstance(found, str | bytes | Mapping):
+        return -1
+    try:
+        return len(found)
+    except TypeError:
+        return -1
 
 
 def _wrong(kind: Kind, owner: object, call: str, found: Any, expected: str) -> PluginError:
