@@ -208,7 +208,10 @@ def wants(optimizer: PolicyOptimizer) -> Wants:
 
 
 def credit_of(optimizer: PolicyOptimizer, batch: CreditInput) -> Credit:
-    """The optimizer's own credit, or its advantages as credit."""
+    """The optimizer's own credit, or its advantages as credit. Raises `PluginError` for what is neither."""
+    from dynaweb import returned  # it knows the words of this module
+
     if isinstance(optimizer, AssignsCredit):
-        return optimizer.credit(batch)
-    return Credit(optimizer.advantages(batch.graded, batch.groups))
+        return returned.credit(optimizer, optimizer.credit(batch), batch)
+    given = optimizer.advantages(batch.graded, batch.groups)
+    return Credit(returned.advantages(optimizer, given, len(batch.rewards)))

@@ -61,6 +61,10 @@ class TrainingError(DynawebError):
     """Training cannot go on: repeated non-finite updates, or a batch that carries no agent token."""
 
 
+class DivergedError(TrainingError):
+    """Weights, or what a model computes with them, are not finite: there is nothing sound left to go on from."""
+
+
 class Interrupted(DynawebError):
     """SIGINT or SIGTERM arrived; the state was saved and `--resume` goes on from it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from dynaweb.backends import models
-from dynaweb.errors import CheckpointError, ConfigError, MissingError
+from dynaweb.errors import CheckpointError, ConfigError, DivergedError, MissingError
 
 
 @pytest.fixture
@@ -87,3 +88,57 @@ def test_a_folder_that_cannot_be_written_keeps_the_old_model(folder: Path) -> No
         models.save_model(kit.llama(seed=5), folder)
     folder.parent.chmod(0o700)
     assert torch.equal(models.load_model(folder).model.norm.weight, kit.llama().model.norm.weight)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.norm.weight"]
+)
+def test_weights_that_are_not_finite_are_told_by_name(folder: Path, name: str, value: float) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors[name].view(-1)[-1] = value
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"tensor '{name}' holds numbers that are not finite"):
+        models.load_model(folder)
+
+
+def test_large_weights_are_no_damage(folder: Path) -> None:
+    model = kit.llama()
+    torch.nn.init.constant_(model.model.norm.weight, 3e38)  # their sum is infinite
+    models.save_model(model, folder)
+    assert models.load_model(folder).model.norm.weight.detach().min().item() == pytest.approx(3e38)
+
+
+def test_a_model_that_diverged_is_not_written(folder: Path) -> None:
+    model = kit.llama(seed=5)
+    torch.nn.init.constant_(model.model.norm.weight, float("nan"))
+    with pytest.raises(DivergedError, match=r"diverged: 'model.norm.weight'.*learning rate"):
+        models.save_model(model, folder)
+    assert torch.equal(models.load_model(folder).model.norm.weight, kit.llama().model.norm.weight)
+
+
+def changed_config(folder: Path, **values: object) -> None:
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **values}), encoding="utf-8")
+
+
+def test_layers_that_the_config_does_not_know_are_told(folder: Path) -> None:
+    layers = kit.llama().config.num_hidden_layers
+    changed_config(folder, num_hidden_layers=layers - 1)
+    with pytest.raises(CheckpointError, match=rf"does not know: model\.layers\.{layers - 1}\..*num_hidden_layers"):
+        models.load_model(folder)
+    changed_config(folder, num_hidden_layers=layers + 1)
+    with pytest.raises(CheckpointError, match=rf"lacks \d+ weights of its own model: model\.layers\.{layers}\."):
+        models.load_model(folder)
+
+
+def test_a_surplus_head_is_told_and_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), "value_head.weight": torch.zeros(3)}, file, metadata={"format": "pt"})
+    models.load_model(folder)
+    assert "1 weights that its model has no use for: value_head.weight" in caplog.text

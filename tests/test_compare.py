@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,34 @@ def test_runs_without_an_arm_in_common_say_so(tmp_path: Path) -> None:
     assert "no arm is in all groups, so no success is compared" in text
     assert "A has sft, dynaweb; B has other-sft, other-dynaweb" in text
     assert "no arm is in all groups" not in str(compare([folders[0], run(tmp_path / "c", 0, outcomes(0, 0.5), lr=3)]))
+
+
+def test_a_copy_of_a_run_counts_once_everywhere(tmp_path: Path) -> None:
+    runs = [run(tmp_path / f"a{seed}", seed, outcomes(seed, 0.5)) for seed in (0, 1)]
+    other = run(tmp_path / "b", 0, outcomes(0, 0.7), lr=1)
+    copies = [Path(shutil.copytree(folder, f"{folder}-copy")) for folder in (*runs, other)]
+    once, again = compare([*runs, other]), compare([*runs, other, *copies])
+    assert [run.folder for run in again.groups[0].runs] == copies[:2], "the last one given counts"
+    plain, plainly = once.plain(), again.plain()
+    assert plainly["arms"]["dynaweb"][1] == plain["arms"]["dynaweb"][1] | {"group": "b-copy"}
+    assert plainly["world_model"] == plain["world_model"]
+    assert [group["copies"] for group in plainly["groups"]] == [list(map(str, runs)), [str(other)]]
+    assert "\nalso".join(str(again).split("\nalso")[1:]) == "\nalso".join(str(once).split("\nalso")[1:]) != ""
+    for name in ("real_steps", "tokens_generated", "seconds"):
+        assert again.groups[0].cost(name) == once.groups[0].cost(name)
+    assert "have the same settings and seed" not in str(once)
+    assert f"left out, since another run here has the same settings and seed: {runs[0]}, {runs[1]}" in str(again)
+
+
+def test_the_same_folder_twice_is_an_error_and_copies_alone_are_no_comparison(tmp_path: Path) -> None:
+    folder = run(tmp_path / "a", 0, outcomes(0, 0.5))
+    (tmp_path / "link").symlink_to(folder)
+    for second in (folder, tmp_path / "x" / ".." / "a", tmp_path / "link"):
+        with pytest.raises(ConfigError, match="more than once"):
+            compare([folder, run(tmp_path / "b" / second.name, 0, outcomes(0, 0.5), lr=1), second])
+        shutil.rmtree(tmp_path / "b")
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    assert "one run: the others have the same settings and seed" in str(compare([folder, copy]))
 
 
 def test_settings_stand_in_one_order_whoever_has_them(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from dynaweb import events, plugins
 from dynaweb.config import Recipe, resolve
 from dynaweb.errors import CheckpointError, ConfigError, TrainingError
 from dynaweb.runs import JsonlWriter, StageCache, last_run, open_run, read_jsonl, write_json, write_text, write_with
+from dynaweb.runs import cache as cache_module
 from dynaweb.runs.cache import default_root
 from dynaweb.runs.jsonl import mend
 
@@ -148,7 +149,7 @@ def test_a_stage_without_commit_is_the_callers_fault(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("damage", ["truncate", "remove", "manifest"])
+@pytest.mark.parametrize("damage", ["truncate", "remove", "manifest", "zeros", "one bit"])
 def test_a_damaged_stage_is_made_anew(damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache = StageCache(tmp_path)
     with cache.stage("sft", "k") as stage:
@@ -158,16 +159,61 @@ def test_a_damaged_stage_is_made_anew(damage: str, tmp_path: Path, caplog: pytes
     if damage == "remove":
         victim.unlink()
     else:
-        text = victim.read_text()
+        data, seen = victim.read_bytes(), victim.stat()
+        harmed = {"zeros": bytes(len(data)), "one bit": bytes([data[0] ^ 1]) + data[1:]}.get(damage, data[:3])
         victim.unlink()
-        victim.write_text(text[:3])
+        victim.write_bytes(harmed)
+        os.utime(victim, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    assert cache.find("sft", "k") is None
     with cache.stage("sft", "k") as again:
         assert again.cached is False
         assert not (again.folder / "weights").exists()
         (again.folder / "weights").write_text("weights")
         again.commit()
-    assert "is damaged; it is made anew" in caplog.text
+    assert f"{tmp_path / 'sft' / 'k'} is damaged; it is made anew" in caplog.text
     assert cache.find("sft", "k") is not None
+
+
+def test_a_damaged_stage_that_cannot_be_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with StageCache(tmp_path).stage("sft", "k") as stage:
+        (stage.folder / "weights").write_text("weights")
+        stage.commit()
+    (stage.folder / "weights").chmod(0o644)
+    (stage.folder / "weights").write_bytes(bytes(7))
+
+    def refused(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("dynaweb.runs.cache.shutil.rmtree", refused)
+    told = f"{stage.folder} is damaged and cannot be removed .Permission denied.; delete it, or set DYNAWEB_CACHE"
+    with pytest.raises(CheckpointError, match=told), StageCache(tmp_path).stage("sft", "k"):
+        pass
+
+
+def test_checksums_are_compared_once_by_each_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with StageCache(tmp_path).stage("sft", "k") as stage:
+        (stage.folder / "weights").write_text("weights")
+        stage.commit()
+    read: list[Path] = []
+    hashed = cache_module._hash
+    monkeypatch.setattr(cache_module, "_hash", lambda path: read.append(path) or hashed(path))
+    cache = StageCache(tmp_path)
+    for _ in range(3):
+        assert cache.find("sft", "k") == stage.folder
+        with cache.stage("sft", "k") as again:
+            assert again.cached
+    assert read == [stage.folder / "weights"]
+
+
+def test_a_stage_of_a_version_without_checksums_counts(tmp_path: Path) -> None:
+    with StageCache(tmp_path).stage("sft", "k") as stage:
+        (stage.folder / "weights").write_text("weights")
+        stage.commit()
+    manifest = json.loads((stage.folder / "manifest.json").read_text())
+    del manifest["sha256"]
+    (stage.folder / "manifest.json").chmod(0o644)
+    (stage.folder / "manifest.json").write_text(json.dumps(manifest))
+    assert StageCache(tmp_path).find("sft", "k") == stage.folder
 
 
 def test_finished_files_are_read_only(tmp_path: Path) -> None:
@@ -374,7 +420,7 @@ def test_a_run_with_a_changed_recipe_is_not_resumed(recipe: Recipe, tmp_path: Pa
     changed = resolve(recipe, overrides={"rl.lr": 0.5, "data.experts": "all"}, plugins=plugins.current())
     with pytest.raises(ConfigError) as caught:
         open_run(changed, out=tmp_path / "run", resume=True)
-    assert '\n  data.experts: "few" -> "all"\n  rl.lr: 0.00015 -> 0.5\n' in str(caught.value)
+    assert f'\n  data.experts: "few" -> "all"\n  rl.lr: {recipe.rl.lr} -> 0.5\n' in str(caught.value)
     free = resolve(recipe, overrides={"run.time_budget": 5, "web.workers": 1}, plugins=plugins.current())
     assert open_run(free, out=tmp_path / "run", resume=True).resumed
 

@@ -11,6 +11,7 @@ import logging
 import random
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from dynaweb.engines.recording import COLUMNS, CudaGraphs, Step, recorder_for, r
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.engines.sessions import GenericRunner, LlamaRunner
 from dynaweb.engines.transformers_engine import TransformersEngine
+from dynaweb.errors import DivergedError
 from dynaweb.protocols import Completion, GenerateRequest, TokenRow
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -158,8 +160,11 @@ def test_weights_that_moved_are_not_written_to_where_they_were() -> None:
     kit.same(kept, copies, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("refused", [True, False])
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
-def test_weights_that_are_not_numbers_leave_nothing_behind(kind: str) -> None:
+def test_weights_that_are_not_numbers_leave_nothing_behind(
+    kind: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Keys and values are kept between batches; masked ones count 0 times, and 0 times nan is nan."""
     model = MODELS[kind]()
     static, plain, _ = _pair(model)
@@ -168,7 +173,10 @@ def test_weights_that_are_not_numbers_leave_nothing_behind(kind: str) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(float("nan"))
-        static.generate_batch([replace(one, max_new_tokens=12, temperature=0.0) for one in requests])
+        with monkeypatch.context() as patch, pytest.raises(DivergedError) if refused else nullcontext():
+            if not refused:  # all columns of the cache are written then, not those of the prompts alone
+                patch.setattr("dynaweb.engines.transformers_engine.refuse_divergence", lambda logps: None)
+            static.generate_batch([replace(one, max_new_tokens=12, temperature=0.0) for one in requests])
         for parameter, value in zip(model.parameters(), good, strict=True):
             parameter.copy_(value)
     _same(static.generate_batch(requests), plain.generate_batch(requests))

@@ -20,7 +20,7 @@ from dynaweb.engines.scheduler import Lockstep
 from dynaweb.engines.sessions import LlamaRunner, survivors
 from dynaweb.engines.stopping import cut
 from dynaweb.engines.transformers_engine import TransformersEngine
-from dynaweb.errors import EngineError
+from dynaweb.errors import DivergedError, EngineError
 from dynaweb.protocols import Completion, GenerateRequest, TokenRow
 
 MODELS: dict[str, Callable[[], Any]] = {
@@ -263,3 +263,19 @@ def test_generation_ends_with_the_token_that_completes_a_stop_text(place: int | 
     assert stopped[0].finished == (place is not None)
     with pytest.raises(EngineError, match="knows the tokenizer"):
         TransformersEngine(model, Lockstep()).fitted(replace(plain[0], stop=texts))
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_that_diverged_is_an_error_of_its_own(
+    engine: TransformersEngine, temperature: float, weight: float
+) -> None:
+    for parameter in engine.model.parameters():
+        torch.nn.init.constant_(parameter, weight)
+    engine.weights_changed()
+    requests = [replace(one, temperature=temperature) for one in _requests(6)]
+    with pytest.raises(DivergedError, match=r"the model diverged: .* lower the learning rate"):
+        engine.generate_batch(requests)
+    with pytest.raises(DivergedError, match="the model diverged"):
+        engine.choice_batch([((1, 2, 3), (4, 5))])

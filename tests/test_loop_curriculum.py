@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynaweb.config import resolve
 from dynaweb.config.sections import Rl
 from dynaweb.loop.curriculum import FLOOR, Schedule, outcomes_of, weights
+from dynaweb.loop.demos import MOST, pool_key, rl_tasks
+from dynaweb.loop.tasks import rotation
+from dynaweb.seeding import derive
 from dynaweb.types import Task, Trajectory
+
+if TYPE_CHECKING:
+    from dynaweb.loop.workspace import Workspace
 
 TASKS = [Task(f"{name}/{k}", "Do it.", "http://shop.localhost/", template=name) for name in "abcdef" for k in range(4)]
 
@@ -91,3 +100,54 @@ def test_further_tasks_of_an_update_are_new_and_each_comes_once(taken: list[int]
 def test_further_tasks_differ_from_update_to_update() -> None:
     plan = schedule()
     assert len({tuple(task.id for task in plan.others(u, 0, [], 4)) for u in range(6)}) > 3
+
+
+@pytest.mark.parametrize(
+    ("share", "known"),
+    [
+        (0.0, ["e/3 c/0 f/1", "b/1 d/0 a/3", "c/0 e/3 a/3", "b/0 c/3 f/2"]),
+        (0.5, ["a/1 e/3 a/0", "c/0 a/1 f/1", "c/0 a/1 f/1", "e/1 a/0 b/3"]),
+    ],
+)
+def test_the_tasks_of_a_seed_stay_what_they_are(share: float, known: list[str]) -> None:
+    """What cached stages were made of: other tasks need another `workspace.VERSION`."""
+    plan = Schedule(Rl(updates=40, tasks=3, expert_share=share), TASKS, TASKS[:2], seed=7)
+    assert [" ".join(task.id for task in plan.of_update(update, [])) for update in (0, 1, 17, 39)] == known
+
+
+@given(
+    st.integers(1, 9),
+    st.integers(0, 200),
+    st.integers(0, 5),
+    st.sampled_from([0.0, 0.5]),
+    st.integers(1, len(TASKS)),
+)
+def test_updates_cut_one_long_rotation_wherever_they_lie(
+    tasks: int, update: int, shown: int, share: float, pool: int
+) -> None:
+    known, seed = TASKS[:shown], 5
+    plan = Schedule(Rl(updates=10**9, tasks=tasks, expert_share=share), TASKS[:pool], known, seed=seed)
+    count = (update + 1) * tasks
+    whole = rotation(TASKS[:pool], count, seed=seed)
+    if share and known:
+        experts = rotation(known, count, seed=derive(seed, "demonstrated"))
+        whole = [experts[i // 2] if i % 2 == 0 else whole[i // 2] for i in range(count)]
+    assert plan.of_update(update, []) == whole[-tasks:]
+
+
+def test_a_run_of_many_updates_draws_its_tasks_by_and_by() -> None:
+    """Made and asked without work that grows with the number of updates."""
+    asked: list[int] = []
+
+    class Few:
+        recipe = resolve(overrides=["rl.updates=1000000000", "rl.tasks=64"])
+
+        def tasks(self, split: str, count: int) -> list[Task]:
+            asked.append(count)
+            return TASKS
+
+    ws = cast("Workspace", Few())
+    plan = Schedule(ws.recipe.rl, rl_tasks(ws), [], seed=1)
+    assert asked == [MOST]
+    assert len(plan.of_update(999_999_999, [])) == 64
+    assert pool_key(ws) and not pool_key(cast("Workspace", SimpleNamespace(recipe=resolve())))

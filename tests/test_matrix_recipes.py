@@ -11,6 +11,7 @@ from core_kit import Cli
 
 from dynaweb.compare.groups import Group
 from dynaweb.compare.records import read_run
+from dynaweb.config import resolve
 from dynaweb.errors import ConfigError
 from dynaweb.matrix import Plan, plan_of, read_matrix
 from dynaweb.matrix.recipes import comparison
@@ -56,7 +57,7 @@ def test_a_setting_of_one_recipe_is_taken_as_it_is() -> None:
     cells = {
         dict(cell.labels)["recipe"]: cell.recipe for cell in planned("sft:rl.updates=3", "prompted:sft.steps=1").cells
     }
-    assert (cells["sft"].rl.updates, cells["prompted"].sft.steps, cells["dynaweb"].rl.updates) == (3, 1, 50)
+    assert (cells["sft"].rl.updates, cells["prompted"].sft.steps, cells["dynaweb"].rl.updates) == (3, 1, resolve("dynaweb").rl.updates)
 
 
 def test_seeds_and_recipes_make_the_cells_of_a_matrix() -> None:

@@ -28,6 +28,7 @@ from dynaweb.credit import Credit, CriticSpec, HasCritic, ValueInput
 from dynaweb.engines import llama
 from dynaweb.errors import TrainingError
 from dynaweb.protocols import TokenRow
+from dynaweb.returned import loss_output
 
 Values = list[list[list[float]]]
 """Outputs of each state of each row."""
@@ -98,7 +99,7 @@ class Critic:
         with frozen(self.model), masters.collecting(), self._scorer.step():
             for micro in self._ranks.mine(self._micro_batches(rows)):
                 given = self._value_input(micro, credit, tally.states)
-                out = optimizer.critic_loss(given)
+                out = loss_output(optimizer, optimizer.critic_loss(given), "critic_loss")
                 out.loss.backward()  # type: ignore[no-untyped-call]
                 tally.add(float(out.loss.detach()), out.metrics)
         tally = tally.over(self._ranks)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -15,8 +17,10 @@ import torch
 from torch import nn
 
 from dynaweb.backends import smollm2
-from dynaweb.errors import CheckpointError, ConfigError, EngineError, MissingError
+from dynaweb.errors import CheckpointError, ConfigError, DivergedError, EngineError, MissingError
 from dynaweb.runs.atomic import rename_folder
+
+log = logging.getLogger("dynaweb")
 
 TINY = "tiny"
 OWN = f"{TINY!r}, {smollm2.NAME!r}"
@@ -68,8 +72,8 @@ def pick_dtype(dtype: str | torch.dtype) -> torch.dtype:
 def load_model(path: str | Path, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu") -> Any:
     """A causal language model in evaluation mode, all parameters on `device` in `dtype`.
 
-    Raises `MissingError` (not there), `CheckpointError` (weights truncated, broken or not of this model) and
-    `EngineError` (anything else that keeps transformers from loading it).
+    Raises `MissingError` (not there), `CheckpointError` (weights truncated, broken, not finite or not of this model)
+    and `EngineError` (anything else that keeps transformers from loading it).
     """
     from transformers import AutoModelForCausalLM
 
@@ -85,11 +89,47 @@ def load_model(path: str | Path, dtype: str | torch.dtype = "float32", device: s
         raise not_found(source, local, error) from error
     except Exception as error:
         raise EngineError(f"transformers cannot load {source}: {type(error).__name__}: {error}") from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise CheckpointError(f"{source} lacks {len(missing)} weights of its own model, such as {missing[0]!r}")
+    check_names(source, report["missing_keys"], report["unexpected_keys"])
     target = device if isinstance(device, torch.device) else pick_device(device)
-    return model.to(target).eval()
+    model = model.to(target).eval()
+    if odd := not_finite(model):
+        raise CheckpointError(
+            f"the weights in {source} are damaged: tensor {odd!r} holds numbers that are not finite; the file was "
+            "altered, or training diverged before it was written"
+        )
+    return model
+
+
+def check_names(source: str, missing: Collection[str], unexpected: Collection[str]) -> None:
+    """Raise `CheckpointError` when a model lacks weights, or has whole layers that its config.json does not know.
+
+    Other surplus weights, such as a head for another purpose, are left out with a warning.
+    """
+    if missing:
+        raise CheckpointError(f"{source} lacks {len(missing)} weights of its own model: {_some(missing)}")
+    layers = [name for name in unexpected if re.search(r"\.\d+\.", name)]
+    if layers:
+        raise CheckpointError(
+            f"{source} holds {len(layers)} weights of layers that its config.json does not know: {_some(layers)}; "
+            "config.json belongs to another model (is num_hidden_layers right?)"
+        )
+    if unexpected:
+        log.warning("%s holds %d weights that its model has no use for: %s", source, len(unexpected), _some(unexpected))
+
+
+def _some(names: Collection[str]) -> str:
+    first = ", ".join(sorted(names)[:3])
+    return f"{first} and others" if len(names) > 3 else first
+
+
+def not_finite(model: nn.Module) -> str:
+    """Name of the first parameter with an infinite or undefined number in it, '' where all are finite."""
+    for name, parameter in model.named_parameters():
+        value = parameter.detach()
+        # A sum is several times cheaper than a look at each number, and seldom overflows.
+        if not bool(torch.isfinite(value.sum())) and not bool(torch.isfinite(value).all()):
+            return name
+    return ""
 
 
 @contextmanager
@@ -144,8 +184,14 @@ def check_safetensors(file: Path) -> None:
 def save_model(model: nn.Module, folder: Path, tokenizer: Any = None) -> None:
     """Write weights, config and tokenizer as a Hugging Face folder. A folder that is there is replaced in one rename.
 
-    A kill leaves the old folder or the new one; between the two renames the old one is `<folder>.old`.
+    A kill leaves the old folder or the new one; between the two renames the old one is `<folder>.old`. Raises
+    `DivergedError`, and writes nothing, when the weights are not finite.
     """
+    if odd := not_finite(model):
+        raise DivergedError(
+            f"the model diverged: {odd!r} holds numbers that are not finite, so {folder} is not written; lower the "
+            "learning rate of the stage that trained it"
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     old = folder.with_name(folder.name + ".old")

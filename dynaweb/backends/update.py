@@ -16,6 +16,7 @@ from dynaweb.backends.policy_loss import PolicyBatch, PolicyTally
 from dynaweb.backends.ranks import Ranks
 from dynaweb.backends.scoring import Scorer
 from dynaweb.protocols import PolicyOptimizer, TokenRow
+from dynaweb.returned import loss_output
 
 MicroBatches = Callable[[Sequence[TokenRow], Sequence[int]], list[MicroBatch]]
 
@@ -94,7 +95,7 @@ class UpdatePass:
         for micro in micros:
             logp_N, entropy_N = self._scorer.logprobs(micro)
             given, _ = batch.loss_input(micro, logp_N, log_ratio_sum)
-            out = optimizer.loss(given)
+            out = loss_output(optimizer, optimizer.loss(given))
             self._backward(out.loss, micro, entropy_N)
             tally.add(given, entropy_N, out.metrics)
             loss += float(out.loss.detach())

@@ -90,16 +90,28 @@ class Comparison:
         """Plain data for programs: rates and differences as fractions."""
         arms = {arm: _plain_arm(self, arm) for arm in self.arms}
         groups = [
-            {"label": group.label, "runs": [str(run.folder) for run in group.runs], "seeds": _seeds(group)}
+            {
+                "label": group.label,
+                "runs": [str(run.folder) for run in group.runs],
+                "copies": [str(run.folder) for run in group.copies],
+                "seeds": _seeds(group),
+            }
             for group in self.groups
         ]
         return {"groups": groups, "differences": self.differences, "arms": arms, "world_model": _measures_json(self)}
 
 
 def compare(folders: Sequence[Path]) -> Comparison:
-    """Read and compare runs. Raises `ConfigError` for fewer than two, `CheckpointError` for what is no finished run."""
+    """Read and compare runs.
+
+    Raises `ConfigError` for fewer than two and for one folder twice, `CheckpointError` for what is no finished run.
+    """
     if len(folders) < 2:
         raise ConfigError("give at least two run folders to compare")
+    places = [folder.resolve() for folder in folders]
+    twice = [folder for at, folder in enumerate(folders) if places[at] in places[:at]]
+    if twice:
+        raise ConfigError(f"{twice[0]} is given more than once; a run is compared with other runs")
     groups = grouped([read_run(folder) for folder in folders])
     return Comparison(tuple(groups))
 
@@ -121,10 +133,14 @@ def _runs(comparison: Comparison) -> str:
     for at, group in enumerate(comparison.groups):
         where = ", ".join(str(run.folder) for run in group.runs)
         rows.append([f"{_letter(at)}  {group.label}", ", ".join(map(str, _seeds(group))), where])
-    return text_table(["group", "seeds", "folders"], rows, width=200)
+    copies = [str(run.folder) for group in comparison.groups for run in group.copies]
+    note = "\n\nleft out, since another run here has the same settings and seed: " + ", ".join(copies)
+    return text_table(["group", "seeds", "folders"], rows, width=200) + (note if copies else "")
 
 
 def _settings(comparison: Comparison) -> str:
+    if len(comparison.groups) == 1 and len(comparison.groups[0].runs) == 1:
+        return "one run: the others have the same settings and seed, so there is nothing to compare it with"
     if len(comparison.groups) == 1:
         return "one group: the runs differ in their seed only, so there is nothing to compare them with"
     found = comparison.differences

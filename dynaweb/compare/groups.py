@@ -17,13 +17,18 @@ FREE = (*NO_RESULT, "run.seed")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs that differ in their seed only; `label` is how it is called."""
+    """Runs that differ in their seed only; `label` is how it is called.
+
+    `copies` are further runs of the same settings and seed, which would say the same a second time: nothing counts
+    them.
+    """
 
     label: str
     runs: tuple[RunRecord, ...]
+    copies: tuple[RunRecord, ...] = ()
 
     def by_seed(self, arm: str) -> dict[int, Episodes]:
-        """Outcomes of an arm by seed and episode; of two runs with one seed the last counts."""
+        """Outcomes of an arm by seed and episode."""
         return {run.seed: played for run in self.runs if (played := run.played(arm))}
 
     def success(self, arm: str) -> Estimate:
@@ -56,12 +61,20 @@ class Group:
 
 
 def grouped(runs: Sequence[RunRecord]) -> list[Group]:
-    """Runs in groups, in the order in which the first of each was given, labelled by their folders."""
+    """Runs in groups, in the order in which the first of each was given, labelled by their folders.
+
+    Of runs with the same settings and seed the last one counts.
+    """
     found: dict[str, list[RunRecord]] = {}
     for run in runs:
         key = repr(sorted((path, repr(value)) for path, value in run.settings.items() if not _free(path)))
         found.setdefault(key, []).append(run)
-    return [Group(_label(members), tuple(members)) for members in found.values()]
+    return [_group(members) for members in found.values()]
+
+
+def _group(members: Sequence[RunRecord]) -> Group:
+    counted = tuple({run.seed: run for run in members}.values())
+    return Group(_label(counted), counted, tuple(run for run in members if all(run is not one for one in counted)))
 
 
 def _free(path: str) -> bool:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from dynaweb.config.sections import Section
+from dynaweb.config.sections import COLDEST, Section, Temperature
 
 
 class JudgeFit(Section):
@@ -14,7 +14,7 @@ class JudgeFit(Section):
 
     episodes: int = Field(default=240, ge=1)
     """Real episodes of the SFT policy on training tasks, each with the environment's verdict."""
-    temperature: float = Field(default=1.0, ge=0)
+    temperature: Temperature = 1.0
     """Sampling temperature of the policy that plays them."""
     steps: int = Field(default=30, ge=0)
     """Optimizer steps; 0 = the base model as it is, calibrated only."""
@@ -56,11 +56,11 @@ class Agent(Section):
     (WebDreamer, arXiv 2411.06559)."""
     candidates: int = Field(default=4, ge=1)
     """Replies that are sampled for one decision; equal actions count once."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=COLDEST)
     """Sampling temperature of the candidates."""
     depth: int = Field(default=2, ge=1)
     """Steps that are imagined for each candidate, its own included; the policy itself goes on after the first."""
     samples: int = Field(default=1, ge=1)
     """Imagined futures of one candidate, whose values are averaged."""
-    world_temperature: float = Field(default=0.7, ge=0)
+    world_temperature: Temperature = 0.7
     """Sampling temperature of the world model."""

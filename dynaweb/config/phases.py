@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from dynaweb.config.sections import Section
+from dynaweb.config.sections import Section, Temperature
 from dynaweb.config.server import Server
 
 
@@ -16,7 +16,7 @@ class Offline(Section):
 
     episodes: int = Field(default=0, ge=0)
     """How many; every update draws its `rl.tasks` x `rl.n` from them. 0 = every update plays its own."""
-    temperature: float = Field(default=1.0, ge=0)
+    temperature: Temperature = 1.0
     """Sampling temperature of the policy that plays them."""
 
 

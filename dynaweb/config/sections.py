@@ -7,14 +7,37 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
     """Base of all sections: unknown keys are refused, values are frozen and checked."""
 
     # Validators are built on first use: listing plugins or printing help then costs a third less time.
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True, allow_inf_nan=False)
+
+
+COLDEST = 0.01
+"""Lowest temperature that is not 0: below it, logits that are divided by it leave the range of their precision."""
+
+
+def _greedy_or_warm(temperature: float) -> float:
+    if 0 < temperature < COLDEST:
+        raise ValueError(f"a temperature is at least {COLDEST}, or exactly 0 for the likeliest token always")
+    return temperature
+
+
+Temperature = Annotated[float, Field(ge=0), AfterValidator(_greedy_or_warm)]
+"""A sampling temperature, or 0: the likeliest token always."""
+
+
+def _counts(values: tuple[int, ...]) -> tuple[int, ...]:
+    if any(value < 1 for value in values):
+        raise ValueError(f"{min(values)} is less than 1")
+    twice = [value for value in dict.fromkeys(values) if values.count(value) > 1]
+    if twice:
+        raise ValueError(f"{twice[0]} is there more than once")
+    return values
 
 
 class Run(Section):
@@ -55,7 +78,7 @@ class Model(Section):
 class EngineChoice(BaseModel):
     """Which engine answers for one role, with the engine's own settings beside its name."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True, allow_inf_nan=False)
 
     name: str = "transformers"
     """`transformers` (in this process), `vllm`, or the engine of another package."""
@@ -134,7 +157,7 @@ class Explore(Section):
     """Number of episodes."""
     steps: int = Field(default=6, ge=1)
     """Longest episode."""
-    temperature: float = Field(default=1.0, ge=0)
+    temperature: Temperature = 1.0
     """Sampling temperature of the policy."""
     random: float = Field(default=0.3, ge=0, le=1)
     """Share of actions replaced by a random valid action."""
@@ -187,7 +210,7 @@ class Dream(Section):
     (names on pages never seen cannot be known), or `content`, at least 0.8 of its elements with names and values."""
     fidelity_floor: float = Field(default=0.5, ge=0, le=1)
     """Expected fidelity at which an automatic horizon ends a dream."""
-    temperature: float = Field(default=0.7, ge=0)
+    temperature: Temperature = 0.7
     """Sampling temperature of the world model."""
     invalid_ends: bool = True
     """An action that cannot be parsed or done ends the dream with reward 0."""
@@ -225,7 +248,7 @@ class Rl(Section):
     """Warm-up updates."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Global gradient norm is clipped to this."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=COLDEST)
     """Sampling temperature of the policy."""
     lora_rank: int = Field(default=0, ge=0)
     """Rank of low-rank adapters that are trained instead of all weights, and merged at the end; 0 = all weights."""
@@ -282,7 +305,7 @@ class Eval(Section):
 class Controls(Section):
     """Arms that are trained and evaluated beside the main one, at equal expert data."""
 
-    sft_steps: tuple[int, ...] = (120,)
+    sft_steps: Annotated[tuple[int, ...], AfterValidator(_counts)] = (120,)
     """SFT trained longer; of several step counts, the best on the validation sites is evaluated on the test sites.
     `--thorough` tries 60 and 120."""
     sft_validation: int = Field(default=48, ge=1)

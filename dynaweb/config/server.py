@@ -13,7 +13,7 @@ class Server(BaseModel):
     The key is read from the environment only; recipes, run folders and logs never hold it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
         {"key_variable", "concurrency", "timeout", "retries", "price_in", "price_out"}

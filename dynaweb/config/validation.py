@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.code import code_of
 from dynaweb.config.layers import KINDS, Layers, flatten
+from dynaweb.config.misfits import misfits, placed
 from dynaweb.config.recipe import ORDER, SECTIONS, Choice, Recipe
 from dynaweb.config.sections import EngineChoice
 from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError
@@ -126,10 +127,12 @@ def _parse(model: type[BaseModel], data: Any, section: str, layers: Layers, prob
     if not isinstance(data, Mapping):
         problems.texts.append(_no_table(section, data, layers))
         return None
+    odd = {f"{section}.{path}": text for path, text in misfits(model, data)}
+    problems.texts += [f"{_where(layers, path)}: {path} = {text}" for path, text in odd.items()]
     try:
         config = model.model_validate(data)
     except ValidationError as error:
-        problems.texts += _explain(model, error, section, layers)
+        problems.texts += _explain(model, data, error, section, layers, told=odd)
         return None
     # A third-party config class may ignore unknown keys; a typo must not pass for a setting all the same.
     unknown = [key for key in data if key not in _keys(model)] if model.model_config.get("extra") != "allow" else []
@@ -137,19 +140,27 @@ def _parse(model: type[BaseModel], data: Any, section: str, layers: Layers, prob
     return config
 
 
-def _explain(model: type[BaseModel], error: ValidationError, section: str, layers: Layers) -> list[str]:
-    texts = []
+def _explain(
+    model: type[BaseModel], data: Any, error: ValidationError, section: str, layers: Layers, *, told: Collection[str]
+) -> list[str]:
+    """What is wrong at each path, those that were `told` already left out. A value that fits none of several kinds is
+    told of once."""
+    texts: list[str] = []
+    wrong: dict[str, tuple[Any, list[str]]] = {}
     for problem in error.errors(include_url=False, include_context=False):
         loc = problem["loc"]
         if problem["type"] == "extra_forbidden":
             texts.append(_unknown(model, section, loc, layers))
             continue
-        path = ".".join([section, *(str(part) for part in loc)])
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "missing":
-            texts.append(f"{path} has no value: {message}")
-        else:
-            texts.append(f"{_where(layers, path)}: {path} = {problem['input']!r}: {message[0].lower()}{message[1:]}")
+            texts.append(f"{'.'.join([section, *map(str, loc)])} has no value: {message}")
+            continue
+        path = ".".join([section, *placed(loc, data)])
+        if not any(path == one or path.startswith(f"{one}.") for one in told):
+            wrong.setdefault(path, (problem["input"], []))[1].append(f"{message[0].lower()}{message[1:]}")
+    for path, (given, messages) in wrong.items():
+        texts.append(f"{_where(layers, path)}: {path} = {given!r}: {', or '.join(dict.fromkeys(messages))}")
     return texts
 
 

@@ -18,7 +18,7 @@ from dynaweb.hookspecs import PluginSpec, hookimpl
 class TransformersConfig(BaseModel):
     """The engine in this process, on the trainer's own weights."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"max_batch_tokens", "static"})
 
@@ -32,7 +32,7 @@ class TransformersConfig(BaseModel):
 class VllmConfig(BaseModel):
     """vLLM beside the trainer; new weights are pushed to it after every update."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
         {"memory", "tensor_parallel", "eager", "sleep", "probe_tolerance"}

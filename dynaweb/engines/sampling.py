@@ -6,12 +6,14 @@ share a batch. Shapes: B rows, V vocabulary entries, N tokens drawn at most.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from dynaweb.errors import DivergedError
 from dynaweb.protocols import GenerateRequest
 
 _KEY_BITS = 128
@@ -86,4 +88,15 @@ def invert(logp_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
     total_B = cumulative_BV[:, -1]
     # Rounding may lift the mark to the total itself, which no entry exceeds.
     mark_B = torch.minimum(uniform_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
-    return torch.searchsorted(cumulative_BV, mark_B[:, None], right=True)[:, 0]
+    token_B = torch.searchsorted(cumulative_BV, mark_B[:, None], right=True)[:, 0]
+    # Of a distribution that is not a number nothing is found: `refuse_divergence` tells of it by its probability.
+    return token_B.clamp_(max=logp_BV.shape[1] - 1)
+
+
+def refuse_divergence(logps: Iterable[float]) -> None:
+    """Raise `DivergedError` where a log-probability is no number: the weights, or what they give, are not finite."""
+    if any(map(math.isnan, logps)):
+        raise DivergedError(
+            "the model diverged: the probabilities of its next token are not numbers; lower the learning rate of the "
+            "stage that trained it (rl.lr, sft.lr or wm_fit.lr), or look at its weights"
+        )

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dynaweb.engines.sampling import Sampler
+from dynaweb.engines.sampling import Sampler, refuse_divergence
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.engines.sessions import Runner, Session, runner_for, survivors
 from dynaweb.engines.sharing import Prompt, spans
@@ -123,7 +123,9 @@ class TransformersEngine:
                 table.update(zip(prompts[part], logp_BV, strict=True))
             self.stats.prompt_tokens += sum(len(prompt) for prompt, _ in requests)
             self.stats.computed_prompt_tokens += sum(map(len, prompts))
-            return [tuple(table[prompt][list(choices)].tolist()) for prompt, choices in requests]
+            found = [tuple(table[prompt][list(choices)].tolist()) for prompt, choices in requests]
+        refuse_divergence(logp for logps in found for logp in logps)
+        return found
 
     def token_logprobs(self, rows: Sequence[TokenRow]) -> list[np.ndarray]:
         """Float32 log-probabilities of each row's response tokens by decoding one at a time (slow; for checks)."""
@@ -264,7 +266,8 @@ class _Decoding:
         return self._decode is not None and complete(self._tokens[i], self._requests[i].stop, self._decode)
 
     def _append(self, live: Sequence[int], tokens: Sequence[int], logps: Sequence[float]) -> list[bool]:
-        """Record one token per live row; tells which rows have ended."""
+        """Record one token per live row; tells which rows have ended. Raises `DivergedError` for a diverged model."""
+        refuse_divergence(logps)
         ended = []
         for i, token, logp in zip(live, tokens, logps, strict=True):
             written = self._tokens[i]

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from dynaweb import events
+from dynaweb import events, returned
 from dynaweb.config.code import code_of
 from dynaweb.config.decisive import decisive
 from dynaweb.errors import MissingError, TrainingError
@@ -140,7 +140,12 @@ def balanced_rows(judge: TrainableJudge, episodes: Sequence[Trajectory], *, pref
             "or judge_fit.temperature for more variety"
         )
     weight = {True: len(pairs) / (2 * good), False: len(pairs) / (2 * bad)}
-    made = judge.examples([episode for episode, _ in pairs], [label for _, label in pairs])
+    made = returned.pairs(
+        "reward",
+        judge,
+        judge.examples([episode for episode, _ in pairs], [label for _, label in pairs]),
+        count=len(pairs),
+    )
     return [
         TokenRow(prompt, target, weight=weight[label]) for (prompt, target), (_, label) in zip(made, pairs, strict=True)
     ]

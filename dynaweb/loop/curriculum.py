@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dynaweb.loop.tasks import by_template, rotation
+from dynaweb.loop.tasks import Rotation, by_template, rotation
 from dynaweb.seeding import derive
 from dynaweb.types import Task, Trajectory
 
@@ -28,21 +28,27 @@ MEMORY = 0.6
 
 @dataclass(frozen=True)
 class Schedule:
-    """The tasks of every update. Depends on the seed and on the outcomes of earlier updates only."""
+    """The tasks of every update. Depends on the seed and on the outcomes of earlier updates only.
+
+    With expert mixing, every second place goes to a task that has an expert: at few demonstrations, mixing would
+    otherwise almost never happen, since an expert may only stand in for its own task.
+    """
 
     rl: Rl
     tasks: Sequence[Task]
     demonstrated: Sequence[Task]
     seed: int
-    _fixed: list[Task] = field(init=False)
+    _all: Rotation = field(init=False)
+    _known: Rotation = field(init=False)
 
     def __post_init__(self) -> None:
-        fixed = tasks_of_rl(self.tasks, self.demonstrated, self.rl, seed=self.seed)
-        object.__setattr__(self, "_fixed", fixed)
+        object.__setattr__(self, "_all", Rotation(self.tasks, seed=self.seed))
+        known = self.demonstrated if self.rl.expert_share > 0 else ()
+        object.__setattr__(self, "_known", Rotation(known, seed=derive(self.seed, "demonstrated")))
 
     def of_update(self, update: int, outcomes: Sequence[Sequence[Outcome]]) -> list[Task]:
         """The tasks of an update, given the outcomes of the updates before it."""
-        planned = self._fixed[update * self.rl.tasks : (update + 1) * self.rl.tasks]
+        planned = self._planned(update * self.rl.tasks, (update + 1) * self.rl.tasks)
         if self.rl.sampling == "rotation":
             return planned
         mixed = {task.id for task in self.demonstrated} if self.rl.expert_share > 0 else set()
@@ -50,6 +56,14 @@ class Schedule:
         for i, task in zip(free, self._drawn(update, len(free), weights(outcomes)), strict=True):
             planned[i] = task
         return planned
+
+    def _planned(self, first: int, last: int) -> list[Task]:
+        """The tasks at these places of all updates in a row, templates in rotation."""
+        if self.rl.expert_share == 0 or not self.demonstrated:
+            return self._all.part(first, last)
+        known = iter(self._known.part((first + 1) // 2, (last + 1) // 2))
+        other = iter(self._all.part(first // 2, last // 2))
+        return [next(known if i % 2 == 0 else other) for i in range(first, last)]
 
     def others(self, update: int, turn: int, taken: Sequence[Task], count: int) -> list[Task]:
         """At most `count` tasks, each once, templates in rotation, and none of those `taken`: for a further round of an
@@ -85,17 +99,3 @@ def outcomes_of(rollouts: Sequence[Trajectory]) -> list[Outcome]:
         if trajectory.source != "expert" and trajectory.reward is not None:
             groups.setdefault(trajectory.group, []).append(trajectory)
     return [(group[0].task.template, sum(t.reward or 0.0 for t in group) / len(group)) for group in groups.values()]
-
-
-def tasks_of_rl(tasks: Sequence[Task], demonstrated: Sequence[Task], rl: Rl, *, seed: int) -> list[Task]:
-    """A task for each place of each update, templates in rotation.
-
-    With expert mixing, every second place goes to a task that has an expert: at few demonstrations, mixing would
-    otherwise almost never happen, since an expert may only stand in for its own task.
-    """
-    count = rl.updates * rl.tasks
-    if rl.expert_share == 0 or not demonstrated:
-        return rotation(tasks, count, seed=seed)
-    known = rotation(demonstrated, (count + 1) // 2, seed=derive(seed, "demonstrated"))
-    other = rotation(tasks, count // 2, seed=seed)
-    return [known[i // 2] if i % 2 == 0 else other[i // 2] for i in range(count)]

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from dynaweb.protocols import TaskSource
     from dynaweb.runs import Stage
 
+MOST = 16_384
+"""Most tasks that reinforcement learning draws before its first update, which takes seconds; a longer run plays them
+again."""
 SLACK = 2
 """Steps that an expert may take beyond the longest best case."""
 POOL = 256
@@ -39,8 +42,13 @@ def training_tasks(ws: Workspace, count: int) -> list[Task]:
 
 
 def rl_tasks(ws: Workspace) -> list[Task]:
-    """The training tasks of reinforcement learning."""
-    return training_tasks(ws, ws.recipe.rl.updates * ws.recipe.rl.tasks)
+    """The training tasks of reinforcement learning: one for each place of each update, `MOST` at most."""
+    return training_tasks(ws, min(MOST, ws.recipe.rl.updates * ws.recipe.rl.tasks))
+
+
+def pool_key(ws: Workspace) -> dict[str, int]:
+    """What cache keys hold where `MOST` limits the tasks; runs that draw fewer do not depend on it."""
+    return {"pool": MOST} if ws.recipe.rl.updates * ws.recipe.rl.tasks > MOST else {}
 
 
 async def demos(ws: Workspace) -> Made:
@@ -64,7 +72,7 @@ async def all_experts(ws: Workspace, few: Made) -> Made:
     """The expert data of RL and of the SFT controls: the demonstrations, or with `all` an expert for each RL task."""
     if ws.recipe.data.experts == "few":
         return few
-    key = ws.key("data.max_best_steps", "rl.updates", "rl.tasks", tasks=ws.task_key, part="all")
+    key = ws.key("data.max_best_steps", "rl.updates", "rl.tasks", tasks=ws.task_key, part="all", **pool_key(ws))
     made = await _played(ws, scripted(ws, rl_tasks(ws)), key)
     ws.keep(made, "experts")
     return made

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dynaweb import returned
 from dynaweb.errors import EngineError
 from dynaweb.loop.rules import in_page, needs_prediction, refusal
 from dynaweb.loop.tasks import site_of
@@ -40,7 +41,7 @@ async def predictions(world_model: WorldModel, probes: Sequence[Probe], *, seed:
 
     async def one(index: int, transition: Transition) -> Prediction:
         try:
-            return await world_model.predict(
+            found = await world_model.predict(
                 transition.observation,
                 transition.action,
                 seed=derive(seed, "probe", index),
@@ -49,6 +50,7 @@ async def predictions(world_model: WorldModel, probes: Sequence[Probe], *, seed:
             )
         except EngineError as error:
             return Prediction(None, error=str(error))
+        return returned.prediction(world_model, found)
 
     return await asyncio.gather(*(one(index, probe.transition) for index, probe in enumerate(probes)))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dynaweb.judges.making import judge_key
 from dynaweb.loop.beside import FIRST_PHASE, Phase
+from dynaweb.loop.demos import pool_key
 from dynaweb.loop.refresh import KEYS
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def rl_key(ws: Workspace, given: Ingredients, mode: Mode, *, done: int | None = 
     parts += [*KEYS, "web.contexts"] if ws.dreams and recipe.wm_fit.refresh_every else []
     extra: dict[str, object] = {} if done is None else {"done": done}
     extra |= {"judge": judge_key(ws)} if judge_key(ws) else {}
+    extra |= pool_key(ws)
     if recipe.rl.validate_every:
         parts += ["rl.validate_every", "eval.steps", "controls.sft_validation", "web.contexts"]
         extra["validation"] = ws.eval_key

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from dynaweb import returned
 from dynaweb.errors import EngineError
 from dynaweb.judges.scores import checked
 from dynaweb.loop.players import Decision, ModelPolicy
@@ -111,7 +112,7 @@ class LookaheadPolicy:
         # What was imagined need not have come to its end; a judge that only grades finished episodes would say 0.
         imagined = Trajectory(f"imagined/{task.id}/{seed}", task, tuple(steps), page, "dream", "stop")
         try:
-            said = checked(await self.judge.score(imagined))
+            said = checked(returned.judgement(self.judge, await self.judge.score(imagined)))
         except EngineError:
             return None
         return said.probability if said.probability is not None else said.score

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dynaweb.errors import DynawebError, InfrastructureError
 from dynaweb.loop.rules import options, refusal
 from dynaweb.protocols import GenerateRequest
+from dynaweb.returned import expert_action
 from dynaweb.seeding import derive
 from dynaweb.types import Action, Node, Observation, Task
 from dynaweb.web.action_rules import TEXTBOXES
@@ -110,11 +111,12 @@ class ExpertPlayer:
         """The next action of the plan; a plan that does not fit the page is a reply without an action."""
         info = {"player": "expert"}
         try:
-            return Decision(action=self.expert.act(observation), info=info)
+            action = self.expert.act(observation)
         except InfrastructureError:
             raise
         except DynawebError as error:
             return Decision(action=None, error=str(error), info=info)
+        return Decision(action=expert_action(self.expert, action), info=info)
 
 
 class RandomPolicy:

@@ -11,15 +11,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaweb import events
+from dynaweb import events, returned
 from dynaweb.credit import Credit, CriticSpec, wants
 from dynaweb.engines.asking import seen as seen_by
-from dynaweb.errors import TrainingError
+from dynaweb.errors import DivergedError, TrainingError
 from dynaweb.loop import best
 from dynaweb.loop.adapters import with_adapters
 from dynaweb.loop.beside import Beside, critic_left
@@ -39,8 +38,8 @@ from dynaweb.loop.places import dreamer_of, place_of, schedule_of
 from dynaweb.loop.players import ModelPolicy
 from dynaweb.loop.refresh import Refresher
 from dynaweb.loop.rollout import refuse_total_failure
-from dynaweb.loop.rows import dealt, step_rows, weighted
-from dynaweb.loop.training import new_trainer, resume, updates_kept
+from dynaweb.loop.rows import dealt, light, step_rows, stored, weighted
+from dynaweb.loop.training import count_skipped, new_trainer, resume, updates_kept
 from dynaweb.loop.verdicts import judge_all, refuse_silent_judge
 from dynaweb.loop.workspace import EPISODES
 from dynaweb.protocols import TokenRow
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from dynaweb.runs import Stage
 
 UPDATES = "updates.json"
-"""How many updates a finished stage did, and how many were planned."""
+"""How many updates a finished stage did, how many were planned, and how many optimizer steps were skipped."""
 
 
 class OutOfTime(asyncio.CancelledError):
@@ -212,14 +211,18 @@ class _Learner:
         self.finish(self.stage, done)
 
     def finish(self, stage: Stage, done: int) -> None:
-        """Write weights, rollouts and the number of updates into the folder of a stage."""
+        """Write weights, rollouts and the number of updates into the folder of a stage.
+
+        Raises `TrainingError` when there was not one sound update.
+        """
+        skipped = count_skipped(self.ws, self.trainer, self.name)
         self.model.save(stage.folder)
         if self.refresher is not None:
             self.refresher.finish(stage.folder)
         self.beside.finish(stage.folder, self.trainer.critic, self.trainer.steps)
         best.finish(self.stage.scratch, self.history.marks, done, stage.folder)
         self._collect(stage, done)
-        write_json(stage.folder / UPDATES, {"done": done, "planned": self.rl.updates})
+        write_json(stage.folder / UPDATES, {"done": done, "planned": self.rl.updates, "skipped": skipped})
 
     @property
     def name(self) -> str:
@@ -248,6 +251,8 @@ class _Learner:
         """An update; when training cannot go on, the sound weights before it stay behind as a checkpoint."""
         try:
             await self._update(update)
+        except DivergedError:
+            raise  # the weights are what is not sound
         except TrainingError as error:
             self.trainer.steps = update * self._per_update
             self.history.cut(update)
@@ -298,7 +303,8 @@ class _Learner:
             return self.beside.lesson(self.teacher, update, rollouts)
         # Experts too: both ways of learning from the same rollouts see the same expert data.
         kept = [t for t in rollouts if t.reward is not None and t.reward >= SUCCESS]
-        advantages = self.optimizer.advantages([t.reward for t in rollouts], [t.group for t in rollouts])
+        given = self.optimizer.advantages([t.reward for t in rollouts], [t.group for t in rollouts])
+        advantages = returned.advantages(self.optimizer, given, len(rollouts))
         return Lesson(kept, step_rows(kept), Credit([1.0] * len(kept)), advantages=advantages)
 
     def _steps(self, lesson: Lesson) -> dict[str, float]:
@@ -353,7 +359,7 @@ class _Learner:
 
         path = self._file(update)
         path.unlink(missing_ok=True)
-        TrajectoryStore(path).append(_light(t, update) for t in rollouts if t.source != "expert")
+        TrajectoryStore(path).append(light(t, update) for t in rollouts if t.source != "expert")
 
     def _collect(self, stage: Stage, updates: int) -> None:
         """The rollouts of all updates as a stage's episodes."""
@@ -381,18 +387,6 @@ class _Learner:
         best.keep_if_best(self.stage.scratch, self.history.marks, self.model)
         if warning:
             self.ws.tell(events.Failure(where=f"{self.name} update {update}", error=warning))
-
-
-def stored(path: Path) -> list[Trajectory]:
-    """The rollouts that an update left in a file."""
-    from dynaweb.data.store import TrajectoryStore
-
-    return list(TrajectoryStore(path))
-
-
-def _light(trajectory: Trajectory, update: int) -> Trajectory:
-    steps = tuple(replace(step, prompt_ids=()) for step in trajectory.steps)
-    return replace(trajectory, steps=steps, info={**trajectory.info, "update": update})
 
 
 def _refresher(ws: Workspace, given: Ingredients, model: LoadedModel | None) -> Refresher | None:

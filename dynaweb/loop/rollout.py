@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dynaweb.errors import InfrastructureError
+from dynaweb.returned import first_page, step_result
 from dynaweb.seeding import derive
 from dynaweb.types import Action, EndReason, Observation, Source, Step, StepResult, Task, Trajectory
 
@@ -109,7 +110,7 @@ class _Run:
     async def to_the_end(self) -> EndReason:
         """Play until something ends the episode; says what."""
         try:
-            self.page = await self.environment.reset(self.task, self.world)
+            self.page = first_page(self.environment, await self.environment.reset(self.task, self.world))
             # Some environments learn a task's goal when they open it.
             self.task = getattr(self.environment, "task", None) or self.task
             while len(self.steps) < self.rules.max_steps:
@@ -132,7 +133,7 @@ class _Run:
         if action.kind == "stop":
             self.steps.append(_record(page, decision))
             return "stop"
-        result = await self.environment.step(action)
+        result = step_result(self.environment, await self.environment.step(action))
         self.history.append(action)
         self.steps.append(_record(page, decision, result.error, result))
         self.page = result.observation

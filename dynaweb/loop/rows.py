@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynaweb.protocols import TokenRow
@@ -47,3 +48,16 @@ def step_rows(trajectories: Sequence[Trajectory]) -> list[TokenRow]:
 def dealt(count: int, parts: int) -> list[list[int]]:
     """0..count-1 in `parts` parts of nearly equal size, dealt out in turn so that groups are spread."""
     return [list(range(part, count, parts)) for part in range(parts)]
+
+
+def light(trajectory: Trajectory, update: int) -> Trajectory:
+    """A rollout as it is kept: with the number of its update, without its prompts, which follow from the pages."""
+    steps = tuple(replace(step, prompt_ids=()) for step in trajectory.steps)
+    return replace(trajectory, steps=steps, info={**trajectory.info, "update": update})
+
+
+def stored(path: Path) -> list[Trajectory]:
+    """The rollouts that an update left in a file."""
+    from dynaweb.data.store import TrajectoryStore
+
+    return list(TrajectoryStore(path))

@@ -6,7 +6,7 @@ that reinforcement learning and the controls get.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,7 +113,7 @@ async def _main(ws: Workspace, given: Ingredients) -> list[ArmSpec]:
     made = await in_phases(ws, given, rl.mode)
     where = "dreams" if ws.dreams else "recorded rollouts" if given.recorded is not None else "real pages"
     how = ws.recipe.opt.name if rl.mode == "policy" else "filtered behaviour cloning"
-    note = f"{updates_of(made)} updates of {rl.tasks} x {rl.n} rollouts in {where}, {how}"
+    note = f"{updates_of(made)} of {rl.tasks} x {rl.n} rollouts in {where}, {how}"
     phases = ws.recipe.phases.count
     note = f"{phases} phases, each of {note}" if phases > 1 else note
     label = "DynaWeb" if ws.dreams and rl.mode == "policy" else f"{how} in {where}"
@@ -148,21 +148,28 @@ async def _filtered(ws: Workspace, given: Ingredients) -> list[ArmSpec]:
     if not has_filtered(ws):
         return []
     made = await reinforce(ws, given, mode="filtered-bc")
-    note = f"cross-entropy on successful rollouts only, as many of them; {updates_of(made)} updates"
+    note = f"cross-entropy on successful rollouts only, as many of them; {updates_of(made)}"
     label = "filtered behaviour cloning" + _cut(made)
     return [ArmSpec("filtered-bc", label, "control", made.model, made.key, note)]
 
 
 def updates_of(made: Made) -> str:
-    """The updates that reinforcement learning really did, as in `12 of 50` where the time budget ended it."""
+    """The updates that reinforcement learning really did, as in `12 of 50 updates` where the time budget ended it, or
+    `50 updates, 3 skipped` where some loss or gradient was not finite."""
     found = made.data(UPDATES)
-    return str(found["done"]) if found["done"] == found["planned"] else f"{found['done']} of {found['planned']}"
+    done = f"{found['done']} updates" if found["done"] == found["planned"] else _part(found)
+    return f"{done}, {found['skipped']} skipped" if found.get("skipped") else done
+
+
+def _part(found: Mapping[str, int]) -> str:
+    return f"{found['done']} of {found['planned']} updates"
 
 
 def _cut(made: Made) -> str:
-    """What the label of an arm adds when the time budget ended its training."""
+    """What the label of an arm adds when the time budget ended its training, or updates were skipped."""
     found = made.data(UPDATES)
-    return "" if found["done"] == found["planned"] else f" ({updates_of(made)} updates)"
+    whole = found["done"] == found["planned"] and not found.get("skipped")
+    return "" if whole else f" ({updates_of(made)})"
 
 
 async def _evaluated(ws: Workspace, spec: ArmSpec) -> ArmResult:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from dynaweb import returned
 from dynaweb.errors import ConfigError
 from dynaweb.protocols import Catalogue, TaskFinder
 from dynaweb.seeding import derive
@@ -31,7 +32,7 @@ def draw(source: TaskSource, split: str, *, count: int, seed: int, max_best_step
     """
     short: list[Task] = []
     for attempt in range(_TRIES):
-        found = source.tasks(split, count=count * 2**attempt, seed=seed)
+        found = returned.tasks(source, source.tasks(split, count=count * 2**attempt, seed=seed))
         short = [task for task in found if task.best_steps is None or task.best_steps <= max_best_steps]
         if len(short) >= count:
             return short[:count]
@@ -87,17 +88,31 @@ def rotation(tasks: Sequence[Task], count: int, *, seed: int) -> list[Task]:
 
     A template starts over when all its tasks are used, so a longer rotation begins like a shorter one.
     """
-    queues = by_template(tasks)
-    for template, queue in queues.items():
-        random.Random(derive(seed, "order", template)).shuffle(queue)
-    chosen: list[Task] = []
-    turn = 0
-    while queues and len(chosen) < count:
-        order = sorted(queues)
-        random.Random(derive(seed, "round", turn)).shuffle(order)
-        chosen += [queues[template][turn % len(queues[template])] for template in order]
-        turn += 1
-    return chosen[:count]
+    return Rotation(tasks, seed=seed).part(0, count)
+
+
+class Rotation:
+    """See `rotation`. Without an end, and no longer in memory than its tasks are: any part can be asked for."""
+
+    def __init__(self, tasks: Iterable[Task], *, seed: int) -> None:
+        self._seed = seed
+        self._queues = by_template(tasks)
+        for template, queue in self._queues.items():
+            random.Random(derive(seed, "order", template)).shuffle(queue)
+
+    def part(self, first: int, last: int) -> list[Task]:
+        """The tasks at the places from `first` up to `last`, which is left out; none where there is no task at all."""
+        width = len(self._queues)
+        if not width or last <= first:
+            return []
+        turns = range(first // width, -(-last // width))
+        found = [task for turn in turns for task in self._round(turn)]
+        return found[first - turns.start * width : last - turns.start * width]
+
+    def _round(self, turn: int) -> list[Task]:
+        order = sorted(self._queues)
+        random.Random(derive(self._seed, "round", turn)).shuffle(order)
+        return [self._queues[template][turn % len(self._queues[template])] for template in order]
 
 
 class StartPages:

@@ -42,7 +42,7 @@ async def fit(
 
     `watch` may end it earlier, and then gives the model its best weights. Goes on from the checkpoint in
     `stage.scratch` if there is one; the result is the same. Writes the weights to `stage.folder`. Raises
-    `TrainingError` without rows.
+    `TrainingError` without rows, and when there was not one sound update.
     """
     if not rows:
         raise TrainingError(f"stage {name} has nothing to learn from: its data holds no usable step")
@@ -72,9 +72,27 @@ async def fit(
     except asyncio.CancelledError:
         checkpoint()
         raise
+    count_skipped(ws, trainer, name)
     if watch is not None:
         watch.put_back_best(trainer)
     model.save(stage.folder)
+
+
+def count_skipped(ws: Workspace, trainer: TorchTrainer, name: str) -> int:
+    """How many updates of a stage that is over were skipped, since their loss or gradient was not finite.
+
+    Observers are told of them. Raises `TrainingError` when all were: what the stage left would be what it began with.
+    """
+    skipped, steps = trainer.skipped, trainer.steps
+    if not skipped:
+        return 0
+    told = f"{skipped} of {steps} updates were skipped: their loss or gradient was not finite"
+    if skipped >= steps:
+        raise TrainingError(
+            f"stage {name} learned nothing: {told}; lower the learning rate, or take another optimizer (--opt)"
+        )
+    ws.tell(events.Failure(where=name, error=told))
+    return skipped
 
 
 def new_trainer(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dynaweb import returned
 from dynaweb.judges.scores import checked, refuse_silence
 from dynaweb.types import Judgement, Trajectory
 from dynaweb.web.quoting import quoted
@@ -52,7 +53,7 @@ def grading(source: TaskSource) -> Finish:
     """What takes the verdict of `source` when an episode ends; for `play_all(finish=...)`."""
 
     async def finish(environment: Environment, trajectory: Trajectory) -> Trajectory:
-        return with_verdict(trajectory, await source.evaluate(environment, trajectory))
+        return with_verdict(trajectory, returned.verdict(source, await source.evaluate(environment, trajectory)))
 
     return finish
 
@@ -73,7 +74,7 @@ async def judge_one(judge: Judge, trajectory: Trajectory, *, spare: bool = False
     lack = lacking(trajectory) if spare else ""
     verdict = Judgement(None, why=lack) if lack else ungraded(trajectory) or unfinished(trajectory)
     if verdict is None:
-        verdict = checked(await judge.score(trajectory))
+        verdict = checked(returned.judgement(judge, await judge.score(trajectory)))
     return trajectory.scored(verdict, verdict.score)
 
 

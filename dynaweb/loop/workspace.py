@@ -22,6 +22,7 @@ from dynaweb.loop.meter import Meter
 from dynaweb.loop.tasks import draw
 from dynaweb.loop.weights import check_size, read_tokenizer, tokenizer_of
 from dynaweb.protocols import PluginContext
+from dynaweb.returned import Answering
 from dynaweb.runs import write_json
 from dynaweb.runs.cache import SCRATCH
 from dynaweb.seeding import derive
@@ -193,7 +194,7 @@ class Workspace:
         """What makes dreams of the chosen environment plugin; they end where expected fidelity falls below `floor`."""
         choice = self.recipe.env
         services = {
-            "world_model": world_model,
+            "world_model": Answering(world_model),
             "start_page": start_page,
             "tasks": self.source,
             "web": self.recipe.web,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from dynaweb import events
+from dynaweb import events, returned
 from dynaweb.config import agreement
 from dynaweb.config.decisive import file_key
 from dynaweb.data.inspect import site_of as transition_site
@@ -271,7 +271,8 @@ def asked(transitions: Sequence[Transition]) -> list[Transition]:
 def rows_for(world_model: object, transitions: Sequence[Transition]) -> list[TokenRow]:
     """Supervised rows of a trainable world model."""
     able = cast("TrainableWorldModel", world_model)
-    return [TokenRow(prompt_ids=prompt, response_ids=target) for prompt, target in able.examples(transitions)]
+    pairs = returned.pairs("wm", world_model, able.examples(transitions))
+    return [TokenRow(prompt_ids=prompt, response_ids=target) for prompt, target in pairs]
 
 
 def _extra(ws: Workspace, held_out: Set[str]) -> list[Transition]:

@@ -10,7 +10,7 @@
 On disk, `<root>/<name>/<key>/` is finished (it was put there by one rename), `<key>.partial/` is in the making, and
 `<key>.lock` keeps a second process waiting. On `<key>.used` every run that was handed the stage holds a shared lock as
 long as its `StageCache` lives, so that nobody takes the stage out (`dynaweb.runs.pruning`). `DYNAWEB_CACHE` moves the
-root.
+root. The manifest has the checksum of every file, which is compared once by each `StageCache` that hands the stage out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -86,6 +87,7 @@ class Stage:
             "settings": self.settings,
             "cost": self.cost,
             "files": _sizes(self.folder),
+            "sha256": {name: _hash(self.folder / name) for name in _sizes(self.folder)},
         }
         write_json(self.folder / MANIFEST, manifest)
         for path in _files(self.folder):
@@ -103,6 +105,7 @@ class StageCache:
         self.root = root if root is not None else default_root()
         self._notify = notify or (lambda event: None)
         self._used: dict[Path, int] = {}
+        self._whole: set[Path] = set()
         # At the end of the process the operating system lets go of the locks.
         weakref.finalize(self, _let_go, self._used)
 
@@ -136,12 +139,12 @@ class StageCache:
                 self._tell(stage, "done")
 
     def find(self, name: str, key: str) -> Path | None:
-        """The finished folder of a stage, or None. A damaged one does not count."""
+        """The finished folder of a stage, or None. A damaged one does not count: `stage` makes it anew."""
         folder = self.root / name / key
         if not folder.is_dir():
             return None
         self._use(folder.with_name(f"{key}{USED}"))
-        return folder if _manifest(folder) is not None else None
+        return folder if self._checked(folder) is not None else None
 
     def close(self) -> None:
         """Let others take out the stages that were handed out; twice is allowed."""
@@ -178,18 +181,27 @@ class StageCache:
 
     def _open(self, name: str, key: str, settings: Mapping[str, Any], resumable: bool) -> Stage:
         folder = self.root / name / key
-        manifest = _manifest(folder)
+        manifest = self._checked(folder)
         if manifest is not None:
             return Stage(name, key, folder, True, manifest["settings"], dict(manifest["cost"]))
         if folder.exists():
             log.warning("stage %s: the cached folder %s is damaged; it is made anew", name, folder)
-            shutil.rmtree(folder)
+            _discard(name, folder)
         partial = folder.with_name(f"{key}{PARTIAL}")
         if not resumable:
             shutil.rmtree(partial, ignore_errors=True)
         resumed = partial.exists() and any(partial.iterdir())
         partial.mkdir(exist_ok=True)
         return Stage(name, key, partial, False, settings, resumed=resumed)
+
+    def _checked(self, folder: Path) -> dict[str, Any] | None:
+        """The manifest of a folder whose files are those that it was committed with, else None."""
+        manifest = _manifest(folder)
+        if manifest is not None and folder not in self._whole:
+            if not _is_whole(folder, manifest):
+                return None
+            self._whole.add(folder)
+        return manifest
 
     def _make(self, home: Path) -> None:
         try:
@@ -242,6 +254,30 @@ def _files(folder: Path) -> list[Path]:
 def _sizes(folder: Path) -> dict[str, int]:
     files = (path for path in _files(folder) if path.name != MANIFEST)
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_whole(folder: Path, manifest: Mapping[str, Any]) -> bool:
+    """Whether all files have the checksums of the manifest; one of an earlier version of dynaweb has none."""
+    try:
+        return all(_hash(folder / name) == told for name, told in manifest.get("sha256", {}).items())
+    except (OSError, AttributeError):
+        return False
+
+
+def _discard(name: str, folder: Path) -> None:
+    """Remove a damaged folder. Raises `CheckpointError` that names it where that cannot be."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"stage {name}: the cached folder {folder} is damaged and cannot be removed ({error.strerror or error}); "
+            f"delete it, or set {ENV_CACHE} to another folder, and give the same command again"
+        ) from error
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
+from dynaweb import returned
 from dynaweb.errors import ConfigError
 from dynaweb.types import Action, Observation, Prediction
 
@@ -155,7 +156,8 @@ class Trusted:
         self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = (), goal: str = ""
     ) -> Prediction:
         """The prediction of the model itself, with `confidence`."""
-        prediction = await self.world_model.predict(observation, action, seed=seed, history=history, goal=goal)
+        found = await self.world_model.predict(observation, action, seed=seed, history=history, goal=goal)
+        prediction = returned.prediction(self.world_model, found)
         return replace(prediction, confidence=self.calibration.confidence(prediction))
 
 

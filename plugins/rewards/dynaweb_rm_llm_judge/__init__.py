@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from dynaweb.config.sections import Section
+from dynaweb.config.sections import Section, Temperature
 from dynaweb.config.server import Server
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
@@ -22,7 +22,7 @@ class LlmJudgeConfig(Section):
     """How often it is asked when its reply holds no verdict."""
     votes: int = Field(default=1, ge=1)
     """Verdicts that are asked for; the reward is the share of YES, or 1 where that reaches `threshold`."""
-    temperature: float = Field(default=0.0, ge=0)
+    temperature: Temperature = 0.0
     """Sampling temperature; several votes need one above 0 to differ."""
     threshold: float = Field(default=0.5, ge=0, le=1)
     """Share of YES from which the reward is 1; ignored when `soft`."""

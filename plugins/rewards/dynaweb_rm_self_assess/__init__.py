@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from dynaweb.config.sections import Section
+from dynaweb.config.sections import COLDEST, Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
@@ -27,7 +27,7 @@ class SelfAssessConfig(Section):
     P(YES) is then the share of YES among those that have one."""
     vote_tokens: int = Field(default=1, ge=1)
     """Longest reply of a vote, in tokens: 1 for the answer alone, more for chat models that think first."""
-    vote_temperature: float = Field(default=1.0, gt=0)
+    vote_temperature: float = Field(default=1.0, ge=COLDEST)
     """Sampling temperature of votes."""
 
 

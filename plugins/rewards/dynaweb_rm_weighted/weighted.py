@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, cast
 
 from dynaweb.judges.scores import checked
+from dynaweb.returned import judgement
 from dynaweb.types import Judgement, Trajectory
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ class WeightedJudge:
         """sum of weight x score / sum of weights; None as `missing` says. The probability is combined in the same
         way."""
         answers = await asyncio.gather(*(judge.score(trajectory) for judge in self.judges.values()))
-        said = {name: checked(answer) for name, answer in zip(self.judges, answers, strict=True)}
+        said = {
+            name: checked(judgement(judge, answer))
+            for (name, judge), answer in zip(self.judges.items(), answers, strict=True)
+        }
         why = ", ".join(
             f"{name} {one.score if one.score is not None else '-'} ({one.why})" for name, one in said.items()
         )

@@ -14,7 +14,7 @@ from dynaweb.hookspecs import PluginSpec, hookimpl
 class FrozenConfig(Section):
     """Settings of the frozen world model."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
 
     FILES: ClassVar[frozenset[str]] = frozenset({"store"})
 

@@ -1,0 +1,100 @@
+"""Updates without a step: told of where some were skipped, an error where all were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trainer_kit
+
+from dynaweb import events
+from dynaweb.errors import DivergedError, TrainingError
+from dynaweb.loop.made import Made
+from dynaweb.loop.rl import UPDATES, _Learner
+from dynaweb.loop.stages import _cut, updates_of
+from dynaweb.loop.training import count_skipped
+from dynaweb.protocols import LossInput, LossOutput, TokenRow
+from dynaweb.runs import write_json
+
+ROWS = [TokenRow((1, 2, 3), (4, 5), 0), TokenRow((1, 2), (6, 7), 1)]
+
+
+class Sometimes:
+    """An optimizer whose loss is not finite where it is told so."""
+
+    needs_trajectory_ratio = False
+    factor = 1.0
+
+    def advantages(self, rewards: Any, groups: Any) -> list[float]:
+        return [1.0, -1.0]
+
+    def loss(self, batch: LossInput) -> LossOutput:
+        return LossOutput(-(batch.logp_RT * batch.mask_RT).sum() * self.factor)
+
+
+def after(*factors: float) -> Any:
+    """A trainer after one update for each factor of the loss."""
+    trainer, optimizer = trainer_kit.trainer_of(), Sometimes()
+    for optimizer.factor in factors:
+        trainer.policy_step(ROWS, optimizer, [1.0, -1.0])
+    return trainer
+
+
+def counted(trainer: Any) -> tuple[int, list[Any]]:
+    told: list[Any] = []
+    return count_skipped(cast("Any", SimpleNamespace(tell=told.append)), trainer, "rl"), told
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_a_stage_without_one_sound_update_is_an_error(odd: float) -> None:
+    for count in (1, 2):
+        with pytest.raises(TrainingError, match=rf"stage rl learned nothing: {count} of {count} updates were skipped"):
+            counted(after(*[odd] * count))
+
+
+def test_some_skipped_updates_are_told_and_none_is_silent() -> None:
+    skipped, told = counted(after(1.0, float("nan"), 1.0))
+    assert skipped == 1
+    assert told == [
+        events.Failure(where="rl", error="1 of 3 updates were skipped: their loss or gradient was not finite")
+    ]
+    assert counted(after(1.0)) == (0, [])
+    assert counted(after()) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("found", "text", "label"),
+    [
+        ({"done": 5, "planned": 5, "skipped": 0}, "5 updates", ""),
+        ({"done": 5, "planned": 5}, "5 updates", ""),
+        ({"done": 5, "planned": 5, "skipped": 2}, "5 updates, 2 skipped", " (5 updates, 2 skipped)"),
+        ({"done": 3, "planned": 5, "skipped": 0}, "3 of 5 updates", " (3 of 5 updates)"),
+        ({"done": 3, "planned": 5, "skipped": 1}, "3 of 5 updates, 1 skipped", " (3 of 5 updates, 1 skipped)"),
+    ],
+)
+def test_the_table_says_how_many_were_skipped(found: dict[str, int], text: str, label: str, tmp_path: Path) -> None:
+    write_json(tmp_path / UPDATES, found)
+    assert (updates_of(Made("", tmp_path)), _cut(Made("", tmp_path))) == (text, label)
+
+
+@pytest.mark.parametrize(("error", "saved"), [(TrainingError("lost"), 1), (DivergedError("gone"), 0)])
+async def test_only_sound_weights_become_the_last_checkpoint(error: Exception, saved: int, tmp_path: Path) -> None:
+    written: list[int] = []
+
+    async def fails(update: int) -> None:
+        raise error
+
+    learner = SimpleNamespace(
+        _update=fails,
+        _checkpoint=lambda: written.append(1),
+        _per_update=1,
+        _offending=tmp_path / "none",
+        trainer=SimpleNamespace(steps=3),
+        history=SimpleNamespace(cut=lambda update: None),
+        stage=SimpleNamespace(scratch=tmp_path),
+    )
+    with pytest.raises(type(error)):
+        await _Learner._guarded_update(cast("Any", learner), 2)
+    assert len(written) == saved
