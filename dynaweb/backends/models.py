@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from torch import nn
 
 from dynaweb.backends import smollm2
 from dynaweb.errors import CheckpointError, ConfigError, EngineError, MissingError
+from dynaweb.files import expanded, read_json
 from dynaweb.runs.atomic import rename_folder
 
 TINY = "tiny"
@@ -36,7 +36,7 @@ def resolve(path: str | Path) -> str:
         return str(folder)
     if str(path) == smollm2.NAME:
         return str(smollm2.model_folder())
-    place = Path(path).expanduser()
+    place = expanded(path)
     looks_like_path = place.is_absolute() or str(path).startswith((".", "~"))
     if place.is_dir():
         if not (place / "config.json").is_file():
@@ -122,10 +122,7 @@ def check_weights(folder: Path) -> None:
     files = sorted(folder.glob("*.safetensors"))
     if not files and not list(folder.glob("pytorch_model*.bin")):
         raise CheckpointError(f"{folder} has config.json but no weights (*.safetensors)")
-    try:
-        json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{folder / 'config.json'} is not valid JSON: {error}") from error
+    read_json(folder / "config.json")
     for file in files:
         check_safetensors(file)
 

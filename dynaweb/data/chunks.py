@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dynaweb.errors import CheckpointError
+from dynaweb.runs.space import storage_error
 
 _HEAD = struct.Struct("<4sIBBH2sHQIB")
 """gzip magic, method and flags; time; two flag bytes; extra length; its id and size; chunk bytes, records, closes."""
@@ -62,6 +63,8 @@ class ChunkFile:
         """
         if not self.path.exists():
             return
+        if not self.path.is_file():
+            raise CheckpointError(f"{self.path} is a folder or a device, not a file; give the path of a store")
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             found = _scan(file, self.end, size)
@@ -102,9 +105,10 @@ class ChunkFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._write(b"".join(packed), fresh)
-        except OSError:
+        except OSError as error:
             self._cut(fresh)
-            raise
+            # Writing to an open file says why, not where.
+            raise storage_error(error, self.path.parent) or error from error
         if fresh:
             _sync_folder(self.path.parent)
         for at, (data, (_, records)) in enumerate(zip(packed, parts, strict=True)):

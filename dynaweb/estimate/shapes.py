@@ -9,6 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from dynaweb.files import expanded
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -127,4 +129,4 @@ def _folders(path: str) -> list[Path]:
         return []
     home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
     hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub")) / f"models--{path.replace('/', '--')}" / "snapshots"
-    return [Path(path).expanduser(), *sorted(hub.glob("*"))]
+    return [expanded(path), *sorted(hub.glob("*"))]

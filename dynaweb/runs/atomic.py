@@ -46,7 +46,9 @@ def write_with(path: Path, save: Callable[[Path], object]) -> None:
         temporary.chmod(0o666 & ~_umask())
         sync(temporary)
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # as writing to an open file leaves it out
         temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
@@ -75,7 +77,8 @@ def sync(path: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    # A name of a file may be no UTF-8; so written it is an escape, as JSON has it.
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _umask() -> int:

@@ -12,7 +12,6 @@ report.html                  the report
 
 from __future__ import annotations
 
-import json
 import logging
 import platform
 import re
@@ -27,6 +26,7 @@ from typing import Any, Literal
 from dynaweb.config import Recipe, restore
 from dynaweb.config.recipe import differences
 from dynaweb.errors import CheckpointError, ConfigError
+from dynaweb.files import read_json, understood
 from dynaweb.runs.atomic import write_json, write_text
 from dynaweb.runs.lock import holder, locked
 
@@ -42,6 +42,7 @@ PACKAGES = ("dynaweb", "torch", "transformers", "tokenizers", "safetensors", "nu
 RUNS = Path("runs")
 """Where run folders go by default."""
 RUN = "run"
+ANEW = "start a new run with another --out"
 COMMAND = "command.json"
 STATUS = "status.json"
 
@@ -96,8 +97,8 @@ class RunFolder:
     @property
     def status(self) -> Status:
         """How the run stands, as last written."""
-        data = _read(self.path / STATUS)
-        status: Status = data["status"]
+        with understood(self.path / STATUS, advice=ANEW):
+            status: Status = _read(self.path / STATUS)["status"]
         return status
 
     def set_status(self, status: Status, **details: Any) -> None:
@@ -106,7 +107,7 @@ class RunFolder:
 
     def recipe(self) -> Recipe:
         """The recipe that the folder was made with. Raises `CheckpointError` when it cannot be read."""
-        return restore(_read(self.path / "recipe.json"))
+        return restore(_recipe(self.path))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -234,7 +235,7 @@ def saved(recipe: Recipe) -> dict[str, Any]:
 
 
 def _check_same(path: Path, recipe: Recipe) -> None:
-    data = _read(path / "recipe.json")
+    data = _recipe(path)
     old = {key: value for key, value in recipe_flat(data).items() if not key.startswith(FREE)}
     new = {key: value for key, value in recipe_flat(saved(recipe)).items() if not key.startswith(FREE)}
     changes = differences(old, new)
@@ -271,17 +272,19 @@ def _default(recipe: Recipe, base: Path, resume: bool, command: str) -> Path:
     return base / f"{stem}{last if resume else last + 1}"
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = f"{path.name} cannot be read ({error.strerror})"
-        raise CheckpointError(f"{path.parent} is not a run folder: {reason}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged ({error}); start a new run with another --out") from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path} is damaged (not a table); start a new run with another --out")
+def _recipe(folder: Path) -> dict[str, Any]:
+    """What `saved` wrote, as far as its shape goes."""
+    data = _read(folder / "recipe.json")
+    tables = [data.get("settings"), data.get("origins", {})]
+    if "name" not in data or not all(isinstance(table, dict) for table in tables):
+        raise CheckpointError(f"{folder / 'recipe.json'} is damaged (it is no recipe of a run); {ANEW}")
     return data
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise CheckpointError(f"{path.parent} is not a run folder: {path.name} cannot be read (it is not there)")
+    return read_json(path, advice=ANEW)
 
 
 def versions() -> dict[str, str]:

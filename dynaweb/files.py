@@ -1,0 +1,69 @@
+"""Files that people name or keep: JSON documents of a known kind, and paths as people write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from dynaweb.errors import CheckpointError, ConfigError, DynawebError
+
+T = TypeVar("T", dict[str, Any], list[Any])
+
+KINDS = {dict: "a table", list: "a list"}
+RESTORE = "restore it from a copy"
+
+
+def read_json(
+    path: Path, kind: type[T] = dict, *, error: type[DynawebError] = CheckpointError, advice: str = RESTORE
+) -> T:  # type: ignore[assignment]
+    """The JSON document in a file. Raises `error`, naming the file, unless it can be read and is of that kind."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as failure:
+        raise error(f"{path} cannot be read ({failure.strerror}); {advice}") from failure
+    except UnicodeDecodeError as failure:
+        raise error(f"{path} is damaged (not UTF-8 text: {failure.reason}); {advice}") from failure
+    return parse_json(text, kind, str(path), error=error, advice=advice)
+
+
+def parse_json(
+    text: str,
+    kind: type[T] = dict,
+    where: str = "",
+    *,
+    error: type[DynawebError] = CheckpointError,
+    advice: str = RESTORE,
+) -> T:
+    """The same of a text; `where` says in messages where it comes from."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as failure:
+        raise error(f"{where} is damaged ({failure}); {advice}") from failure
+    if not isinstance(found, kind):
+        raise error(f"{where} is damaged (it holds {_kind(found)} where {KINDS[kind]} belongs); {advice}")
+    return cast("T", found)
+
+
+def _kind(value: Any) -> str:
+    return KINDS.get(type(value), repr(value)[:40])
+
+
+@contextmanager
+def understood(path: Path, *, advice: str = RESTORE) -> Iterator[None]:
+    """Inside, what a document lacks or holds in a wrong place becomes a `CheckpointError` that names its file."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as failure:
+        what = f"{type(failure).__name__}: {failure}"
+        raise CheckpointError(f"{path} is damaged (it does not hold what it should: {what}); {advice}") from failure
+
+
+def expanded(path: str | Path) -> Path:
+    """A path with `~` replaced. Raises `ConfigError` when there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as failure:
+        raise ConfigError(f"{path}: the home of that user is not known; write the whole path") from failure
