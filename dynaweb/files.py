@@ -6,49 +6,40 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from dynaweb.errors import CheckpointError, ConfigError, DynawebError
 
 T = TypeVar("T", dict[str, Any], list[Any])
 
-KINDS = {dict: "a table", list: "a list"}
+KINDS: dict[type, str] = {dict: "a table", list: "a list"}
 RESTORE = "restore it from a copy"
 
 
-def read_json(
-    path: Path, kind: type[T] = dict, *, error: type[DynawebError] = CheckpointError, advice: str = RESTORE
-) -> T:  # type: ignore[assignment]
+def read_json(path: Path, kind: type[T], *, error: type[DynawebError] = CheckpointError, advice: str = RESTORE) -> T:
     """The JSON document in a file. Raises `error`, naming the file, unless it can be read and is of that kind."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as failure:
         raise error(f"{path} cannot be read ({failure.strerror}); {advice}") from failure
     except UnicodeDecodeError as failure:
-        raise error(f"{path} is damaged (not UTF-8 text: {failure.reason}); {advice}") from failure
-    return parse_json(text, kind, str(path), error=error, advice=advice)
+        raise error(f"{path} is damaged (it is not UTF-8 text: {failure.reason}); {advice}") from failure
+    try:
+        return parse_json(text, kind)
+    except ValueError as failure:
+        raise error(f"{path} is damaged ({failure}); {advice}") from failure
 
 
-def parse_json(
-    text: str,
-    kind: type[T] = dict,
-    where: str = "",
-    *,
-    error: type[DynawebError] = CheckpointError,
-    advice: str = RESTORE,
-) -> T:
-    """The same of a text; `where` says in messages where it comes from."""
+def parse_json(text: str, kind: type[T]) -> T:
+    """The JSON document in a text. Raises `ValueError` unless it is one, and of that kind."""
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError) as failure:
-        raise error(f"{where} is damaged ({failure}); {advice}") from failure
+    except RecursionError as failure:
+        raise ValueError("it is nested too deep") from failure
     if not isinstance(found, kind):
-        raise error(f"{where} is damaged (it holds {_kind(found)} where {KINDS[kind]} belongs); {advice}")
-    return cast("T", found)
-
-
-def _kind(value: Any) -> str:
-    return KINDS.get(type(value), repr(value)[:40])
+        what = KINDS.get(type(found)) or repr(found)[:40]
+        raise ValueError(f"it holds {what} where {KINDS[kind]} belongs")
+    return found
 
 
 @contextmanager

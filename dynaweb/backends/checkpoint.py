@@ -82,7 +82,7 @@ def _load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def _read_index(path: Path) -> dict[str, Any]:
-    index = read_json(path)
+    index = read_json(path, dict)
     if index.get("format") != FORMAT or not {"file", "size", "meta"} <= index.keys():
         raise CheckpointError(f"{path} is not a checkpoint index of format {FORMAT}")
     return index

@@ -122,7 +122,7 @@ def check_weights(folder: Path) -> None:
     files = sorted(folder.glob("*.safetensors"))
     if not files and not list(folder.glob("pytorch_model*.bin")):
         raise CheckpointError(f"{folder} has config.json but no weights (*.safetensors)")
-    read_json(folder / "config.json")
+    read_json(folder / "config.json", dict)
     for file in files:
         check_safetensors(file)
 

@@ -64,7 +64,7 @@ def deepspeed_config(settings: ZeroSettings, *, dtype: torch.dtype, max_grad_nor
 
 
 def _read(path: str) -> dict[str, Any]:
-    return read_json(expanded(path), error=ConfigError, advice="give a file of DeepSpeed settings")
+    return read_json(expanded(path), dict, error=ConfigError, advice="give a file of DeepSpeed settings")
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

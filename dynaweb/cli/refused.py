@@ -19,6 +19,8 @@ _WHY = {
     errno.ELOOP: ("is a link that leads to itself", _OTHER),
 }
 """What is wrong with a path, and what to do about it."""
+_SHOWN = 200
+"""Letters of a path that a message shows."""
 _LIMITS = {
     errno.EMFILE: "too many files are open; allow more with `ulimit -n`",
     errno.ENFILE: "the machine has too many files open; end other programs, then repeat the command",
@@ -46,6 +48,7 @@ def _sentence(path: str, error: OSError) -> str:
         return f"{_denied(path)}: {error.strerror}; get the right to it (chmod, chown), or {_OTHER}"
     if error.errno in _WHY:
         what, advice = _WHY[error.errno]
+        path = path if len(path) <= _SHOWN else f"{path[:_SHOWN]}..."
         return f"{path} {what}; {advice}"
     return f"{path} cannot be used: {error.strerror}; {_OTHER}, or see with --debug what was tried"
 

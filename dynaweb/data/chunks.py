@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dynaweb.errors import CheckpointError
-from dynaweb.runs.space import storage_error
 
 _HEAD = struct.Struct("<4sIBBH2sHQIB")
 """gzip magic, method and flags; time; two flag bytes; extra length; its id and size; chunk bytes, records, closes."""
@@ -108,7 +107,8 @@ class ChunkFile:
         except OSError as error:
             self._cut(fresh)
             # Writing to an open file says why, not where.
-            raise storage_error(error, self.path.parent) or error from error
+            error.filename = error.filename or str(self.path)
+            raise
         if fresh:
             _sync_folder(self.path.parent)
         for at, (data, (_, records)) in enumerate(zip(packed, parts, strict=True)):

@@ -123,7 +123,7 @@ def _user(transition: Transition, history: int, goal: bool) -> str:
 def _llamafactory(rows: Iterable[dict[str, Any]], out: Path) -> int:
     count = _lines(rows, out)
     index = out.parent / INFO
-    known = read_json(index, advice=f"mend it or move it away: {out.name} is written already") if index.exists() else {}
+    known = read_json(index, dict, advice="mend it, or move it away") if index.exists() else {}
     write_json(index, {**known, out.name.split(".")[0]: dataset_entry(out.name)})
     return count
 

@@ -98,7 +98,7 @@ def weights_of(ws: Workspace, name: str, config: Any) -> Path:
         raise ConfigError(
             "this judge has to be fitted first: run dynaweb orm fit, and name its folder in reward.weights"
         )
-    fitted = read_json(ws.fitted_judge / FITTED).get("judge")
+    fitted = read_json(ws.fitted_judge / FITTED, dict).get("judge")
     if fitted != name:
         raise ConfigError(
             f"this run fitted the judge {fitted!r}, whose weights {name!r} cannot use: a run fits one judge; fit the "
@@ -119,7 +119,7 @@ def calibration_in(folder: Path) -> Platt:
     path = folder / FITTED
     if not path.is_file():
         return Platt()
-    document = read_json(path, error=ConfigError, advice="fit the judge again")
+    document = read_json(path, dict, error=ConfigError, advice="fit the judge again")
     try:
         found: Mapping[str, float] = document["calibration"]
         return Platt(float(found["slope"]), float(found["intercept"]), int(found["n"]), float(found["prior"]))

@@ -172,7 +172,7 @@ class MatrixFolder:
     def _plan(self) -> Mapping[str, Any]:
         if not (self.path / PLAN).exists():
             raise CheckpointError(f"{self.path} is no matrix folder: {PLAN} is missing; run the matrix first")
-        return read_json(self.path / PLAN, advice="run the matrix again")
+        return read_json(self.path / PLAN, dict, advice="run the matrix again")
 
 
 def _recipe(cell: Mapping[str, Any]) -> Recipe:
@@ -183,6 +183,7 @@ def _recipe(cell: Mapping[str, Any]) -> Recipe:
 
 def _json(path: Path) -> dict[str, Any] | None:
     """A document as far as there is one: cells are made while others look."""
-    with suppress(CheckpointError):
-        return read_json(path)
-    return None
+    try:
+        return read_json(path, dict)
+    except CheckpointError:
+        return None

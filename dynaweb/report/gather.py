@@ -78,6 +78,9 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         curves, stages, alarms = _curves(rows, arms), _stages(rows), alarms_in(rows)
     with understood(folder / "seeds.json"):
         seed = int(_json(folder, "seeds.json", {}).get("run", 0))
+    with understood(folder / "plugins.json"):
+        plugins = tuple(dict(one) for one in _json(folder, "plugins.json", []))
+    versions = {name: str(version) for name, version in _json(folder, "versions.json", {}).items()}
     paths = sorted((folder / "trajectories").glob(f"*{SUFFIX}")) if episodes else []
     files = _sorted([_File.read(path, each) for path in paths], arms)
     shown = [file for file in files if file.is_evaluation or file.name in PRACTICE]
@@ -100,8 +103,8 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         samples=tuple(twins.beside(sample) for file in files for sample in file.samples),
         total=sum(file.count for file in files),
         settings=settings,
-        plugins=tuple(_json(folder, "plugins.json", [])),
-        versions=_json(folder, "versions.json", {}),
+        plugins=plugins,
+        versions=versions,
         alarms=alarms,
         seed=seed,
         # Without a summary nobody has said whether there was a browser.

@@ -212,10 +212,12 @@ def _fill(path: Path, recipe: Recipe, plugins: list[Mapping[str, str]]) -> None:
     text = f"# Recipe {recipe.name}, resolved. Each line ends with where its value comes from.\n\n"
     now = versions()
     seeds = {"run": recipe.run.seed}
-    records = {"plugins": plugins, "versions": now, "seeds": seeds, "status": {"status": "running"}}
+    records: dict[str, Any] = {"plugins": plugins, "versions": now, "seeds": seeds, "status": {"status": "running"}}
     for name, data in records.items():
         if not (path / f"{name}.json").exists():
             write_json(path / f"{name}.json", data)
+        # Now, not when the report is made.
+        read_json(path / f"{name}.json", type(data), advice=ANEW)
     if not (path / "recipe.toml").exists():
         write_text(path / "recipe.toml", text + recipe.to_toml(origins=True))
     then = _read(path / "versions.json")
@@ -284,7 +286,7 @@ def _recipe(folder: Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise CheckpointError(f"{path.parent} is not a run folder: {path.name} cannot be read (it is not there)")
-    return read_json(path, advice=ANEW)
+    return read_json(path, dict, advice=ANEW)
 
 
 def versions() -> dict[str, str]:

@@ -69,12 +69,14 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """
     if not path.exists():
         return
+    number = 1
     try:
         with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
+            for line in file:
                 if line.endswith("\n"):
-                    yield parse_json(line, dict, f"{path}, line {number},")
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{path} is damaged (not UTF-8 text: {error.reason}); {RESTORE}") from error
+                    yield parse_json(line, dict)
+                number += 1
+    except ValueError as error:  # of the bytes, too: text that is not UTF-8
+        raise CheckpointError(f"{path} is damaged (line {number}: {error}); {RESTORE}") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror}); {RESTORE}") from error

@@ -342,6 +342,6 @@ async def _close_tab(opened: OpenContext) -> str:
 
 def _check_login(path: Path) -> None:
     """A stored login is JSON with `cookies`. Raises `ConfigError` that says what is wrong."""
-    stored = read_json(path, error=ConfigError, advice="log in and save it again")
+    stored = read_json(path, dict, error=ConfigError, advice="log in and save it again")
     if not isinstance(stored.get("cookies"), list):
         raise ConfigError(f"the stored login {path} has no `cookies` list; save it with Playwright's storage_state")

@@ -67,7 +67,7 @@ def answers(path: Path) -> dict[str, list[Mapping[str, Any]]]:
     file = path.parent / ANSWERS
     if not file.exists():
         return {}
-    sites = read_json(file, error=ConfigError, advice="give WebVoyager's file of reference answers")
+    sites = read_json(file, dict, error=ConfigError, advice="give WebVoyager's file of reference answers")
     try:
         return {f"{site}--{one['id']}": [one] for site, held in sites.items() for one in held["answers"]}
     except (KeyError, TypeError, AttributeError) as error:
