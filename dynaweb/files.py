@@ -21,7 +21,8 @@ def read_json(path: Path, kind: type[T], *, error: type[DynawebError] = Checkpoi
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as failure:
-        raise error(f"{path} cannot be read ({failure.strerror}); {advice}") from failure
+        what = "get the right to it (chmod, chown)" if isinstance(failure, PermissionError) else advice
+        raise error(f"{path} cannot be read ({failure.strerror}); {what}") from failure
     except UnicodeDecodeError as failure:
         raise error(f"{path} is damaged (it is not UTF-8 text: {failure.reason}); {advice}") from failure
     try:

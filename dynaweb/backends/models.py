@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from dynaweb.backends import smollm2
+from dynaweb.backends.folders import check_folder
 from dynaweb.errors import CheckpointError, ConfigError, EngineError, MissingError
 from dynaweb.files import expanded, read_json
 from dynaweb.runs.atomic import rename_folder
@@ -41,6 +42,7 @@ def resolve(path: str | Path) -> str:
     if place.is_dir():
         if not (place / "config.json").is_file():
             raise MissingError(f"{place} is a folder without config.json; a model folder has one beside its weights")
+        check_folder(place)
         return str(place)
     if looks_like_path or place.exists():
         raise MissingError(f"there is no model folder at {place}; give {OWN}, a folder, or a Hugging Face name")

@@ -45,6 +45,8 @@ class Group(TyperGroup):
         except DynawebError as error:
             raise self._exit(ctx, f"error: {error}", error.exit_code) from error
         except KeyboardInterrupt as error:
+            # The task that a second Ctrl-C ended is nobody's now, which asyncio would tell with its traceback.
+            logging.getLogger("asyncio").setLevel(logging.CRITICAL)
             raise self._exit(ctx, "interrupted", EXIT_INTERRUPTED) from error
         except BrokenPipeError:
             # The reader of our output has gone, as in `dynaweb tasks list | head`. Python would complain at exit.

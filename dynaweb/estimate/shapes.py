@@ -90,7 +90,7 @@ def shape_of(path: str) -> Shape | None:
     config = _config(path)
     try:
         return None if config is None else _shape(config)
-    except KeyError:
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
 
 

@@ -37,6 +37,17 @@ def write_with(path: Path, save: Callable[[Path], object]) -> None:
     raises, the old file stays and nothing is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _write_beside(path, save)
+    except OSError as error:
+        # Neither a temporary name nor none, as writing to an open file gives, says what could not be written.
+        if error.filename is None or Path(error.filename).parent == path.parent:
+            error.filename, error.filename2 = str(path), None
+        raise
+    sync(path.parent)
+
+
+def _write_beside(path: Path, save: Callable[[Path], object]) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
@@ -46,12 +57,9 @@ def write_with(path: Path, save: Callable[[Path], object]) -> None:
         temporary.chmod(0o666 & ~_umask())
         sync(temporary)
         temporary.replace(path)
-    except BaseException as error:
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # as writing to an open file leaves it out
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync(path.parent)
 
 
 def rename_folder(source: Path, target: Path) -> None:
