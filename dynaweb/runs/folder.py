@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
 from dynaweb.config import Recipe, restore
@@ -66,7 +67,7 @@ class RunFolder:
     def how_to_go_on(self) -> str:
         """What to do after an interruption, as the end of a sentence."""
         if self.command == RUN:
-            return f"go on with: dynaweb run --resume --out {self.path}"
+            return f"go on with: dynaweb run --resume --out {quote(str(self.path))}"
         return f"give `dynaweb {self.command}` again, with the same settings: what is done is kept"
 
     @property
@@ -159,7 +160,7 @@ def choose_folder(
         _check_same(path, recipe)
         return path, True
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        go_on = f"Go on with that run by --resume --out {path}, choose" if _resumable(path) else "Choose"
+        go_on = f"Go on with that run by --resume --out {quote(str(path))}, choose" if _resumable(path) else "Choose"
         raise ConfigError(
             f"{path} exists and is not empty; nothing is overwritten. {go_on} another folder with --out, or remove it"
         )
@@ -245,7 +246,7 @@ def _check_same(path: Path, recipe: Recipe) -> None:
         lines = "\n".join(f"  {line}" for line in changes)
         folder = RunFolder(path)
         go_on = (
-            f"Resume it as it is with `dynaweb run --resume --out {path}`, or start a new run with another --out"
+            f"Resume it as it is with `dynaweb run --resume --out {quote(str(path))}`, or start a new run with another --out"
             if folder.command == RUN
             else "Give the settings that it was made with, or choose another --out"
         )
