@@ -41,7 +41,7 @@ def write_with(path: Path, save: Callable[[Path], object]) -> None:
         _write_beside(path, save)
     except OSError as error:
         # Neither a temporary name nor none, as writing to an open file gives, says what could not be written.
-        if error.filename is None or Path(error.filename).parent == path.parent:
+        if error.filename is None or Path(error.filename).name.startswith(f".{path.name}."):
             error.filename, error.filename2 = str(path), None
         raise
     sync(path.parent)

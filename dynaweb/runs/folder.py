@@ -246,7 +246,8 @@ def _check_same(path: Path, recipe: Recipe) -> None:
         lines = "\n".join(f"  {line}" for line in changes)
         folder = RunFolder(path)
         go_on = (
-            f"Resume it as it is with `dynaweb run --resume --out {quote(str(path))}`, or start a new run with another --out"
+            f"Resume it as it is with `dynaweb run --resume --out {quote(str(path))}`, "
+            "or start a new run with another --out"
             if folder.command == RUN
             else "Give the settings that it was made with, or choose another --out"
         )
