@@ -65,16 +65,22 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def run(here: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, as far as commands read it."""
-    folder = open_run(resolve("smoke", plugins=plugins.current()), out=here / "run")
+    folder = open_run(resolve("smoke", plugins=plugins.load()), out=tmp_path_factory.mktemp("made") / "run")
     arms = [{"name": "main", "role": "main", "outcomes": [[1.0, 0.0]]}]
     write_json(folder.path / "summary.json", {"arms": arms, "probes": [], "drift": []})
     with JsonlWriter(folder.metrics) as rows:
         rows.write({"event": "eval", "arm": "main", "split": "test", "successes": [1.0, 0.0]})
     folder.set_status("done")
     return folder.path
+
+
+@pytest.fixture
+def run(here: Path, made: Path) -> Path:
+    """One of its own for a test: writing to the disk takes longer than all else."""
+    return shutil.copytree(made, here / "run")
 
 
 @pytest.fixture
