@@ -8,7 +8,7 @@ Each call takes a recipe (a shipped name, a TOML file, or a resolved `Recipe`) w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.agreement import used_plugins
 from dynaweb.config.resolving import DEFAULT, Overrides, check_flags, resolve
+from dynaweb.errors import ConfigError
 from dynaweb.plugins import Plugins, current, use
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def evaluate(
     result has rows by site and by kind of task, and every failure with its label. With `agent="lookahead"` the policy
     looks ahead in the world model of these weights (`world_model`), by default the one that the recipe fits.
     """
-    options = {"policy": policy, "world_model": _path(world_model)}
+    options = {"policy": policy or _path(policy), "world_model": _path(world_model)}
     result: StageResult = _call("dynaweb.loop.api:evaluate", recipe, overrides, flags, progress, out=out, **options)
     return result
 
@@ -224,8 +225,18 @@ def _call(
     from importlib import import_module
 
     call = getattr(import_module(module), function)
+    _check_models(options)
     with _shown(plugins, progress):
         return call(resolved, out=_path(out), **options)
+
+
+def _check_models(options: Mapping[str, Any]) -> None:
+    """Check folders of weights that were given, before anything is made."""
+    from dynaweb.backends.folders import check_given
+
+    for given in (options.get(name) for name in ("policy", "weights", "world_model")):
+        if given is not None and Path(given).is_dir():
+            check_given(Path(given))
 
 
 @contextmanager
@@ -244,4 +255,7 @@ def _shown(plugins: Plugins, progress: bool) -> Iterator[None]:
 
 
 def _path(path: str | Path | None) -> Path | None:
+    """Raises `ConfigError` for an empty one, which would stand for the working directory."""
+    if path is not None and not str(path):
+        raise ConfigError("a path is empty; name a file or folder, or leave it out")
     return None if path is None else Path(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,9 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)\s*(?:\[([^\]]*)\])?")
 _EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+HANDLERS = ("asyncio.runners", "dynaweb.cli.process")
+"""Modules whose handlers of signals raise `KeyboardInterrupt` for the user."""
 
 State = Literal["ok", "broken", "blocked", "missing"]
 
@@ -108,7 +112,9 @@ def load_all(manager: pluggy.PluginManager, refuse: Callable[[Origin], str]) -> 
         try:
             found = _load_one(manager, entry, origin)
         # A plugin may raise anything, and may even call sys.exit() when it is imported.
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if is_the_users(error):
+                raise
             others.append(_status(origin, "broken", explain(error)))
             continue
         plugins += found
@@ -116,6 +122,20 @@ def load_all(manager: pluggy.PluginManager, refuse: Callable[[Origin], str]) -> 
             others.append(replace(_status(origin, "ok", ""), summary="observer"))
     unique, refused = _without_duplicates(plugins)
     return unique, refused + others
+
+
+def is_the_users(error: BaseException) -> bool:
+    """Whether an error is a Ctrl-C: the interpreter's handler raises it, where a plugin's own code has a `raise`."""
+    if not isinstance(error, KeyboardInterrupt):
+        return False
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return True
+    at, code = trace.tb_frame, trace.tb_frame.f_code
+    handler = at.f_globals.get("__name__", "") in HANDLERS
+    return handler or dis.opname[code.co_code[trace.tb_lasti]] != "RAISE_VARARGS"
 
 
 def explain(error: BaseException) -> str:

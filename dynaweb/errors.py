@@ -57,6 +57,10 @@ class StorageError(DynawebError):
     """The disk is full or read-only. What was finished is kept; once it can be written, `--resume` goes on."""
 
 
+class FileError(DynawebError):
+    """A file or folder cannot be read or written: no permission, a folder where a file belongs, too long a name."""
+
+
 class TrainingError(DynawebError):
     """Training cannot go on: repeated non-finite updates, or a batch that carries no agent token."""
 

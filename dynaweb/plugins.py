@@ -134,7 +134,9 @@ class Plugins:
             if plugin.spec.extra and error.name and error.name.split(".")[0] != module_name.split(".")[0]:
                 raise MissingError(_needs(plugin, error.name)) from error
             raise _broken(plugin, f"its module {module_name} cannot be imported", error) from error
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if discovery.is_the_users(error):
+                raise
             raise _broken(plugin, f"its module {module_name} cannot be imported", error) from error
         if module is None:
             return None
@@ -355,7 +357,10 @@ def _validated(plugin: Plugin, settings: BaseModel | Mapping[str, Any]) -> BaseM
     try:
         return plugin.spec.config.model_validate(settings)
     except ValidationError as error:
-        raise ConfigError(f"settings of {KIND_WORDS[plugin.kind]} {plugin.name!r}: {error}") from error
+        problems = "; ".join(
+            f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)
+        )
+        raise ConfigError(f"settings of {KIND_WORDS[plugin.kind]} {plugin.name!r}: {problems}") from error
 
 
 __all__ = ["KIND_HOOKS", "KIND_WORDS", "Plugin", "PluginStatus", "Plugins", "create", "current", "load", "notify"]

@@ -242,7 +242,8 @@ def test_a_deepspeed_file_of_ones_own_goes_over_ours(tmp_path: Path) -> None:
     assert found["bf16"]["enabled"] is True
     assert found["communication_data_type"] == "fp32"
     assert "train_batch_size" not in found
-    for text, words in (("[1]", "JSON object"), ("{", "cannot be read"), ('{"fp16": {"enabled": true}}', "bfloat16")):
+    half = '{"fp16": {"enabled": true}}'
+    for text, words in (("[1]", "where a table belongs"), ("{", "is damaged"), (half, "bfloat16")):
         path.write_text(text)
         with pytest.raises(ConfigError, match=words):
             deepspeed_config(ZeroSettings(2, False, str(path)), dtype=torch.float32, max_grad_norm=1.0)

@@ -240,9 +240,12 @@ def test_only_full_disks_are_called_so(tmp_path: Path) -> None:
     refused = PermissionError(errno.EACCES, "Permission denied")
     assert storage_error(refused, tmp_path) is None and storage_error(ValueError("28"), tmp_path) is None
     outer = ValueError("a library's own words")
-    outer.__cause__ = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "file")
+    outer.__cause__ = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
     found = storage_error(outer, tmp_path / "not" / "there")
-    assert found is not None and "Disk quota exceeded: file" in str(found) and "not/there" in str(found)
+    assert found is not None and "Disk quota exceeded; " in str(found) and "not/there" in str(found)
+    outer.__cause__.filename = str(tmp_path / "store" / "file")
+    told = str(storage_error(outer, tmp_path / "not" / "there"))
+    assert f"free in {tmp_path / 'store'})" in told and "not/there" not in told, "the disk of that file is full"
 
 
 def test_a_run_says_that_the_disk_is_full_and_goes_on_with_room(disk: Disk, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ the new one, all complete. The last of them is read; where it is damaged, the on
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 from dynaweb.backends.models import check_safetensors
 from dynaweb.errors import CheckpointError
+from dynaweb.files import read_json
 from dynaweb.runs.atomic import write_json, write_with
 
 log = logging.getLogger("dynaweb")
@@ -82,11 +82,8 @@ def _load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def _read_index(path: Path) -> dict[str, Any]:
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(index, dict) or index.get("format") != FORMAT or not {"file", "size", "meta"} <= index.keys():
+    index = read_json(path, dict)
+    if index.get("format") != FORMAT or not {"file", "size", "meta"} <= index.keys():
         raise CheckpointError(f"{path} is not a checkpoint index of format {FORMAT}")
     return index
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import shutil
@@ -17,7 +16,9 @@ import torch
 from torch import nn
 
 from dynaweb.backends import smollm2
+from dynaweb.backends.folders import check_folder
 from dynaweb.errors import CheckpointError, ConfigError, DivergedError, EngineError, MissingError
+from dynaweb.files import expanded, read_json
 from dynaweb.runs.atomic import rename_folder
 
 log = logging.getLogger("dynaweb")
@@ -40,11 +41,12 @@ def resolve(path: str | Path) -> str:
         return str(folder)
     if str(path) == smollm2.NAME:
         return str(smollm2.model_folder())
-    place = Path(path).expanduser()
+    place = expanded(path)
     looks_like_path = place.is_absolute() or str(path).startswith((".", "~"))
     if place.is_dir():
         if not (place / "config.json").is_file():
             raise MissingError(f"{place} is a folder without config.json; a model folder has one beside its weights")
+        check_folder(place)
         return str(place)
     if looks_like_path or place.exists():
         raise MissingError(f"there is no model folder at {place}; give {OWN}, a folder, or a Hugging Face name")
@@ -162,10 +164,7 @@ def check_weights(folder: Path) -> None:
     files = sorted(folder.glob("*.safetensors"))
     if not files and not list(folder.glob("pytorch_model*.bin")):
         raise CheckpointError(f"{folder} has config.json but no weights (*.safetensors)")
-    try:
-        json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{folder / 'config.json'} is not valid JSON: {error}") from error
+    read_json(folder / "config.json", dict)
     for file in files:
         check_safetensors(file)
 

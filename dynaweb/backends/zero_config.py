@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from dynaweb.errors import ConfigError, MissingError
+from dynaweb.files import expanded, read_json
 
 _log = logging.getLogger("dynaweb")
 
@@ -65,13 +64,7 @@ def deepspeed_config(settings: ZeroSettings, *, dtype: torch.dtype, max_grad_nor
 
 
 def _read(path: str) -> dict[str, Any]:
-    try:
-        found = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the DeepSpeed configuration {path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"the DeepSpeed configuration {path} must be a JSON object")
-    return found
+    return read_json(expanded(path), dict, error=ConfigError, advice="give a file of DeepSpeed settings")
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -68,7 +69,10 @@ def new_plugin(
     emit({"folder": root, "files": files}, "\n".join(map(str, files)), as_json=as_json)
     if not as_json:
         flags = scaffold.KINDS[kind].flags.format(name=name)
-        typer.echo(f"\nnext: cd {root} && pip install -e '.[test]' && pytest && dynaweb run smoke {flags}", err=True)
+        typer.echo(
+            f"\nnext: cd {quote(str(root))} && pip install -e '.[test]' && pytest && dynaweb run smoke {flags}",
+            err=True,
+        )
 
 
 def _named(loaded: Plugins, name: str) -> list[PluginStatus]:

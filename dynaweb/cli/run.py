@@ -30,6 +30,7 @@ TimeBudget = Annotated[
 
 
 def run(
+    ctx: typer.Context,
     recipe: o.Recipe = "dynaweb",
     named: RecipeOption = None,
     wm: o.Wm = None,
@@ -57,7 +58,7 @@ def run(
     from dynaweb.cli import ranks
     from dynaweb.cli.output import emit
 
-    recipe = named if named is not None else recipe
+    recipe = _one_recipe(ctx, recipe, named)
     arguments = locals()
     if ranks.helper():
         raise typer.Exit(ranks.serve())
@@ -72,6 +73,16 @@ def run(
     from dynaweb import api
 
     emit(api.run(resolved, out=out, resume=resume, progress=True), as_json=as_json)
+
+
+def _one_recipe(ctx: typer.Context, recipe: str, named: str | None) -> str:
+    """The recipe, which may be said as an argument or as an option, but not twice in two ways."""
+    if named is None or named == recipe:
+        return recipe
+    given = ctx.get_parameter_source("recipe")
+    if given is not None and given.name == "COMMANDLINE":
+        raise typer.BadParameter(f"RECIPE {recipe} and --recipe {named} are two recipes; give one of the two")
+    return named
 
 
 def _said(arguments: dict[str, Any]) -> bool:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from dynaweb.errors import CheckpointError
@@ -72,7 +73,7 @@ def read_run(folder: Path) -> RunRecord:
     if not data.arms:
         raise CheckpointError(
             f"{folder} has no evaluated arm: the run is {data.status or 'unfinished'}; go on with "
-            f"`dynaweb run --resume --out {folder}`, or leave it out"
+            f"`dynaweb run --resume --out {quote(str(folder))}`, or leave it out"
         )
     rows = list(read_jsonl(folder / "metrics.jsonl"))
     settings = {item.path: item.value for item in data.settings}

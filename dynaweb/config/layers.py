@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.errors import ConfigError
+from dynaweb.files import expanded
 from dynaweb.suggest import hint
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def find_recipe(recipe: str | Path, *, beside: Path | None = None) -> Path:
     shipped = shipped_recipes()
     if text in shipped:
         return shipped[text]
-    path = (beside or Path()) / Path(text).expanduser()
+    path = (beside or Path()) / expanded(text)
     if path.is_file():
         return path
     if path.suffix == ".toml" or len(Path(text).parts) > 1:
@@ -182,6 +183,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"recipe {path} is not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"recipe {path} nests its values too deep; no setting needs that") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"recipe {path} is not UTF-8 text: {error}") from error
     except OSError as error:
@@ -209,7 +212,8 @@ def toml_value(text: str) -> Any:
     """The TOML value that a text stands for, or the text itself. Dates and times stay text: no setting is one."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    # The text itself then: no setting nests so deep, and the one that is meant says so.
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
     value = parsed["value"]
     return text if len(parsed) > 1 or isinstance(value, date | time) else value

@@ -17,7 +17,7 @@ from dynaweb.suggest import hint
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
-    from dynaweb.config.sections import Run
+    from dynaweb.config.sections import Eval, Run
     from dynaweb.hookspecs import Kind
     from dynaweb.plugins import Plugins
 
@@ -63,6 +63,7 @@ def validate(name: str, description: str, layers: Layers, plugins: Plugins, prob
         sections[kind] = _choice(kind, tree.get(kind, {}), layers, plugins, problems)
     if sections["run"] is not None:
         _observers(sections["run"], layers, plugins, problems)
+    _environments(sections["env"], sections["eval"], layers, plugins, problems)
     policy = sections["policy"]
     if policy is not None:
         _engine(policy.engine.model_dump(), "policy.engine", layers, plugins, problems)
@@ -119,6 +120,32 @@ def _observers(run: Run, layers: Layers, plugins: Plugins, problems: Problems) -
             problems.plugins.append(type(error)(f"{_where(layers, 'run.observers')}: {error}"))
         else:
             _parse(model, run.observer_settings.get(name, {}), f"run.observer_settings.{name}", layers, problems)
+
+
+def _environments(
+    env: Choice | None, evaluation: Eval | None, layers: Layers, plugins: Plugins, problems: Problems
+) -> None:
+    """Check the environments of the tasks that are dreamed of and of the evaluation, with their settings."""
+    if env is not None and "dreams" in plugins.find("env", env.name).spec.capabilities:
+        config = env.config.model_dump()
+        if isinstance(name := config.get("tasks"), str):
+            settings = config.get("task_settings", {})
+            _environment(name, "env.tasks", settings, "env.task_settings", layers, plugins, problems)
+    if evaluation is not None and evaluation.env:
+        _environment(
+            evaluation.env, "eval.env", evaluation.env_settings, "eval.env_settings", layers, plugins, problems
+        )
+
+
+def _environment(
+    name: str, named: str, settings: Any, section: str, layers: Layers, plugins: Plugins, problems: Problems
+) -> None:
+    try:
+        model = plugins.find("env", name).spec.config
+    except (MissingError, PluginError) as error:
+        problems.plugins.append(type(error)(f"{_where(layers, named)}: {error}"))
+    else:
+        _parse(model, settings, section, layers, problems)
 
 
 def _parse(model: type[BaseModel], data: Any, section: str, layers: Layers, problems: Problems) -> BaseModel | None:

@@ -62,6 +62,8 @@ class ChunkFile:
         """
         if not self.path.exists():
             return
+        if not self.path.is_file():
+            raise CheckpointError(f"{self.path} is a folder or a device, not a file; give the path of a store")
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             found = _scan(file, self.end, size)
@@ -102,8 +104,10 @@ class ChunkFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._write(b"".join(packed), fresh)
-        except OSError:
+        except OSError as error:
             self._cut(fresh)
+            # Writing to an open file says why, not where.
+            error.filename = error.filename or str(self.path)
             raise
         if fresh:
             _sync_folder(self.path.parent)

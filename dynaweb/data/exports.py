@@ -20,6 +20,7 @@ from typing import Any, Literal, cast, get_args
 
 from dynaweb.data.codec import to_json
 from dynaweb.errors import ConfigError
+from dynaweb.files import read_json
 from dynaweb.loop.rules import needs_prediction
 from dynaweb.optional import library
 from dynaweb.runs.atomic import write_json, write_with
@@ -122,7 +123,7 @@ def _user(transition: Transition, history: int, goal: bool) -> str:
 def _llamafactory(rows: Iterable[dict[str, Any]], out: Path) -> int:
     count = _lines(rows, out)
     index = out.parent / INFO
-    known = json.loads(index.read_text(encoding="utf-8")) if index.exists() else {}
+    known = read_json(index, dict, advice="mend it, or move it away") if index.exists() else {}
     write_json(index, {**known, out.name.split(".")[0]: dataset_entry(out.name)})
     return count
 

@@ -9,6 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from dynaweb.files import expanded
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -88,7 +90,7 @@ def shape_of(path: str) -> Shape | None:
     config = _config(path)
     try:
         return None if config is None else _shape(config)
-    except KeyError:
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
 
 
@@ -127,4 +129,4 @@ def _folders(path: str) -> list[Path]:
         return []
     home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
     hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub")) / f"models--{path.replace('/', '--')}" / "snapshots"
-    return [Path(path).expanduser(), *sorted(hub.glob("*"))]
+    return [expanded(path), *sorted(hub.glob("*"))]

@@ -8,13 +8,13 @@ function that makes each of them in `context.services["judges"]`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dynaweb.config.code import OWN, code_of
 from dynaweb.errors import ConfigError
+from dynaweb.files import read_json
 from dynaweb.judges.calibration import Platt
 from dynaweb.protocols import PluginContext
 
@@ -98,7 +98,7 @@ def weights_of(ws: Workspace, name: str, config: Any) -> Path:
         raise ConfigError(
             "this judge has to be fitted first: run dynaweb orm fit, and name its folder in reward.weights"
         )
-    fitted = json.loads((ws.fitted_judge / FITTED).read_text()).get("judge")
+    fitted = read_json(ws.fitted_judge / FITTED, dict).get("judge")
     if fitted != name:
         raise ConfigError(
             f"this run fitted the judge {fitted!r}, whose weights {name!r} cannot use: a run fits one judge; fit the "
@@ -119,8 +119,9 @@ def calibration_in(folder: Path) -> Platt:
     path = folder / FITTED
     if not path.is_file():
         return Platt()
+    document = read_json(path, dict, error=ConfigError, advice="fit the judge again")
     try:
-        found: Mapping[str, float] = json.loads(path.read_text(encoding="utf-8"))["calibration"]
+        found: Mapping[str, float] = document["calibration"]
         return Platt(float(found["slope"]), float(found["intercept"]), int(found["n"]), float(found["prior"]))
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error}); fit the judge again") from error

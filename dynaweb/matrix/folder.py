@@ -9,7 +9,6 @@ report.html          the table with its plots
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dynaweb.errors import CheckpointError, ConfigError
+from dynaweb.files import read_json, understood
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
@@ -84,24 +84,23 @@ class MatrixFolder:
 
     def read_plan(self) -> Plan:
         """The plan that was written. Raises `CheckpointError` when there is none, or a damaged one."""
-        from dynaweb.config import restore
         from dynaweb.matrix.cells import Cell, Plan
         from dynaweb.matrix.grammar import Matrix
 
         data = self._plan()
-        cells = tuple(
-            Cell(one["id"], tuple((axis, label) for axis, label in one["labels"]), one["seed"], restore(one["recipe"]))
-            for one in data["cells"]
-        )
-        return Plan(Matrix.model_validate(data["matrix"]), tuple(data["axes"]), cells, data["merged"])
+        with understood(self.path / PLAN):
+            cells = tuple(
+                Cell(one["id"], tuple((axis, label) for axis, label in one["labels"]), one["seed"], _recipe(one))
+                for one in data["cells"]
+            )
+            return Plan(Matrix.model_validate(data["matrix"]), tuple(data["axes"]), cells, data["merged"])
 
     def recipe(self, id: str) -> Recipe:
         """The recipe of one cell. Raises `CheckpointError` when there is no such cell."""
-        from dynaweb.config import restore
-
-        for one in self._plan()["cells"]:
-            if one["id"] == id:
-                return restore(one["recipe"])
+        with understood(self.path / PLAN):
+            for one in self._plan()["cells"]:
+                if one["id"] == id:
+                    return _recipe(one)
         raise CheckpointError(f"{self.path / PLAN} has no cell {id}; `dynaweb matrix status {self.path}` lists them")
 
     def prepare(self, id: str) -> bool:
@@ -171,17 +170,20 @@ class MatrixFolder:
         return (self.path / PLAN).exists() or {path.name for path in self.path.iterdir()} <= {".lock"}
 
     def _plan(self) -> Mapping[str, Any]:
-        data = _json(self.path / PLAN)
-        if data is None:
-            raise CheckpointError(
-                f"{self.path} is no matrix folder: {PLAN} is missing or damaged; run the matrix first"
-            )
-        return data
+        if not (self.path / PLAN).exists():
+            raise CheckpointError(f"{self.path} is no matrix folder: {PLAN} is missing; run the matrix first")
+        return read_json(self.path / PLAN, dict, advice="run the matrix again")
+
+
+def _recipe(cell: Mapping[str, Any]) -> Recipe:
+    from dynaweb.config import restore
+
+    return restore(cell["recipe"])
 
 
 def _json(path: Path) -> dict[str, Any] | None:
+    """A document as far as there is one: cells are made while others look."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path, dict)
+    except CheckpointError:
         return None
-    return data if isinstance(data, dict) else None

@@ -37,6 +37,7 @@ from dynaweb.config.layers import flatten, read_toml, shipped_recipes, toml_valu
 from dynaweb.config.resolving import FLAGS
 from dynaweb.config.sections import Section
 from dynaweb.errors import ConfigError
+from dynaweb.files import expanded
 from dynaweb.suggest import hint
 
 _SHIPPED = Path(__file__).parent / "shipped"
@@ -116,7 +117,7 @@ def read_matrix(
 
 def _source(source: str) -> dict[str, Any]:
     """The `[matrix]` table with its name; of a recipe, a matrix without axes."""
-    path = shipped_matrices().get(source, Path(source).expanduser())
+    path = shipped_matrices().get(source, expanded(source))
     if path.is_file():
         table = read_toml(path).get("matrix")
         if table is None:

@@ -15,7 +15,6 @@ its section. Files named `eval-<arm>` are judged evaluation episodes of an arm. 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 from dynaweb.data.store import SUFFIX, TrajectoryStore
 from dynaweb.errors import CheckpointError
 from dynaweb.events import JUDGE_OF
+from dynaweb.files import read_json, understood
 from dynaweb.loop.made import DREAMS, ROLLOUTS
 from dynaweb.report.alarms import alarms_in
 from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Role, Sample, Setting, Stage, sft_label
@@ -32,6 +32,7 @@ from dynaweb.report.kinds import estimate
 from dynaweb.report.outcome import AuditCounts, failure_kind, outcome
 from dynaweb.report.spread import Spread
 from dynaweb.report.twins import Twins
+from dynaweb.runs.jsonl import read_jsonl
 from dynaweb.types import Trajectory
 
 PRACTICE = (DREAMS, ROLLOUTS)
@@ -61,12 +62,25 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
     """
     from dynaweb.loop.measures import estimates
 
-    recipe, status = _json(folder, "recipe.json", {}), _json(folder, "status.json", None)
-    if status is None:
+    if not (folder / "status.json").exists():
         raise CheckpointError(f"{folder} is not a run folder: it has no status.json; give the folder that a run made")
-    summary = _json(folder, "summary.json", {})
-    rows = _rows(folder / "metrics.jsonl")
-    arms = _summary_arms(summary) or _eval_arms(rows, recipe)
+    recipe, status = _json(folder, "recipe.json", {}), _json(folder, "status.json", {})
+    summary, rows = _json(folder, "summary.json", {}), list(read_jsonl(folder / "metrics.jsonl"))
+    with understood(folder / "recipe.json"):
+        settings = tuple(_settings(recipe))
+    with understood(folder / "summary.json"):
+        arms = _summary_arms(summary)
+        fidelity = measures(summary.get("probes", ()))
+        drift = tuple(map(estimates, summary.get("drift", ())))
+        bought = tuple(summary.get("bought", ()))
+    with understood(folder / "metrics.jsonl"):
+        arms = arms or _eval_arms(rows, recipe)
+        curves, stages, alarms = _curves(rows, arms), _stages(rows), alarms_in(rows)
+    with understood(folder / "seeds.json"):
+        seed = int(_json(folder, "seeds.json", {}).get("run", 0))
+    with understood(folder / "plugins.json"):
+        plugins = tuple(dict(one) for one in _json(folder, "plugins.json", []))
+    versions = {name: str(version) for name, version in _json(folder, "versions.json", {}).items()}
     paths = sorted((folder / "trajectories").glob(f"*{SUFFIX}")) if episodes else []
     files = _sorted([_File.read(path, each) for path in paths], arms)
     shown = [file for file in files if file.is_evaluation or file.name in PRACTICE]
@@ -78,21 +92,21 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         status=str(status.get("status", "")),
         seconds=next((row.get("time.seconds") for row in reversed(rows) if row.get("event") == "run_end"), None),
         arms=arms,
-        bought=tuple(summary.get("bought", ())),
-        curves=_curves(rows, arms),
-        stages=_stages(rows),
-        fidelity=measures(summary.get("probes", ())),
-        drift=tuple(map(estimates, summary.get("drift", ()))),
+        bought=bought,
+        curves=curves,
+        stages=stages,
+        fidelity=fidelity,
+        drift=drift,
         audits=_audits(files, arms),
         failures={file.name: file.sorted_failures() for file in shown},
         episodes={file.name: file.count for file in files},
         samples=tuple(twins.beside(sample) for file in files for sample in file.samples),
         total=sum(file.count for file in files),
-        settings=tuple(_settings(recipe)),
-        plugins=tuple(_json(folder, "plugins.json", ())),
-        versions=_json(folder, "versions.json", {}),
-        alarms=alarms_in(rows),
-        seed=int(_json(folder, "seeds.json", {}).get("run", 0)),
+        settings=settings,
+        plugins=plugins,
+        versions=versions,
+        alarms=alarms,
+        seed=seed,
         # Without a summary nobody has said whether there was a browser.
         episodes_are=str(summary.get("episodes_are", "held-out episodes")),
     )
@@ -120,22 +134,9 @@ def measure_words(name: str) -> str:
 
 
 def _json(folder: Path, name: str, default: Any) -> Any:
+    """A document of the kind of `default`, which stands for it where there is none."""
     path = folder / name
-    if not path.exists():
-        return default
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged ({error}); restore it from a copy") from error
-
-
-def _rows(path: Path) -> list[Row]:
-    from dynaweb.runs.jsonl import read_jsonl
-
-    try:
-        return list(read_jsonl(path))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged ({error}); restore it from a copy") from error
+    return read_json(path, type(default)) if path.exists() else default
 
 
 def _summary_arms(summary: Row) -> tuple[Arm, ...]:

@@ -37,6 +37,17 @@ def write_with(path: Path, save: Callable[[Path], object]) -> None:
     raises, the old file stays and nothing is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _write_beside(path, save)
+    except OSError as error:
+        # Neither a temporary name nor none, as writing to an open file gives, says what could not be written.
+        if error.filename is None or Path(error.filename).name.startswith(f".{path.name}."):
+            error.filename, error.filename2 = str(path), None
+        raise
+    sync(path.parent)
+
+
+def _write_beside(path: Path, save: Callable[[Path], object]) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
@@ -49,7 +60,6 @@ def write_with(path: Path, save: Callable[[Path], object]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync(path.parent)
 
 
 def rename_folder(source: Path, target: Path) -> None:
@@ -75,7 +85,8 @@ def sync(path: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    # A name of a file may be no UTF-8; so written it is an escape, as JSON has it.
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _umask() -> int:

@@ -33,6 +33,7 @@ from typing import Any
 
 from dynaweb import __version__, events
 from dynaweb.errors import CheckpointError, ConfigError, TrainingError
+from dynaweb.files import expanded
 from dynaweb.runs.atomic import rename_folder, write_json
 from dynaweb.runs.lock import locked
 
@@ -227,7 +228,7 @@ def _let_go(used: dict[Path, int]) -> None:
 def default_root() -> Path:
     """`$DYNAWEB_CACHE`, or the user's cache folder."""
     if path := os.environ.get(ENV_CACHE):
-        return Path(path).expanduser()
+        return expanded(path)
     from platformdirs import user_cache_path
 
     return user_cache_path("dynaweb", appauthor=False) / "stages"

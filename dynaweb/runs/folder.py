@@ -12,7 +12,6 @@ report.html                  the report
 
 from __future__ import annotations
 
-import json
 import logging
 import platform
 import re
@@ -22,11 +21,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
 from dynaweb.config import Recipe, restore
 from dynaweb.config.recipe import differences
 from dynaweb.errors import CheckpointError, ConfigError
+from dynaweb.files import read_json, understood
 from dynaweb.runs.atomic import write_json, write_text
 from dynaweb.runs.lock import holder, locked
 
@@ -42,6 +43,7 @@ PACKAGES = ("dynaweb", "torch", "transformers", "tokenizers", "safetensors", "nu
 RUNS = Path("runs")
 """Where run folders go by default."""
 RUN = "run"
+ANEW = "start a new run with another --out"
 COMMAND = "command.json"
 STATUS = "status.json"
 
@@ -65,7 +67,7 @@ class RunFolder:
     def how_to_go_on(self) -> str:
         """What to do after an interruption, as the end of a sentence."""
         if self.command == RUN:
-            return f"go on with: dynaweb run --resume --out {self.path}"
+            return f"go on with: dynaweb run --resume --out {quote(str(self.path))}"
         return f"give `dynaweb {self.command}` again, with the same settings: what is done is kept"
 
     @property
@@ -96,8 +98,8 @@ class RunFolder:
     @property
     def status(self) -> Status:
         """How the run stands, as last written."""
-        data = _read(self.path / STATUS)
-        status: Status = data["status"]
+        with understood(self.path / STATUS, advice=ANEW):
+            status: Status = _read(self.path / STATUS)["status"]
         return status
 
     def set_status(self, status: Status, **details: Any) -> None:
@@ -106,7 +108,7 @@ class RunFolder:
 
     def recipe(self) -> Recipe:
         """The recipe that the folder was made with. Raises `CheckpointError` when it cannot be read."""
-        return restore(_read(self.path / "recipe.json"))
+        return restore(_recipe(self.path))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -158,7 +160,7 @@ def choose_folder(
         _check_same(path, recipe)
         return path, True
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        go_on = f"Go on with that run by --resume --out {path}, choose" if _resumable(path) else "Choose"
+        go_on = f"Go on with that run by --resume --out {quote(str(path))}, choose" if _resumable(path) else "Choose"
         raise ConfigError(
             f"{path} exists and is not empty; nothing is overwritten. {go_on} another folder with --out, or remove it"
         )
@@ -211,10 +213,12 @@ def _fill(path: Path, recipe: Recipe, plugins: list[Mapping[str, str]]) -> None:
     text = f"# Recipe {recipe.name}, resolved. Each line ends with where its value comes from.\n\n"
     now = versions()
     seeds = {"run": recipe.run.seed}
-    records = {"plugins": plugins, "versions": now, "seeds": seeds, "status": {"status": "running"}}
+    records: dict[str, Any] = {"plugins": plugins, "versions": now, "seeds": seeds, "status": {"status": "running"}}
     for name, data in records.items():
         if not (path / f"{name}.json").exists():
             write_json(path / f"{name}.json", data)
+        # Now, not when the report is made.
+        read_json(path / f"{name}.json", type(data), advice=ANEW)
     if not (path / "recipe.toml").exists():
         write_text(path / "recipe.toml", text + recipe.to_toml(origins=True))
     then = _read(path / "versions.json")
@@ -234,7 +238,7 @@ def saved(recipe: Recipe) -> dict[str, Any]:
 
 
 def _check_same(path: Path, recipe: Recipe) -> None:
-    data = _read(path / "recipe.json")
+    data = _recipe(path)
     old = {key: value for key, value in recipe_flat(data).items() if not key.startswith(FREE)}
     new = {key: value for key, value in recipe_flat(saved(recipe)).items() if not key.startswith(FREE)}
     changes = differences(old, new)
@@ -242,7 +246,8 @@ def _check_same(path: Path, recipe: Recipe) -> None:
         lines = "\n".join(f"  {line}" for line in changes)
         folder = RunFolder(path)
         go_on = (
-            f"Resume it as it is with `dynaweb run --resume --out {path}`, or start a new run with another --out"
+            f"Resume it as it is with `dynaweb run --resume --out {quote(str(path))}`, "
+            "or start a new run with another --out"
             if folder.command == RUN
             else "Give the settings that it was made with, or choose another --out"
         )
@@ -271,17 +276,19 @@ def _default(recipe: Recipe, base: Path, resume: bool, command: str) -> Path:
     return base / f"{stem}{last if resume else last + 1}"
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = f"{path.name} cannot be read ({error.strerror})"
-        raise CheckpointError(f"{path.parent} is not a run folder: {reason}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged ({error}); start a new run with another --out") from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path} is damaged (not a table); start a new run with another --out")
+def _recipe(folder: Path) -> dict[str, Any]:
+    """What `saved` wrote, as far as its shape goes."""
+    data = _read(folder / "recipe.json")
+    tables = [data.get("settings"), data.get("origins", {})]
+    if "name" not in data or not all(isinstance(table, dict) for table in tables):
+        raise CheckpointError(f"{folder / 'recipe.json'} is damaged (it is no recipe of a run); {ANEW}")
     return data
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise CheckpointError(f"{path.parent} is not a run folder: {path.name} cannot be read (it is not there)")
+    return read_json(path, dict, advice=ANEW)
 
 
 def versions() -> dict[str, str]:

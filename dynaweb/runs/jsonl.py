@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from dynaweb.errors import CheckpointError
+from dynaweb.files import RESTORE, parse_json
 from dynaweb.runs.space import storage_error
 
 
@@ -25,7 +27,7 @@ class JsonlWriter:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one object, or nothing of it. Keys keep their order. Raises `StorageError` when the disk is full."""
-        line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
+        line = (json.dumps(row, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
         end = self._file.seek(0, os.SEEK_END)
         try:
             if self._file.write(line) != len(line):
@@ -61,10 +63,20 @@ def mend(path: Path) -> bool:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Every complete line of a file as an object; none when the file is missing."""
+    """Every complete line of a file as an object; none when the file is missing.
+
+    Raises `CheckpointError` for a file that cannot be read, and for a line that is no object.
+    """
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+    number = 1
+    try:
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                if line.endswith("\n"):
+                    yield parse_json(line, dict)
+                number += 1
+    except ValueError as error:  # of the bytes, too: text that is not UTF-8
+        raise CheckpointError(f"{path} is damaged (line {number}: {error}); {RESTORE}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); {RESTORE}") from error

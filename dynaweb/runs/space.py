@@ -21,11 +21,17 @@ def out_of_space(error: BaseException) -> bool:
 
 
 def storage_error(error: BaseException, *places: Path) -> StorageError | None:
-    """The error in words that help, with what is free in the `places` that are written to; None for other errors."""
+    """The error in words that help; None for other errors.
+
+    It tells what is free beside the file that could not be written or, where the error names none, in the `places` that
+    are written to.
+    """
     if isinstance(error, StorageError):
         return error
     if not out_of_space(error):
         return None
+    if isinstance(path := getattr(_last(error), "filename", None), str):
+        places = (Path(path).parent,)
     free = ", ".join(f"{_free(place):.0f} MiB are free in {place}" for place in places)
     return StorageError(
         f"the disk is {_state(error)} ({_words(error)}{f'; {free}' if free else ''}). Nothing half-written is left, and"
@@ -58,9 +64,13 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _words(error: BaseException) -> str:
-    last = [one for one in _chain(error) if _says_so(one) or isinstance(one, StorageError)][-1]
+    last = _last(error)
     path = getattr(last, "filename", None)
     return f"{getattr(last, 'strerror', None) or last}{f': {path}' if path else ''}"
+
+
+def _last(error: BaseException) -> BaseException:
+    return [one for one in _chain(error) if _says_so(one) or isinstance(one, StorageError)][-1]
 
 
 def _free(place: Path) -> float:

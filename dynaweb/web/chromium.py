@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynaweb.errors import MissingError
+from dynaweb.files import expanded
 
 ENVIRONMENT_VARIABLE = "DYNAWEB_CHROMIUM"
 _ON_PATH = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -149,7 +150,7 @@ def _parent(pid: int) -> int:
 
 
 def _named(name: str, origin: str) -> Path:
-    found = shutil.which(str(Path(name).expanduser()))
+    found = shutil.which(str(expanded(name)))
     if found is None:
         raise MissingError(f"the {origin} names the browser {name!r}, which is not an executable file. {_ADVICE}")
     return Path(found)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dynaweb.errors import BrowserError, ConfigError
+from dynaweb.files import read_json
 from dynaweb.runs.atomic import write_text
 from dynaweb.types import TARGETED, Action, Node, Observation
 from dynaweb.types import Tab as OpenTab
@@ -341,9 +342,6 @@ async def _close_tab(opened: OpenContext) -> str:
 
 def _check_login(path: Path) -> None:
     """A stored login is JSON with `cookies`. Raises `ConfigError` that says what is wrong."""
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the stored login {path} cannot be read ({error}); log in and save it again") from None
-    if not isinstance(stored, dict) or not isinstance(stored.get("cookies"), list):
+    stored = read_json(path, dict, error=ConfigError, advice="log in and save it again")
+    if not isinstance(stored.get("cookies"), list):
         raise ConfigError(f"the stored login {path} has no `cookies` list; save it with Playwright's storage_state")

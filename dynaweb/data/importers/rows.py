@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaweb.data.importers import ImportReport, files_of
+from dynaweb.errors import MissingError
 from dynaweb.optional import library
 
 Row = dict[str, Any]
@@ -16,11 +17,17 @@ PATTERNS = ("*.jsonl", "*.json", "*.parquet")
 
 def rows_of(source: str, report: ImportReport) -> Iterator[Row]:
     """All rows. Broken ones are counted in `report`. A source that is no path is a name for `datasets.load_dataset`."""
-    if not Path(source).exists() and source.count("/") == 1 and not source.startswith((".", "/", "~")):
+    if not Path(source).exists() and _is_name(source):
         yield from _hub(source)
         return
     for file in files_of(source, *PATTERNS):
         yield from _parquet(file) if file.suffix == ".parquet" else _json(file, report)
+
+
+def _is_name(source: str) -> bool:
+    """Whether a source that is no path here can be a data set of the hub: `owner/name`, and no name of a file."""
+    is_file = any(Path(source).match(pattern) for pattern in PATTERNS)
+    return source.count("/") == 1 and not source.startswith((".", "/", "~")) and not is_file
 
 
 def _json(file: Path, report: ImportReport) -> Iterator[Row]:
@@ -66,5 +73,8 @@ def _parquet(file: Path) -> Iterator[Row]:
 
 
 def _hub(name: str) -> Iterator[Row]:
-    found = library("datasets", "data").load_dataset(name, split="train", streaming=True)
+    try:
+        found = library("datasets", "data").load_dataset(name, split="train", streaming=True)
+    except MissingError as error:
+        raise MissingError(f"there is no file or folder {name}; as the name of a data set, {error}") from error
     yield from (dict(row) for row in found)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from dynaweb import events
 from dynaweb.config.recipe import digest
 from dynaweb.config.sections import Web
-from dynaweb.errors import ConfigError, InfrastructureError
+from dynaweb.errors import CheckpointError, ConfigError, InfrastructureError
+from dynaweb.files import read_json
 from dynaweb.plugins import notify
 from dynaweb.runs.atomic import write_text
 from dynaweb.runs.cache import default_root
@@ -60,8 +61,8 @@ class Goals:
         if self._known is None:
             self._known = {}
             # A cache that cannot be read is made again.
-            with suppress(OSError, ValueError):
-                self._known = json.loads(self._file.read_text(encoding="utf-8"))
+            with suppress(CheckpointError):
+                self._known = read_json(self._file, dict)
         return self._known
 
     def _save(self, known: Mapping[str, Mapping[str, str]]) -> None:

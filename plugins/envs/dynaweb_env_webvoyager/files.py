@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.errors import ConfigError, InfrastructureError, MissingError
+from dynaweb.files import read_json
 from dynaweb.runs.atomic import write_text
 from dynaweb.runs.cache import default_root
 
@@ -56,6 +57,8 @@ def read(path: Path) -> list[Mapping[str, Any]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ConfigError(f"the task file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the task file {path} is not UTF-8 text: {error.reason}") from None
     return [_task(line, f"line {number} of {path}") for number, line in enumerate(lines, start=1) if line.strip()]
 
 
@@ -64,10 +67,10 @@ def answers(path: Path) -> dict[str, list[Mapping[str, Any]]]:
     file = path.parent / ANSWERS
     if not file.exists():
         return {}
+    sites = read_json(file, dict, error=ConfigError, advice="give WebVoyager's file of reference answers")
     try:
-        sites = json.loads(file.read_text(encoding="utf-8"))
         return {f"{site}--{one['id']}": [one] for site, held in sites.items() for one in held["answers"]}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{file} is not WebVoyager's file of reference answers: {error!r}") from None
 
 

@@ -1,0 +1,60 @@
+"""Folders of models that people name: whether their documents are what they should be, before a library reads them."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dynaweb.errors import CheckpointError, EngineError
+from dynaweb.files import read_json
+
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+DOCUMENTS = (CONFIG, TOKENIZER, "tokenizer_config.json", "generation_config.json")
+INSIDE = ("", "model", "checkpoints/world-model", "checkpoints/judge")
+"""Where the weights lie in a folder that a command takes: in itself, or where another command has put them."""
+
+
+def check_given(folder: Path) -> None:
+    """Check the model in a folder, or in those that a command leaves inside it; nothing where there is none."""
+    for place in INSIDE:
+        if (folder / place / CONFIG).is_file():
+            check_folder(folder / place)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `CheckpointError` for a damaged document of a model folder, `EngineError` for an impossible model."""
+    there = [folder / name for name in DOCUMENTS if (folder / name).exists()]
+    _checked(folder, tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in there))
+
+
+@cache  # every stage asks for the same folders
+def _checked(folder: Path, documents: tuple[tuple[Path, int, int], ...]) -> None:
+    for path, _, _ in documents:
+        read_json(path, dict)
+    if (folder / TOKENIZER).exists():
+        _check_tokenizer(folder / TOKENIZER)
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(folder)
+    except Exception as error:
+        raise EngineError(f"transformers cannot load {folder}: {_why(error)}") from error
+
+
+def _check_tokenizer(path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    # What is wrong comes as a plain `Exception`: the library is written in Rust.
+    load: Any = Tokenizer.from_file
+    try:
+        load(str(path))
+    except Exception as error:
+        raise CheckpointError(f"{path} is damaged (it is no tokenizer: {error}); restore it from a copy") from error
+
+
+def _why(error: BaseException) -> str:
+    """The first cause, which says it shortest."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"
