@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from dynaweb.credit import Credit, CreditInput
@@ -116,15 +117,17 @@ def credit(optimizer: object, found: Any, batch: CreditInput) -> Credit:
     """The credit that an optimizer gives the trajectories and rows of an update."""
     if not isinstance(found, Credit):
         raise _wrong("opt", optimizer, "credit", found, "a dynaweb.credit.Credit")
-    _numbers(optimizer, "credit", found.advantages, len(batch.rewards), "trajectories, in Credit.advantages")
-    if found.rows is not None:
-        _numbers(optimizer, "credit", found.rows, len(batch.rows), "rows, in Credit.rows")
+    count = len(batch.rewards)
+    advantages = _numbers(optimizer, "credit", found.advantages, count, "trajectories, in Credit.advantages")
+    rows = found.rows
+    if rows is not None:
+        rows = _numbers(optimizer, "credit", rows, len(batch.rows), "rows, in Credit.rows")
     for name in ("tokens", "kept", "targets"):
         given = getattr(found, name)
         if given is not None and _length(given) != len(batch.rows):
             what = f"one entry for each of {len(batch.rows)} rows, in Credit.{name}"
             raise _wrong("opt", optimizer, "credit", given, what)
-    return found
+    return replace(found, advantages=advantages, rows=rows)
 
 
 def loss_output(optimizer: object, found: Any, call: str = "loss") -> LossOutput:
@@ -159,7 +162,7 @@ def _numbers(optimizer: object, call: str, found: Any, count: int, of_what: str)
     odd = [value for value in found if not isinstance(value, SupportsFloat) or not math.isfinite(value)]
     if odd:
         raise _wrong("opt", optimizer, call, odd[0], what)
-    return list(found)
+    return [float(value) for value in found]
 
 
 def _length(found: Any) -> int:

@@ -139,6 +139,8 @@ def test_a_surplus_head_is_told_and_left_out(folder: Path, caplog: pytest.LogCap
     from safetensors.torch import load_file, save_file
 
     file = folder / "model.safetensors"
-    save_file({**load_file(file), "value_head.weight": torch.zeros(3)}, file, metadata={"format": "pt"})
+    surplus = {name: torch.zeros(3) for name in ("value_head.weight", "value_head.0.bias", "model.layers.0.mask")}
+    save_file({**load_file(file), **surplus}, file, metadata={"format": "pt"})
     models.load_model(folder)
-    assert "1 weights that its model has no use for: value_head.weight" in caplog.text
+    told = "3 weights that its model has no use for: model.layers.0.mask, value_head.0.bias, value_head.weight"
+    assert told in caplog.text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 from pydantic import BaseModel, ValidationError
@@ -95,6 +95,26 @@ def test_one_sentence_names_the_setting_as_it_is_written(setting: str, path: str
 def test_truth_values_stay_where_they_are_meant() -> None:
     assert resolve(overrides=["dream.invalid_ends=false"]).dream.invalid_ends is False
     assert resolve(overrides=["explore.temperature=0"]).explore.temperature == 0
+
+
+class Inner(BaseModel):
+    """Settings within settings."""
+
+    on: bool = False
+
+
+class Outer(BaseModel):
+    """Fields of several kinds."""
+
+    either: int | Inner = 0
+    several: dict[str, Inner | float] = {}
+    off: int | Literal[False] = 0
+    text: int | str = 0
+
+
+def test_a_number_beside_what_may_be_true_or_false_is_not_only_a_number() -> None:
+    given = {"either": {"on": True}, "several": {"a": {"on": True}}, "off": False, "text": True}
+    assert [path for path, _ in misfits(Outer, given)] == ["text"]
 
 
 def test_marks_of_unions_are_no_part_of_a_path() -> None:

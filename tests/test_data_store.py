@@ -133,8 +133,6 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_data_store import trajectory
-from dynaweb.data.chunks import ChunkFile
-from dynaweb.data.codec import to_json
 from dynaweb.data.store import TrajectoryStore
 store = TrajectoryStore(Path(sys.argv[1]))
 for number in range(0, 100_000, 4):

@@ -83,7 +83,10 @@ def test_the_table_says_how_many_were_skipped(found: dict[str, int], text: str, 
 async def test_only_sound_weights_become_the_last_checkpoint(error: Exception, saved: int, tmp_path: Path) -> None:
     written: list[int] = []
 
+    trainer = SimpleNamespace(steps=2, skipped=1)
+
     async def fails(update: int) -> None:
+        trainer.steps, trainer.skipped = 3, 2
         raise error
 
     learner = SimpleNamespace(
@@ -91,10 +94,12 @@ async def test_only_sound_weights_become_the_last_checkpoint(error: Exception, s
         _checkpoint=lambda: written.append(1),
         _per_update=1,
         _offending=tmp_path / "none",
-        trainer=SimpleNamespace(steps=3),
+        trainer=trainer,
         history=SimpleNamespace(cut=lambda update: None),
         stage=SimpleNamespace(scratch=tmp_path),
     )
     with pytest.raises(type(error)):
         await _Learner._guarded_update(cast("Any", learner), 2)
     assert len(written) == saved
+    if saved:
+        assert (trainer.steps, trainer.skipped) == (2, 1)  # what is done again is not counted before

@@ -192,7 +192,11 @@ def test_right_answers_pass() -> None:
     assert drawn((TASK,)) == [TASK] and shown(Action("stop")).action == Action("stop")
     assert advised((1, 0.5)).advantages == [1, 0.5]
     whole = Credit([1.0, 0.0], rows=[1.0, 0.0], tokens=[[1.0, 1.0], [0.0]], kept=[True, False], targets=[[None], [1.0]])
-    assert credited(whole) is whole
+    assert credited(whole) == whole
+    import torch
+
+    of_tensors = credited(Credit(cast("Any", torch.tensor([1.0, 0.0])), rows=cast("Any", torch.tensor([1.0, 0.5]))))
+    assert [type(value) for value in (*of_tensors.advantages, *of_tensors.rows)] == [float] * 4
     assert fitted([((1,), (2,))]) == [TokenRow((1,), (2,))]
 
 

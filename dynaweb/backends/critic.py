@@ -165,7 +165,7 @@ class _Tally:
     def add(self, loss: float, sums: Mapping[str, float]) -> None:
         self.loss += loss
         for name, share in sums.items():
-            self.sums[name] = self.sums.get(name, 0.0) + share
+            self.sums[name] = self.sums.get(name, 0.0) + float(share)
 
     def over(self, ranks: Ranks) -> _Tally:
         """The sum over ranks."""

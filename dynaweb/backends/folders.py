@@ -11,8 +11,10 @@ from dynaweb.files import read_json
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 DOCUMENTS = (CONFIG, TOKENIZER, "tokenizer_config.json", "generation_config.json")
-INSIDE = ("", "model", "checkpoints/world-model", "checkpoints/judge")
-"""Where the weights lie in a folder that a command takes: in itself, or where another command has put them."""
+PLACES = ("", "model", "checkpoints/world-model")
+"""Where a folder that is given holds the weights of a world model: itself, a stage's or a run's."""
+INSIDE = (*PLACES, "checkpoints/judge")
+"""The same for any weights."""
 
 
 def check_given(folder: Path) -> None:

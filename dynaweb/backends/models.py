@@ -6,7 +6,7 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -91,7 +91,7 @@ def load_model(path: str | Path, dtype: str | torch.dtype = "float32", device: s
         raise not_found(source, local, error) from error
     except Exception as error:
         raise EngineError(f"transformers cannot load {source}: {type(error).__name__}: {error}") from error
-    check_names(source, report["missing_keys"], report["unexpected_keys"])
+    check_names(source, model.state_dict(), report["missing_keys"], report["unexpected_keys"])
     target = device if isinstance(device, torch.device) else pick_device(device)
     model = model.to(target).eval()
     if odd := not_finite(model):
@@ -102,14 +102,16 @@ def load_model(path: str | Path, dtype: str | torch.dtype = "float32", device: s
     return model
 
 
-def check_names(source: str, missing: Collection[str], unexpected: Collection[str]) -> None:
-    """Raise `CheckpointError` when a model lacks weights, or has whole layers that its config.json does not know.
+def check_names(source: str, own: Iterable[str], missing: Collection[str], unexpected: Collection[str]) -> None:
+    """Raise `CheckpointError` when a model lacks weights, or has more layers than its config.json says.
 
-    Other surplus weights, such as a head for another purpose, are left out with a warning.
+    `own` are the names of the model's weights: a surplus one that is like one of them, but for its numbers, is of such
+    a layer. Others, such as a head for another purpose, are left out with a warning.
     """
     if missing:
         raise CheckpointError(f"{source} lacks {len(missing)} weights of its own model: {_some(missing)}")
-    layers = [name for name in unexpected if re.search(r"\.\d+\.", name)]
+    kinds = {_kind(name) for name in own}
+    layers = [name for name in unexpected if _kind(name) in kinds]
     if layers:
         raise CheckpointError(
             f"{source} holds {len(layers)} weights of layers that its config.json does not know: {_some(layers)}; "
@@ -117,6 +119,10 @@ def check_names(source: str, missing: Collection[str], unexpected: Collection[st
         )
     if unexpected:
         log.warning("%s holds %d weights that its model has no use for: %s", source, len(unexpected), _some(unexpected))
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"\.\d+\.", ".#.", name)
 
 
 def _some(names: Collection[str]) -> str:

@@ -183,7 +183,7 @@ class PolicyTally:
             self.log_ratio[trajectory] += total
             self.tokens[trajectory] += count
         for name, value in metrics.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
+            self.sums[name] = self.sums.get(name, 0.0) + float(value)
 
     def metrics(self) -> dict[str, float]:
         """Ratio quantiles over trajectories (of exp(mean log-ratio)), KL and entropy per token, the loss's own sums."""

@@ -52,6 +52,10 @@ class TeamTrainer:
         """Updates without a step."""
         return self._local.skipped
 
+    @skipped.setter
+    def skipped(self, value: int) -> None:
+        self._team.call(self._local, "__setattr__", "skipped", value)
+
     @property
     def offender(self) -> int | None:
         """The trajectory that made the last skipped update unsound."""

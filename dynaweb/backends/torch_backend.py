@@ -88,6 +88,10 @@ class TorchTrainer:
         """Updates without a step because loss or gradient were not finite."""
         return self._stepper.skipped
 
+    @skipped.setter
+    def skipped(self, value: int) -> None:
+        self._stepper.skipped = value
+
     @property
     def device(self) -> torch.device:
         """Where the model is."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -60,12 +61,15 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _is_number(kind: Any) -> bool:
-    """Whether a field holds numbers, and nothing that may be true or false."""
-    kinds = list(_kinds(kind))
-    return any(one in (int, float) for one in kinds) and not any(one in (bool, Any, object) for one in kinds)
+    """Whether a field holds numbers, and nothing that may be true or false or have a field that is."""
+    kinds = set(_kinds(kind))
+    return bool(kinds & {int, float}) and kinds <= {int, float, str, NoneType}
 
 
 def _kinds(kind: Any) -> Iterator[Any]:
+    if get_origin(kind) is Literal:
+        yield from map(type, get_args(kind))
+        return
     if kind is Any or (isinstance(kind, type) and not get_args(kind)):
         yield kind
     for inner in get_args(kind):

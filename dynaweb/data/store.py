@@ -2,8 +2,9 @@
 
 A store is one file of gzip chunks (see `chunks`) of JSON Lines (see `codec`). Observations are found again by a hash
 of their content: each page is written once, as a line `{"page": ...}`, and records refer to it as `"back:page"`, so
-many chunks before their own; so the files of stores of one kind can be joined. A reader holds one chunk and a bounded
-number of recently used pages, however long the file is.
+many chunks before their own; so the files of stores of one kind can be joined, unless an earlier version, whose
+references count from the beginning of the file, has written them. A reader holds one chunk and a bounded number of
+recently used pages, however long the file is.
 """
 
 from __future__ import annotations

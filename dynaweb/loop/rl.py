@@ -249,12 +249,14 @@ class _Learner:
 
     async def _guarded_update(self, update: int) -> None:
         """An update; when training cannot go on, the sound weights before it stay behind as a checkpoint."""
+        skipped = self.trainer.skipped
         try:
             await self._update(update)
         except DivergedError:
             raise  # the weights are what is not sound
         except TrainingError as error:
-            self.trainer.steps = update * self._per_update
+            # This update is done again by the next attempt, and so are those of its steps that were skipped.
+            self.trainer.steps, self.trainer.skipped = update * self._per_update, skipped
             self.history.cut(update)
             self._checkpoint()
             saved = f", the first trajectory that gave it in {self._offending}" if self._offending.exists() else ""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dynaweb.backends.folders import PLACES
 from dynaweb.errors import CheckpointError, MissingError
 
-PLACES = ("", "model", "checkpoints/world-model")
-"""Where a folder that is given holds the weights of a world model: itself, a stage's or a run's."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 

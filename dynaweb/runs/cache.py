@@ -81,14 +81,15 @@ class Stage:
         """
         shutil.rmtree(self.folder / SCRATCH, ignore_errors=True)
         self.cost = {"seconds": time.monotonic() - self._started, **(cost or {})}
+        sizes = _sizes(self.folder)
         manifest = {
             "stage": self.name,
             "key": self.key,
             "dynaweb": __version__,
             "settings": self.settings,
             "cost": self.cost,
-            "files": _sizes(self.folder),
-            "sha256": {name: _hash(self.folder / name) for name in _sizes(self.folder)},
+            "files": sizes,
+            "sha256": {name: _hash(self.folder / name) for name in sizes},
         }
         write_json(self.folder / MANIFEST, manifest)
         for path in _files(self.folder):
@@ -137,6 +138,7 @@ class StageCache:
             if not (stage.cached or stage.committed):
                 raise TrainingError(f"stage {name} ended without commit(); its folder {stage.folder} is kept")
             if not stage.cached:
+                self._whole.add(stage.folder)
                 self._tell(stage, "done")
 
     def find(self, name: str, key: str) -> Path | None:

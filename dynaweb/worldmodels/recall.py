@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dynaweb import returned
 from dynaweb.types import Action, Observation, Prediction, Transition
 from dynaweb.worldmodels.change import DONE
 
@@ -39,7 +40,8 @@ class Recalling:
         found = self._seen.get(question(observation, action))
         if found is not None:
             return found
-        return await self.world_model.predict(observation, action, seed=seed, history=history, goal=goal)
+        asked = await self.world_model.predict(observation, action, seed=seed, history=history, goal=goal)
+        return returned.prediction(self.world_model, asked)
 
 
 def question(page: Observation, action: Action) -> Question:
