@@ -16,7 +16,15 @@ from stage_kit import SMALL, interrupted, killed, plan_holds, run
 from warm_kit import exit_code
 
 import dynaweb
-from dynaweb.errors import CheckpointError, ConfigError, InfrastructureError, Interrupted, MissingError, TrainingError
+from dynaweb.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineError,
+    InfrastructureError,
+    Interrupted,
+    MissingError,
+    TrainingError,
+)
 from dynaweb.loop import agents, api, auditing, beside, waves
 from dynaweb.loop.auditing import RewardHacking
 from dynaweb.loop.rl import _Learner
@@ -252,6 +260,9 @@ def test_what_is_missing_is_told_before_anything_is_played(tmp_path: Path, monke
         run(tmp_path / "model", "model.path=someone/nothing")
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text("{}")
+    with pytest.raises(EngineError, match="Unrecognized model"):
+        run(tmp_path / "tokenizer", f"model.path={tmp_path / 'bare'}")
+    shutil.copy(Path(dynaweb.__file__).parent / "assets" / "tiny" / "config.json", tmp_path / "bare")
     with pytest.raises(CheckpointError, match="cannot be read"):
         run(tmp_path / "tokenizer", f"model.path={tmp_path / 'bare'}")
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -129,12 +129,15 @@ def _asked_aside(prompt: str) -> str:
 def _real(recipe: str, arguments: dict[str, Any]) -> Any:
     """The recipe in the real environment that its tasks are of; settings may be meant for the one or the other."""
     from dynaweb.config import resolve
+    from dynaweb.config.layers import TASK_SETTINGS
     from dynaweb.config.resolving import real_environment
     from dynaweb.errors import ConfigError
 
     try:
         given = o.resolved(recipe, arguments)
     except ConfigError:
+        if any(str(text).startswith(f"{TASK_SETTINGS}.") for text in arguments["sets"] or ()):
+            raise  # of the dream
         return o.resolved(recipe, {**arguments, "env": real_environment(recipe)})
     return resolve(given, env=real_environment(given))
 
