@@ -200,6 +200,12 @@ def test_the_summary_says_what_files_cannot(folder: Path) -> None:
     assert "Open loop, by step of the dream (n = 2, 1)" in render(data)
 
 
+def test_without_its_list_of_seeds_a_run_has_the_seed_of_its_recipe(folder: Path) -> None:
+    """Else runs of several seeds would pass for one, and the last of them would count alone."""
+    (folder / "seeds.json").unlink()
+    assert gather(folder).seed == 3
+
+
 def test_a_run_that_was_killed_has_a_report_of_what_there_is(folder: Path) -> None:
     for name in ("plugins.json", "versions.json", "seeds.json", "recipe.json", "metrics.jsonl"):
         (folder / name).unlink()

@@ -77,7 +77,8 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         arms = arms or _eval_arms(rows, recipe)
         curves, stages, alarms = _curves(rows, arms), _stages(rows), alarms_in(rows)
     with understood(folder / "seeds.json"):
-        seed = int(_json(folder, "seeds.json", {}).get("run", 0))
+        chosen = next((one.value for one in settings if one.path == "run.seed"), 0)
+        seed = int(_json(folder, "seeds.json", {}).get("run", chosen))
     with understood(folder / "plugins.json"):
         plugins = tuple(dict(one) for one in _json(folder, "plugins.json", []))
     versions = {name: str(version) for name, version in _json(folder, "versions.json", {}).items()}
