@@ -15,6 +15,8 @@ from dynaweb import plugins
 from dynaweb.cli.process import prepare
 from dynaweb.errors import Interrupted
 from dynaweb.hookspecs import hookimpl
+from dynaweb.observers import read_metrics
+from dynaweb.runs import read_jsonl
 
 SMALL = (
     "env.task_settings.driver=static",
@@ -118,3 +120,16 @@ def interrupted(folder: Path, cache: str, number: signal.Signals) -> None:
         run(folder)
     except Interrupted as error:
         sys.exit(error.exit_code)
+
+
+def rows(folder: Path, event: str = "") -> list[dict[str, Any]]:
+    found = read_metrics(folder / "metrics.jsonl", times=False)
+    return [row for row in found if not event or row["event"] == event]
+
+
+def statuses(folder: Path) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for row in read_jsonl(folder / "metrics.jsonl"):
+        if row["event"] == "stage":
+            found.setdefault(row["name"], set()).add(row["time.status"])
+    return found
