@@ -93,6 +93,14 @@ def test_bootstrap_interval_agrees_with_the_normal_one_on_many_episodes() -> Non
     assert found.is_shown
 
 
+def test_an_interval_is_the_same_with_every_version_of_numpy() -> None:
+    # NumPy keeps the draws of RandomState for good, and those of its newer generators only within a version.
+    first = [[float((at * 7 + seed) % 3 == 0) for at in range(60)] for seed in range(3)]
+    second = [[float((at * 5 + seed) % 2 == 0) for at in range(60)] for seed in range(3)]
+    found = paired_difference(first, second, seed=2**40, resamples=41).difference
+    assert (found.low, found.high) == (pytest.approx(19 / 180), pytest.approx(52 / 180))
+
+
 def test_seeds_that_disagree_widen_the_interval() -> None:
     first = [[0.0] * 100] * 4
     agree = paired_difference(first, [[1.0] * 20 + [0.0] * 80] * 4).difference

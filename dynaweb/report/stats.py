@@ -153,7 +153,7 @@ def paired_difference(
     A `first` of one seed is compared with every seed of `second` (a control that is trained once). The interval is a
     percentile bootstrap. Where all differences are the same, which it would take for certainty, it is `discordance` for
     outcomes of 0 and 1, and there is none for others. Raises `ValueError` when seeds or episodes do not match,
-    `MissingError` without numpy.
+    `MissingError` without numpy; the same numbers give the same interval with every version of it.
     """
     pairs = _pairs(first, second)
     clusters = [[b - a for a, b in cluster] for cluster in pairs if cluster]
@@ -259,9 +259,10 @@ def _bootstrap(
         import numpy as np
     except ImportError:
         raise MissingError("the bootstrap needs numpy; install it with: pip install 'dynaweb[train]'") from None
-    rng = np.random.Generator(np.random.PCG64(seed))
+    # NumPy's newer generators may draw otherwise in another version; this one's draws are frozen.
+    rng = np.random.RandomState(np.random.MT19937(seed))
     count = len(clusters)
-    chosen = rng.integers(count, size=(resamples, count)) if count > 1 else np.zeros((resamples, 1), dtype=np.int64)
+    chosen = rng.randint(count, size=(resamples, count)) if count > 1 else np.zeros((resamples, 1), dtype=np.int64)
     sums, sizes = np.zeros(resamples), np.zeros(resamples)
     for slot in range(count):
         for at, values in enumerate(clusters):
@@ -272,7 +273,7 @@ def _bootstrap(
     return float(edges[0]), float(edges[1])
 
 
-def _resampled_sums(values: Sequence[float], resamples: int, rng: np.random.Generator) -> np.ndarray:
+def _resampled_sums(values: Sequence[float], resamples: int, rng: np.random.RandomState) -> np.ndarray:
     """Sums of `resamples` bootstrap samples: by counts of each distinct value, of which there are few."""
     import numpy as np
 
