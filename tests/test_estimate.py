@@ -225,3 +225,30 @@ def test_a_dry_run_says_what_it_takes_and_refuses_what_cannot_be(cli: Cli, tmp_p
     done = cli("run", "--model", "nobody/knows-this", "--dry-run")
     assert done.returncode == 0 and "No estimate: the size of nobody/knows-this" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "code", "words"),
+    [
+        (None, 3, "there is no model folder at"),
+        ({}, 3, "is a folder without config.json"),
+        ({"config.json": "{}"}, 1, 'no "model_type"'),
+        ({"config.json": "[1]"}, 1, "config.json is damaged"),
+        ({"config.json": '{"model_type": "llama"}', "tokenizer.json": "{"}, 1, "tokenizer.json is damaged"),
+        ({"config.json": '{"model_type": "llama"}'}, 0, "No estimate"),
+        ({"config.json": '{"model_type": "llama", "hidden_size": "wide", "vocab_size": 5}'}, 0, "No estimate"),
+    ],
+)
+def test_a_dry_run_refuses_a_model_folder_that_a_run_would(
+    files: dict[str, str] | None, code: int, words: str, cli: Cli, warm_cli: Cli, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    if files is not None:
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    done = cli("run", "--model", str(folder), "--dry-run")
+    assert done.returncode == code and words in done.stdout + done.stderr, (done.returncode, done.stderr)
+    if code:
+        assert warm_cli("run", "smoke", "--model", str(folder), "--out", str(tmp_path / "run")).returncode == code
+        assert not (tmp_path / "run").exists()

@@ -6,10 +6,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dynaweb.errors import CheckpointError, EngineError
-from dynaweb.files import read_json
+from dynaweb.errors import CheckpointError, EngineError, MissingError
+from dynaweb.files import expanded, read_json
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+NAMED = ("tiny", "smollm2")
+"""Models that no folder holds for whoever names them: the shipped one, and one that another package has."""
+OWN = ", ".join(map(repr, NAMED))
 DOCUMENTS = (CONFIG, TOKENIZER, "tokenizer_config.json", "generation_config.json")
 PLACES = ("", "model", "checkpoints/world-model")
 """Where a folder that is given holds the weights of a world model: itself, a stage's or a run's."""
@@ -22,6 +25,36 @@ def check_given(folder: Path) -> None:
     for place in INSIDE:
         if (folder / place / CONFIG).is_file():
             check_folder(folder / place)
+
+
+def local(path: str | Path) -> Path | None:
+    """The folder of a model that `path` names; None where it is no path, but a name of the Hugging Face hub.
+
+    Raises `MissingError` when a path (anything that is absolute, starts with a dot or exists) holds no model.
+    """
+    place = expanded(path)
+    if place.is_dir():
+        if not (place / CONFIG).is_file():
+            raise MissingError(f"{place} is a folder without {CONFIG}; a model folder has one beside its weights")
+        return place
+    if place.is_absolute() or str(path).startswith((".", "~")) or place.exists():
+        raise MissingError(f"there is no model folder at {place}; give {OWN}, a folder, or a Hugging Face name")
+    return None
+
+
+def check_documents(path: str | Path) -> None:
+    """Check that the model folder that `path` names is there and its documents can be read: what needs no library.
+
+    Nothing for other names. Raises `MissingError` or `CheckpointError`.
+    """
+    if path in NAMED or (folder := local(path)) is None:
+        return
+    for name in DOCUMENTS:
+        if not (folder / name).exists():
+            continue
+        if "model_type" not in read_json(folder / name, dict) and name == CONFIG:
+            what = 'it has no "model_type", so that nobody knows what model it is'
+            raise CheckpointError(f"{folder / name} is damaged ({what}); restore it from a copy")
 
 
 def check_folder(folder: Path) -> None:

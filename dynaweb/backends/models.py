@@ -16,15 +16,14 @@ import torch
 from torch import nn
 
 from dynaweb.backends import smollm2
-from dynaweb.backends.folders import check_folder
+from dynaweb.backends.folders import OWN, check_folder, local
 from dynaweb.errors import CheckpointError, ConfigError, DivergedError, EngineError, MissingError
-from dynaweb.files import expanded, read_json
+from dynaweb.files import read_json
 from dynaweb.runs.atomic import rename_folder
 
 log = logging.getLogger("dynaweb")
 
 TINY = "tiny"
-OWN = f"{TINY!r}, {smollm2.NAME!r}"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -35,22 +34,16 @@ def resolve(path: str | Path) -> str:
     Raises `MissingError` when a path (anything that is absolute, starts with a dot or exists) holds no model.
     """
     if str(path) == TINY:
-        folder = Path(str(resources.files("dynaweb") / "assets" / TINY))
-        if not (folder / "config.json").is_file():
-            raise MissingError(f"the tiny model is not in this installation ({folder}); reinstall dynaweb")
-        return str(folder)
+        shipped = Path(str(resources.files("dynaweb") / "assets" / TINY))
+        if not (shipped / "config.json").is_file():
+            raise MissingError(f"the tiny model is not in this installation ({shipped}); reinstall dynaweb")
+        return str(shipped)
     if str(path) == smollm2.NAME:
         return str(smollm2.model_folder())
-    place = expanded(path)
-    looks_like_path = place.is_absolute() or str(path).startswith((".", "~"))
-    if place.is_dir():
-        if not (place / "config.json").is_file():
-            raise MissingError(f"{place} is a folder without config.json; a model folder has one beside its weights")
-        check_folder(place)
-        return str(place)
-    if looks_like_path or place.exists():
-        raise MissingError(f"there is no model folder at {place}; give {OWN}, a folder, or a Hugging Face name")
-    return str(path)
+    if (folder := local(path)) is None:
+        return str(path)
+    check_folder(folder)
+    return str(folder)
 
 
 def pick_device(device: str = "auto") -> torch.device:

@@ -28,17 +28,19 @@ ENGINE_ROLES = ("wm", "reward")
 
 @dataclass(slots=True)
 class Problems:
-    """What is wrong with a recipe: texts of invalid settings, and errors about plugins."""
+    """What is wrong with a recipe: texts of invalid settings, and errors about plugins (and models) that it names."""
 
     texts: list[str] = field(default_factory=list)
     plugins: list[DynawebError] = field(default_factory=list)
 
     def check(self) -> None:
-        """Raise one error that lists them all: `ConfigError`, or the plugin's own when nothing else is wrong."""
+        """Raise one error that lists them all: `ConfigError`, or that of the plugins when nothing else is wrong."""
         texts = [*map(str, self.plugins), *self.texts]
         if not texts:
             return
         if not self.texts:
+            if len(self.plugins) == 1:
+                raise self.plugins[0]
             broken = any(isinstance(error, PluginError) for error in self.plugins)
             raise (PluginError if broken else MissingError)(_listed(texts))
         raise ConfigError(_listed(texts))

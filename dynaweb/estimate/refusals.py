@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from dynaweb.backends.folders import check_documents
 from dynaweb.config.agreement import check_agreement, used_extras, used_plugins
 from dynaweb.config.validation import Problems
 from dynaweb.discovery import missing_requirements
-from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError
+from dynaweb.errors import CheckpointError, ConfigError, DynawebError, MissingError, PluginError
 from dynaweb.estimate.machine import look
 from dynaweb.estimate.plan import Estimate, estimate
 from dynaweb.plugins import current
@@ -27,6 +28,10 @@ def examined(recipe: Recipe, nproc: int = 1) -> tuple[Estimate | None, Problems]
             check()
         except ConfigError as error:
             problems.texts.append(str(error))
+    try:
+        check_documents(recipe.model.path)
+    except (MissingError, CheckpointError) as error:
+        problems.plugins.append(error)
     return found, problems
 
 
