@@ -95,6 +95,19 @@ def test_a_failed_cell_is_recorded_and_the_rest_go_on(fakes: Fakes) -> None:
     assert {fakes.tries(cell.id) for cell in fakes.plan.cells if cell.id != bad} == {1}
 
 
+def test_a_done_cell_has_the_time_of_all_its_stages_however_its_runner_ended(fakes: Fakes) -> None:
+    fakes.run()
+    cell, other = fakes.plan.cells[:2]
+    rows = [{"event": "stage", "name": name, "time.seconds": 20.5} for name in ("sft", "rl")]
+    metrics = fakes.folder.cell(cell.id) / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"event": "eval"}]))
+    fakes.folder.outcome(cell.id).unlink()
+    assert fakes.folder.status(cell).seconds == 41
+    assert 0 < (fakes.folder.status(other).seconds or 0) < 30
+    metrics.write_text('{"event": "stage"}\n')
+    assert fakes.folder.status(cell).seconds is None
+
+
 def test_a_refused_second_run_leaves_the_plan_alone(fakes: Fakes) -> None:
     fakes.run()
     other = Fakes(plan("smoke", axes=["rl.updates=4,5"]), fakes.folder.path)

@@ -29,7 +29,10 @@ PLAN = "matrix.json"
 
 @dataclass(frozen=True, slots=True)
 class CellStatus:
-    """How one cell stands: `detail` is the error of a failed one, `seconds` what its last attempt took."""
+    """How one cell stands: `detail` is the error of a failed one.
+
+    `seconds` is the time of all stages of a done one, cached or not, else of its last attempt; None before that.
+    """
 
     id: str
     labels: tuple[tuple[str, str], ...]
@@ -118,8 +121,10 @@ class MatrixFolder:
         ended = _json(self.outcome(cell.id)) or {}
         if state == "failed":
             detail = detail or str(ended.get("error", ""))
+        # Of a cell whose run was interrupted the last attempt tells little, and nothing where its runner was killed.
+        seconds = _all_stages(self.cell(cell.id)) if state == "done" else None
         folder = str(self.cell(cell.id))
-        return CellStatus(cell.id, cell.labels, cell.seed, state, folder, ended.get("seconds"), detail)
+        return CellStatus(cell.id, cell.labels, cell.seed, state, folder, seconds or ended.get("seconds"), detail)
 
     def is_done(self, id: str) -> bool:
         """Whether the run of a cell ended well."""
@@ -173,6 +178,17 @@ class MatrixFolder:
         if not (self.path / PLAN).exists():
             raise CheckpointError(f"{self.path} is no matrix folder: {PLAN} is missing; run the matrix first")
         return read_json(self.path / PLAN, dict, advice="run the matrix again")
+
+
+def _all_stages(folder: Path) -> float | None:
+    """Seconds of all stages of a run; None where its record cannot be read."""
+    from dynaweb.runs.jsonl import read_jsonl
+
+    try:
+        rows = [row for row in read_jsonl(folder / "metrics.jsonl") if row.get("event") == "stage"]
+        return sum(float(row["time.seconds"]) for row in rows)
+    except (CheckpointError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _recipe(cell: Mapping[str, Any]) -> Recipe:
