@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dis
 import re
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import dataclass, replace
 from importlib import metadata
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import pluggy
 
 from dynaweb import hookspecs
+from dynaweb.entry_points import Origin, entry_points
 from dynaweb.hookspecs import PROJECT, Kind, PluginSpec
 from dynaweb.suggest import hint
 
@@ -42,18 +45,6 @@ HANDLERS = ("asyncio.runners", "dynaweb.cli.process")
 """Modules whose handlers of signals raise `KeyboardInterrupt` for the user."""
 
 State = Literal["ok", "broken", "blocked", "missing"]
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a plugin comes from: its entry point, and the package that declares it."""
-
-    entry_point: str
-    package: str
-    version: str
-
-    def __str__(self) -> str:
-        return f"package {self.package} {self.version}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +95,15 @@ def load_all(manager: pluggy.PluginManager, refuse: Callable[[Origin], str]) -> 
     Returns what is usable, and the status of all that is not (plus of plugins that only observe).
     """
     plugins: list[Plugin] = []
-    others: list[PluginStatus] = []
-    for entry, origin in _entry_points():
+    entries, unreadable = entry_points()
+    others = [_status(origin, "broken", f"{explain(error)}; install it again") for origin, error in unreadable]
+    for entry, origin in entries:
         if reason := refuse(origin):
             others.append(_status(origin, "blocked", reason))
             continue
         try:
-            found = _load_one(manager, entry, origin)
+            with talking_aside():
+                found = _load_one(manager, entry, origin)
         # A plugin may raise anything, and may even call sys.exit() when it is imported.
         except BaseException as error:
             if is_the_users(error):
@@ -156,16 +149,9 @@ def register(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
         raise SpecError(str(error)) from error
 
 
-def _entry_points() -> list[tuple[metadata.EntryPoint, Origin]]:
-    names: dict[int, tuple[str, str]] = {}
-    found = []
-    for entry in metadata.entry_points(group=PROJECT):
-        dist = entry.dist
-        # Reading metadata costs a file each time, and one package declares many entry points.
-        if id(dist) not in names:
-            names[id(dist)] = (dist.name, dist.version) if dist is not None else ("unknown", "?")
-        found.append((entry, Origin(entry.name, *names[id(dist)])))
-    return sorted(found, key=lambda pair: (pair[1].package, pair[1].entry_point))
+def talking_aside() -> AbstractContextManager[TextIO]:
+    """While code of plugins is imported: what it prints is no result of a command."""
+    return redirect_stdout(sys.stderr)
 
 
 def _load_one(manager: pluggy.PluginManager, entry: metadata.EntryPoint, origin: Origin) -> list[Plugin]:
@@ -249,11 +235,23 @@ def check_spec(spec: Any, hook: str) -> PluginSpec:
         raise SpecError(f"name {spec.name!r} is not valid; use lower-case letters, digits, '-', '_' and '.'")
     if not isinstance(spec.target, str) or not _TARGET.fullmatch(spec.target):
         raise SpecError(f"target {spec.target!r} of {spec.name!r} is not valid; write it as 'package.module:Class'")
+    if not (isinstance(spec.summary, str) and isinstance(spec.extra, str)):
+        raise SpecError(f"summary and extra of {spec.name!r} must be text, not {spec.summary!r} and {spec.extra!r}")
     if not (isinstance(spec.config, type) and issubclass(spec.config, BaseModel)):
         raise SpecError(f"config of {spec.name!r} must be a pydantic model class, not {spec.config!r}")
     if "name" in spec.config.model_fields:
         raise SpecError(f"config of {spec.name!r} has a field 'name'; that key selects the plugin, rename the field")
+    if not spec.config.__pydantic_complete__:
+        _build(spec)
     return spec
+
+
+def _build(spec: PluginSpec) -> None:
+    """A model with names that are not defined yet is one that pydantic cannot use, unless they are by now."""
+    try:
+        spec.config.model_rebuild()
+    except Exception as error:
+        raise SpecError(f"config of {spec.name!r} is no model that pydantic can build: {explain(error)}") from error
 
 
 def _without_duplicates(plugins: Sequence[Plugin]) -> tuple[list[Plugin], list[PluginStatus]]:
@@ -266,8 +264,10 @@ def _without_duplicates(plugins: Sequence[Plugin]) -> tuple[list[Plugin], list[P
 
 
 def _duplicate(plugin: Plugin, same: Sequence[Plugin]) -> PluginStatus:
-    owners = " and ".join(f"{one.origin.package} {one.origin.version}" for one in same)
-    cause = f"the name is offered by {owners}; block one of them with `-p no:PACKAGE`, or uninstall it"
+    owners = list(dict.fromkeys(f"{one.origin.package} {one.origin.version}" for one in same))
+    cause = f"the name is offered by {' and '.join(owners)}; block one of them with `-p no:PACKAGE`, or uninstall it"
+    if len(owners) == 1:
+        cause = f"the name is offered {len(same)} times by {owners[0]}; its author must rename all but one"
     spec, origin = plugin.spec, plugin.origin
     return PluginStatus(plugin.kind, spec.name, spec.summary, origin.package, origin.version, "broken", cause)
 

@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dynaweb import discovery
 from dynaweb.discovery import (
     KIND_HOOKS,
     KIND_WORDS,
-    Origin,
     Plugin,
     PluginStatus,
     Requirement,
@@ -31,6 +30,7 @@ from dynaweb.discovery import (
     missing_requirements,
     requirements_of,
 )
+from dynaweb.entry_points import Origin
 from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError, StorageError
 from dynaweb.suggest import hint
 
@@ -59,20 +59,6 @@ EVENT_HOOKS = {
     "Evaluation": "dynaweb_eval",
     "Failure": "dynaweb_error",
 }
-
-
-class Chosen(Protocol):
-    """A plugin choice of a recipe: `recipe.wm` and its like."""
-
-    @property
-    def kind(self) -> Kind:
-        """Which of the kinds."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """The name that selects it."""
-        ...
 
 
 @dataclass(slots=True)
@@ -129,7 +115,8 @@ class Plugins:
         self.check(kind, name)
         module_name, _, attribute = plugin.spec.target.partition(":")
         try:
-            module = importing(module_name)
+            with discovery.talking_aside():
+                module = importing(module_name)
         except ModuleNotFoundError as error:
             if plugin.spec.extra and error.name and error.name.split(".")[0] != module_name.split(".")[0]:
                 raise MissingError(_needs(plugin, error.name)) from error
@@ -223,9 +210,9 @@ class Plugins:
         state: discovery.State = "missing" if missing else "ok"
         return PluginStatus(plugin.kind, spec.name, spec.summary, origin.package, origin.version, state, cause)
 
-    def manifest(self, chosen: Iterable[Chosen] = ()) -> tuple[dict[str, str], ...]:
-        """Kind, name, package and version of every usable plugin, for the run folder; `chosen` ones are marked."""
-        marked = {(choice.kind, choice.name) for choice in chosen}
+    def manifest(self, used: Iterable[tuple[Kind, str]] = ()) -> tuple[dict[str, str], ...]:
+        """Kind, name, package and version of every usable plugin, for the run folder; `used` ones are marked."""
+        marked = set(used)
         return tuple(
             {
                 "kind": kind,

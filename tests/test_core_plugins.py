@@ -359,8 +359,7 @@ def test_a_package_that_only_observes(package: PackageMaker, tmp_path: Path) -> 
 
 def test_the_manifest_marks_what_is_used() -> None:
     loaded = plugins.load()
-    choice = type("Choice", (), {"kind": "wm", "name": "delta"})()
-    rows = {(row["kind"], row["name"]): row for row in loaded.manifest([choice])}
+    rows = {(row["kind"], row["name"]): row for row in loaded.manifest([("wm", "delta")])}
     assert rows["wm", "delta"]["used"] == "yes"
     assert rows["env", "dream"]["used"] == "no"
     assert rows["env", "dream"]["package"] == "dynaweb"

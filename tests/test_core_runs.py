@@ -16,6 +16,7 @@ from core_kit import TOY_CLASS, PackageMaker, toy_source
 
 from dynaweb import plugins
 from dynaweb.config import Recipe, resolve
+from dynaweb.config.agreement import used_plugins
 from dynaweb.errors import CheckpointError, ConfigError
 from dynaweb.runs import JsonlWriter, last_run, open_run, read_jsonl, write_json, write_text, write_with
 from dynaweb.runs.jsonl import mend
@@ -97,7 +98,7 @@ def test_torn_lines_are_dropped_and_appending_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_holds_what_the_run_used(recipe: Recipe, tmp_path: Path) -> None:
-    rows = plugins.current().manifest(recipe.choices())
+    rows = plugins.current().manifest(used_plugins(recipe, plugins.current()))
     run = open_run(recipe, out=tmp_path / "run", plugins=rows)
     assert run.recipe() == recipe
     assert run.status == "running"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from core_kit import Cli, PackageMaker
 from dynaweb import events, plugins
 from dynaweb.config import Recipe, resolve
 from dynaweb.errors import ConfigError, MissingError
+from dynaweb.observers import MetricsFile
 from dynaweb.observers.chosen import chosen_observers
-from dynaweb.observers.scalars import finite, of_evaluation
+from dynaweb.observers.scalars import finite, of_cached, of_evaluation
 
 
 @contextmanager
@@ -44,7 +47,7 @@ def test_the_console_prints_what_it_is_asked_for(tmp_path: Path, capsys: pytest.
     assert printed.out == ""
     lines = printed.err.splitlines()
     assert lines[:2] == ["sft update 0: loss=1 kl=0.25", "sft update 2: loss=0.333 kl=0.25"]
-    assert lines[-1] == "test: eval/dynaweb/success=0.5 eval/dynaweb/n=2"
+    assert lines[-1] == "test, dynaweb: success=0.5 n=2"
     assert len(lines) == 5
 
 
@@ -61,6 +64,46 @@ def test_tensorboard_files_hold_the_curves(tmp_path: Path) -> None:
         read.Tags()["scalars"]
     )
     assert not any("bad" in tag for tag in read.Tags()["scalars"])
+
+
+def _made(folder: Path) -> tuple[events.Stage, list[object]]:
+    """A stage as a run finds it in the cache, and what was told while it was made."""
+    told: list[object] = [events.Update("rl", at, {"reward": 0.5 * at, "step_seconds": 2.0}) for at in range(2)]
+    told.append(events.Evaluation("dynaweb", "test", (1.0, None), {"steps": 3.0}))
+    file = MetricsFile(folder / "metrics.jsonl")
+    (folder / "stage").mkdir(parents=True)
+    file.dynaweb_stage(events.Stage("rl", "start", folder=folder / "stage"))
+    for event in told:
+        (file.dynaweb_update if isinstance(event, events.Update) else file.dynaweb_eval)(event)  # type: ignore[operator]
+    file.dynaweb_stage(events.Stage("rl", "done", folder=folder / "stage"))
+    file.close()
+    return events.Stage("rl", "cached", "k", cost={"seconds": 2.0}, folder=folder / "stage"), told
+
+
+def test_what_a_cached_stage_had_told_is_known(tmp_path: Path) -> None:
+    cached, told = _made(tmp_path)
+    assert list(of_cached(cached)) == told
+    assert list(of_cached(replace(cached, status="done"))) == []
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_tensorboard_has_the_curves_of_cached_stages_unless_the_run_went_on(resumed: bool, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    cached, _ = _made(tmp_path / "made")
+    loaded = plugins.load(warn=False)
+    recipe = resolve("smoke", overrides={"run.observers": ["tensorboard"]}, plugins=loaded)
+    with chosen_observers(recipe, loaded, tmp_path):
+        loaded.notify(events.RunStart(tmp_path, recipe.tree(), resumed=resumed))
+        for _ in range(2):  # a run may have several stages of one name
+            loaded.notify(cached)
+    read = EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    assert [(one.step, one.value) for one in read.Scalars("cost/rl/seconds")] == [(0, 2.0), (1, 2.0)]
+    assert (
+        ("rl/reward" in read.Tags()["scalars"]) == ("eval/dynaweb/success" in read.Tags()["scalars"]) == (not resumed)
+    )
 
 
 def test_wandb_stays_offline_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +154,10 @@ QUICK = (
 )
 
 
+def _results(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("test, ")]
+
+
 def test_an_observed_run_from_the_command_line_and_from_python(
     cli: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,7 +166,14 @@ def test_an_observed_run_from_the_command_line_and_from_python(
     settings = [word for setting in QUICK.split() for word in ("--set", setting)]
     done = cli("run", "smoke", "--env", "sites", "--observe", "console", "--out", "run", *settings)
     assert done.returncode == 0, done.stderr
-    assert "test: eval/base/success=" in done.stderr
+    assert "test, base: success=" in done.stderr
+    rows = json.loads((tmp_path / "run" / "plugins.json").read_text())
+    used = {f"{row['kind']} {row['name']}" for row in rows if row["used"] == "yes"}
+    assert used > {"engine transformers", "env sites", "observer console", "opt gspo", "wm delta"}
+    assert not used & {"env dream", "opt grpo", "engine vllm"}
+    # All is in the cache now: what it had told is told again.
+    again = cli("run", "smoke", "--env", "sites", "--observe", "console", "--out", "again", *settings)
+    assert _results(again.stderr) == _results(done.stderr) != []
     changed = [*QUICK.split(), "sft.steps=1"]
     dynaweb.sft("smoke", env="sites", observe=["console"], overrides=changed, out=tmp_path / "sft")
     assert "sft update 0: " in capsys.readouterr().err

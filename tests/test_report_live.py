@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
@@ -213,6 +215,33 @@ def test_only_reports_are_served_and_only_to_this_machine(folder: Path) -> None:
             server_for(folder, each=1, port=int(address.rpartition(":")[2]))
     # A report in a file asks nobody.
     assert "connect-src" not in build_report(folder).read_text(encoding="utf-8")
+
+
+def test_the_address_of_a_cell_gets_its_slash(folder: Path, matrix: Path) -> None:
+    """The page asks for its version beside its own address."""
+    cells = matrix / "cells"
+    shutil.copytree(folder, cells / "abc1")
+    with served(matrix) as address, opened() as page:
+        asked: list[tuple[str, int]] = []
+        page.on("response", lambda found: asked.append((found.url.removeprefix(address), found.status)))
+        page.goto(f"{address}/cells/abc1")
+        with page.expect_response("**/version"):
+            page.wait_for_timeout(10)
+        assert asked[:2] == [("/cells/abc1", 301), ("/cells/abc1/", 200)]
+        assert asked[2] == ("/cells/abc1/version", 200)
+
+
+def test_a_browser_that_leaves_while_a_page_is_sent_is_no_news(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(folder) as address:
+        for _ in range(3):
+            port = int(address.rpartition(":")[2])
+            with socket.create_connection(("127.0.0.1", port)) as browser:
+                browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                browser.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert ask(address)[0] == 200
+    assert capsys.readouterr().err == ""
 
 
 def test_a_damaged_run_is_said_not_crashed(folder: Path, tmp_path: Path) -> None:

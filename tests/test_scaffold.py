@@ -65,6 +65,12 @@ def test_class_names_do_not_stutter(kind: str, name: str, expected: str, tmp_pat
     assert expected in classes
 
 
+def test_recipes_short_words_for_kinds_are_understood(tmp_path: Path) -> None:
+    for short, full in (("wm", "world-model"), ("opt", "optimizer")):
+        names = [{file.name for file in new_plugin(kind, "mine", tmp_path / kind)} for kind in (short, full)]
+        assert names[0] == names[1]
+
+
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("reward", "self-assess"), ("world-model", "delta"), ("optimizer", "gspo"), ("env", "sites"), ("reward", "toy")],

@@ -53,7 +53,7 @@ def check(name: MaybeName = None, block: o.Block = None, as_json: o.Json = False
 @new_app.command("plugin")
 def new_plugin(
     name: Annotated[str, typer.Argument(help="Its name, as in --wm NAME: lower-case letters, digits and '-'.")],
-    kind: Annotated[str, typer.Option("--kind", help="world-model, optimizer, reward or env.")],
+    kind: Annotated[str, typer.Option("--kind", help="world-model (wm), optimizer (opt), reward or env.")],
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder; default: named like the package.")
     ] = None,
@@ -68,7 +68,7 @@ def new_plugin(
     root = files[0].parent
     emit({"folder": root, "files": files}, "\n".join(map(str, files)), as_json=as_json)
     if not as_json:
-        flags = scaffold.KINDS[kind].flags.format(name=name)
+        flags = scaffold.KINDS[scaffold.full_kind(kind)].flags.format(name=name)
         typer.echo(
             f"\nnext: cd {quote(str(root))} && pip install -e '.[test]' && pytest && dynaweb run smoke {flags}",
             err=True,

@@ -317,7 +317,7 @@ def _in_folder(
     plugins = current()
     chosen = partial(choose_folder, recipe, out=out, resume=resume, command=command)
     _check_first(recipe, plugins, chosen, check)
-    manifest = plugins.manifest(recipe.choices())
+    manifest = plugins.manifest(used_plugins(recipe, plugins))
     folder = open_run(recipe, out=out, resume=resume, plugins=manifest, command=command)
     with folder.lock():
         metrics = MetricsFile(folder.metrics)
@@ -356,7 +356,7 @@ def _told(recipe: Recipe, job: Job[T], folder: RunFolder, plugins: Plugins, clos
         plugins.notify(events.RunEnd(folder.path, status, time.monotonic() - started, done))
 
     folder.set_status("running")
-    chosen = tuple(plugins.manifest(recipe.choices()))
+    chosen = tuple(plugins.manifest(used_plugins(recipe, plugins)))
     plugins.notify(events.RunStart(folder.path, recipe.tree(), chosen, folder.resumed))
     try:
         result = run_async(_worked(recipe, job, folder, plugins))

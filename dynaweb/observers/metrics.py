@@ -171,6 +171,12 @@ def split_times(metrics: Mapping[str, float]) -> dict[str, Any]:
     return {"metrics": steady} | {f"time.{name.removeprefix('time.')}": value for name, value in times.items()}
 
 
+def joined_times(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of a row that `split_times` made."""
+    times = {key.removeprefix("time."): value for key, value in row.items() if key.startswith("time.")}
+    return {**row.get("metrics", {}), **times}
+
+
 def is_time(name: str) -> bool:
     """Whether a clock or a machine decides a metric: seconds, rates per second, memory in MiB, or named `time.*`."""
     last = name.rsplit(".", 1)[-1].rsplit("/", 1)[-1]

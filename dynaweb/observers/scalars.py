@@ -7,11 +7,13 @@ Names: `rl/reward` of an update of stage `rl`, `eval/dynaweb/success` and `eval/
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 from dynaweb import events
 from dynaweb.config.layers import flatten
+from dynaweb.observers.metrics import STAGE_FILE, joined_times
+from dynaweb.runs.jsonl import read_jsonl
 
 Scalars = dict[str, float]
 
@@ -32,6 +34,39 @@ def of_evaluation(event: events.Evaluation) -> Scalars:
 def of_stage(event: events.Stage) -> Scalars:
     """What a stage cost; empty for one that only starts."""
     return finite({f"cost/{event.name}/{name}": value for name, value in event.cost.items()})
+
+
+class Curves(Protocol):
+    """An observer of updates and evaluations."""
+
+    def dynaweb_update(self, event: events.Update) -> None:
+        """An update."""
+
+    def dynaweb_eval(self, event: events.Evaluation) -> None:
+        """An evaluation."""
+
+
+def tell_again(event: events.Stage, observer: Curves) -> None:
+    """Tell an observer what a stage that was found in the cache told when it was made.
+
+    Nobody else does: for a dashboard that is to have the curves of stages that runs share.
+    """
+    for told in of_cached(event):
+        if isinstance(told, events.Update):
+            observer.dynaweb_update(told)
+        else:
+            observer.dynaweb_eval(told)
+
+
+def of_cached(event: events.Stage) -> Iterator[events.Update | events.Evaluation]:
+    """What a stage that was found in the cache told when it was made, in that order; nothing of other stages."""
+    if event.status != "cached" or event.folder is None:
+        return
+    for row in read_jsonl(event.folder / STAGE_FILE):
+        if row["event"] == "update":
+            yield events.Update(row["stage"], row["index"], joined_times(row))
+        elif row["event"] == "eval":
+            yield events.Evaluation(row["arm"], row["split"], tuple(row["successes"]), joined_times(row))
 
 
 def finite(values: Mapping[str, Any]) -> Scalars:

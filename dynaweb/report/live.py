@@ -7,9 +7,11 @@ resolves to loopback is refused by its host name).
 from __future__ import annotations
 
 import hashlib
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from dynaweb.errors import CheckpointError, ConfigError, DynawebError
 
@@ -74,6 +76,12 @@ class Pages:
         return render(gather(folder, each=self.each), stamp=stamp)
 
 
+def _is_folder(address: str) -> bool:
+    """Whether an address names the folder of a cell without the slash that browsers resolve links by."""
+    path = address.partition("?")[0]
+    return path != "/" and not path.endswith(("/", "report.html"))
+
+
 def stamp_of(folder: Path) -> str:
     """A short text that changes when a run or a matrix has gone on."""
     paths = [path for pattern in (*WATCHED, "trajectories/*.gz") for path in sorted(folder.glob(pattern))]
@@ -109,17 +117,21 @@ def server_for(folder: Path, *, each: int | None, port: int = 0) -> ThreadingHTT
                 found, kind = pages.version(self.path), "text/plain"
                 if found is None or not self.path.split("?")[0].endswith("version"):
                     found, kind = pages.page(self.path), "text/html"
-            except DynawebError as error:
+            except (DynawebError, OSError) as error:
                 self._answer(500, "text/plain", str(error))
+                return
+            if found is not None and kind == "text/html" and _is_folder(self.path):
+                # Its own addresses are relative.
+                self._answer(301, "text/plain", "", location=f"{self.path.partition('?')[0]}/")
                 return
             self._answer(200 if found is not None else 404, kind, found or "there is no such page")
 
-        def _answer(self, status: int, kind: str, text: str) -> None:
+        def _answer(self, status: int, kind: str, text: str, **more: str) -> None:
             body = text.encode("utf-8")
             self.send_response(status)
             headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
             headers |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"}
-            for name, value in headers.items():
+            for name, value in (headers | more).items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
@@ -127,7 +139,14 @@ def server_for(folder: Path, *, each: int | None, port: int = 0) -> ThreadingHTT
         def log_message(self, format: str, *args: object) -> None:
             """Quiet: stderr is for what a person should know."""
 
+    class Server(ThreadingHTTPServer):
+        """One that says nothing of browsers which leave while a page is sent."""
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            if not isinstance(sys.exception(), ConnectionError):
+                super().handle_error(request, client_address)
+
     try:
-        return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        return Server(("127.0.0.1", port), Handler)
     except OSError as error:
         raise ConfigError(f"port {port} cannot be used: {error.strerror}; choose another with --port") from error

@@ -5,6 +5,6 @@ Templates are the files under `templates/`: `common/` for every kind, one folder
 
 from __future__ import annotations
 
-from dynaweb.scaffold.writing import KINDS, new_plugin
+from dynaweb.scaffold.writing import KINDS, full_kind, new_plugin
 
-__all__ = ["KINDS", "new_plugin"]
+__all__ = ["KINDS", "full_kind", "new_plugin"]

@@ -55,11 +55,10 @@ KINDS: Mapping[str, KindOfPlugin] = {
 def new_plugin(kind: str, name: str, folder: Path | None = None) -> list[Path]:
     """Write a package into `folder` (default: a new one here, named like the package) and return its files.
 
-    Raises `ConfigError` for an unknown kind, a name that is none or that a plugin of the kind has already, and a folder
-    that is there and not empty.
+    `kind` is one of `KINDS`, or its short word as in a recipe (`wm`, `opt`). Raises `ConfigError` for an unknown kind,
+    a name that is none or that a plugin of the kind has already, and a folder that is there and not empty.
     """
-    if kind not in KINDS:
-        raise ConfigError(f"no kind of plugin is called {kind!r}; {hint(kind, KINDS)}")
+    kind = full_kind(kind)
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ConfigError(f"{name!r} is no name of a plugin: use lower-case letters, digits and '-', such as my-model")
     about = KINDS[kind]
@@ -76,6 +75,14 @@ def new_plugin(kind: str, name: str, folder: Path | None = None) -> list[Path]:
         file.write_text(Template(source.read_text(encoding="utf-8")).substitute(values), encoding="utf-8")
         written.append(file)
     return written
+
+
+def full_kind(kind: str) -> str:
+    """The one of `KINDS` that is meant; recipes have short words for two. Raises `ConfigError` for any other."""
+    found = next((name for name, about in KINDS.items() if kind in (name, about.kind)), None)
+    if found is None:
+        raise ConfigError(f"no kind of plugin is called {kind!r}; {hint(kind, KINDS)}")
+    return found
 
 
 def _refuse_taken(about: KindOfPlugin, name: str) -> None:

@@ -23,10 +23,12 @@ class Trackio:
     def __init__(self, config: TrackioConfig, context: PluginContext) -> None:
         self.config = config
         self._run: Any = None
+        self._resumed = False
 
     @hookimpl
     def dynaweb_run_start(self, event: events.RunStart) -> None:
         """Open the run, with the recipe as its configuration."""
+        self._resumed = event.resumed
         with _quiet():
             self._run = trackio.init(
                 project=self.config.project,
@@ -51,7 +53,10 @@ class Trackio:
 
     @hookimpl
     def dynaweb_stage(self, event: events.Stage) -> None:
-        """What a stage cost."""
+        """What a stage cost; the curves too of one that was found in the cache."""
+        # Where a run goes on, its own stages are in the cache, and their curves in the run already.
+        if not self._resumed:
+            scalars.tell_again(event, self)
         self._log(scalars.of_stage(event))
 
     @hookimpl

@@ -28,10 +28,12 @@ class Wandb:
         self.config = config
         self._run: Any = None
         self._stages: set[str] = set()
+        self._resumed = False
 
     @hookimpl
     def dynaweb_run_start(self, event: events.RunStart) -> None:
         """Open the run, with the recipe as its configuration."""
+        self._resumed = event.resumed
         self._run = wandb.init(
             project=self.config.project,
             entity=self.config.entity or None,
@@ -62,7 +64,10 @@ class Wandb:
 
     @hookimpl
     def dynaweb_stage(self, event: events.Stage) -> None:
-        """What a stage cost."""
+        """What a stage cost; the curves too of one that was found in the cache."""
+        # Where a run goes on, its own stages are in the cache, and their curves in the run already.
+        if not self._resumed:
+            scalars.tell_again(event, self)
         self._summary(scalars.of_stage(event))
 
     @hookimpl
