@@ -97,14 +97,8 @@ def test_equal_runs_are_one_cell_and_ids_follow_the_recipe(file: Path) -> None:
     # 2 is what the recipe says anyway: the id is that of the plain recipe, whatever matrix asks for it.
     assert made.cells[0].id == cell_id(resolve("smoke", seed=0)) == plan("smoke").cells[0].id
     assert cell_id(resolve("smoke", overrides={"web.workers": 3})) == made.cells[0].id
-    when = Matrix.model_validate(
-        {
-            "base": "smoke",
-            "axes": {"rl.updates": [2, 3]},
-            "when": [{"if": {"rl.updates": 3}, "set": {"rl.updates": 2}}],
-        }
-    )
-    merged = plan_of(when)
+    values = [{"label": label, "rl.updates": 2} for label in ("a", "b")]
+    merged = plan_of(Matrix.model_validate({"base": "smoke", "axes": {"x": values}}))
     assert (len(merged.cells), merged.merged) == (1, 1)
 
 
@@ -149,6 +143,7 @@ def test_bare_words_are_text_and_commas_in_brackets_do_not_separate() -> None:
         ("rl.updats=1,2", "did you mean 'updates'"),
         ("seed=1,2", "seeds are no axis"),
         ("wm=delta,delta", "has a value twice"),
+        ("wm.max_new_tokens=8,9,8", "has a value twice"),
         ("wm=", "write it as NAME=VALUE,VALUE"),
         ("wm", "write it as NAME=VALUE,VALUE"),
         ("rl.n=two,three", "rl.n=three: "),
@@ -158,6 +153,16 @@ def test_nothing_starts_when_a_cell_is_not_valid(change: str, message: str) -> N
     with pytest.raises((ConfigError, MissingError)) as caught:
         plan("smoke", axes=[change])
     assert message.replace("--", "overrides") in str(caught.value)
+
+
+def test_nothing_that_is_given_twice_is_dropped_silently() -> None:
+    with pytest.raises(ConfigError, match="axis 'wm' is given twice; list all its values in one --axis"):
+        read_matrix("smoke", axes=["wm=delta", "wm=full-state"])
+    for seeds in ((0, 0), (1, 0, 1)):
+        with pytest.raises(ConfigError, match="more than once, which would be the same run; give each seed once"):
+            read_matrix("smoke", seeds=seeds)
+    # What the file says is replaced, not given twice.
+    assert read_matrix("world-model", axes=["wm=delta"]).axes["wm"] == ["delta"]
 
 
 def test_a_problem_of_many_cells_is_said_once() -> None:
@@ -175,6 +180,7 @@ def test_a_problem_of_many_cells_is_said_once() -> None:
     ("old", "new", "message"),
     [
         ("seeds = [3, 4]", "seeds = []", "matrix.seeds"),
+        ("seeds = [3, 4]", "seeds = [3, 4, 3]", "seeds 3, 4, 3 (matrix.seeds, --seeds) have 3 more than once"),
         ("seeds", "sedes", "did you mean 'seeds'"),
         ('"rl.n" = [8, 4]', '"rl.n" = [8]', "different lengths"),
         ('if = { wm = "full-state"', 'if = { wn = "full-state"', "'wn', which is no axis; did you mean 'wm'"),
@@ -225,6 +231,8 @@ def test_the_command_line(tmp_path: Path, file: Path, monkeypatch: pytest.Monkey
     # One message for the eight combinations, which all have it.
     assert done.stderr.count("did you mean 'delta'") == 1 and "every cell" in done.stderr
     assert cli("matrix", "show", "smoke", "--seeds", "1,x").exit_code == 2
+    done = cli("matrix", "show", "smoke", "--seeds", "0,0")
+    assert done.exit_code == 2 and "seeds 0, 0 (matrix.seeds, --seeds) have 0 more than once" in done.stderr
     done = cli("matrix", "run", "smoke", "--measure", "element_f2")
     assert done.exit_code == 2
     assert "no measure is called 'element_f2'; did you mean 'element_f1'" in done.stderr

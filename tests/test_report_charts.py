@@ -11,8 +11,9 @@ import pytest
 from playwright.sync_api import Page, sync_playwright
 from report_fakes import drift_step, fake_report
 
-from dynaweb.report.data import Curve, JudgeAudit, Measure, ReportData
+from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData
 from dynaweb.report.html import render
+from dynaweb.report.series import palette
 from dynaweb.report.stats import wilson
 from dynaweb.report.worldmodel import world_model_page
 from dynaweb.worldmodels.confidence import Bin, Calibration
@@ -126,6 +127,49 @@ def test_what_makes_no_curve_is_a_table(page: Page, show: Show) -> None:
         ["Skipped", "RL", "0", "0", "3"],
         ["Steps", "RL", "4", "12345", "2"],
     ]
+
+
+def colours(html: str) -> list[dict[str, str]]:
+    """For each chart, the colour of each name, in its legend and, where there is none, in its title."""
+    found = []
+    for figure in re.findall(r"<figure.*?</figure>", html):
+        named = dict((name, at) for at, name in re.findall(r'swatch (\w+)"></i>(.*?)</span>', figure))
+        drawn = set(re.findall(r"var\(--(c\d)\)", figure))
+        alone = re.search(r"<figcaption>.*\((.*)\)</figcaption>", figure)
+        assert drawn == set(named.values()) - {"guide"} or (alone and not named and len(drawn) == 1)
+        found.append(named or {alone[1]: drawn.pop()} if alone else named)
+    return found
+
+
+def test_one_name_has_one_colour_in_all_charts() -> None:
+    rising = tuple((float(at), at / 4) for at in range(4))
+    stages = {
+        "loss": ("sft", "world-model", "rl", "sft-3"),
+        "reward": ("rl",),
+        "entropy": ("world-model", "sft"),
+        "padded": ("sft-3", "rl"),
+        "tokens": ("sft", "fidelity", "world-model", "rl", "orm", "sft-3"),
+        "time": ("critic", "rl"),
+        "lr": ("critic", "drift", "orm"),
+    }
+    labels = {"sft": "SFT, 2 updates", "sft-3": "SFT, 3 updates", "rl": "DynaWeb"}
+    made = tuple(Curve(one, name, rising, labels.get(one, "")) for name, found in stages.items() for one in found)
+    arms = (Arm("sft", labels["sft"], "sft", ((1.0,),)), Arm("dynaweb", "DynaWeb", "main", ((1.0,),)))
+    charts = colours(render(ReportData("x", curves=made, arms=arms)))
+    assert len(charts) == len(stages)
+    first = {name: colour for chart in reversed(charts) for name, colour in chart.items()}
+    for chart in charts:
+        assert chart.items() <= first.items()
+        # Beside each other no two have one.
+        assert len(set(chart.values())) == len(chart)
+    assert first["DynaWeb"] == "c0" and len(first) == 8
+
+
+def test_a_colour_is_used_again_only_when_all_are() -> None:
+    assert palette([["a", "b"], ["c"]], 6, ["c", "x"]) == {"c": 0, "a": 1, "b": 2}
+    assert palette([["a", "b"], ["c", "b"]], 2) == {"a": 0, "b": 1, "c": 0}
+    many = palette([[str(at) for at in range(13)]], 6)
+    assert sorted(many.values()) == sorted([*range(6), *range(6), 0])
 
 
 def test_drift_and_judge_stand_side_by_side(page: Page, show: Show) -> None:

@@ -171,6 +171,42 @@ CONTRAST = """() => {
 }"""
 
 
+OVERFULL = """() => [...document.querySelectorAll('main, header, .card, .chart, .page, .said, td, th, td *, th *')]
+  .filter(part => {
+    const hidden = part.closest('thead') && getComputedStyle(part.closest('thead')).position === 'absolute';
+    return !hidden && !part.closest('.scroll, svg') && part.clientWidth && part.scrollWidth > part.clientWidth + 1;
+  }).map(part => `${part.tagName}.${part.className} ${part.scrollWidth} > ${part.clientWidth}: ${part.textContent}`)"""
+"""What is wider inside than its box, and cannot be scrolled."""
+BROKEN = """() => [...document.querySelectorAll('td.n')].flatMap(cell => {
+  const found = [], walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const range = document.createRange();
+    range.selectNodeContents(walk.currentNode);
+    const lines = new Set([...range.getClientRects()].map(box => Math.round(box.top)));
+    const note = walk.currentNode.parentElement.closest('small:not(.whole)');
+    if (lines.size > 1 && !note) found.push(walk.currentNode.data);
+  }
+  return found;
+})"""
+"""Numbers of tables that go on in another line."""
+
+
+@pytest.mark.parametrize("label", ["SFT, 120 updates on all demonstrations", "sft_" + "of_very_many_updates" * 3])
+@pytest.mark.parametrize("width", [400, 320])
+def test_no_number_is_cut_in_a_narrow_window(show: Open, label: str, width: int) -> None:
+    data = fake_report()
+    first, *others = data.arms
+    long = replace(data, arms=(replace(first, label=label), *others), failures={"sft": {label: 1}, **data.failures})
+    alone = replace(long, arms=(long.arms[0], replace(others[-1], note=label)))
+    for one in (long, alone):
+        page = show(render(one), width=width)
+        page.locator("details").evaluate_all("all => all.forEach(one => one.open = true)")
+        assert page.evaluate(OVERFULL) == []
+        assert page.evaluate(BROKEN) == []
+        assert page.evaluate(CUT) == [] and page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator("td[data-label^='Against the']").count() >= 2
+
+
 def test_the_theme_button_goes_against_the_system(show: Open, html: str) -> None:
     page = show(html, scheme="dark")
     ground = "getComputedStyle(document.body).backgroundColor"

@@ -207,4 +207,4 @@ def test_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_numbers_are_short() -> None:
     found = [short(value) for value in (0, 0.25, 1 / 3, 1200, 12_345, 1.5e-4, 2e-9, 123_456, -3e7)]
-    assert found == ["0", "0.25", "0.3333", "1200", "12345", "1.5e-4", "2e-9", "1.23e5", "-3e7"]
+    assert found == ["0", "0.25", "0.3333", "1200", "12345", "1.5e−4", "2e−9", "1.23e5", "−3e7"]

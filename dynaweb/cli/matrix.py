@@ -17,7 +17,8 @@ matrix_app = typer.Typer(no_args_is_help=True, help="Ablations: many runs, one t
 Source = Annotated[
     str,
     typer.Argument(
-        metavar="FILE", help="A matrix (TOML file or shipped name), a recipe to vary, or the folder of a matrix."
+        metavar="FILE",
+        help="A TOML file, a shipped matrix, a recipe to vary, or the folder of a matrix, such as runs/matrix-NAME.",
     ),
 ]
 Axis = Annotated[
@@ -36,8 +37,9 @@ Measures = Annotated[
     list[str] | None,
     typer.Option(
         "--measure",
-        metavar="NAME",
-        help="main, an arm such as sft, element_f1 and its like, real_steps, tokens_generated or seconds.",
+        metavar="A,B",
+        help="Columns: main, an arm such as sft, element_f1 and its like, real_steps, tokens_generated or seconds. "
+        "Repeatable.",
     ),
 ]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown.")]
@@ -101,7 +103,8 @@ def run(
 ) -> None:
     """Run every cell that is not done, then print the table. Exit code 1 when a cell failed.
 
-    Cells share finished stages. Interrupted or killed, the same command goes on; failed cells are tried again.
+    Cells share finished stages. Interrupted or killed, the same command goes on; failed cells are tried again. A matrix
+    may grow; one that lacks cells which are done in its folder is refused: give it another --out.
     """
     plan, folder = _plan(locals())
     run_plan(plan, folder, jobs=jobs, fail_fast=fail_fast, measures=measures, block=block, as_json=as_json)
@@ -119,10 +122,12 @@ def run_plan(
 ) -> None:
     """Run every cell that is not done, with a live display, then print the table."""
     from dynaweb.matrix.display import display_of
+    from dynaweb.matrix.replacing import check_keeps_done
     from dynaweb.matrix.results import measures_of
     from dynaweb.matrix.runner import Progress, Runner
 
-    measures_of(plan, measures or ())  # a mistake is told now, not after all the work
+    measures_of(plan, names_of(measures))  # a mistake is told now, not after all the work
+    check_keeps_done(folder, plan)  # and this before a table is drawn; the runner looks again under its lock
     cells: list[Progress] = []
     runner = Runner(plan, folder, jobs=jobs, fail_fast=fail_fast, block=tuple(block or ()), progress=cells)
     display = display_of(cells)
@@ -133,9 +138,14 @@ def run_plan(
         display.close()
     _print_table(plan, folder, measures, as_json=as_json, markdown=False)
     failed = [str(cell.cell) for cell in cells if cell.state == "failed"]
-    if failed:
+    unfinished = sum(cell.state not in ("done", "failed") for cell in cells)
+    if failed or unfinished:
         from dynaweb.errors import TrainingError
 
+        if not failed:
+            raise TrainingError(
+                f"{unfinished} of {len(cells)} cells did not end; go on with: dynaweb matrix run {folder.path}"
+            )
         listed = "\n".join(f"  {name}" for name in failed)
         raise TrainingError(
             f"{len(failed)} of {len(cells)} cells failed; what they said is in {folder.path / 'logs'}:\n{listed}"
@@ -155,11 +165,14 @@ def status(
     as_json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
-    """Say how every cell stands: waiting, running, done, failed or interrupted."""
+    """Say how every cell stands: waiting, running, done, failed or interrupted.
+
+    Without options that change the matrix, of the matrix as it was run, where its folder is there.
+    """
     from dynaweb.cli.output import emit, plain, table
     from dynaweb.matrix.table import STATUS_HEAD, status_rows
 
-    plan, folder = _plan(locals())
+    plan, folder = _plan(locals(), as_run=True)
     found = [folder.status(cell) for cell in plan.cells]
     rows = [{**plain(one), "labels": dict(one.labels)} for one in found]
     emit(rows, table(STATUS_HEAD, status_rows(found)), as_json=as_json)
@@ -180,8 +193,12 @@ def show_table(
     as_json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
-    """Print the table of what is done so far: n, mean and 95 % interval of every combination; writes report.html."""
-    plan, folder = _plan(locals())
+    """Print the table of what is done so far: n, mean and 95 % interval of every combination; writes report.html.
+
+    Without options that change the matrix, of the matrix as it was run, where its folder is there. With them,
+    report.html is written only when the cells are those that were run.
+    """
+    plan, folder = _plan(locals(), as_run=True)
     _print_table(plan, folder, measures, as_json=as_json, markdown=markdown)
 
 
@@ -202,8 +219,11 @@ def cell(
     typer.echo(api.run(recipe, out=place.cell(id), resume=place.prepare(id), progress=True))
 
 
-def _plan(arguments: dict[str, Any]) -> tuple[Plan, MatrixFolder]:
-    """The plan and the folder that a command's arguments (its `locals()`) ask for. Loads the plugins."""
+def _plan(arguments: dict[str, Any], *, as_run: bool = False) -> tuple[Plan, MatrixFolder]:
+    """The plan and the folder that a command's arguments (its `locals()`) ask for. Loads the plugins.
+
+    With `as_run`, and no option that changes the plan, it is the one in the folder where there is one.
+    """
     from dynaweb.config.layers import parse_set
     from dynaweb.errors import ConfigError
     from dynaweb.matrix import MatrixFolder, plan_of, read_matrix
@@ -216,8 +236,9 @@ def _plan(arguments: dict[str, Any]) -> tuple[Plan, MatrixFolder]:
         raise ConfigError("\n".join(problems))
     changes = {name: arguments[name] for name in ("mode", "max_cells")}
     seeds = seeds_of(arguments["seeds"])
+    is_changed = bool(values or seeds or arguments["axis"] or any(changes.values()))
     if Path(source).is_dir():
-        if values or seeds or arguments["axis"] or any(changes.values()) or arguments.get("out"):
+        if is_changed or arguments.get("out"):
             raise ConfigError(
                 f"{source} is the folder of a matrix, which is taken as it is; name its file to change it"
             )
@@ -225,6 +246,9 @@ def _plan(arguments: dict[str, Any]) -> tuple[Plan, MatrixFolder]:
         return folder.read_plan(), folder
     matrix = read_matrix(source, axes=arguments["axis"] or (), sets=values, seeds=seeds, **changes)
     folder = MatrixFolder(arguments.get("out") or RUNS / f"matrix-{matrix.name}")
+    if as_run and not is_changed and folder.plan_file.exists():
+        typer.echo(f"plan: {folder.plan_file}", err=True)
+        return folder.read_plan(), folder
     return plan_of(matrix), folder
 
 
@@ -240,15 +264,27 @@ def seeds_of(text: str | None) -> tuple[int, ...] | None:
         raise ConfigError(f"--seeds {text}: write whole numbers with commas between them, such as 0,1,2") from None
 
 
+def names_of(measures: list[str] | None) -> list[str]:
+    """The measures that `--measure` names, which may be repeated and may have commas."""
+    return [name.strip() for text in measures or () for name in text.split(",")]
+
+
 def _print_table(
     plan: Plan, folder: MatrixFolder, measures: list[str] | None, *, as_json: bool, markdown: bool
 ) -> None:
+    from shutil import get_terminal_size
+
     from dynaweb.cli.output import emit
     from dynaweb.matrix.page import write_page
+    from dynaweb.matrix.replacing import why_not_reported
     from dynaweb.matrix.results import results
     from dynaweb.matrix.table import matrix_markdown, matrix_text
+    from dynaweb.report.table import WIDTH
 
-    found = results(plan, folder, measures or ())
-    emit(found.plain(), matrix_markdown(found) if markdown else matrix_text(found), as_json=as_json)
-    if folder.path.is_dir():
+    found = results(plan, folder, names_of(measures))
+    width = get_terminal_size((WIDTH, 24)).columns
+    emit(found.plain(), matrix_markdown(found) if markdown else matrix_text(found, width=width), as_json=as_json)
+    if why := why_not_reported(folder, plan):
+        typer.echo(f"report: not written, since {why}", err=True)
+    elif folder.path.is_dir():
         typer.echo(f"report: {write_page(found, folder)}", err=True)

@@ -27,6 +27,7 @@ from dynaweb.loop.refresh import refreshed_by
 from dynaweb.loop.rl import UPDATES, reinforce
 from dynaweb.loop.sft import Control, longer_sft, sft
 from dynaweb.loop.worldmodel import fit_world_model
+from dynaweb.report.blocks import count
 from dynaweb.report.data import Role, sft_label
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def updates_of(made: Made) -> str:
     """The updates that reinforcement learning really did, as in `12 of 50 updates` where the time budget ended it, or
     `50 updates, 3 skipped` where some loss or gradient was not finite."""
     found = made.data(UPDATES)
-    done = f"{found['done']} updates" if found["done"] == found["planned"] else _part(found)
+    done = count(found["done"], "update") if found["done"] == found["planned"] else _part(found)
     return f"{done}, {found['skipped']} skipped" if found.get("skipped") else done
 
 

@@ -9,8 +9,10 @@ A cell is a run of `dynaweb run` in a process and a folder of its own. Its id is
 included, so that a cell which is done is never run again, whatever is added to the matrix. Cells share demonstrations,
 SFT and world models through the stage cache.
 
-Modules: `grammar` (the TOML file), `cells` (from the file to resolved recipes), `folder` (what is on disk), `runner`
-(processes), `display` (the live table), `results` and `table` (numbers), `page` (the HTML report).
+Modules: `grammar` (the TOML file), `cells` (from the file to resolved recipes), `folder` (what is on disk), `replacing`
+(one plan in the place of another), `runner` (processes), `display` (the live table), `results` and `table` (numbers),
+`page` and `made` (the HTML report, and what it says of how the numbers were made), `recipes` (whole recipes side by
+side).
 """
 
 from __future__ import annotations

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.recipe import digest
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from dynaweb.config import Recipe
     from dynaweb.plugins import Plugins
 
+log = logging.getLogger("dynaweb")
+
+SEED = "run.seed"
 Labels = tuple[tuple[str, str], ...]
 """The values of a combination: axis and label, in the order of the axes."""
 
@@ -28,7 +33,13 @@ class Cell:
     id: str
     labels: Labels
     seed: int
-    recipe: Recipe
+    made: Recipe | Callable[[], Recipe] = field(compare=False, repr=False)
+    """The recipe, or what makes it: to look at results, nobody needs the plugins that a recipe names."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """The resolved recipe. Of a plan that was written: raises what `dynaweb.config.restore` does."""
+        return self.made() if callable(self.made) else self.made
 
     def __str__(self) -> str:
         return ", ".join([*(f"{axis}={label}" for axis, label in self.labels), f"seed {self.seed}"])
@@ -59,8 +70,7 @@ def plan_of(matrix: Matrix, *, plugins: Plugins | None = None) -> Plan:
     from dynaweb.plugins import current
 
     plugins = plugins if plugins is not None else current()
-    combinations = [values for values in _combinations(matrix) if not _excluded(matrix, values)]
-    _check_size(matrix, len(combinations) * len(matrix.seeds))
+    combinations = _allowed(matrix)
     cells: dict[str, Cell] = {}
     problems: dict[str, tuple[DynawebError, dict[str, None]]] = {}
     for seed, values in product(matrix.seeds, combinations):
@@ -76,6 +86,47 @@ def plan_of(matrix: Matrix, *, plugins: Plugins | None = None) -> Plan:
 
 
 Values = dict[str, Any]
+
+
+def _allowed(matrix: Matrix) -> list[Values]:
+    """The combinations that are not excluded. Raises `ConfigError` when there are none, or too many."""
+    sizes = [len(axis) for axis in _axes(matrix)]
+    whole = math.prod(sizes) if matrix.mode == "grid" else 1 + sum(size - 1 for size in sizes)
+    most = matrix.max_cells // len(matrix.seeds)
+    if whole > most and not matrix.exclude:  # known without a list of them, for which there may be no room
+        raise _too_many(matrix, str(whole * len(matrix.seeds)))
+    every = (values for values in _combinations(matrix) if not _excluded(matrix, values))
+    found = list(islice(every, most + 1))
+    if not found:
+        raise ConfigError(f"matrix {matrix.name} has no cell: everything is excluded")
+    if len(found) > most:
+        count = len(found) + sum(1 for _ in islice(every, 10_000))
+        more = "" if next(every, None) is None else " or more"
+        raise _too_many(matrix, f"{count * len(matrix.seeds)}{more}")
+    _tell_idle(matrix)
+    return found
+
+
+def _too_many(matrix: Matrix, count: str) -> ConfigError:
+    return ConfigError(
+        f"matrix {matrix.name} has {count} cells ({len(matrix.seeds)} seeds), more than max_cells = "
+        f"{matrix.max_cells}; raise it (--max-cells), or take values away"
+    )
+
+
+def _tell_idle(matrix: Matrix) -> None:
+    """Warn of conditions that fit no combination: a value that is mistyped, or one that was taken away."""
+    conditions = [("[[matrix.exclude]]", one) for one in matrix.exclude]
+    conditions += [("[[matrix.when]]", when.condition) for when in matrix.when]
+    for table, condition in conditions:
+        for name, wanted in condition.items():
+            values = [value[name] for axis in _axes(matrix) if name in axis[0] for value in axis]
+            if not any(_is(value, wanted) for value in values):
+                there = ", ".join(map(value_label, values))
+                log.warning(
+                    "matrix %s: a %s fits nothing: axis %r has no value %s, but %s",
+                    *(matrix.name, table, name, value_label(wanted), there),
+                )
 
 
 def _axes(matrix: Matrix) -> list[list[Values]]:
@@ -118,32 +169,47 @@ def _is(value: Any, wanted: Any) -> bool:
 
 
 def _cell(matrix: Matrix, values: Values, seed: int, plugins: Plugins) -> Cell:
-    overrides = dict(matrix.set)
-    for name, value in values.items():
-        overrides |= settings_of(name, value)
-    for when in matrix.when:
-        if _fits(when.condition, values):
-            overrides |= by_path(when.set)
-    recipe = resolve(values.get(RECIPE, matrix.base), overrides=overrides, seed=seed, plugins=plugins)
+    recipe = resolve(values.get(RECIPE, matrix.base), overrides=_settings(matrix, values), seed=seed, plugins=plugins)
     for choice in recipe.choices():
         plugins.check(choice.kind, choice.name)
     labels = tuple((name, value_label(value)) for name, value in values.items())
     return Cell(cell_id(recipe), labels, seed, recipe)
 
 
+def _settings(matrix: Matrix, values: Values) -> dict[str, Any]:
+    """What a cell sets, by path.
+
+    Raises `ConfigError` where its labels would not be true: when something else sets what a value of an axis sets.
+    """
+    overrides = dict(matrix.set)
+    owners: dict[str, str] = {}
+    parts = [(f"axis {name!r}", settings_of(name, value)) for name, value in values.items()]
+    parts += [("a [[matrix.when]]", by_path(when.set)) for when in matrix.when if _fits(when.condition, values)]
+    for owner, settings in parts:
+        for path, value in settings.items():
+            for other, by in owners.items():
+                if _overlap(path, other) and by != owner and not (path == other and overrides[other] == value):
+                    raise ConfigError(
+                        f"{path} is set twice, by {by} ({other} = {overrides[other]}) and by {owner} ({path} = "
+                        f"{value}): one label would not be true; take one away"
+                    )
+        overrides |= settings
+        if owner.startswith("axis"):
+            owners |= dict.fromkeys(settings, owner)
+    if SEED in overrides:
+        raise ConfigError(
+            f"{SEED} is set ({overrides[SEED]}), but every cell has a seed of its own: list them in seeds"
+        )
+    return overrides
+
+
+def _overlap(path: str, other: str) -> bool:
+    return path == other or path.startswith(f"{other}.") or other.startswith(f"{path}.")
+
+
 def cell_id(recipe: Recipe) -> str:
     """12 hex digits of the resolved recipe, seed included, without what changes no result."""
     return digest({path: value for path, value in recipe.flat().items() if not path.startswith(NO_RESULT)})[:12]
-
-
-def _check_size(matrix: Matrix, count: int) -> None:
-    if count == 0:
-        raise ConfigError(f"matrix {matrix.name} has no cell: everything is excluded")
-    if count > matrix.max_cells:
-        raise ConfigError(
-            f"matrix {matrix.name} has {count} cells ({len(matrix.seeds)} seeds), more than max_cells = "
-            f"{matrix.max_cells}; raise it (--max-cells), or take values away"
-        )
 
 
 def _text(values: Values) -> str:

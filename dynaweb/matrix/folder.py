@@ -9,10 +9,13 @@ report.html          the table with its plots
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,8 +26,12 @@ if TYPE_CHECKING:
     from dynaweb.config import Recipe
     from dynaweb.matrix.cells import Cell, Plan
 
+log = logging.getLogger("dynaweb")
+
 State = Literal["waiting", "running", "done", "failed", "interrupted"]
 PLAN = "matrix.json"
+LEFT = {".lock", "cells", "logs", "outcomes", "report.html"}
+"""What a matrix leaves beside its plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,21 @@ class MatrixFolder:
         """The HTML report."""
         return self.path / "report.html"
 
+    @property
+    def plan_file(self) -> Path:
+        """The plan."""
+        return self.path / PLAN
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a matrix may be written here: nothing is here, or a matrix, or what one left whose plan is gone."""
+        if not self.path.exists():
+            return True
+        if not self.path.is_dir():
+            return False
+        names = {path.name for path in self.path.iterdir()}
+        return PLAN in names or names <= {".lock"} or ("cells" in names and names <= LEFT)
+
     def write_plan(self, plan: Plan) -> None:
         """Write the plan, under `lock`, in the place of one that is there: cells have ids, so what is done stays done.
 
@@ -81,7 +103,7 @@ class MatrixFolder:
         matrix = plan.matrix.model_dump(mode="json", by_alias=True)
         data = {"matrix": matrix, "axes": list(plan.axes), "merged": plan.merged, "cells": cells}
         try:
-            write_json(self.path / PLAN, data)
+            write_json(self.plan_file, data)
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -91,29 +113,47 @@ class MatrixFolder:
         from dynaweb.matrix.grammar import Matrix
 
         data = self._plan()
-        with understood(self.path / PLAN):
+        with understood(self.plan_file):
             cells = tuple(
-                Cell(one["id"], tuple((axis, label) for axis, label in one["labels"]), one["seed"], _recipe(one))
+                Cell(
+                    one["id"], tuple((axis, label) for axis, label in one["labels"]), one["seed"], partial(_recipe, one)
+                )
                 for one in data["cells"]
             )
             return Plan(Matrix.model_validate(data["matrix"]), tuple(data["axes"]), cells, data["merged"])
 
+    def planned(self) -> dict[str, dict[str, Any]]:
+        """The cells of the plan that was written, as plain data by id; none where it is missing or damaged."""
+        cells = (_json(self.plan_file) or {}).get("cells")
+        found = [one for one in cells if isinstance(one, dict)] if isinstance(cells, list) else []
+        return {one["id"]: one for one in found if isinstance(one.get("id"), str)}
+
     def recipe(self, id: str) -> Recipe:
         """The recipe of one cell. Raises `CheckpointError` when there is no such cell."""
-        with understood(self.path / PLAN):
+        with understood(self.plan_file):
             for one in self._plan()["cells"]:
                 if one["id"] == id:
                     return _recipe(one)
-        raise CheckpointError(f"{self.path / PLAN} has no cell {id}; `dynaweb matrix status {self.path}` lists them")
+        raise CheckpointError(f"{self.plan_file} has no cell {id}; `dynaweb matrix status {self.path}` lists them")
 
     def prepare(self, id: str) -> bool:
         """Make a cell ready to be run; returns whether its run is to be resumed."""
         folder = self.cell(id)
-        if (folder / "recipe.json").exists():
+        if all(_json(folder / name) is not None for name in ("recipe.json", "status.json")):
             return True
+        if (folder / "recipe.json").exists() or not folder.is_dir():
+            self._put_aside(folder)
         # Killed before there was anything to go on from.
         shutil.rmtree(folder, ignore_errors=True)
         return False
+
+    def _put_aside(self, folder: Path) -> None:
+        """Rename what stands in the place of a cell and cannot be gone on with, so that the cell can start anew."""
+        if not folder.exists():
+            return
+        aside = next(path for at in count(1) if not (path := folder.with_name(f"{folder.name}.damaged-{at}")).exists())
+        folder.rename(aside)
+        log.warning("%s is damaged; it is %s now, and its cell starts anew", folder, aside.name)
 
     def status(self, cell: Cell) -> CellStatus:
         """How a cell stands, from what is on disk."""
@@ -139,7 +179,7 @@ class MatrixFolder:
         from dynaweb.runs.lock import holder, locked
 
         # Before there is a lock file: nothing is left in a folder that is somebody else's.
-        if self.path.exists() and (not self.path.is_dir() or (any(self.path.iterdir()) and not self._is_matrix())):
+        if not self.is_free:
             raise ConfigError(f"{self.path} is not empty and not a matrix; choose another folder with --out")
         with ExitStack() as held:
             try:
@@ -165,19 +205,22 @@ class MatrixFolder:
             return "done", ""
         if state == "failed":
             return "failed", str(status.get("error", ""))
-        with locked(folder / ".lock", what=id, wait=False) as free:
-            return ("running" if not free else "failed" if has_failed else "interrupted"), ""
+        ended: State = "failed" if has_failed else "interrupted"
+        if not (folder / ".lock").exists():
+            return ended, ""
+        try:
+            with locked(folder / ".lock", what=id, wait=False) as free:
+                return (ended if free else "running"), ""
+        except OSError:  # where nothing can be written, nothing runs
+            return ended, ""
 
     def _unwritable(self, error: OSError) -> ConfigError:
         return ConfigError(f"{self.path} cannot be written: {error.strerror}; choose another --out")
 
-    def _is_matrix(self) -> bool:
-        return (self.path / PLAN).exists() or {path.name for path in self.path.iterdir()} <= {".lock"}
-
     def _plan(self) -> Mapping[str, Any]:
-        if not (self.path / PLAN).exists():
+        if not (self.plan_file).exists():
             raise CheckpointError(f"{self.path} is no matrix folder: {PLAN} is missing; run the matrix first")
-        return read_json(self.path / PLAN, dict, advice="run the matrix again")
+        return read_json(self.plan_file, dict, advice="run the matrix again")
 
 
 def _all_stages(folder: Path) -> float | None:
@@ -194,7 +237,8 @@ def _all_stages(folder: Path) -> float | None:
 def _recipe(cell: Mapping[str, Any]) -> Recipe:
     from dynaweb.config import restore
 
-    return restore(cell["recipe"])
+    with understood(Path(PLAN)):
+        return restore(cell["recipe"])
 
 
 def _json(path: Path) -> dict[str, Any] | None:

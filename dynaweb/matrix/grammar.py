@@ -38,6 +38,8 @@ from dynaweb.config.resolving import FLAGS
 from dynaweb.config.sections import Section
 from dynaweb.errors import ConfigError
 from dynaweb.files import expanded
+from dynaweb.matrix.folder import PLAN
+from dynaweb.runs.folder import RUNS
 from dynaweb.suggest import hint
 
 _SHIPPED = Path(__file__).parent / "shipped"
@@ -103,7 +105,7 @@ def read_matrix(
     `axes` are `NAME=VALUE,VALUE` texts; an axis of the same name is replaced. Raises `ConfigError`.
     """
     data = _source(str(source))
-    data["axes"] = {**data.get("axes", {}), **dict(parse_axis(text) for text in axes)}
+    data["axes"] = {**data.get("axes", {}), **parse_axes(axes)}
     data["set"] = {**by_path(data.get("set", {})), **(sets or {})}
     given = {"seeds": seeds, "mode": mode, "max_cells": max_cells}
     data |= {key: value for key, value in given.items() if value is not None}
@@ -119,20 +121,50 @@ def _source(source: str) -> dict[str, Any]:
     """The `[matrix]` table with its name; of a recipe, a matrix without axes."""
     path = shipped_matrices().get(source, expanded(source))
     if path.is_file():
-        table = read_toml(path).get("matrix")
+        whole = read_toml(path)
+        table = whole.pop("matrix", None)
         if table is None:
             return {"name": path.stem, "base": str(path)}
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: matrix must be a table [matrix]")
+        if whole:
+            odd = ", ".join(f"[{name}]" for name in whole)
+            raise ConfigError(f"{path}: {odd} is beside [matrix]; all of a matrix is below it, such as [matrix.axes]")
+        if "name" in table:
+            raise ConfigError(f"{path}: matrix.name is no setting; a matrix is called like its file")
+        if isinstance(axes := table.get("axes"), dict) and isinstance(recipes := axes.get(RECIPE), list):
+            axes[RECIPE] = [str(path.parent / one) if (path.parent / str(one)).is_file() else one for one in recipes]
         return {**table, "name": path.stem, "base": _base(str(table.get("base", "dynaweb")), path)}
     if source in shipped_recipes():
         return {"name": source, "base": source}
-    known = {**shipped_matrices(), **shipped_recipes()}
-    raise ConfigError(f"no matrix or recipe is called {source!r}; {hint(source, known)}; a file ends in .toml")
+    raise ConfigError(_unknown(source))
+
+
+def _unknown(source: str) -> str:
+    """What is said of a source that is nothing."""
+    folders = [RUNS / name for name in (source, f"matrix-{source}") if (RUNS / name / PLAN).is_file()]
+    if folders:
+        return f"no matrix or recipe is called {source!r}; there is the folder of a matrix: give {folders[0]}"
+    known = hint(source, {**shipped_matrices(), **shipped_recipes()})
+    return (
+        f"no matrix or recipe is called {source!r}; {known}; a file ends in .toml, and a matrix that was run is named "
+        f"by its folder, such as {RUNS / 'matrix-smoke'}"
+    )
 
 
 def _base(base: str, path: Path) -> str:
     return base if base in shipped_recipes() else str(path.parent / base)
+
+
+def parse_axes(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """Values by name of all `--axis` texts. Raises `ConfigError`, also for an axis that is given twice."""
+    found: dict[str, list[Any]] = {}
+    for text in texts:
+        name, values = parse_axis(text)
+        if name in found:
+            raise ConfigError(f"--axis {text}: axis {name!r} is given twice; list all its values in one --axis")
+        found[name] = values
+    return found
 
 
 def parse_axis(text: str) -> tuple[str, list[Any]]:
@@ -160,7 +192,7 @@ def _split(text: str) -> list[str]:
 
 
 def check_axes(matrix: Matrix) -> None:
-    """Raise `ConfigError` with everything that is wrong with the axes and conditions of a matrix."""
+    """Raise `ConfigError` with everything that is wrong with the axes, seeds and conditions of a matrix."""
     names = [*matrix.axes, *(name for group in matrix.zip for name in group)]
     problems = [f"axis {name!r} is there twice" for name in {name for name in names if names.count(name) > 1}]
     for name, values in [*matrix.axes.items(), *(item for group in matrix.zip for item in group.items())]:
@@ -173,6 +205,12 @@ def check_axes(matrix: Matrix) -> None:
     for name in dict.fromkeys(name for condition in conditions for name in condition):
         if name not in names:
             problems.append(f"a condition names {name!r}, which is no axis; {hint(name, names)}")
+    problems += [
+        f"seeds {', '.join(map(str, matrix.seeds))} (matrix.seeds, --seeds) have {seed} more than once, which would be "
+        "the same run; give each seed once"
+        for seed in dict.fromkeys(matrix.seeds)
+        if matrix.seeds.count(seed) > 1
+    ]
     if problems:
         raise ConfigError("\n  - ".join([f"matrix {matrix.name}:", *problems]))
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from dynaweb.compare.records import COSTS
 from dynaweb.matrix.folder import CellStatus, MatrixFolder
 from dynaweb.matrix.grammar import RECIPE
+from dynaweb.matrix.made import INTERVALS, episodes_words, footer, made
 from dynaweb.matrix.results import MatrixResults, TableRow
 from dynaweb.matrix.table import NOTE, is_share, measure_label, value_text
+from dynaweb.report.blocks import section
 from dynaweb.report.headline import duration
 from dynaweb.report.html import own_page
-from dynaweb.report.markup import Html, el, join
+from dynaweb.report.markup import Html, el, join, with_minus
 from dynaweb.report.sections import STATUS, live_buttons
 from dynaweb.report.series import Series
 from dynaweb.report.svg import Interval, interval_bar, line_chart
@@ -36,17 +38,18 @@ def matrix_page(found: MatrixResults, base: Path, *, stamp: str = "") -> str:
     seeds = f"{len(matrix.seeds)} seed{'s' if len(matrix.seeds) > 1 else ''}"
     base_chip = None if RECIPE in found.plan.axes else el("span", f"base {Path(matrix.base).stem}", class_="chip")
     shown = [*chips, base_chip, el("span", seeds, class_="chip")]
-    theme, news = live_buttons() if stamp else (None, None)
+    theme, news = live_buttons()
     header = el(
         "header",
         el("h1", f"Matrix {matrix.name}"),
         el("p", matrix.description, class_="muted") if matrix.description else None,
         theme,
         el("div", *shown, class_="chips"),
-        news,
+        news if stamp else None,
     )
-    main = el("main", *[_measure(found, name) for name in found.measures], _plots(found), _cells(found, base))
-    return own_page(f"Matrix {matrix.name}", join(header, main), stamp=stamp)
+    measures = [_measure(found, name) for name in found.measures]
+    main = el("main", *measures, _plots(found), made(found), _cells(found, base))
+    return own_page(f"Matrix {matrix.name}", join(header, main, footer(found)), stamp=stamp, interactive=True)
 
 
 def _counts(found: MatrixResults) -> list[tuple[str, int]]:
@@ -63,9 +66,8 @@ def _measure(found: MatrixResults, name: str) -> Html:
     rows = [_row(row, name, scale, with_difference) for row in found.rows]
     table = el("table", el("thead", el("tr", *heads)), el("tbody", *rows), class_="stack")
     title = "Result" if with_difference else _title(name)
-    return el(
-        "section", el("h2", title), el("p", _lead(found, name), class_="lead"), el("div", table, class_="card scroll")
-    )
+    note = el("p", INTERVALS, class_="note") if with_difference else None
+    return section(title, _lead(found, name), el("div", table, class_="card scroll"), note)
 
 
 def _title(name: str) -> str:
@@ -78,7 +80,8 @@ def _lead(found: MatrixResults, name: str) -> str:
     from dynaweb.loop.measures import MEANINGS
 
     if name == found.measures[0]:
-        return NOTE[0].upper() + NOTE[1:] + "; bold where the interval leaves out 0 at the corrected level."
+        words = NOTE[0].upper() + NOTE[1:] + "; bold where the interval leaves out 0 at the corrected level."
+        return f"{words} {episodes_words(found)}".strip()
     if name in COSTS:
         words = f"{COSTS[name][:1].upper()}{COSTS[name][1:]}. Mean over runs with its 95 % interval; n counts runs."
         return f"{words} A stage that several runs share counts for each of them."
@@ -112,7 +115,7 @@ def _against(row: TableRow) -> list[Html]:
         return [el("td", el("span", "reference", class_="muted"), class_="n", data_label="Against the first"), el("td")]
     if row.against is None:
         return [el("td"), el("td")]
-    text = row.against.text.removesuffix("*").strip()
+    text = with_minus(row.against.text.removesuffix("*").strip())
     shown = el("b", text) if row.against.shown else text
     return [
         el("td", el("span", shown), class_="n", data_label="Against the first"),

@@ -51,13 +51,19 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class MatrixResults:
-    """The table of a matrix. `problems` are cells whose run could not be read, with the reason."""
+    """The table of a matrix.
+
+    `problems` are cells whose run could not be read, with the reason. `episodes_are` says in words what the episodes of
+    the done cells are, and `versions` with which dynaweb they were run, each once.
+    """
 
     plan: Plan
     measures: tuple[str, ...]
     rows: tuple[TableRow, ...]
     statuses: tuple[CellStatus, ...]
     problems: Mapping[str, str]
+    episodes_are: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
 
     def counts(self) -> dict[str, int]:
         """Cells by state."""
@@ -71,6 +77,7 @@ class MatrixResults:
             "axes": list(self.plan.axes),
             "measures": list(self.measures),
             "counts": self.counts(),
+            "episodes_are": list(self.episodes_are),
             "rows": [row.plain() for row in self.rows],
             "problems": dict(self.problems),
         }
@@ -95,7 +102,10 @@ def results(plan: Plan, folder: MatrixFolder, measures: Sequence[str] = ()) -> M
         first = reference is None and bool(group.runs)
         reference = group if first else reference
         rows.append(TableRow(labels, cells, {name: _estimate(name, group) for name in names}, against, first))
-    return MatrixResults(plan, names, tuple(rows), tuple(statuses), problems)
+    read = [record.data for record in records.values()]
+    episodes = tuple(dict.fromkeys(data.episodes_are for data in read))
+    versions = tuple(dict.fromkeys(data.versions["dynaweb"] for data in read if "dynaweb" in data.versions))
+    return MatrixResults(plan, names, tuple(rows), tuple(statuses), problems, episodes, versions)
 
 
 def measures_of(plan: Plan, measures: Iterable[str] = ()) -> tuple[str, ...]:

@@ -8,16 +8,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from dynaweb.errors import EXIT_INTERRUPTED, Interrupted
+from dynaweb.errors import EXIT_INTERRUPTED, Interrupted, StorageError
 from dynaweb.matrix.cells import Cell, Plan
 from dynaweb.matrix.folder import MatrixFolder
+from dynaweb.matrix.replacing import check_keeps_done
 from dynaweb.processes import own_command
 from dynaweb.runs import write_json
+from dynaweb.runs.space import storage_error
 
 GRACE = 120.0
 """Seconds that an interrupted cell has to save its state."""
@@ -67,15 +68,29 @@ class Runner:
     _stopped: bool = False
 
     def run(self) -> list[Progress]:
-        """Run them. Raises `Interrupted` after Ctrl-C or SIGTERM, when every cell has saved its state."""
+        """Run them.
+
+        Raises `ConfigError` before anything is written when the folder's table has done cells that the plan lacks, and
+        `Interrupted` after Ctrl-C or SIGTERM, when every cell has saved its state.
+        """
         self.progress[:] = [Progress(cell) for cell in self.plan.cells]
         with self.folder.lock():
+            check_keeps_done(self.folder, self.plan)
             self.folder.write_plan(self.plan)
+            go_on = f"dynaweb matrix run {self.folder.path}"
             try:
                 asyncio.run(self._all())
             except (KeyboardInterrupt, asyncio.CancelledError) as error:
-                go_on = f"dynaweb matrix run {self.folder.path}"
                 raise Interrupted(f"interrupted; the state is saved, go on with: {go_on}") from error
+            except BaseExceptionGroup as group:
+                # Of a task that cannot write; the others were told to save their state.
+                first = _first(group)
+                if not isinstance(first, OSError):
+                    raise first from group
+                what = f"{first.filename}: {first.strerror}" if first.filename else str(first)
+                raise storage_error(first, self.folder.path) or StorageError(
+                    f"the folder of the matrix cannot be used ({what}); mend it, then go on with: {go_on}"
+                ) from group
         return self.progress
 
     async def _all(self) -> None:
@@ -106,6 +121,9 @@ class Runner:
         state = "done" if code == 0 and self.folder.is_done(id) else "failed"
         if code == EXIT_INTERRUPTED or (self._stopped and state == "failed"):
             state = "interrupted"
+        if code < 0 and state == "failed":
+            # It could not say so itself, and its last line is from its work.
+            progress.line = f"killed by {_signal_name(-code)}; its last words: {progress.line}"
         outcome = {"status": state, "exit": code, "seconds": round(progress.seconds, 3)}
         write_json(self.folder.outcome(id), outcome | ({"error": progress.line} if state != "done" else {}))
         self._set(progress, state)
@@ -146,7 +164,11 @@ class Runner:
 
     def _hear(self, progress: Progress, log: Path, start: int) -> None:
         """Take the last line that the process has written since `start`."""
-        with log.open("rb") as file:
+        try:
+            file = log.open("rb")
+        except OSError:  # somebody has removed it; the cell goes on
+            return
+        with file:
             file.seek(max(start, file.seek(0, 2) - TAIL))
             lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
         if lines and lines[-1] != progress.line:
@@ -176,11 +198,24 @@ class Runner:
             return
         self._stopped = True
         self._signal(signal.SIGINT)
-        ends: list[Awaitable[Any]] = [process.wait() for process in self._running.values()]
-        try:
-            await asyncio.wait_for(asyncio.gather(*ends), GRACE)
-        except TimeoutError:
+        ends = [asyncio.ensure_future(process.wait()) for process in self._running.values()]
+        # Not `gather`: where a second Ctrl-C ends the loop, asyncio would print its future.
+        _, late = await asyncio.wait(ends, timeout=GRACE)
+        if late:
             self._signal(signal.SIGKILL)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """One of the errors inside."""
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _environment(jobs: int) -> Mapping[str, str]:

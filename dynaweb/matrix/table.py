@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from dynaweb.compare.records import COSTS, MAIN, measure_key
@@ -10,7 +11,7 @@ from dynaweb.matrix.results import MatrixResults, TableRow
 from dynaweb.report.gather import arm_label, measure_words
 from dynaweb.report.headline import duration
 from dynaweb.report.stats import NO_INTERVAL, Estimate
-from dynaweb.report.table import text_table
+from dynaweb.report.table import WIDTH, text_table
 
 NOTE = (
     "success in percent with its 95 % interval and n episodes (measures of the world model: means and n questions; "
@@ -18,10 +19,14 @@ NOTE = (
 )
 
 
-def matrix_text(found: MatrixResults) -> str:
-    """The table for a terminal."""
+def matrix_text(found: MatrixResults, *, width: int = WIDTH) -> str:
+    """The table for a terminal. The note below it has lines of at most `width` characters (40 at least)."""
     head, rows = _cells(found)
-    lines = [text_table(head, rows, width=400), "", _note(found)]
+    note = [
+        textwrap.fill(line, max(width, 40), break_on_hyphens=False, break_long_words=False)
+        for line in _note(found).splitlines()
+    ]
+    lines = [text_table(head, rows, width=400), "", *note]
     lines += [f"{id}: {problem}" for id, problem in found.problems.items()]
     lines += [f"failed {status.id} ({_named(status)}): {status.detail}" for status in _failed(found)]
     return "\n".join(lines)

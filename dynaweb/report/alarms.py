@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dynaweb.report.blocks import count
 from dynaweb.report.data import Curve, ReportData
-from dynaweb.report.markup import Html, el
+from dynaweb.report.markup import Html, el, with_minus
 from dynaweb.report.series import Series
 from dynaweb.report.svg import line_chart
 
@@ -41,9 +42,9 @@ def audited(data: ReportData) -> Html | None:
         return None
     lines = [Series(label, curves[name].points) for name, label in SHOWN.items() if name in curves]
     counts = curves.get("graded")
-    note = f"Repeated and graded at each audit: {_numbers(counts)} rollouts." if counts is not None else ""
-    words = el("ul", *[el("li", why) for why in data.alarms], class_="plain") if data.alarms else None
-    status = el("span", f"{len(data.alarms)} alarm{'s' * (len(data.alarms) != 1)}", class_="chip bad")
+    note = f"Repeated and graded at each audit: {_numbers(counts)}." if counts is not None else ""
+    words = el("ul", *[el("li", with_minus(why)) for why in data.alarms], class_="plain") if data.alarms else None
+    status = el("span", count(len(data.alarms), "alarm"), class_="chip bad")
     quiet = el("span", "no alarm", class_="chip good")
     return el(
         "section",
@@ -59,4 +60,4 @@ def audited(data: ReportData) -> Html | None:
 def _numbers(curve: Curve) -> str:
     values = [int(value) for _, value in curve.points if value is not None]
     low, high = min(values, default=0), max(values, default=0)
-    return str(low) if low == high else f"{low} to {high}"
+    return count(low, "rollout") if low == high else f"{low} to {high} rollouts"

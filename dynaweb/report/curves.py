@@ -8,8 +8,8 @@ from dynaweb.report.alarms import STAGE
 from dynaweb.report.blocks import count, fold, section, words
 from dynaweb.report.data import Curve, ReportData
 from dynaweb.report.markup import Html, el
-from dynaweb.report.plot import short
-from dynaweb.report.series import Series
+from dynaweb.report.plot import COLOURS, short
+from dynaweb.report.series import Series, palette
 from dynaweb.report.svg import line_chart
 
 RATES = ("reward", "success", "share", "rate", "fraction", "accuracy", "false", "exact", "f1", "valid")
@@ -34,14 +34,25 @@ def curves(data: ReportData) -> Html | None:
     changing = {name for name, found in metrics.items() if any(_changes(curve) for curve in found)}
     more = sorted(changing.difference(first))
     still = [curve for name in sorted(metrics.keys() - changing - set(first)) for curve in metrics[name]]
+    colours = palette([[_name(curve) for curve in found] for found in metrics.values()], len(COLOURS), _most_seen(data))
     lead = "Faint lines are single updates, strong lines the mean of five."
     return section(
         "Learning curves",
         lead if first else "",
-        _charts(metrics, first) if first else None,
-        el("details", el("summary", count(len(more), "more curve")), _charts(metrics, more)) if more else None,
+        _charts(metrics, first, colours) if first else None,
+        el("details", el("summary", count(len(more), "more curve")), _charts(metrics, more, colours)) if more else None,
         _still(still) if still else None,
     )
+
+
+def _name(curve: Curve) -> str:
+    """What a line is called in every chart."""
+    return curve.label or words(curve.stage)
+
+
+def _most_seen(data: ReportData) -> list[str]:
+    """Who gets a colour first: the arm that the run is about, then the other arms."""
+    return [arm.label for arm in sorted(data.arms, key=lambda arm: arm.role != "main")]
 
 
 def _changes(curve: Curve) -> bool:
@@ -54,7 +65,7 @@ def _still(found: Sequence[Curve]) -> Html:
         el(
             "tr",
             el("td", words(curve.metric)),
-            el("td", curve.label or words(curve.stage)),
+            el("td", _name(curve)),
             *[el("td", shown, class_="n") for shown in (short(curve.values[0]), short(curve.values[-1]))],
             el("td", str(len(curve.values)), class_="n"),
         )
@@ -72,11 +83,11 @@ def _first(names: Sequence[str]) -> list[str]:
     return known if len(known) < ROW else known[: min(2 * ROW, len(known) // ROW * ROW)]
 
 
-def _charts(metrics: Mapping[str, Sequence[Curve]], names: Iterable[str]) -> Html:
-    return el("div", *[_chart(name, metrics[name]) for name in names], class_="charts")
+def _charts(metrics: Mapping[str, Sequence[Curve]], names: Iterable[str], colours: Mapping[str, int]) -> Html:
+    return el("div", *[_chart(name, metrics[name], colours) for name in names], class_="charts")
 
 
-def _chart(name: str, lines: Sequence[Curve]) -> Html:
-    series = [Series(curve.label or words(curve.stage), curve.points) for curve in lines]
-    only = f" ({lines[0].label or words(lines[0].stage)})" if len(lines) == 1 else ""
+def _chart(name: str, lines: Sequence[Curve], colours: Mapping[str, int]) -> Html:
+    series = [Series(_name(curve), curve.points, colour=colours[_name(curve)]) for curve in lines]
+    only = f" ({_name(lines[0])})" if len(lines) == 1 else ""
     return line_chart(f"{words(name)}{only}", series, rate=any(word in name for word in RATES))

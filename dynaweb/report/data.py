@@ -29,7 +29,7 @@ Role = Literal["sft", "control", "main"]
 
 def sft_label(steps: int | str) -> str:
     """What people read for SFT of so many updates, wherever it stands."""
-    return f"SFT, {steps} updates"
+    return f"SFT, {steps} {'update' if str(steps) == '1' else 'updates'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import resources
 from typing import Any
 
@@ -39,16 +39,17 @@ def render(data: ReportData, *, stamp: str = "") -> str:
     return f"<!doctype html>\n{el('html', page, lang='en', data_stamp=stamp or None)}\n"
 
 
-def own_page(title: str, body: Html, *, stamp: str = "") -> str:
-    """Another self-contained page in the report's style, as HTML source.
+def own_page(title: str, body: Html, *, stamp: str = "", interactive: bool = False) -> str:
+    """Another self-contained page in the report's style, as HTML source; `stamp` is that of `render`.
 
-    It has no script, unless `stamp` is given as for `render`: then `body` holds `sections.live_buttons`.
+    It has no script unless it is `interactive`: then `body` holds the buttons of `sections.live_buttons`, that for news
+    only with a stamp.
     """
     style = _static("report.css")
     policy, script = f"default-src 'none'; style-src {_hash(style)}", Html("")
-    if stamp:
+    if interactive:
         source = _static("report.js")
-        policy, script = _policy(source, style, live=True), el("script", Html(source))
+        policy, script = _policy(source, style, live=bool(stamp)), el("script", Html(source))
     head = el(
         "head",
         el("meta", charset="utf-8"),
@@ -97,14 +98,15 @@ def _viewer(data: ReportData) -> Html | None:
         return None
     total = max(data.total, len(data.samples))
     part = "All" if total == len(data.samples) else f"{len(data.samples):,} of"
-    lead = f"{part} {total:,} trajectories, step by step: the page, the action marked in it, and what followed."
+    every = "The only trajectory" if total == 1 else f"{part} {total:,} trajectories"
+    lead = f"{every}, step by step: the page, the action marked in it, and what followed."
     keys = ("j", "next"), ("k", "previous trajectory"), ("←", ""), ("→", "step"), ("/", "search")
     hints = [join(el("kbd", key), f" {word}  ") for key, word in keys]
     return el(
         "section",
         el("h2", "Trajectories"),
         el("p", lead, *([] if total == len(data.samples) else _more(data)), class_="lead"),
-        _filters(viewer.index(data.samples, _labels(data))),
+        _filters(viewer.index(data.samples, _labels(data)), _labels(data).values()),
         el("div", _list_pane(), el("div", class_="detail", aria_live="polite"), **_viewer_attributes()),
         el("p", *hints, class_="keys"),
     )
@@ -140,13 +142,15 @@ def _labels(data: ReportData) -> dict[str, str]:
     return {arm.name: arm.label for arm in data.arms}
 
 
-def _filters(rows: Sequence[Sequence[Any]]) -> Html:
-    arms = list(dict.fromkeys(row[1] for row in rows))
+def _filters(rows: Sequence[Sequence[Any]], arms: Collection[str]) -> Html:
+    """The search and the choices; `arms` are the labels of arms: phases such as demonstrations are found by words."""
+    played = dict.fromkeys(row[1] for row in rows)
+    shown = [name for name in played if name in arms] or list(played)
     sources = list(dict.fromkeys(row[2] for row in rows))
     return el(
         "div",
         el("input", id="search", type="search", placeholder="Search tasks", aria_label="search tasks"),
-        _select("arm", "all arms", arms),
+        _select("arm", "all arms", shown),
         _select("source", "all sources", sources),
         _select("outcome", "all outcomes", ["success", "failure", "ungraded"]),
         class_="filters",

@@ -11,6 +11,8 @@ _VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
 # Lone surrogates cannot be encoded; the others are not characters to any HTML parser.
 _UNWRITABLE = re.compile("[\ud800-\udfff\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
 
+_NEGATIVE = re.compile(r"(?<![\w.-])-(?=\.?\d)|(?<=\de)-(?=\d)")
+
 
 class Html(str):
     """Text that is HTML source."""
@@ -25,6 +27,11 @@ Child = str | Html | None
 def text(value: str) -> Html:
     """Text as HTML source that shows as just that text."""
     return Html(html.escape(_UNWRITABLE.sub("\ufffd", value), quote=True))
+
+
+def with_minus(words: str) -> str:
+    """The words with a minus sign before each negative number; hyphens of names and dates stay."""
+    return _NEGATIVE.sub("\N{MINUS SIGN}", words)
 
 
 def join(*children: Child) -> Html:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Literal
 from dynaweb.loop.verdicts import SUCCESS, asked, score_of, success_of
 from dynaweb.report.data import JudgeAudit
 from dynaweb.report.stats import wilson
-from dynaweb.types import Trajectory
+from dynaweb.types import Step, Trajectory
 
 Outcome = Literal["success", "failure", "ungraded"]
 
@@ -40,11 +41,36 @@ def failure_kind(trajectory: Trajectory) -> str | None:
     if outcome(trajectory) != "failure":
         return None if outcome(trajectory) == "success" else "could not be graded"
     if trajectory.end == "invalid":
-        last = trajectory.steps[-1] if trajectory.steps else None
-        return "reply without an action" if last is not None and last.action is None else "invalid action"
+        return invalid_kind(trajectory)
     if trajectory.end == "max-steps":
         return "did not stop in time"
     return _wrong_end(trajectory)
+
+
+def invalid_kind(trajectory: Trajectory) -> str:
+    """What ended an episode of end `invalid`: an action that could not be done, or a reply that held none."""
+    last = trajectory.steps[-1] if trajectory.steps else None
+    return "reply without an action" if last is not None and unreadable(last) else "invalid action"
+
+
+_MISFIT = re.compile(
+    r"there is no element \[\d+\] on this page; |element \[\d+\] is \S.*, not '"
+    r"|[^'\n]+ '(?:[^'\\]|\\.)*' \[\d+\] (?:takes no text; |has no option)"
+)
+"""How `dynaweb.web.action_rules` says that an action was read and does not fit its page."""
+
+
+def unreadable(step: Step) -> bool:
+    """Whether no action could be read from the reply. One that was refused has no `action` either: the error tells."""
+    return step.action is None and _MISFIT.match(step.error) is None
+
+
+def refused(step: Step) -> bool:
+    """Whether the reply holds an action that was not done: it does not fit the page, or the environment refused it."""
+    if step.action is None:
+        return not unreadable(step)
+    # With a dreamed page the error is the world model's.
+    return bool(step.error) and not any(step.info.get(key) for key in ("dreamed", "world_model_error"))
 
 
 def _wrong_end(trajectory: Trajectory) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from dynaweb.optional import library
-from dynaweb.report.markup import Html, el, join
+from dynaweb.report.markup import Html, el, join, with_minus
 from dynaweb.report.series import Points, Series
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def needed() -> Any:
 # `dynaweb view` draws a page anew whenever a run has gone on; most of its lines are as they were.
 @lru_cache(maxsize=256)
 def picture(words: str, series: tuple[Series, ...], *, rate: bool, whole: bool) -> Html:
-    """An `svg` element that `words` describe: the series in the colours `--c0` to `--c5`, in their order.
+    """An `svg` element that `words` describe: the series in the colours `--c0` to `--c5`, their own or in their order.
 
     Their points are tuples. A `rate` is drawn on the whole scale from 0 to 1; `whole` x are whole numbers. Equal
     arguments give equal source. Raises `MissingError` without matplotlib.
@@ -108,11 +108,11 @@ def picture(words: str, series: tuple[Series, ...], *, rate: bool, whole: bool) 
 
 
 def short(value: float) -> str:
-    """A number in few characters: 0.25, 1200, 1.5e-4."""
+    """A number in few characters, with a minus sign as matplotlib's: 0.25, 1200, 1.5e−4."""
     if value and (abs(value) >= 100_000 or abs(value) < 0.001):
         mantissa, _, exponent = f"{value:.2e}".partition("e")
-        return f"{float(mantissa):g}e{int(exponent)}"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        return with_minus(f"{float(mantissa):g}e{int(exponent)}")
+    return with_minus(f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}")
 
 
 def _draw(series: Sequence[Series], rate: bool, whole: bool) -> str:
@@ -121,7 +121,7 @@ def _draw(series: Sequence[Series], rate: bool, whole: bool) -> str:
     written = io.StringIO()
     try:
         for at, item in enumerate(series):
-            _line(axes, item, COLOURS[at % len(COLOURS)])
+            _line(axes, item, COLOURS[item.place(at) % len(COLOURS)])
         _scale(axes, series, rate, whole)
         _place(figure, axes)
         figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})

@@ -19,10 +19,11 @@ from dynaweb.report.headline import (
     p_text,
     reference_words,
 )
-from dynaweb.report.markup import Html, el
+from dynaweb.report.markup import Html, el, with_minus
 from dynaweb.report.outcome import UNGRADED
 from dynaweb.report.stats import NO_INTERVAL, Estimate, PairedDifference
 from dynaweb.report.svg import Interval, interval_bar
+from dynaweb.report.table import cost_totals
 
 STATUS = {"done": "good", "failed": "bad", "interrupted": "warn", "running": "warn"}
 
@@ -30,10 +31,10 @@ STATUS = {"done": "good", "failed": "bad", "interrupted": "warn", "running": "wa
 def header(data: ReportData, *, live: bool = False) -> Html:
     """Title, how the run ended, and its result in words; `live` adds the button that news brings up."""
     chips = [el("span", data.status, class_=f"chip {STATUS.get(data.status, '')}")]
-    if data.seconds is not None:
-        chips.append(el("span", duration(data.seconds), class_="chip"))
+    if (time := _time_chip(data)) is not None:
+        chips.append(time)
     chips.append(el("span", f"seed {data.seed}", class_="chip"))
-    words = headline(data).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
+    words = with_minus(headline(data)).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
     theme, news = live_buttons()
     made = made_words(data)
     return el(
@@ -45,6 +46,17 @@ def header(data: ReportData, *, live: bool = False) -> Html:
         el("div", *chips, class_="chips"),
         news if live else None,
         el("p", words, class_="verdict") if words else None,
+    )
+
+
+def _time_chip(data: ReportData) -> Html | None:
+    """The time of all stages, whichever call made them; that of the last call where no stage has told its time."""
+    if (seconds := cost_totals(data).get("seconds")) is not None:
+        what = "all stages" if data.status == "done" else "stages so far"
+        about = "what the stages took when they were made, in this call or before"
+        return el("span", f"{what} {duration(seconds)}", class_="chip", title=about)
+    return (
+        el("span", duration(data.seconds), class_="chip", title="the last call") if data.seconds is not None else None
     )
 
 
@@ -129,7 +141,7 @@ def _difference_cell(label: str, against: PairedDifference | str | None) -> Html
         return el("td", el("span", against, class_="muted"), class_="n", data_label=label)
     difference = against.difference
     counts = f"n = {difference.n}: {against.gained} gained, {against.lost} lost, p {_equals(p_text(against.p))}"
-    text = difference_text(difference).replace("-", "\N{MINUS SIGN}")
+    text = with_minus(difference_text(difference))
     shown = el("b", text) if against.is_shown else text
     return el("td", el("span", shown, el("small", counts)), class_="n", data_label=label)
 
@@ -142,7 +154,7 @@ def bought(data: ReportData) -> Html | None:
     """What the gain rests on."""
     if not data.bought:
         return None
-    items = el("ul", *[el("li", sentence) for sentence in data.bought], class_="plain")
+    items = el("ul", *[el("li", with_minus(sentence)) for sentence in data.bought], class_="plain")
     return section("What this is bought with", "", items)
 
 
@@ -209,7 +221,7 @@ def fidelity(data: ReportData) -> Html | None:
     """How good the world model's pages are."""
     if not data.fidelity:
         return None
-    lead = "On real transitions of sites that nothing was fitted on, as far as they need a prediction."
+    lead = "On real transitions of sites that the world model was not fitted on, as far as they need a prediction."
     return section("World model", lead, measure_table(data.fidelity))
 
 
@@ -233,12 +245,12 @@ def _measure_row(measure: Measure) -> Html:
 
 
 def _estimate_cells(estimate: Estimate) -> tuple[Html, Html, Html]:
-    value = "-" if estimate.value is None else f"{estimate.value:.3f}"
+    value = "-" if estimate.value is None else with_minus(f"{estimate.value:.3f}")
     none = "" if estimate.value is None else NO_INTERVAL
     interval = none if estimate.low is None or estimate.high is None else f"[{estimate.low:.3f}, {estimate.high:.3f}]"
     return (
         el("td", el("b", value), class_="n", data_label="Value"),
-        el("td", el("span", interval, class_="range"), class_="n", data_label="95 % interval"),
+        el("td", el("span", with_minus(interval), class_="range"), class_="n", data_label="95 % interval"),
         el("td", el("span", str(estimate.n)), class_="n", data_label="n"),
     )
 

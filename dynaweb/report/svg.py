@@ -63,7 +63,7 @@ def interval_bar(interval: Interval, low: float, high: float, *, zero: float | N
 
 
 def _key(item: Series, at: int) -> Html:
-    colour = "guide" if item.guide else f"c{at % len(COLOURS)}"
+    colour = "guide" if item.guide else f"c{item.place(at) % len(COLOURS)}"
     return el("span", el("i", class_=f"swatch {colour}"), item.label)
 
 

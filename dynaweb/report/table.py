@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dynaweb.report.blocks import count
 from dynaweb.report.data import Arm, JudgeAudit, Measure, ReportData
 from dynaweb.report.headline import (
     ClosingRow,
@@ -171,7 +172,7 @@ def _asked(data: ReportData) -> str:
     asked, every = one.false_positive.n, max(one.failed, one.false_positive.n)
     words = (
         "false positives: real failures that the judge calls a success; false negatives: real successes that it "
-        f"rejects. asked/all: the judge was asked about {asked} of the {every} failures of {one.label}"
+        f"rejects. asked/all: the judge was asked about {asked} of the {count(every, 'failure')} of {one.label}"
     )
     if all(item.failed <= item.false_positive.n and item.solved <= item.false_negative.n for item in audits):
         return words

@@ -7,12 +7,13 @@ colours what was kept, changed, added and removed without computing anything.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dynaweb.loop.verdicts import score_of
 from dynaweb.report.data import Sample
-from dynaweb.report.outcome import outcome
+from dynaweb.report.outcome import invalid_kind, outcome, refused
 from dynaweb.types import Observation, Step
 from dynaweb.web.actions import format_action
 from dynaweb.web.delta_diff import match
@@ -101,7 +102,7 @@ def _trajectory(sample: Sample, pages: _Pages) -> Plain:
     judged = episode.judgement
     data: Plain = {
         "id": episode.id,
-        "end": episode.end,
+        "end": invalid_kind(episode) if episode.end == "invalid" else episode.end,
         "reward": _finite(episode.reward),
         "verdict": _finite(score_of(episode)),
         "steps": steps,
@@ -123,6 +124,10 @@ def _step(step: Step, after: Observation | None, pages: _Pages) -> Plain:
         data["action"] = format_action(action)
         target = step.observation.node(action.target) if action.target is not None else None
         data["target"] = step.observation.nodes.index(target) if target is not None else None
+    elif refused(step):
+        data["action"] = _tried(step)
+    if refused(step):
+        data["refused"] = True
     for name in ("reasoning", "reply", "error"):
         if getattr(step, name):
             data[name] = getattr(step, name)
@@ -131,6 +136,16 @@ def _step(step: Step, after: Observation | None, pages: _Pages) -> Plain:
         data["from"] = pages.origin(data["page"], data["next"])
     data["dreamed"], data["recalled"] = (bool(step.info.get(way)) for way in ("dreamed", "recalled"))
     return data
+
+
+_HEAD = re.compile(r"\A[\s*]*action[\s*]*:[\s*]*", re.IGNORECASE)
+"""What chat formats write before an action."""
+
+
+def _tried(step: Step) -> str:
+    """The action of a refused reply as it was written: what follows the reasoning."""
+    said = step.reply.partition(step.reasoning)[2] if step.reasoning and step.reasoning in step.reply else step.reply
+    return _HEAD.sub("", said).strip().strip("`").strip()
 
 
 def _origin(before: Observation, after: Observation) -> list[int]:

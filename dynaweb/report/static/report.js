@@ -38,11 +38,37 @@ class Viewer {
     this.filters = { arm: 1, source: 2, outcome: 3 };
     this.texts = this.rows.map((row) => [row[0], row[6], row[1]].join("\n").toLowerCase());
     this.listen();
-    const wanted = /^#trajectory-(\d+)(?:-(\d+))?$/.exec(location.hash);
-    this.selected = wanted && Number(wanted[1]) < this.rows.length ? Number(wanted[1]) : 0;
-    this.step = wanted && wanted[2] ? Number(wanted[2]) - 1 : 0;
+    [this.selected, this.step] = this.wanted() || [0, 0];
+    const asked = location.hash.startsWith("#trajectory-");
     this.filter();
-    if (wanted) root.scrollIntoView();
+    if (asked) root.scrollIntoView();
+  }
+
+  // Trajectory and step of the address, null when it names none of this report.
+  wanted() {
+    const found = /^#trajectory-(\d+)(?:-(\d+))?$/.exec(location.hash);
+    return found && Number(found[1]) < this.rows.length ? [Number(found[1]), Number(found[2] || 1) - 1] : null;
+  }
+
+  // The address was changed by hand, by a link, or by going back.
+  follow() {
+    const wanted = this.wanted();
+    if (wanted && !this.found.includes(wanted[0])) {
+      this.search.value = "";
+      for (const name of Object.keys(this.filters)) document.getElementById("filter-" + name).value = "";
+      [this.selected, this.step] = wanted;
+      this.filter();
+    }
+    if (wanted) {
+      this.select(...wanted);
+      this.root.scrollIntoView();
+    } else if (location.hash.startsWith("#trajectory-")) this.showDetail();
+  }
+
+  // Brings what was chosen by a key to where it can be seen.
+  reveal() {
+    const box = this.root.getBoundingClientRect();
+    if (box.top > innerHeight / 2 || box.bottom < innerHeight / 4) this.root.scrollIntoView();
   }
 
   listen() {
@@ -53,6 +79,7 @@ class Viewer {
     this.root.querySelector(".back").addEventListener("click", () => this.turn(-1));
     this.root.querySelector(".on").addEventListener("click", () => this.turn(1));
     document.addEventListener("keydown", (event) => this.key(event));
+    addEventListener("hashchange", () => this.follow());
   }
 
   filter() {
@@ -120,7 +147,9 @@ class Viewer {
       return;
     }
     const box = this.root.getBoundingClientRect();
-    if (box.top > innerHeight || box.bottom < 0 || !this.found.length) return;
+    const seen = box.top <= innerHeight && box.bottom >= 0;
+    // Out of sight, arrows move the page.
+    if ((!seen && event.key.startsWith("Arrow")) || (!this.found.length && event.key !== "/")) return;
     const at = this.found.indexOf(this.selected);
     const moves = {
       j: () => this.select(this.found[Math.min(at + 1, this.found.length - 1)], 0),
@@ -132,6 +161,7 @@ class Viewer {
     if (!Object.hasOwn(moves, event.key)) return;
     event.preventDefault();
     moves[event.key]();
+    if (event.key !== "/") this.reveal();
   }
 
   go(step) {
@@ -178,6 +208,11 @@ class Viewer {
   }
 }
 
+// With the minus sign of the other numbers of the report.
+function number(value) {
+  return String(value).replaceAll("-", "−");
+}
+
 function chip(text, kind) {
   return node("span", { class: kind ? `chip ${kind}` : "chip" }, text);
 }
@@ -187,15 +222,15 @@ function heading(row, item) {
   const kinds = { success: "good", failure: "bad", ungraded: "" };
   const chips = [chip(WORDS[outcome], kinds[outcome]), chip(arm), chip(source), chip(`ended: ${item.end}`)];
   if (update >= 0) chips.push(chip(`update ${update}`));
-  if (item.reward !== null) chips.push(chip(`reward ${item.reward}`));
+  if (item.reward !== null) chips.push(chip(`reward ${number(item.reward)}`));
   const made = [node("h3", { title: task }, intent), node("div", { class: "chips" }, ...chips)];
   if (item.judge) {
-    const score = item.judge.score === null ? "could not grade" : `score ${item.judge.score}`;
-    const p = item.judge.p === null ? "" : `, P = ${item.judge.p}`;
+    const score = item.judge.score === null ? "could not grade" : `score ${number(item.judge.score)}`;
+    const p = item.judge.p === null ? "" : `, P = ${number(item.judge.p)}`;
     made.push(why("Judge", `${score}${p}${item.judge.why ? ": " + item.judge.why : ""}`));
   }
   if (item.verdict !== null || item.checked) {
-    const score = item.verdict === null ? "could not check" : `score ${item.verdict}`;
+    const score = item.verdict === null ? "could not check" : `score ${number(item.verdict)}`;
     made.push(why("Environment", `${score}${item.checked ? ": " + item.checked : ""}`));
   }
   if (item.failure) made.push(why("Failure", item.failure));
@@ -209,7 +244,10 @@ function why(who, text) {
 function said(step) {
   const made = node("div", { class: "said" });
   if (step.reasoning) made.append(node("p", { class: "reasoning" }, step.reasoning));
-  made.append(node("div", { class: "action" }, step.action || "no action could be read from the reply"));
+  const nothing = step.reply ? "no action could be read from the reply" : "no action";
+  const action = node("div", { class: "action" }, step.action || nothing);
+  if (step.refused) made.append(node("p", { class: "refused" }, "This action was refused:"));
+  made.append(action);
   if (step.error) made.append(node("p", { class: "error" }, step.error));
   if (step.reply && step.reply.trim() !== step.action) {
     made.append(node("details", {}, node("summary", {}, "reply as it was written"), node("pre", {}, step.reply)));
@@ -244,17 +282,23 @@ function beside(dream, real, step) {
 function changes(title, before, page, from, words) {
   const kept = new Set(from.filter((code) => code >= 0).map((code) => code >> 1));
   const lines = [];
+  let fresh = [];
   let seen = 0;
   const removeUpTo = (end) => {
     for (; seen < end; seen++) if (!kept.has(seen)) lines.push(line(before.lines[seen], "removed", "−"));
   };
   from.forEach((code, at) => {
-    if (code >= 0) removeUpTo(code >> 1);
-    if (code < 0) lines.push(line(page.lines[at], "added", "+"));
-    else if (code & 1) lines.push(line(page.lines[at], "changed", "~"));
-    else lines.push(line(page.lines[at], "kept", ""));
+    if (code < 0) {
+      fresh.push(line(page.lines[at], "added", "+"));
+      return;
+    }
+    // What went stands before what came in its place.
+    removeUpTo(code >> 1);
+    lines.push(...fresh, code & 1 ? line(page.lines[at], "changed", "~") : line(page.lines[at], "kept", ""));
+    fresh = [];
   });
   removeUpTo(before.lines.length);
+  lines.push(...fresh);
   const added = from.filter((code) => code < 0).length;
   const removed = before.lines.length - kept.size;
   const counts = words
