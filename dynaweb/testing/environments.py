@@ -8,27 +8,28 @@ from typing import Any, ClassVar
 import pytest
 
 from dynaweb.config.sections import Web
-from dynaweb.errors import MissingError
 from dynaweb.hookspecs import Kind
 from dynaweb.protocols import Environment, PluginContext, TaskSource
-from dynaweb.testing.suite import PluginSuite, numbered
-from dynaweb.types import Action, Judgement, Observation, Step, StepResult, Task, Trajectory
-
-JUNK_ACTIONS = (
-    Action("click", 10_000, target_role="button", target_name="no such element"),
-    Action("type", 10_000, "text", True, target_role="textbox", target_name="no such element"),
-    Action("select", 10_000, "no such option", target_role="combobox", target_name="no such element"),
-    Action("tab_focus", index=99),
-    Action("goto", text="file:///etc/passwd"),
-    Action("goto", text="not an address \x00"),
+from dynaweb.testing.playing import (
+    JUNK_ACTIONS,
+    copies,
+    difference,
+    do_something,
+    first_page,
+    has_expert,
+    idle,
+    look,
+    play,
+    success,
+    telling_tasks,
+    told,
 )
-"""Actions that no page allows."""
-LONGEST = 50
-"""Steps after which an expert's plan counts as endless."""
+from dynaweb.testing.suite import PluginSuite, numbered
+from dynaweb.types import Action, Judgement, Observation, StepResult, Task
 
 
 class EnvironmentSuite(PluginSuite):
-    """Tasks by seed, pages with numbers, refusals with a message, a working expert, closing twice."""
+    """Tasks by seed, clean resets, episodes side by side, refusals with a message, a working expert, closing twice."""
 
     kind: ClassVar[Kind] = "env"
     split: ClassVar[str] = "train"
@@ -53,23 +54,108 @@ class EnvironmentSuite(PluginSuite):
         assert all(task.intent and task.start_url for task in first)
 
     def test_splits_have_different_tasks(self) -> None:
-        """Nothing that is evaluated was trained on."""
+        """Nothing that is evaluated was trained on. An environment without splits says so in `xfail`."""
         source = self.build()
-        train = {task.id for task in source.tasks("train", count=6, seed=3)}
-        test = {task.id for task in source.tasks("test", count=6, seed=3)}
-        assert not train & test
+        train, test = (source.tasks(split, count=6, seed=3) for split in ("train", "test"))
+        shared = {task.id for task in train} & {task.id for task in test}
+        assert not shared, f"tasks of both train and test: {', '.join(sorted(shared))}"
+        again = self._close_after(source, copies(source, train, test))
+        # Some templates have nothing that differs; that most tasks are the same is no chance.
+        assert 2 * len(again) <= len(test), (
+            f"{len(again)} of {len(test)} test tasks are tasks of train under other ids, with the same words, check "
+            f"and first page: {', '.join(task.id for task in again)}"
+        )
 
     def test_a_reset_shows_the_same_page(self) -> None:
         """Also after something was done."""
 
-        async def work(place: Environment, task: Task) -> tuple[Observation, Observation]:
+        async def work(place: Environment, task: Task) -> Observation:
             first = await place.reset(task, 5)
             await place.step(Action("scroll", text="down"))
-            return first, await place.reset(task, 5)
+            page = await place.reset(task, 5)
+            assert page == first, f"after a scroll `reset` shows another page than at first: {difference(first, page)}"
+            done = await do_something(place, page)
+            page = await place.reset(task, 5)
+            assert page == first, (
+                f"after {told(done)}, `reset` of the same task shows another page than at first: "
+                f"{difference(first, page)}"
+            )
+            return first
 
-        first, again = self._in_place(work)
-        assert first == again
-        assert numbered(first.nodes)
+        first = self._in_place(work)
+        assert numbered(first.nodes), "elements are not numbered 1..N in page order"
+
+    def test_a_reset_undoes_what_the_expert_did(self) -> None:
+        """Also what the first page does not show: nobody succeeds by what was done in the episode before."""
+
+        async def work(source: Any, place: Environment, task: Task) -> None:
+            first = await place.reset(task, 5)
+            await play(source, place, task, first, source.expert(task).act)
+            again = await place.reset(task, 5)
+            assert first == again, f"after the expert's episode `reset` shows another page: {difference(first, again)}"
+            assert not success(await play(source, place, task, again, idle)), (
+                f"after the expert's episode and a `reset`, an episode of {task.id} in which nothing is done counts as "
+                "a success: `reset` keeps what was done"
+            )
+
+        self._with_experts(work)
+
+    def test_a_reset_shows_the_page_of_its_own_task(self) -> None:
+        """One object plays one task after the other, and shows what a new object shows."""
+
+        async def work(source: Any, place: Environment, task: Task) -> tuple[Observation, Observation]:
+            first = await place.reset(task, 5)
+            for other in source.tasks(self.split, count=6, seed=3):
+                expected = await first_page(source, other)
+                if expected != first:
+                    break
+            return expected, await place.reset(other, 5)
+
+        expected, found = self._with_source(work)
+        assert found == expected, (
+            "`reset` to another task shows another page than a new environment does for that task: "
+            f"{difference(expected, found)}. Does something of the task before stay?"
+        )
+
+    def test_two_environments_share_nothing(self) -> None:
+        """Episodes are played side by side; each sees its own task and what was done in itself."""
+
+        async def work(source: Any, place: Environment, task: Task) -> None:
+            second = source.tasks(self.split, count=2, seed=3)[-1]
+            other = source.environment()
+            try:
+                await place.reset(task, 5)
+                before = await look(place)
+                page = await other.reset(second, 5)
+                between = await look(place)
+                assert between == before, (
+                    "while one environment is in use, `reset` of a second one changes its page: "
+                    f"{difference(before, between)}"
+                )
+                done = await do_something(other, page)
+                after = await look(place)
+                assert after == before, f"{told(done)} in one environment changes another: {difference(before, after)}"
+            finally:
+                await other.close()
+
+        self._with_source(work)
+
+    def test_an_episode_beside_the_experts_does_not_succeed_by_it(self) -> None:
+        """Two environments play one task; the one in which nothing is done fails, the expert's succeeds."""
+
+        async def work(source: Any, place: Environment, task: Task) -> None:
+            other = source.environment()
+            try:
+                page, beside = await place.reset(task, 5), await other.reset(task, 5)
+                solved = await play(source, place, task, page, source.expert(task).act)
+                assert not success(await play(source, other, task, beside, idle)), (
+                    f"what the expert of {task.id} does in one environment counts as done in another"
+                )
+            finally:
+                await other.close()
+            assert success(solved), f"with a second environment open, the expert fails: {solved.why}"
+
+        self._with_experts(work)
 
     @pytest.mark.parametrize("action", JUNK_ACTIONS, ids=lambda action: f"{action.kind} {action.text}"[:20])
     def test_junk_actions_are_refused_with_a_message(self, action: Action) -> None:
@@ -88,9 +174,7 @@ class EnvironmentSuite(PluginSuite):
         """And an episode in which nothing is done does not."""
         source = self.build()
         task = source.tasks(self.split, count=1, seed=3)[0]
-        try:
-            source.expert(task)
-        except MissingError:
+        if not has_expert(source, task):
             pytest.skip("no expert")
         self._close_after(source, self._judged(source, task))
 
@@ -104,20 +188,35 @@ class EnvironmentSuite(PluginSuite):
 
         self._in_place(work)
 
+    def _with_experts(self, work: Callable[[Any, Environment, Task], Coroutine[Any, Any, None]]) -> None:
+        """Do `work` with a few tasks that an expert can play."""
+
+        async def some(source: Any, place: Environment, task: Task) -> None:
+            tasks = telling_tasks(source, self.split)
+            if not tasks:
+                pytest.skip("no expert")
+            for one in tasks:
+                await work(source, place, one)
+
+        self._with_source(some)
+
     async def _judged(self, source: Any, task: Task) -> None:
         solved = await _episode(source, task, source.expert(task).act)
-        assert (solved.score or 0) >= 0.5, solved.why
-        idle = await _episode(source, task, lambda page: Action("stop"))
-        assert (idle.score or 0) < 0.5, "an episode in which nothing is done counts as a success"
+        assert success(solved), solved.why
+        lazy = await _episode(source, task, idle)
+        assert not success(lazy), "an episode in which nothing is done counts as a success"
 
     def _in_place(self, work: Callable[[Environment, Task], Coroutine[Any, Any, Any]]) -> Any:
+        return self._with_source(lambda source, place, task: work(place, task))
+
+    def _with_source(self, work: Callable[[Any, Environment, Task], Coroutine[Any, Any, Any]]) -> Any:
         source = self.build()
         task = source.tasks(self.split, count=1, seed=3)[0]
 
         async def inside() -> Any:
             place = source.environment()
             try:
-                return await work(place, task)
+                return await work(source, place, task)
             finally:
                 await place.close()
 
@@ -140,16 +239,6 @@ class EnvironmentSuite(PluginSuite):
 async def _episode(source: Any, task: Task, act: Callable[[Observation], Action]) -> Judgement:
     place = source.environment()
     try:
-        page, steps = await place.reset(task, 5), []
-        for _ in range(LONGEST):
-            action = act(page)
-            steps.append(Step(page, action))
-            result = await place.step(action)
-            page = result.observation
-            if result.done or action.kind == "stop":
-                break
-        played = Trajectory("t", task, tuple(steps), page, "real", "stop")
-        judgement: Judgement = await source.evaluate(place, played)
-        return judgement
+        return await play(source, place, task, await place.reset(task, 5), act)
     finally:
         await place.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar
 
+import pytest
 import torch
 
 from dynaweb.hookspecs import Kind
@@ -15,10 +17,23 @@ from dynaweb.testing.suite import PluginSuite
 
 REWARDS = (1.0, 0.0, 0.0, 1.0, 1.0, None)
 GROUPS = ("a", "a", "a", "b", "b", "b")
+MIXED_REWARDS = (1.0, 0.5, 0.0, 0.0, 1.0, 1.0, None, 0.25, 0.75)
+MIXED_GROUPS = ("b", "b", "b", "a", "a", "a", "c", "c", "c")
+ORDERS = ((0, 3, 6, 1, 4, 7, 2, 5, 8), (8, 3, 2, 5, 6, 0, 7, 1, 4))
+"""Orders in which the groups above lie apart."""
 
 
-def batch(seed: int = 0, *, advantages: tuple[float, ...] = (1.0, -0.5, -0.5, 0.25), junk: float = 0.0) -> LossInput:
-    """Four trajectories of two rows each, padded to five tokens; `junk` fills the masked places of every tensor."""
+def batch(
+    seed: int = 0,
+    *,
+    advantages: tuple[float, ...] = (1.0, -0.5, -0.5, 0.25),
+    junk: float = 0.0,
+    silent: int | None = None,
+) -> LossInput:
+    """Four trajectories of two rows each, padded to five tokens; `junk` fills the masked places of every tensor.
+
+    The trajectory `silent` has no agent tokens at all.
+    """
     generator = torch.Generator().manual_seed(seed)
     rows, width = 2 * len(advantages), 5
     lengths = torch.randint(1, width + 1, (rows,), generator=generator)
@@ -26,6 +41,8 @@ def batch(seed: int = 0, *, advantages: tuple[float, ...] = (1.0, -0.5, -0.5, 0.
     logp_RT = (-torch.rand((rows, width), generator=generator)).double()
     old_RT = logp_RT + 0.01 * torch.randn((rows, width), generator=generator).double()
     trajectory_R = torch.arange(rows) // 2
+    if silent is not None:
+        mask_RT = mask_RT & (trajectory_R != silent)[:, None]
     count = len(advantages)
     tokens_N = torch.zeros(count, dtype=torch.float64).index_add(0, trajectory_R, mask_RT.sum(1).double())
     ratio_R = torch.where(mask_RT, logp_RT - old_RT, torch.zeros_like(logp_RT)).sum(1)
@@ -87,6 +104,45 @@ class OptimizerSuite(PluginSuite):
         found = self.build().advantages((1.0, 0.0), ("a", "a"))
         assert found[0] > found[1]
 
+    def test_groups_need_not_lie_together(self) -> None:
+        """Trajectories of one group are one group wherever they stand in the batch."""
+        together = self.build().advantages(MIXED_REWARDS, MIXED_GROUPS)
+        for order in ORDERS:
+            rewards, groups = [MIXED_REWARDS[at] for at in order], [MIXED_GROUPS[at] for at in order]
+            apart = self.build().advantages(rewards, groups)
+            assert list(apart) == pytest.approx([together[at] for at in order], abs=1e-6), (
+                f"groups {' '.join(groups)} get other advantages than the same trajectories sorted by group: do only "
+                "neighbours form a group?"
+            )
+
+    def test_what_is_given_is_not_changed(self) -> None:
+        """The lists and tensors belong to the caller, who goes on using them."""
+        optimizer = self.build()
+        rewards, groups = list(MIXED_REWARDS), list(MIXED_GROUPS)
+        optimizer.advantages(rewards, groups)
+        assert rewards == list(MIXED_REWARDS), f"`advantages` changes the rewards that it is given: now {rewards}"
+        assert groups == list(MIXED_GROUPS), f"`advantages` changes the groups that it is given: now {groups}"
+        for junk in (0.0, 123.0):
+            sample = batch(junk=junk)
+            before = {name: value.detach().clone() for name, value in _tensors(sample).items()}
+            optimizer.loss(sample).loss.detach()
+            changed = [name for name, value in _tensors(sample).items() if not torch.equal(value, before[name])]
+            assert not changed, f"`loss` changes what it is given in place: {', '.join(changed)}"
+
+    def test_a_trajectory_without_agent_tokens_does_no_harm(self) -> None:
+        """All that it said may have been cut off; loss, gradient and metrics stay finite."""
+        optimizer = self.build()
+        for silent in (0, 3):
+            sample = batch(silent=silent)
+            found = optimizer.loss(sample)
+            what = f"with 0 agent tokens in trajectory {silent}"
+            hint = "is `tokens_N` clamped before it divides?"
+            assert torch.isfinite(found.loss), f"the loss is {found.loss.item()} {what}: {hint}"
+            gradient = self._gradient(optimizer, batch(silent=silent))
+            assert torch.isfinite(gradient).all(), f"the gradient is not finite {what}: {hint}"
+            broken = [name for name, value in found.metrics.items() if not math.isfinite(value)]
+            assert not broken, f"{', '.join(broken)} not finite {what}: {hint}"
+
     def test_equal_rewards_carry_no_gradient(self) -> None:
         """A group that was always right, or always wrong, teaches nothing."""
         optimizer = self.build()
@@ -137,7 +193,7 @@ class OptimizerSuite(PluginSuite):
 
     def _loss(self, optimizer: Any, sample: LossInput) -> torch.Tensor:
         loss: torch.Tensor = optimizer.loss(sample).loss
-        assert torch.isfinite(loss)
+        assert torch.isfinite(loss), f"the loss is {loss.item()}"
         return loss.detach()
 
     def _gradient(self, optimizer: Any, sample: LossInput) -> torch.Tensor:
@@ -149,6 +205,11 @@ class OptimizerSuite(PluginSuite):
 
 
 _TOKENS = ("logp_RT", "old_logp_RT", "mask_RT", "ref_logp_RT")
+
+
+def _tensors(sample: LossInput) -> dict[str, torch.Tensor]:
+    values = {field.name: getattr(sample, field.name) for field in fields(sample)}
+    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
 
 def _padded(value: torch.Tensor) -> torch.Tensor:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 from dynaweb.hookspecs import Kind
 from dynaweb.protocols import Judge, PluginContext
-from dynaweb.testing.stand_ins import JUNK, OPEN, FakeEngine, compact_format, good_episode, trajectory
+from dynaweb.testing.stand_ins import JUNK, OPEN, FakeEngine, PromptEngine, compact_format, good_episode, trajectory
 from dynaweb.testing.suite import PluginSuite
 from dynaweb.types import Action, Judgement, Step, Trajectory
 
@@ -22,6 +24,15 @@ EPISODES = (
     trajectory(Action("stop"), score=0.0),
     good_episode(source="dream", info={}),
 )
+
+SEVERAL = (*EPISODES, trajectory(OPEN, end="max-steps", score=0.0))
+"""Episodes of one task that a judge can tell apart."""
+VERDICTS = ("YES", "NO", "SUCCESS", "NOT SUCCESS", "Score: 1", "Score: 0")
+"""What a judge's model may say, in the words of those that come with dynaweb."""
+ROUNDS = 4
+"""How often one object is asked about all of them."""
+
+_FRESH = itertools.count()
 
 
 class RewardSuite(PluginSuite):
@@ -80,6 +91,34 @@ class RewardSuite(PluginSuite):
         singles = [self.run(judge.score(episode)) for episode in EPISODES]
         assert [one.score for one in batch] == [one.score for one in singles] == [one.score for one in reverse[::-1]]
 
+    def test_another_episode_of_the_same_task_is_judged_by_itself(self) -> None:
+        """What was said of one episode is not what is said of another: a task's id identifies no episode."""
+        alone = [self.run(self._judge().score(one)) for one in _of_new_tasks(SEVERAL, together=False)]
+        for turn in (1, -1):
+            order = [self._judge().score(one) for one in _of_new_tasks(SEVERAL, together=True)[::turn]]
+            for one, (mine, found) in enumerate(zip(alone[::turn], map(self.run, order), strict=True)):
+                assert _said(found) == _said(mine), (
+                    f"episode {one + 1} of a task gets {_said(found)}, but {_said(mine)} when no other episode of the "
+                    "task was judged before: is a verdict kept by the id of its task?"
+                )
+
+    def test_a_judge_stays_as_it_is(self) -> None:
+        """One object that has judged many episodes judges like a new one."""
+        alone = [self.run(self._judge().score(one)) for one in SEVERAL]
+        judge, count = self._judge(), 0
+        for _ in range(ROUNDS):
+            for one, mine in zip(SEVERAL, alone, strict=True):
+                found, count = self.run(judge.score(one)), count + 1
+                assert _said(found) == _said(mine), (
+                    f"call {count} of one object gives {_said(found)}, a new object {_said(mine)} for that episode"
+                )
+
+    def _judge(self) -> Judge:
+        prompts = compact_format()
+        answers = tuple(prompts.world_model_target(text) for text in VERDICTS)
+        judge: Judge = self.build(self.context(engine=PromptEngine(answers)))
+        return judge
+
     def _check(self, judgement: Judgement) -> None:
         assert isinstance(judgement, Judgement)
         if judgement.score is None:
@@ -87,3 +126,17 @@ class RewardSuite(PluginSuite):
         else:
             assert 0 <= judgement.score <= 1
         assert judgement.probability is None or 0 <= judgement.probability <= 1
+
+
+def _of_new_tasks(episodes: tuple[Trajectory, ...], *, together: bool) -> list[Trajectory]:
+    """Copies of episodes of one task that was never seen before, or of as many tasks."""
+    one = f"several:{next(_FRESH)}"
+    ids = [one if together else f"{one}:{at}" for at in range(len(episodes))]
+    return [
+        replace(episode, id=f"{one}/{at}", task=replace(episode.task, id=name))
+        for at, (episode, name) in enumerate(zip(episodes, ids, strict=True))
+    ]
+
+
+def _said(judgement: Judgement) -> tuple[float | None, float | None]:
+    return judgement.score, judgement.probability

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from dynaweb.protocols import Completion, GenerateRequest
 from dynaweb.types import (
@@ -71,14 +72,45 @@ class FakeEngine:
         return tuple(math.log(max(1e-9, self.yes if at == 0 else rest)) for at in range(len(choices)))
 
 
+@dataclass(frozen=True)
+class PromptEngine:
+    """Answers by the prompt alone: the same prompt gets the same answer, whoever asks, whenever, with whatever seed.
+
+    `answers` are tokens, stop token included; different prompts get different ones of them, and different odds.
+    """
+
+    answers: tuple[tuple[int, ...], ...]
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """One of the answers, cut where the request ends."""
+        answer = self.answers[_number(request.prompt_ids) % len(self.answers)]
+        ids = answer[: request.max_new_tokens]
+        return Completion(ids, tuple(-0.5 for _ in ids), len(ids) == len(answer))
+
+    async def choice_logprobs(self, prompt_ids: tuple[int, ...], choices: tuple[int, ...]) -> tuple[float, ...]:
+        """The first choice is likely for some prompts and unlikely for others; the rest share what is left."""
+        import math
+
+        first = (1 + _number(prompt_ids) % 99) / 100
+        rest = (1 - first) / max(1, len(choices) - 1)
+        return tuple(math.log(first if at == 0 else rest) for at in range(len(choices)))
+
+
+def _number(prompt_ids: tuple[int, ...]) -> int:
+    return crc32(repr(tuple(prompt_ids)).encode())
+
+
 @cache
 def compact_format() -> PromptFormat:
-    """The prompt layer of the shipped tiny model."""
-    from dynaweb.backends.models import resolve
-    from dynaweb.loop.weights import read_tokenizer
-    from dynaweb.policy.formats import format_for
+    """The prompt layer of the shipped tiny model, without torch: its tokenizer alone is read."""
+    from importlib import resources
 
-    return format_for(read_tokenizer(resolve("tiny")))
+    from tokenizers import Tokenizer
+
+    from dynaweb.policy.formats import CompactFormat
+
+    file = resources.files("dynaweb") / "assets" / "tiny" / "tokenizer.json"
+    return CompactFormat(Tokenizer.from_file(str(file)))
 
 
 class ScriptedSite:
@@ -133,6 +165,7 @@ __all__ = [
     "TASK",
     "TRANSITIONS",
     "FakeEngine",
+    "PromptEngine",
     "ScriptedSite",
     "compact_format",
     "good_episode",

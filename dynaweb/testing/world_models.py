@@ -10,14 +10,38 @@ import pytest
 
 from dynaweb.hookspecs import Kind
 from dynaweb.protocols import PluginContext, TrainableWorldModel, WorldModel
-from dynaweb.testing.stand_ins import BUY, HOME, JUNK, OPEN, PRODUCT, TRANSITIONS, FakeEngine, compact_format
+from dynaweb.testing.elsewhere import asked_elsewhere
+from dynaweb.testing.stand_ins import (
+    BUY,
+    HOME,
+    JUNK,
+    OPEN,
+    PRODUCT,
+    TRANSITIONS,
+    FakeEngine,
+    PromptEngine,
+    compact_format,
+    page,
+)
 from dynaweb.testing.suite import PluginSuite, numbered
-from dynaweb.types import Prediction
+from dynaweb.types import Action, Prediction
 
 if TYPE_CHECKING:
     from dynaweb.testing.fixtures import TinyPolicy
 
 QUESTIONS = ((HOME, OPEN), (PRODUCT, BUY), (HOME, OPEN))
+ACTIONS = (
+    *(Action("click"), Action("type", text="wool"), Action("select", text="red"), Action("hover")),
+    Action("click", 99, target_role="link", target_name="no such element"),
+    Action("type", 4, "wool", True, target_role="textbox", target_name="Search"),
+    Action("press", text="Enter"),
+    *(Action("scroll", text="down"), Action("goto", text="http://shop.localhost/cart"), Action("wait")),
+    *(Action("go_back"), Action("go_forward"), Action("new_tab"), Action("tab_focus", index=7), Action("close_tab")),
+    Action("stop", text="12.50"),
+)
+"""What a policy may do besides clicking an element that is there; on those without a target, nothing has a name."""
+GOALS = ("Buy the Wool Scarf", "Tell the price of the oldest lamp")
+COLOURS = ("Red", "Green", "Blue", "Black", "White", "Amber", "Violet", "Teal")
 
 
 class WorldModelSuite(PluginSuite):
@@ -70,6 +94,74 @@ class WorldModelSuite(PluginSuite):
         model = self.build()
         found = self.run(model.predict(PRODUCT, BUY, seed=1, history=(OPEN,), goal="Buy the Wool Scarf"))
         assert isinstance(found, Prediction)
+
+    @pytest.mark.parametrize("action", ACTIONS, ids=lambda action: f"{action.kind} {action.target_name}"[:20].strip())
+    def test_no_action_is_an_exception(self, action: Action) -> None:
+        """Whatever a policy does, there is a page, or the reason why there is none."""
+        for engine in (FakeEngine(compact_format(), JUNK), self._engine()):
+            model = self.build(self.context(engine=engine))
+            for history in ((), (OPEN, action)):
+                try:
+                    found = self.run(model.predict(PRODUCT, action, seed=1, history=history, goal=GOALS[0]))
+                except Exception as error:
+                    what = f"`predict` raises {type(error).__name__}: {error}; that belongs into Prediction.error"
+                    target = repr(action.target_name) if action.target_name else "no element"
+                    pytest.fail(f"{action.kind} of {target}: {what}")
+                assert isinstance(found, Prediction)
+                if found.next_observation is None:
+                    assert found.error, f"{action.kind}: there is no page, and `error` does not say why"
+                else:
+                    assert numbered(found.next_observation.nodes), f"{action.kind}: elements are not numbered 1..N"
+
+    def test_a_prediction_depends_on_its_own_question_alone(self) -> None:
+        """Not on the goal, the actions or the page of the call before, of this object or of another."""
+
+        def ask(model: Any, goal: str, history: tuple[Action, ...]) -> Prediction:
+            found: Prediction = self.run(model.predict(HOME, OPEN, seed=1, history=history, goal=goal))
+            return found
+
+        context = self.context(engine=self._engine())
+        for same in (True, False):
+            model = self.build(context)
+            ask(model, GOALS[0], (OPEN,))
+            before = ask(model, GOALS[0], (OPEN,))
+            ask(model if same else self.build(context), GOALS[1], (BUY, OPEN))
+            after = ask(model, GOALS[0], (OPEN,))
+            assert after == before, (
+                "one question gets two answers, with a question that has another goal and history between them: does "
+                f"something of the former call stay in the object or its class? First {before}, then {after}"
+            )
+
+    def test_other_processes_dream_the_same(self) -> None:
+        """Strings hash differently in every process, and nothing may hang on that."""
+        first, second = asked_elsewhere(self, "_dreams")
+        different = [one for one, pair in enumerate(zip(first, second, strict=True), 1) if pair[0] != pair[1]]
+        assert not different, (
+            f"{len(different)} of {len(first)} predictions differ between two processes: do they depend on `hash` of a "
+            "text, or on the order of a set? `dynaweb.seeding.derive` makes numbers that are the same everywhere"
+        )
+
+    def _dreams(self) -> list[Prediction]:
+        model = self.build(self.context(engine=self._engine()))
+        found: list[Prediction] = []
+        for seed, colour in enumerate(COLOURS):
+            links = [("link", f"{other} Scarf") for other in sorted(COLOURS, key=lambda other: other == colour)]
+            shop = page(f"/{colour}", *links, ("textbox", "Search"), title=colour)
+            for action in (
+                Action("click", len(links), target_role="link", target_name=f"{colour} Scarf"),
+                Action("type", len(links) + 1, colour, True, target_role="textbox", target_name="Search"),
+            ):
+                work = model.predict(shop, action, seed=seed, history=(OPEN,), goal=f"Buy the {colour} Scarf")
+                found.append(self.run(work))
+        return found
+
+    def _engine(self) -> PromptEngine:
+        """Says what the model hopes to hear where that is known, so that there are pages; else junk."""
+        prompts = compact_format()
+        if "trainable" in self.plugin.spec.capabilities:
+            pairs = self.build(self.context()).examples(list(TRANSITIONS))
+            return PromptEngine(tuple(target for _, target in pairs))
+        return PromptEngine(tuple(prompts.world_model_target(text) for text in JUNK if text))
 
     def test_examples_are_tokens_to_learn_from(self) -> None:
         """Pairs of prompt and target, where the plugin says that it can be trained."""
