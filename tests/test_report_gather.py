@@ -260,3 +260,16 @@ def test_closing_text_and_json_agree(folder: Path) -> None:
     assert f"report: {folder / 'report.html'}" in text
     assert "dreams 30" in text
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+
+
+@pytest.mark.parametrize("wrong", [["a"], [[1.0]], [{}]])
+def test_outcomes_that_are_no_numbers_are_damage(wrong: list[object], folder: Path) -> None:
+    """Also those that are read only where there is no summary; else statistics would stumble over them later."""
+    metrics = folder / "metrics.jsonl"
+    row = {"event": "eval", "arm": "sft", "split": "test", "successes": wrong}
+    metrics.write_text(json.dumps(row) + "\n" + metrics.read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl is damaged \(it does not hold"):
+        gather(folder)
+    write(folder / "summary.json", {"arms": [{"name": "sft", "outcomes": [wrong]}]})
+    with pytest.raises(CheckpointError, match=r"summary\.json is damaged"):
+        gather(folder)

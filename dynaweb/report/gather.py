@@ -146,18 +146,23 @@ def _summary_arms(summary: Row) -> tuple[Arm, ...]:
             str(item["name"]),
             str(item.get("label", item["name"])),
             item.get("role", "control"),
-            tuple(tuple(outcomes) for outcomes in item["outcomes"]),
+            tuple(map(_outcomes, item["outcomes"])),
             str(item.get("note", "")),
         )
         for item in summary.get("arms", ())
     )
 
 
+def _outcomes(values: Iterable[Any]) -> tuple[float | None, ...]:
+    """Successes by episode, None where one has no grade. Raises `TypeError` or `ValueError` for what is no number."""
+    return tuple(None if value is None else float(value) for value in values)
+
+
 def _eval_arms(rows: Iterable[Row], recipe: Row) -> tuple[Arm, ...]:
     """The last evaluation of each arm on the recipe's split, audits of the judge left out."""
     split = recipe.get("settings", {}).get("eval", {}).get("split", "test")
     wanted = (row for row in rows if row.get("event") == "eval" and row.get("split") == split)
-    found = {row["arm"]: tuple(row["successes"]) for row in wanted if not row["arm"].startswith(JUDGE_OF)}
+    found = {row["arm"]: _outcomes(row["successes"]) for row in wanted if not row["arm"].startswith(JUDGE_OF)}
     return tuple(Arm(name, arm_label(name), arm_role(name), (outcomes,)) for name, outcomes in found.items())
 
 
