@@ -24,11 +24,11 @@ from typing import Any
 import dynaweb
 from dynaweb.config import resolve
 from dynaweb.data.store import TransitionStore
-from dynaweb.loop.rollout import together
-from dynaweb.loop.workspace import Workspace
-from dynaweb.loop.worldmodel import asked
-from dynaweb.plugins import current
+from dynaweb.pipeline.context import RunContext
+from dynaweb.plugin.registry import current
+from dynaweb.rollout.episode import together
 from dynaweb.runs import StageCache
+from dynaweb.stages.world_model import asked
 from dynaweb.types import Task, Transition
 from dynaweb.worldmodels.change import goal_of
 
@@ -58,16 +58,16 @@ class Times:
 class Bench:
     """The questions and what dreams them."""
 
-    def __init__(self, ws: Workspace, world_model: Any, distinct: list[Transition], group: int) -> None:
-        self.ws = ws
+    def __init__(self, ctx: RunContext, world_model: Any, distinct: list[Transition], group: int) -> None:
+        self.ctx = ctx
         self.items = [item for item in distinct for _ in range(group)]
         starts = {str(at): item.observation for at, item in enumerate(self.items)}
-        self.make: Callable[[], Any] = ws.dream_environment(world_model, lambda task: starts[task.id])
+        self.make: Callable[[], Any] = ctx.envs.dream(world_model, lambda task: starts[task.id])
 
     async def one(self, at: int) -> None:
         """One dream step."""
         item = self.items[at]
-        async with self.ws.lockstep.episode():
+        async with self.ctx.models.lockstep.episode():
             environment = self.make()
             task = Task(str(at), goal_of(item), item.observation.url)
             await environment.reset(task, at)
@@ -95,10 +95,10 @@ def main() -> None:
     given = parser.parse_args()
     sets = [f"model.threads={given.threads}", WITHOUT_BROWSER]
     recipe = resolve("dynaweb", overrides=sets, wm=given.wm, model=given.model)
-    ws = Workspace(recipe, current(), StageCache(notify=current().notify))
-    model = ws.load(given.weights) if given.weights else ws.base
-    world_model = ws.world_model(model, temperature=recipe.dream.temperature)
-    bench = Bench(ws, world_model, transitions(given.steps // given.group, sets), given.group)
+    ctx = RunContext(recipe, current(), StageCache(notify=current().notify))
+    model = ctx.models.load(given.weights) if given.weights else ctx.models.base
+    world_model = ctx.models.world_model(model, temperature=recipe.dream.temperature)
+    bench = Bench(ctx, world_model, transitions(given.steps // given.group, sets), given.group)
     times: dict[int, list[Times]] = {size: [] for size in given.sizes}
 
     async def rounds() -> None:

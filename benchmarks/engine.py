@@ -22,15 +22,15 @@ from typing import Any
 
 import torch  # noqa: TID253  (a script, run on its own)
 
-from dynaweb.backends.models import load_model
-from dynaweb.backends.scoring import GenericScorer, LlamaScorer
-from dynaweb.backends.torch_backend import TorchTrainer
-from dynaweb.engines import small
-from dynaweb.engines.generic import GenericRunner
+from dynaweb.engines.local import decoding
+from dynaweb.engines.local.engine import TransformersEngine
+from dynaweb.engines.local.sessions import GenericRunner, LlamaRunner
 from dynaweb.engines.scheduler import Lockstep
-from dynaweb.engines.sessions import LlamaRunner
-from dynaweb.engines.transformers_engine import TransformersEngine
 from dynaweb.protocols import GenerateRequest, TokenRow
+from dynaweb.trainer.logprobs import GenericScorer, LlamaScorer
+from dynaweb.trainer.models import load_model
+from dynaweb.trainer.torch_trainer import TorchTrainer
+from dynaweb.types import Prompt
 
 TINY = {
     "vocab_size": 2048,
@@ -99,14 +99,14 @@ class Bench:
     def prefill(self, way: str, batch: int) -> None:
         """Score `batch` prompts of 120 to 200 tokens."""
         engine = self.engine(way)
-        prompts = [(self.tokens(120, 200), (1, 2)) for _ in range(batch)]
+        prompts = [(Prompt(self.tokens(120, 200)), (1, 2)) for _ in range(batch)]
         seconds = timed(lambda: engine.choice_batch(prompts), self.repeat)
         report("prefill", way, sum(len(prompt) for prompt, _ in prompts), seconds, batch=batch)
 
     def generate(self, way: str, batch: int, distinct: int, new: int) -> None:
         """Sample `new` tokens after `batch` prompts, of which `distinct` differ."""
         engine = self.engine(way)
-        prompts = [self.tokens(120, 200) for _ in range(distinct)]
+        prompts = [Prompt(self.tokens(120, 200)) for _ in range(distinct)]
         requests = [GenerateRequest(prompts[i % distinct], new, seed=i) for i in range(batch)]
         seconds = timed(lambda: engine.generate_batch(requests), self.repeat)
         report("generate", way, batch * new, seconds, batch=batch, distinct=distinct, new=new)
@@ -114,7 +114,7 @@ class Bench:
     def decode(self, way: str, batch: int) -> None:
         """One decoding step after prompts of 160 to 180 tokens, sampling left out."""
         runner = self.engine(way)._runner
-        prompts = [self.tokens(160, 180) for _ in range(batch)]
+        prompts = [Prompt(self.tokens(160, 180)) for _ in range(batch)]
         token = torch.ones(batch, dtype=torch.long, device=runner.device)
         with torch.inference_mode():
             session = runner.start(prompts, 8 * (self.repeat + 1))
@@ -122,12 +122,12 @@ class Bench:
         report("decode step", way, batch, [total / 8 for total in seconds], batch=batch)
 
     def small_steps(self, batch: int) -> None:
-        """A decoding step of `dynaweb.engines.small` against the usual one, in turns; ratios of processor time."""
+        """A step of `decoding.SmallSteps` against the usual one, in turns; ratios of processor time."""
         runner = LlamaRunner(self.model, 0)
         page = self.tokens(300, 300)
-        prompts = [page + self.tokens(10, 30) for _ in range(batch)]
+        prompts = [Prompt(page + self.tokens(10, 30)) for _ in range(batch)]
         token = torch.ones(batch, dtype=torch.long)
-        seconds: dict[int, list[float]] = {0: [], small.MAX_ROWS: []}
+        seconds: dict[int, list[float]] = {0: [], decoding.SMALL_ROWS: []}
         with torch.inference_mode():
             for turn in range(8 * (self.repeat + 1)):
                 for rows in seconds:
@@ -143,7 +143,7 @@ class Bench:
         """Forward and backward of 64 trajectories x 4 rows; 8 groups share their first prompts."""
         first = [self.tokens(120, 200) for _ in range(8)]
         rows = [
-            TokenRow(first[t // 8] if step == 0 else self.tokens(120, 200), self.tokens(8, 16), t)
+            TokenRow(Prompt(first[t // 8] if step == 0 else self.tokens(120, 200)), self.tokens(8, 16), t)
             for t in range(64)
             for step in range(4)
         ]
@@ -151,18 +151,18 @@ class Bench:
         trainer._moved = True
         trainer._scorer = LlamaScorer(self.model) if way == "compact" else GenericScorer(self.model)
         seconds = timed(lambda: trainer.supervised_step(rows), self.repeat)
-        total = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
+        total = sum(len(row.prompt) + len(row.response_ids) for row in rows)
         report("train", way, total, seconds, rows=len(rows), micro_tokens=micro_tokens)
 
 
 def _stepped(session: Any, token: torch.Tensor, rows: int) -> float:
     """Processor seconds of a step where small steps have at most so many rows."""
-    before, small.MAX_ROWS = small.MAX_ROWS, rows
+    before, decoding.SMALL_ROWS = decoding.SMALL_ROWS, rows
     start = time.process_time()
     for _ in range(8):
         session.step(token)
     seconds = (time.process_time() - start) / 8
-    small.MAX_ROWS = before
+    decoding.SMALL_ROWS = before
     return seconds
 
 
@@ -186,7 +186,7 @@ def main() -> None:
         torch.set_num_threads(given.threads)
     bench = Bench(model, given.repeat)
     if given.device == "cpu":
-        for batch in (1, 2, 4, 8, 16, small.MAX_ROWS):
+        for batch in (1, 2, 4, 8, 16, decoding.SMALL_ROWS):
             bench.small_steps(batch)
     for way in given.ways:
         for batch in given.batches:

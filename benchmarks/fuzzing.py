@@ -11,7 +11,8 @@ from collections import Counter
 from served import report
 
 from dynaweb.types import Action, Node, Observation
-from dynaweb.web.actions import GRAMMARS, Grammar, format_action, parse_action
+from dynaweb.web import formats
+from dynaweb.web.actions.grammar import format_action, parse_action
 
 _WORDS = "click type stop do( exit( fill( goto [1] [ ] ' \" \\ ``` , ) = Action: Click Type ; 羊 ² 1 2 element= enter"
 _ACTIONS = (
@@ -29,11 +30,11 @@ _ACTIONS = (
 async def fuzz(options: argparse.Namespace) -> None:
     """Strings through all grammars, half of them random, half actions with letters changed: none may raise."""
     page = Observation("http://a/", (Node(1, "link", "Home"), Node(2, "textbox", "Find"), Node(3, "combobox", "Sort")))
-    rng = random.Random(0)
+    rng, grammars = random.Random(0), formats.names("grammar")
     found: Counter[str] = Counter()
     start = time.perf_counter()
     for number in range(options.strings):
-        grammar = GRAMMARS[number % len(GRAMMARS)]
+        grammar = grammars[number % len(grammars)]
         reply = (
             _random_reply(rng) if rng.random() < 0.5 else _changed(format_action(rng.choice(_ACTIONS), grammar), rng)
         )
@@ -45,7 +46,7 @@ async def fuzz(options: argparse.Namespace) -> None:
         raise SystemExit(1)
 
 
-def _outcome(reply: str, page: Observation, grammar: Grammar) -> str:
+def _outcome(reply: str, page: Observation, grammar: str) -> str:
     """What a parser makes of a reply: `silent` is an error without a word."""
     try:
         parsed = parse_action(reply, page, grammar)

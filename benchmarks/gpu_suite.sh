@@ -49,7 +49,7 @@ needed = "flask waitress pydantic pluggy typer rich platformdirs tomli_w packagi
 lacking = [name for name in (*needed.split(), "pytest_asyncio", "pytest_timeout") if not importlib.util.find_spec(name)]
 if lacking:
     print("needed and not there:", *lacking)
-from dynaweb.plugins import load
+from dynaweb.plugin.registry import load
 
 names = load().names("opt")
 print("optimizers:", *names)
@@ -109,7 +109,7 @@ call() {  # NAME SECONDS FUNCTION...
 }
 
 call about 120 about
-step tests 300 "$python" -m pytest tests/test_backend_gpu.py -q -p no:cacheprovider
+step tests 300 "$python" -m pytest tests/trainer/test_backend_gpu.py -q -p no:cacheprovider
 step optim 240 "$python" benchmarks/optim.py "${optim[@]}"
 step trainer 420 "$python" benchmarks/trainer.py "${trainer[@]}" --ways "${ways[@]}"
 call rollout 300 rollout "${dreams[@]}" "${short[@]}" --sft-steps 2 --wm-steps 2

@@ -10,10 +10,10 @@ import asyncio
 import sys
 import time
 
-from dynaweb.loop.players import ExpertPlayer
-from dynaweb.loop.rollout import Episode, Rules, play_all
-from dynaweb.loop.verdicts import grading, success_of
-from dynaweb.protocols import PluginContext
+from dynaweb.judges.reward import grading, success_of
+from dynaweb.protocols import EnvironmentContext
+from dynaweb.rollout.agents import ExpertPlayer
+from dynaweb.rollout.episode import Episode, Rules, play_all
 from dynaweb.types import Trajectory
 from dynaweb_env_miniwob import MiniwobConfig
 from dynaweb_env_miniwob.env import MiniwobSource
@@ -46,7 +46,7 @@ def main() -> int:
     options = parser.parse_args()
     names = tuple(filter(None, options.templates.split(",")))
     started = time.monotonic()
-    source = MiniwobSource(MiniwobConfig(templates=names, pick="scripted"), PluginContext())
+    source = MiniwobSource(MiniwobConfig(templates=names, pick="scripted"), EnvironmentContext())
     played = asyncio.run(prove(source, options.seeds, options.slots))
     solved: dict[str, list[bool]] = {}
     for trajectory in played:

@@ -27,12 +27,13 @@ from typing import Any
 
 import torch  # noqa: TID253  (a script, run on its own)
 
-from dynaweb.backends.batch import collate, units
-from dynaweb.backends.models import pick_dtype
-from dynaweb.backends.scoring import GenericScorer, LlamaScorer
-from dynaweb.credit import Credit, CreditInput, CreditRow, credit_of, wants
-from dynaweb.plugins import load
-from dynaweb.protocols import LossInput, PluginContext, TokenRow
+from dynaweb.plugin.contracts import credit_of
+from dynaweb.plugin.registry import load
+from dynaweb.protocols import Credit, CreditInput, CreditRow, LossInput, PluginContext, TokenRow, wants
+from dynaweb.trainer.batching import collate, units
+from dynaweb.trainer.logprobs import GenericScorer, LlamaScorer
+from dynaweb.trainer.models import pick_dtype
+from dynaweb.types import Prompt
 
 MIB = 1 << 20
 
@@ -75,9 +76,9 @@ def model_of(given: argparse.Namespace) -> Any:
 
 def plain(model: Any, rows: list[TokenRow]) -> torch.Tensor:
     """Log-probabilities from logits of every position of all rows (which are of the same length)."""
-    ids = torch.tensor([[*row.prompt_ids, *row.response_ids] for row in rows], device=model.device)
+    ids = torch.tensor([[*row.prompt.ids, *row.response_ids] for row in rows], device=model.device)
     logp = torch.log_softmax(model(input_ids=ids, use_cache=False).logits.float(), dim=-1)
-    start = len(rows[0].prompt_ids)
+    start = len(rows[0].prompt)
     return logp[:, start - 1 : -1].gather(2, ids[:, start:, None]).flatten()
 
 
@@ -106,7 +107,7 @@ def _measured(given: argparse.Namespace, way: str) -> tuple[float, float]:
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(rng.randrange(given.vocabulary) for _ in range(count))
 
-    rows = [TokenRow(tokens(given.prompt), tokens(given.response)) for _ in range(given.rows)]
+    rows = [TokenRow(Prompt(tokens(given.prompt)), tokens(given.response)) for _ in range(given.rows)]
     scorer = WAYS[way](model)
     batch = collate(rows, units(rows, range(len(rows)), share=scorer.shares_prompts), model.device)
 

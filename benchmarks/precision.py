@@ -20,10 +20,11 @@ from typing import Any
 import torch  # noqa: TID253  (a script, run on its own)
 import torch.nn.functional as F  # noqa: TID253
 
-from dynaweb.backends.models import load_model
-from dynaweb.backends.scoring import GenericScorer, LlamaScorer, micro_batches
-from dynaweb.engines import llama
+from dynaweb.engines.local import llama
 from dynaweb.protocols import TokenRow
+from dynaweb.trainer.logprobs import GenericScorer, LlamaScorer, micro_batches
+from dynaweb.trainer.models import load_model
+from dynaweb.types import Prompt
 
 KINDS = ("norm", "projected", "rotated", "mixed", "residual", "gate", "inner", "down", "final", "weights")
 
@@ -43,13 +44,13 @@ def sampled(model: Any, count: int) -> list[TokenRow]:
     for _ in range(count):
         prompt = torch.tensor([[rng.randrange(model.config.vocab_size) for _ in range(rng.randint(40, 120))]])
         out = model.generate(prompt, max_new_tokens=12, do_sample=True, top_k=0, pad_token_id=0)
-        rows.append(TokenRow(tuple(prompt[0].tolist()), tuple(out[0, prompt.shape[1] :].tolist())))
+        rows.append(TokenRow(Prompt(tuple(prompt[0].tolist())), tuple(out[0, prompt.shape[1] :].tolist())))
     return rows
 
 
 def picked(logits_TV: torch.Tensor, row: TokenRow) -> torch.Tensor:
     """Log-probabilities of a row's response from logits of all its tokens."""
-    start, target = len(row.prompt_ids) - 1, torch.tensor(row.response_ids)
+    start, target = len(row.prompt) - 1, torch.tensor(row.response_ids)
     logp_TV = torch.log_softmax(logits_TV, -1)[start : start + len(target)]
     return logp_TV.gather(1, target[:, None])[:, 0]
 
@@ -58,7 +59,7 @@ def plain(model: Any, rows: Sequence[TokenRow], *, wide_head: bool) -> torch.Ten
     """The model's own forward, row by row."""
     out = []
     for row in rows:
-        hidden = model.model(torch.tensor([[*row.prompt_ids, *row.response_ids]])).last_hidden_state[0]
+        hidden = model.model(torch.tensor([[*row.prompt.ids, *row.response_ids]])).last_hidden_state[0]
         weight = model.lm_head.weight
         logits = F.linear(hidden.float(), weight.float()) if wide_head else F.linear(hidden, weight).float()
         out.append(picked(logits, row))
@@ -82,7 +83,7 @@ def rounding(weights: llama.Weights, rows: Sequence[TokenRow], kinds: Sequence[s
 
     out = []
     for row in rows:
-        ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
+        ids = torch.tensor([[*row.prompt.ids, *row.response_ids]])
         turn, x = llama.rotary(weights, torch.arange(ids.shape[1])[None]), F.embedding(ids, weights.embed_VD)
         heads = weights.heads + weights.kv_heads
         for layer in weights.layers:

@@ -26,13 +26,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from trainer import SHAPES, SIZES, model_of, rows_of
 
-from dynaweb.backends.choice import make_trainer
-from dynaweb.backends.team import Team
-from dynaweb.backends.team_engine import TeamEngine
 from dynaweb.config.sections import Backend
+from dynaweb.engines.local.engine import TransformersEngine
 from dynaweb.engines.scheduler import Lockstep
-from dynaweb.engines.transformers_engine import TransformersEngine
 from dynaweb.protocols import GenerateRequest
+from dynaweb.trainer.choice import make_trainer
+from dynaweb.trainer.distributed.team import Team
+from dynaweb.trainer.distributed.team_engine import TeamEngine
+from dynaweb.types import Prompt
 from dynaweb_opt_gspo import GspoConfig
 from dynaweb_opt_gspo.gspo import Gspo
 
@@ -62,11 +63,11 @@ def measure(team: Team, given: argparse.Namespace) -> dict[str, Any]:
     backend = Backend(name=given.backend, stage=given.stage)
     trainer = make_trainer(model, backend, team, lr=1e-6, total_steps=100, micro_tokens=given.micro_tokens)
     update = seconds_of(lambda: trainer.policy_step(rows, Gspo(GspoConfig()), advantages), given.repeat)
-    tokens = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
+    tokens = sum(len(row.prompt) + len(row.response_ids) for row in rows)
     engine = TeamEngine(team, TransformersEngine(model, Lockstep()), 0)
     rng = random.Random(1)
     prompts = [tuple(rng.randrange(model.config.vocab_size) for _ in range(given.prompt)) for _ in range(given.prompts)]
-    asked = [GenerateRequest(prompt, given.new, seed=i) for i, prompt in enumerate(prompts)]
+    asked = [GenerateRequest(Prompt(prompt), given.new, seed=i) for i, prompt in enumerate(prompts)]
     generation = seconds_of(lambda: engine.generate_batch(asked), given.repeat)
     cuda = torch.cuda.is_available()
     return {

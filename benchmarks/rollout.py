@@ -27,7 +27,7 @@ from typing import Any
 from dynaweb.config import resolve
 from dynaweb.events import Update
 from dynaweb.hookspecs import hookimpl
-from dynaweb.plugins import current
+from dynaweb.plugin.registry import current
 
 
 class Clock:
@@ -48,7 +48,7 @@ class Clock:
     @contextmanager
     def counting(self) -> Any:
         """Wrap the engine's batches for the time of a `with` block."""
-        from dynaweb.engines.transformers_engine import TransformersEngine
+        from dynaweb.engines.local.engine import TransformersEngine
 
         plain = TransformersEngine.generate_batch, TransformersEngine.choice_batch
         for name, method in (("generate_batch", plain[0]), ("choice_batch", plain[1])):
@@ -97,7 +97,7 @@ def settings(given: argparse.Namespace, dreams: int) -> dict[str, Any]:
 
 def measured(given: argparse.Namespace, dreams: int, folder: Path) -> dict[str, Any]:
     """The run, and medians over its updates."""
-    from dynaweb.loop.api import run
+    from dynaweb.api import run
 
     clock = Clock()
     recipe = resolve("dynaweb", overrides=settings(given, dreams))

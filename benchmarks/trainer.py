@@ -29,8 +29,9 @@ from typing import Any
 
 import torch  # noqa: TID253  (a script, run on its own)
 
-from dynaweb.backends.torch_backend import TorchTrainer
 from dynaweb.protocols import TokenRow
+from dynaweb.trainer.torch_trainer import TorchTrainer
+from dynaweb.types import Prompt
 from dynaweb_opt_gspo import GspoConfig
 from dynaweb_opt_gspo.gspo import Gspo
 
@@ -87,7 +88,9 @@ def rows_of(shape: str, vocabulary: int) -> tuple[list[TokenRow], list[float]]:
         first = tokens(prompt)
         for member in range(each):
             for step in range(steps):
-                rows.append(TokenRow(first if step == 0 else tokens(prompt), tokens(response), group * each + member))
+                rows.append(
+                    TokenRow(Prompt(first if step == 0 else tokens(prompt)), tokens(response), group * each + member)
+                )
     advantages = [rng.choice([-1.0, 1.0]) * rng.uniform(0.5, 1.5) for _ in range(groups * each)]
     return rows, advantages
 
@@ -157,10 +160,10 @@ def _trl_trainer(given: argparse.Namespace, model: Any) -> Any:
 
 def _parts(rows: Sequence[TokenRow], tokens: int) -> list[list[int]]:
     """Indices of rows, of similar length together, at most so many padded tokens each."""
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i].prompt_ids) + len(rows[i].response_ids))
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i].prompt) + len(rows[i].response_ids))
     parts: list[list[int]] = []
     for index in order:
-        width = len(rows[index].prompt_ids) + len(rows[index].response_ids)
+        width = len(rows[index].prompt) + len(rows[index].response_ids)
         if parts and (len(parts[-1]) + 1) * width <= tokens:
             parts[-1].append(index)
         else:
@@ -169,7 +172,7 @@ def _parts(rows: Sequence[TokenRow], tokens: int) -> list[list[int]]:
 
 
 def _padded(part: Sequence[int], rows: Sequence[TokenRow], advantages: Sequence[float], device: Any) -> dict[str, Any]:
-    prompts, answers = [rows[i].prompt_ids for i in part], [rows[i].response_ids for i in part]
+    prompts, answers = [rows[i].prompt.ids for i in part], [rows[i].response_ids for i in part]
     wide, long = max(map(len, prompts)), max(map(len, answers))
 
     def tensor(values: list[list[int]]) -> torch.Tensor:
@@ -189,12 +192,12 @@ def _padded(part: Sequence[int], rows: Sequence[TokenRow], advantages: Sequence[
 def flops(model: Any, rows: Sequence[TokenRow]) -> float:
     """Floating point operations of forward and backward: every prompt once however many rows have it, the output head
     on response tokens, recomputation not counted."""
-    config, seen = model.config, set[tuple[int, ...]]()
+    config, seen = model.config, set[Prompt]()
     body = sum(p.numel() for p in model.model.parameters()) - config.vocab_size * config.hidden_size
     total = 0.0
     for row in rows:
-        length = len(row.response_ids) + (0 if row.prompt_ids in seen else len(row.prompt_ids))
-        seen.add(row.prompt_ids)
+        length = len(row.response_ids) + (0 if row.prompt in seen else len(row.prompt))
+        seen.add(row.prompt)
         # Causal attention sees half of the square.
         total += length * (6 * body + 6 * config.num_hidden_layers * config.hidden_size * length)
         total += 6 * len(row.response_ids) * config.vocab_size * config.hidden_size
@@ -226,7 +229,7 @@ def _measured(given: argparse.Namespace, way: str, size: str) -> dict[str, Any]:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     median = statistics.median(seconds[1:])
-    tokens = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
+    tokens = sum(len(row.prompt) + len(row.response_ids) for row in rows)
     return {
         "way": way,
         "model": size,

@@ -26,13 +26,13 @@ from typing import Any
 from fuzzing import fuzz
 from served import product_rows, report, serving, serving_files
 
-from dynaweb import sidecar
+from dynaweb.runs import sidecar
 from dynaweb.types import Action, Node, Observation
-from dynaweb.web.browser import BrowserPool
-from dynaweb.web.chromium import find
-from dynaweb.web.chromium_session import ChromiumSession
+from dynaweb.web.chromium.install import find
+from dynaweb.web.chromium.pool import BrowserPool
+from dynaweb.web.chromium.session import ChromiumSession
 from dynaweb.web.delta import apply, diff, parse, to_text
-from dynaweb.web.dialects import render
+from dynaweb.web.page.text import render
 
 ROOT = Path(__file__).resolve().parents[1]
 START = """(() => {
@@ -260,7 +260,7 @@ Pairs = list[tuple[Observation, Observation]]
 
 
 async def _walks_of_sites(episodes: int = 40, steps: int = 10) -> Pairs:
-    from dynaweb.web.static import StaticSession
+    from dynaweb.web.static.session import StaticSession
     from dynaweb_env_sites.server import create_app
     from dynaweb_env_sites.world_store import HEADER
 

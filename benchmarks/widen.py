@@ -21,7 +21,7 @@ from typing import Any
 import torch  # noqa: TID253  (a script, run on its own)
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: TID253
 
-from dynaweb.backends.models import load_model, pick_dtype, resolve, save_model
+from dynaweb.trainer.models import load_model, pick_dtype, resolve, save_model
 
 WIDTH, INNER, HEADS, KV_HEADS = 576, 1536, 18, 6
 

@@ -32,14 +32,14 @@ from dynaweb.config import resolve
 from dynaweb.data.inspect import contamination, site_of
 from dynaweb.data.store import TransitionStore
 from dynaweb.errors import DynawebError, MissingError
-from dynaweb.loop.wmeval import WorldModelScores
-from dynaweb.loop.workspace import Workspace
-from dynaweb.loop.worldmodel import asked, split_by
-from dynaweb.plugins import current
-from dynaweb.report.stats import Estimate, paired_difference, wilson
+from dynaweb.pipeline.context import RunContext
+from dynaweb.plugin.registry import current
 from dynaweb.runs import StageCache
+from dynaweb.stages.world_model import asked, split_by
+from dynaweb.stages.world_model_eval import WorldModelScores
+from dynaweb.stats import Estimate, paired_difference, wilson
+from dynaweb.types import Add
 from dynaweb.web.delta import diff
-from dynaweb.web.delta_types import Add
 from dynaweb.worldmodels.prompts import Form, answer
 
 ARMS: Mapping[str, tuple[str, tuple[str, ...], bool]] = {
@@ -164,7 +164,7 @@ class TrueAnswers:
 def true_answers(given: argparse.Namespace, env: str, store: Path) -> TrueAnswers:
     """What a model that makes no mistake would write on the held-out sites."""
     recipe = resolve("dynaweb", overrides=settings(given, env), model=given.model)
-    prompts = Workspace(recipe, current(), StageCache(notify=current().notify)).format
+    prompts = RunContext(recipe, current(), StageCache(notify=current().notify)).models.format
     items = asked(list(TransitionStore(store)))
     forms: tuple[Form, ...] = ("delta", "page")
     lengths = [[len(prompts.world_model_target(answer(item, form))) for item in items] for form in forms]

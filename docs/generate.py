@@ -86,19 +86,20 @@ def api() -> str:
     rows = [f"| `{flag}` | `{path}` |" for flag, path in FLAGS.items()]
     flags = "\n".join(["| keyword | setting |", "| --- | --- |", *rows])
     parts = [NOTE, _API_INTRO, flags, _API_MORE]
-    titles = {"dynaweb.config.resolving": "Recipes", "dynaweb.api": "Training and evaluation", "dynaweb.tools": "Tools"}
-    for module, title in titles.items():
-        parts += [f"## {title}", *_calls(dynaweb, module)]
+    calls = {name: getattr(dynaweb, name) for name in dynaweb.__all__ if name != "__version__"}
+    training = {name: call for name, call in calls.items() if "progress" in inspect.signature(call).parameters}
+    tools = {name: call for name, call in calls.items() if name not in (*training, "resolve")}
+    chapters = {"Recipes": {"resolve": calls["resolve"]}, "Training and evaluation": training, "Tools": tools}
+    for title, chapter in chapters.items():
+        parts += [f"## {title}", *_calls(chapter)]
     return "\n\n".join(parts) + "\n"
 
 
-def _calls(package: Any, module: str) -> Iterator[str]:
-    for name in sorted(package.__all__):
-        call = getattr(package, name)
-        if getattr(call, "__module__", "") == module:
-            yield f"### `dynaweb.{name}`"
-            yield f"```text\n{_signature(name, call)}\n```"
-            yield inspect.cleandoc(call.__doc__ or "")
+def _calls(chapter: dict[str, Any]) -> Iterator[str]:
+    for name, call in chapter.items():
+        yield f"### `dynaweb.{name}`"
+        yield f"```text\n{_signature(name, call)}\n```"
+        yield inspect.cleandoc(call.__doc__ or "")
 
 
 def _signature(name: str, call: Any) -> str:
@@ -119,7 +120,7 @@ def _signature(name: str, call: Any) -> str:
 def hooks() -> str:
     """Every hook with its argument, and every event with its fields."""
     from dynaweb import events, hookspecs
-    from dynaweb.discovery import hook_names
+    from dynaweb.plugin.discovery import hook_names
 
     parts = [NOTE, _HOOKS_INTRO, "## Registration", *_hooks(hookspecs, hook_names(), observers=False)]
     parts += ["## Observers", _OBSERVERS_INTRO, *_hooks(hookspecs, hook_names(), observers=True)]
@@ -151,7 +152,7 @@ def _shipped() -> str:
 
 
 def _first_party() -> Iterator[tuple[Kind, Any]]:
-    from dynaweb import plugins
+    from dynaweb.plugin import registry as plugins
 
     loaded = plugins.load(warn=False)
     for kind in KINDS:
@@ -278,7 +279,7 @@ as `--set` takes them; `out` is the run folder; `progress=True` draws progress o
 their numbers as attributes. Errors are those of `dynaweb.errors`, each with the exit code of the command line as
 `exit_code`. `**flags` are:"""
 _API_MORE = """Besides: `thorough=True` for 360 held-out episodes and all control arms, and `plugins`, those to use
-instead of `dynaweb.plugins.current()`. Any other keyword is a `ConfigError` that names the nearest."""
+instead of `dynaweb.plugin.registry.current()`. Any other keyword is a `ConfigError` that names the nearest."""
 _CLI_INTRO = """# The command line
 
 stdout is data, stderr is progress. Exit codes: 0 done, 1 the run failed, 2 usage or configuration, 3 a plugin or

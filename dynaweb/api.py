@@ -1,29 +1,46 @@
-"""The Python API: everything that the command line does.
+"""The Python API: everything that the command line does, each command as one call.
 
-Each call takes a recipe (a shipped name, a TOML file, or a resolved `Recipe`) with overrides and flags as
-`dynaweb.config.resolving.resolve` knows them (`seed=1`, `wm="delta"`, `thorough=True`...; any other keyword is a
-`ConfigError` that names the nearest), and shows nothing by itself;
-`progress=True` draws progress on stderr. Errors are those of `dynaweb.errors`.
+Calls that train or evaluate take a recipe (a shipped name, a TOML file, or a resolved `Recipe`) with overrides and
+flags as `dynaweb.config.resolving.resolve` knows them (`seed=1`, `wm="delta"`, `thorough=True`...; any other keyword is
+a `ConfigError` that names the nearest). They draw nothing by themselves; `progress=True` draws progress on stderr.
+Heavy code is imported when a call needs it, after the recipe has been checked. Errors are those of `dynaweb.errors`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dynaweb.config.agreement import used_plugins
 from dynaweb.config.resolving import DEFAULT, Overrides, check_flags, resolve
 from dynaweb.errors import ConfigError
-from dynaweb.plugins import Plugins, current, use
+from dynaweb.plugin.registry import current, use
 
 if TYPE_CHECKING:
+    from http.server import ThreadingHTTPServer
+
+    from dynaweb.commands.doctor import Check
+    from dynaweb.compare import Comparison
     from dynaweb.config import Recipe
+    from dynaweb.data.importers import ImportReport
+    from dynaweb.data.inspect import Overlap, Summary
+    from dynaweb.data.labels import Labelled
+    from dynaweb.engines.server import OpenAIEngine
+    from dynaweb.estimate import Estimate
     from dynaweb.judges.audit import JudgeAudits
-    from dynaweb.loop.closing import RunResult, StageResult
-    from dynaweb.loop.wmeval import Shown, WorldModelScores
+    from dynaweb.matrix import MatrixFolder, Plan
+    from dynaweb.matrix.results import MatrixResults
+    from dynaweb.plugin.discovery import PluginStatus
+    from dynaweb.report.gather import RunResult
+    from dynaweb.report.summary import StageResult
+    from dynaweb.runs.pruning import CachedStage
+    from dynaweb.serve.environment import ServedEnvironment
+    from dynaweb.stages.world_model_eval import GradedPrediction, WorldModelScores
+    from dynaweb.types import Task
+
+PluginKind = Literal["world-model", "optimizer", "reward", "env"]
 
 
 def run(
@@ -44,8 +61,38 @@ def run(
         from dynaweb.runs import RunFolder
 
         recipe = RunFolder(Path(out)).recipe()
-    result: RunResult = _call("dynaweb.loop.api:run", recipe, overrides, flags, progress, out=out, resume=resume)
-    return result
+    resolved = _resolved(run, recipe, overrides, flags)
+    from dynaweb import train
+    from dynaweb.pipeline.context import RunContext
+    from dynaweb.pipeline.session import in_folder
+    from dynaweb.report import build_report, closing_json, gather
+    from dynaweb.report.gather import RunResult
+    from dynaweb.report.summary import write_summary
+    from dynaweb.stages.preflight import check_seam, check_together
+
+    def check(ctx: RunContext) -> None:
+        for kind, name in used_plugins(resolved, ctx.plugins):
+            ctx.plugins.load_class(kind, name)
+        check_seam(ctx)
+        check_together(ctx)
+
+    async def job(ctx: RunContext) -> Path:
+        outcome = await train.run(ctx)
+        assert ctx.folder is not None  # the session opens one
+        write_summary(ctx, outcome, ctx.folder.path)
+        return ctx.folder.path
+
+    folder = in_folder(
+        resolved,
+        job,
+        out=_path(out),
+        resume=resume,
+        closing=lambda path: closing_json(gather(path)),
+        check=check,
+        progress=progress,
+    )
+    data = gather(folder)
+    return RunResult(folder, build_report(folder, data=data), closing_json(data))
 
 
 def sft(
@@ -57,8 +104,12 @@ def sft(
     **flags: Any,
 ) -> StageResult:
     """Make demonstrations and fine-tune the policy on them."""
-    result: StageResult = _call("dynaweb.loop.api:sft", recipe, overrides, flags, progress, out=out)
-    return result
+    resolved = _resolved(sft, recipe, overrides, flags)
+    from dynaweb.commands import stages
+    from dynaweb.pipeline.session import in_folder
+    from dynaweb.stages.preflight import check_model
+
+    return in_folder(resolved, stages.sft, out=_path(out), command="sft", check=check_model, progress=progress)
 
 
 def fit_world_model(
@@ -74,10 +125,21 @@ def fit_world_model(
 
     `data` is a transition store to use instead of exploration by the recipe.
     """
-    result: StageResult = _call(
-        "dynaweb.loop.api:fit_world_model", recipe, overrides, flags, progress, out=out, data=_path(data)
+    resolved = _resolved(fit_world_model, recipe, overrides, flags)
+    from dynaweb.commands import stages
+    from dynaweb.pipeline.session import in_folder
+    from dynaweb.stages.preflight import check_model
+    from dynaweb.stages.world_model import check_fit
+
+    store = _existing(data)
+    return in_folder(
+        resolved,
+        lambda ctx: stages.fit_world_model(ctx, store),
+        out=_path(out),
+        command="wm fit",
+        check=check_fit if store is None else check_model,
+        progress=progress,
     )
-    return result
 
 
 def evaluate_world_model(
@@ -93,14 +155,24 @@ def evaluate_world_model(
 ) -> WorldModelScores:
     """Compare a world model with real pages: one step, open-loop over `horizon` steps, and its confidence.
 
-    `weights` is a folder of weights, by default those that the recipe fits; `data` a transition store to measure on, by
-    default the held-out sites of the recipe's exploration.
+    `weights` is a folder of weights, by default those that the recipe fits; `data` a transition store to measure on,
+    all of whose sites then count as held out, by default the held-out sites of the recipe's exploration.
     """
-    options = {"weights": _path(weights), "data": _path(data), "horizon": horizon}
-    result: WorldModelScores = _call(
-        "dynaweb.loop.api:evaluate_world_model", recipe, overrides, flags, progress, out=out, **options
+    resolved = _resolved(evaluate_world_model, recipe, overrides, flags, weights)
+    from dynaweb.commands import stages
+    from dynaweb.pipeline.models import world_model_weights
+    from dynaweb.pipeline.session import in_folder
+    from dynaweb.stages.world_model import check_fit
+
+    folder, store = world_model_weights(_path(weights)), _existing(data)
+    return in_folder(
+        resolved,
+        lambda ctx: stages.evaluate_world_model(ctx, folder, store, horizon),
+        out=_path(out),
+        command="wm eval",
+        check=check_fit,
+        progress=progress,
     )
-    return result
 
 
 def show_prediction(
@@ -113,11 +185,23 @@ def show_prediction(
     out: str | Path | None = None,
     progress: bool = False,
     **flags: Any,
-) -> Shown:
-    """One prediction of a held-out transition beside the truth; `weights` and `data` as in `evaluate_world_model`."""
-    options = {"weights": _path(weights), "data": _path(data), "index": index}
-    result: Shown = _call("dynaweb.loop.api:show_prediction", recipe, overrides, flags, progress, out=out, **options)
-    return result
+) -> GradedPrediction:
+    """A prediction of a held-out transition, and the truth; `weights` and `data` as in `evaluate_world_model`."""
+    resolved = _resolved(show_prediction, recipe, overrides, flags, weights)
+    from dynaweb.commands import stages
+    from dynaweb.pipeline.models import world_model_weights
+    from dynaweb.pipeline.session import in_folder
+    from dynaweb.stages.world_model import check_fit
+
+    folder, store = world_model_weights(_path(weights)), _existing(data)
+    return in_folder(
+        resolved,
+        lambda ctx: stages.show_prediction(ctx, folder, store, index),
+        out=_path(out),
+        command="wm show",
+        check=check_fit,
+        progress=progress,
+    )
 
 
 def collect(
@@ -131,12 +215,20 @@ def collect(
 ) -> StageResult:
     """Collect real transitions as `explore.player` says: with the SFT policy, experts, or random actions.
 
-    They are added to `store`, by default to `transitions.jsonl.gz` in the run folder.
+    They are added to `store`, by default to `transitions.jsonl.gz` in the run folder. Raises `CheckpointError` for a
+    file that is no store, before anything is explored.
     """
-    result: StageResult = _call(
-        "dynaweb.loop.api:collect", recipe, overrides, flags, progress, out=out, store=_path(store)
+    resolved = _resolved(collect, recipe, overrides, flags)
+    from dynaweb.commands import stages
+    from dynaweb.data.store import TransitionStore
+    from dynaweb.pipeline.session import in_folder
+
+    target = _path(store)
+    if target is not None:
+        TransitionStore(target)
+    return in_folder(
+        resolved, lambda ctx: stages.collect(ctx, target), out=_path(out), command="collect", progress=progress
     )
-    return result
 
 
 def evaluate(
@@ -155,9 +247,22 @@ def evaluate(
     result has rows by site and by kind of task, and every failure with its label. With `agent="lookahead"` the policy
     looks ahead in the world model of these weights (`world_model`), by default the one that the recipe fits.
     """
-    options = {"policy": policy or _path(policy), "world_model": _path(world_model)}
-    result: StageResult = _call("dynaweb.loop.api:evaluate", recipe, overrides, flags, progress, out=out, **options)
-    return result
+    policy = policy or _path(policy)
+    resolved = _resolved(evaluate, recipe, overrides, flags, policy, world_model)
+    from dynaweb.commands import stages
+    from dynaweb.pipeline.models import world_model_weights
+    from dynaweb.pipeline.session import in_folder
+
+    folder = world_model_weights(_path(world_model))
+    stages.check_policy(policy)
+    return in_folder(
+        resolved,
+        lambda ctx: stages.evaluate(ctx, policy, folder),
+        out=_path(out),
+        command="eval",
+        check=lambda ctx: stages.check_evaluation(ctx, policy),
+        progress=progress,
+    )
 
 
 def fit_judge(
@@ -173,10 +278,19 @@ def fit_judge(
 
     `data` is a trajectory store with such episodes, by default new ones of the SFT policy.
     """
-    result: StageResult = _call(
-        "dynaweb.judges.api:fit_judge", recipe, overrides, flags, progress, out=out, data=_path(data)
+    resolved = _resolved(fit_judge, recipe, overrides, flags)
+    from dynaweb.commands import stages
+    from dynaweb.pipeline.session import in_folder
+
+    store = _path(data)
+    return in_folder(
+        resolved,
+        lambda ctx: stages.fit_judge(ctx, store),
+        out=_path(out),
+        command="orm fit",
+        check=stages.check_judge_fit,
+        progress=progress,
     )
-    return result
 
 
 def audit_judges(
@@ -194,64 +308,46 @@ def audit_judges(
 
     `data` is a trajectory store of graded episodes; by default `episodes` new ones are played on validation sites.
     """
-    options = {"judges": tuple(judges), "data": _path(data), "episodes": episodes}
-    result: JudgeAudits = _call(
-        "dynaweb.judges.api:audit_judges", recipe, overrides, flags, progress, out=out, **options
+    resolved = _resolved(audit_judges, recipe, overrides, flags)
+    from dynaweb.commands import stages
+    from dynaweb.pipeline.session import in_folder
+
+    names, store = list(judges) or [resolved.reward.name], _path(data)
+    return in_folder(
+        resolved,
+        lambda ctx: stages.audit_judges(ctx, names, store, episodes),
+        out=_path(out),
+        command="judge audit",
+        check=lambda ctx: stages.check_judges(ctx, names),
+        progress=progress,
     )
-    return result
 
 
-def _call(
-    target: str,
+def _resolved(
+    call: Callable[..., Any],
     recipe: str | Path | Recipe,
     overrides: Overrides,
     flags: dict[str, Any],
-    progress: bool,
-    *,
-    out: str | Path | None,
-    **options: Any,
-) -> Any:
-    """Call `target`, a `module:function`, with the resolved recipe, once all plugins that it chooses are there."""
-    module, _, function = target.partition(":")
-    own = signature(globals()[function]).parameters
-    check_flags(flags, f"dynaweb.{function}", [name for name in own if name != "flags"])
+    *weights: str | Path | None,
+) -> Recipe:
+    """The resolved recipe of a call, once all plugins that it chooses are there and its folders of weights are whole.
+
+    All of it before torch and the browser's driver, which take seconds to import.
+    """
+    own = signature(call).parameters
+    check_flags(flags, f"dynaweb.{call.__name__}", [name for name in own if name != "flags"])
     if flags.get("plugins") is not None:
         use(flags["plugins"])
     plugins = current()
     resolved = resolve(recipe, overrides=overrides, **flags)
     for kind, name in used_plugins(resolved, plugins):
         plugins.try_class(kind, name)
-    # Only now: torch and the browser's driver take seconds to import.
-    from importlib import import_module
+    from dynaweb.trainer.models import check_folders
 
-    call = getattr(import_module(module), function)
-    _check_models(options)
-    with _shown(plugins, progress):
-        return call(resolved, out=_path(out), **options)
-
-
-def _check_models(options: Mapping[str, Any]) -> None:
-    """Check folders of weights that were given, before anything is made."""
-    from dynaweb.backends.folders import check_given
-
-    for given in (options.get(name) for name in ("policy", "weights", "world_model")):
-        if given is not None and Path(given).is_dir():
-            check_given(Path(given))
-
-
-@contextmanager
-def _shown(plugins: Plugins, progress: bool) -> Iterator[None]:
-    if not progress:
-        yield
-        return
-    from dynaweb.observers import ProgressDisplay
-
-    display = ProgressDisplay()
-    try:
-        with plugins.observing(display):
-            yield
-    finally:
-        display.close()
+    for folder in map(_path, weights):
+        if folder is not None and folder.is_dir():
+            check_folders(folder)
+    return resolved
 
 
 def _path(path: str | Path | None) -> Path | None:
@@ -259,3 +355,297 @@ def _path(path: str | Path | None) -> Path | None:
     if path is not None and not str(path):
         raise ConfigError("a path is empty; name a file or folder, or leave it out")
     return None if path is None else Path(path)
+
+
+def _existing(store: str | Path | None) -> Path | None:
+    """The path of a transition store, which has to be there."""
+    from dynaweb.data.store import existing
+
+    path = _path(store)
+    if path is not None:
+        existing(path)
+    return path
+
+
+def estimate_run(recipe: Recipe, *, nproc: int = 1) -> Estimate | None:
+    """What a resolved recipe takes on this machine (`dynaweb run --dry-run`); None where the model's size is unknown.
+
+    Raises `ConfigError`, `MissingError` or `PluginError` with everything for which the run would be refused here, as
+    far as it can be known without a model, an optimizer, or the files that settings name.
+    """
+    from dynaweb.estimate.refusals import examined
+
+    estimate, problems = examined(recipe, nproc)
+    problems.check()
+    return estimate
+
+
+def compare_runs(folders: Iterable[str | Path]) -> Comparison:
+    """Compare runs, the first is the reference (`dynaweb compare`): settings that differ, paired statistics."""
+    from dynaweb.compare import compare
+
+    return compare([Path(folder) for folder in folders])
+
+
+def compare_recipes(
+    recipes: Iterable[str],
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    sets: Iterable[str] = (),
+    out: str | Path | None = None,
+    jobs: int = 1,
+    fail_fast: bool = False,
+    measures: Sequence[str] = (),
+) -> MatrixResults:
+    """Run recipes on the same tasks and seeds, what is not done of it, and compare them (`dynaweb compare --recipes`).
+
+    `sets` are texts as `--set` takes them, with `RECIPE:` before those of one recipe.
+    """
+    from dynaweb.matrix import plan_of
+    from dynaweb.matrix.recipes import comparison
+    from dynaweb.runs.folder import RUNS
+
+    matrix, _ = comparison(recipes, sets=sets, seeds=tuple(seeds))
+    folder = out if out is not None else RUNS / matrix.name
+    return run_matrix(plan_of(matrix), out=folder, jobs=jobs, fail_fast=fail_fast, measures=measures)
+
+
+def plan_matrix(
+    source: str | Path,
+    *,
+    axes: Iterable[str] = (),
+    overrides: Mapping[str, Any] | None = None,
+    seeds: Sequence[int] | None = None,
+    mode: str | None = None,
+    max_cells: int | None = None,
+) -> Plan:
+    """Every cell of a matrix, composed and validated (`dynaweb matrix show`).
+
+    `source` is a TOML file, a shipped matrix, a recipe to vary, or the folder of a matrix; `axes` are texts such as
+    `"wm=delta,full-state"`.
+    """
+    from dynaweb.matrix import MatrixFolder, plan_of, read_matrix
+
+    if Path(source).is_dir():
+        return MatrixFolder(Path(source)).read_plan()
+    chosen = None if seeds is None else tuple(seeds)
+    return plan_of(read_matrix(source, axes=axes, sets=overrides or {}, seeds=chosen, mode=mode, max_cells=max_cells))
+
+
+def run_matrix(
+    plan: Plan,
+    *,
+    out: str | Path | None = None,
+    jobs: int = 1,
+    fail_fast: bool = False,
+    measures: Sequence[str] = (),
+) -> MatrixResults:
+    """Run the cells that are not done, each in a process of its own, and return the table (`dynaweb matrix run`).
+
+    `out` defaults to `runs/matrix-NAME`. Cells that fail are missing in the table; `plan_matrix` and this call again
+    try them again.
+    """
+    from dynaweb.matrix.results import measures_of
+    from dynaweb.matrix.runner import Runner
+
+    measures_of(plan, measures)  # a mistake is said now, not after all the work
+    Runner(plan, _matrix_folder(plan, out), jobs=jobs, fail_fast=fail_fast).run()
+    return matrix_table(plan, out=out, measures=measures)
+
+
+def matrix_table(plan: Plan, *, out: str | Path | None = None, measures: Sequence[str] = ()) -> MatrixResults:
+    """What is done of a matrix so far (`dynaweb matrix table|status`): n, mean and interval of every combination."""
+    from dynaweb.matrix.results import results
+
+    return results(plan, _matrix_folder(plan, out), measures)
+
+
+def write_report(run: str | Path, *, each: int | None = 100) -> Path:
+    """Write `report.html` of a run or a matrix anew (`dynaweb report`) and return its path.
+
+    `each` trajectories of every arm and phase are in it, None for all.
+    """
+    from dynaweb.report import build_report, gather
+
+    folder = Path(run)
+    if not (folder / "matrix.json").exists():
+        return build_report(folder, data=gather(folder, each=each))
+    from dynaweb.matrix import MatrixFolder
+    from dynaweb.matrix.page import write_page
+    from dynaweb.matrix.results import results
+
+    matrix = MatrixFolder(folder)
+    return write_page(results(matrix.read_plan(), matrix), matrix)
+
+
+def report_server(run: str | Path, *, each: int | None = 100, port: int = 0) -> ThreadingHTTPServer:
+    """A server of the live report on this machine (`dynaweb view`): call `serve_forever()`, then `server_close()`."""
+    from dynaweb.serve.reports import server_for
+
+    return server_for(Path(run), each=each, port=port)
+
+
+def import_data(name: str, source: str | Path, store: str | Path) -> ImportReport:
+    """Add other people's data (`nnetnav`, `webarena`, `browsergym`, `mind2web`) to a transition store
+    (`dynaweb data import`); the report counts what was kept, and what was left out and why."""
+    from dynaweb.data.importers import ImportReport, read_foreign
+    from dynaweb.data.store import TransitionStore
+
+    report = ImportReport()
+    TransitionStore(Path(store)).extend(read_foreign(name, str(source), report))
+    return report
+
+
+def export_data(
+    store: str | Path,
+    out: str | Path,
+    *,
+    to: str = "parquet",
+    form: str = "delta",
+    history: int = 0,
+    goal: bool = True,
+) -> tuple[int, Path]:
+    """Write a transition store for other tools: `parquet`, `datasets`, `trl`, `llamafactory` (`dynaweb data export`).
+
+    Returns how many rows there are, and where.
+    """
+    from dynaweb.data.exports import export
+    from dynaweb.data.store import existing
+
+    return export(existing(Path(store)), to, Path(out), form=form, history=history, goal=goal)
+
+
+def data_stats(store: str | Path) -> Summary:
+    """Count what a transition store holds (`dynaweb data stats`)."""
+    from dynaweb.data.inspect import summarise
+    from dynaweb.data.store import existing
+
+    return summarise(existing(Path(store)))
+
+
+def contamination(train: str | Path, evaluation: str | Path) -> tuple[list[Overlap], int]:
+    """What of an evaluation's store was in the training store (`dynaweb data contamination`), by level, and the number
+    of the evaluation's transitions."""
+    from dynaweb.data.inspect import contamination as compared
+    from dynaweb.data.store import existing
+
+    return compared(existing(Path(train)), existing(Path(evaluation)))
+
+
+def label_data(store: str | Path, out: str | Path, *, engine: OpenAIEngine | None = None) -> Labelled:
+    """Give transitions their reasoning and sentence of change (`dynaweb data label`): from templates, or by `engine`.
+
+    Goes on where an earlier call ended. A server may cost money: nothing is asked before it starts.
+    """
+    from dynaweb.data.labels import label_file
+
+    return label_file(Path(store), Path(out), engine)
+
+
+def list_plugins() -> list[PluginStatus]:
+    """Every plugin with its state: `ok`, `missing`, `broken` or `blocked` (`dynaweb plugins list`)."""
+    return current().statuses()
+
+
+def check_plugin(kind: Any, name: str) -> type:
+    """Import the class of a plugin (`dynaweb plugins check`). Raises `MissingError` or `PluginError` with the cause."""
+    return current().load_class(kind, name)
+
+
+def new_plugin(kind: PluginKind, name: str, folder: str | Path | None = None) -> list[Path]:
+    """Write a package with a working plugin and its tests (`dynaweb new plugin`), and return its files."""
+    from dynaweb.scaffold import new_plugin as write
+
+    return write(kind, name, None if folder is None else Path(folder))
+
+
+def open_environment(recipe: Recipe, *, world_model: str | Path | None = None) -> ServedEnvironment:
+    """The environment of a resolved recipe outside of a run: its tasks, episodes to play, verdicts (`dynaweb play`,
+    `dynaweb tasks`, `dynaweb env serve`).
+
+    `dynaweb.serve.gym` has every environment as a `gymnasium.Env`, `dynaweb.serve.openenv` as a server.
+    """
+    from dynaweb.serve.environment import ServedEnvironment
+
+    return ServedEnvironment(recipe, world_model=None if world_model is None else Path(world_model))
+
+
+def list_tasks(recipe: Recipe, split: str = "", *, count: int = 24) -> list[Task]:
+    """Tasks of a split ('': the one that the environment means), drawn with the recipe's seed (`dynaweb tasks`)."""
+    return open_environment(recipe).tasks(split, count)
+
+
+def install_environment(name: str) -> Path:
+    """Install packages whose pins clash with everybody's into an environment of their own (`dynaweb env install`)."""
+    from dynaweb.errors import hint
+    from dynaweb.runs import sidecar
+
+    if name not in sidecar.SIDECARS:
+        raise ConfigError(f"no such environment: {name!r}; {hint(name, sidecar.SIDECARS)}")
+    return Path(sidecar.install(name))
+
+
+def setup() -> tuple[Path, str]:
+    """Find or install a Chromium and start it once (`dynaweb setup`); its path and version."""
+    from dynaweb.web.chromium.install import install, try_out
+
+    chromium = install()
+    return Path(chromium.path), try_out(chromium)
+
+
+def doctor(recipe: str = "dynaweb", *, sets: Iterable[str] = ()) -> list[Check]:
+    """What this machine has and lacks (`dynaweb doctor`): lines on packages, plugins, browser, model and cache."""
+    from dynaweb.commands.doctor import examine
+
+    return examine(recipe, sets)
+
+
+def recipe_schema() -> dict[str, Any]:
+    """JSON schema of recipe files, with the settings of every plugin (`dynaweb config schema`)."""
+    from dynaweb.config import schema
+
+    return schema(current())
+
+
+def list_recipes() -> dict[str, str]:
+    """Name and description of the recipes that come with the package (`dynaweb config recipes`)."""
+    from dynaweb.config.layers import recipe_layers, shipped_recipes
+
+    return {name: recipe_layers(name)[1] for name in shipped_recipes()}
+
+
+def list_matrices() -> dict[str, str]:
+    """Name and description of the matrices that come with the package (`dynaweb matrix list`)."""
+    from dynaweb.matrix import read_matrix, shipped_matrices
+
+    return {name: read_matrix(name).description for name in shipped_matrices()}
+
+
+def list_cache() -> list[CachedStage]:
+    """Every stage in the cache, the one that was used last first (`dynaweb cache list`)."""
+    from dynaweb.runs.pruning import cached_stages
+
+    return cached_stages()
+
+
+def prune_cache(
+    *, older_than: str | None = None, max_size: str | None = None, every: bool = False, dry_run: bool = False
+) -> list[CachedStage]:
+    """Delete stages from the cache (`dynaweb cache prune`), never one that a running run uses, and return them.
+
+    Those not used for so long (`"12h"`, `"7d"`), the oldest until the rest takes no more than `max_size` (`"2G"`), or
+    `every` one. With `dry_run` nothing is deleted. Raises `ConfigError` where nothing says which.
+    """
+    from dynaweb.runs.pruning import bytes_of, cached_stages, chosen_stages, seconds_of, take_out
+
+    age = None if older_than is None else seconds_of(older_than)
+    size = None if max_size is None else bytes_of(max_size)
+    chosen = chosen_stages(cached_stages(), older_than=age, max_size=size, every=every)
+    return chosen if dry_run else take_out(chosen)
+
+
+def _matrix_folder(plan: Plan, out: str | Path | None) -> MatrixFolder:
+    from dynaweb.matrix import MatrixFolder
+    from dynaweb.runs.folder import RUNS
+
+    return MatrixFolder(Path(out) if out is not None else RUNS / f"matrix-{plan.matrix.name}")

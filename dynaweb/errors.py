@@ -1,10 +1,13 @@
 """One error type per boundary, each with the exit code that the command line gives it.
 
-An error message says what was tried, what is valid, and what to do next. A bad rollout is data, not an
-exception: parse errors, stale elements and refused deltas travel inside `Step.error` and `Prediction.error`.
+An error message says what was tried, what is valid (`hint` names the nearest), and what to do next. A bad rollout is
+data, not an exception: parse errors, stale elements and refused deltas travel inside `Step.error` and
+`Prediction.error`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -73,3 +76,31 @@ class Interrupted(DynawebError):
     """SIGINT or SIGTERM arrived; the state was saved and `--resume` goes on from it."""
 
     exit_code = EXIT_INTERRUPTED
+
+
+HINTED = 40
+"""Names that a hint lists; more would hide what it says."""
+
+
+def nearest(word: str, valid: Iterable[str], *, count: int = 3) -> list[str]:
+    """The valid words that look most like `word`, best first; empty when none is near."""
+    from difflib import get_close_matches  # only needed once something is wrong
+
+    by_fold = {name.casefold(): name for name in valid}
+    # Of two letters, one wrong is half.
+    cutoff = 0.5 if len(word) <= 3 else 0.6
+    return [by_fold[match] for match in get_close_matches(word.casefold(), by_fold, n=count, cutoff=cutoff)]
+
+
+def hint(word: str, valid: Iterable[str]) -> str:
+    """A clause for an error message: `did you mean 'x'? valid: a, x` (or `there is none` when nothing is valid).
+
+    Of a long list only the beginning is shown.
+    """
+    names = sorted(set(valid))
+    if not names:
+        return "there is none"
+    near = nearest(word, names)
+    question = f"did you mean {' or '.join(repr(name) for name in near)}? " if near else ""
+    more = f" and {len(names) - HINTED} more" if len(names) > HINTED else ""
+    return f"{question}valid: {', '.join(names[:HINTED])}{more}"

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from dynaweb import events
 
 PROJECT = "dynaweb"
-Kind = Literal["wm", "opt", "reward", "env", "observer", "engine"]
+Kind = Literal["wm", "opt", "reward", "env", "observer", "engine", "format"]
+
+CORE_FORMATS: dict[str, tuple[str, ...]] = {
+    "dialect": ("compact",),
+    "grammar": ("compact",),
+    "view": ("compact", "full"),
+    "prompt": ("auto", "compact", "chat"),
+}
+"""Names of each part of an observation format that need no plugin."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -64,6 +72,15 @@ def dynaweb_observers() -> Sequence[PluginSpec]:  # type: ignore[empty-body]
 @hookspec
 def dynaweb_engines() -> Sequence[PluginSpec]:  # type: ignore[empty-body]
     """Return the engines of this plugin (`policy.engine.name`, `wm.engine.name`, `reward.engine.name`)."""
+
+
+@hookspec
+def dynaweb_formats() -> Sequence[PluginSpec]:  # type: ignore[empty-body]
+    """Return the observation formats of this plugin: dialects, grammars, views and prompt layers by name.
+
+    `capabilities` hold the parts that a format has: `dialect`, `grammar`, `view`, `prompt` (`model.format`). They are
+    attributes of its class, which is never built, so `config` is a model without fields. See `dynaweb.web.formats`.
+    """
 
 
 @hookspec

@@ -1,30 +1,52 @@
-"""The seams: four plugin protocols, and the engine and backend under them.
+"""The seams: the plugin protocols, the credit that an optimizer gives, and the engine under them.
 
 A plugin class is called as `Class(config, context)`: `config` is an instance of the pydantic model named in its
-`PluginSpec`, `context` a `PluginContext`. All of it is duck-typed; nothing has to be subclassed.
+`PluginSpec`, `context` what its kind is given: `WorldModelContext`, `JudgeContext`, `EnvironmentContext`,
+`DreamContext`, `EngineContext`, or the plain `PluginContext`. All of it is duck-typed; nothing has to be subclassed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
+
+from dynaweb.errors import EngineError
 
 if TYPE_CHECKING:
     import torch
 
-    from dynaweb.policy.formats import PromptFormat
     from dynaweb.types import (
         Action,
         Judgement,
         Observation,
         Prediction,
+        Prompt,
         StepResult,
         Task,
         Trajectory,
         Transition,
     )
+
+
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+Request_contra = TypeVar("Request_contra", contravariant=True)
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+def text_ids(prompt: Prompt, reader: str) -> tuple[int, ...]:
+    """The ids of a prompt, for a `reader` that takes tokens alone. Raises `EngineError` for a prompt with images."""
+    if prompt.images:
+        raise EngineError(
+            f"{reader} cannot see: it was given a prompt with {len(prompt.images)} images. Use a prompt format without "
+            "images, or a model and an engine that read them"
+        )
+    return prompt.ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +58,7 @@ class GenerateRequest:
     texts in `stop` (kept too; for engines that know the tokenizer), or after `max_new_tokens`.
     """
 
-    prompt_ids: tuple[int, ...]
+    prompt: Prompt
     max_new_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
@@ -54,28 +76,162 @@ class Completion:
     finished: bool
 
 
+@dataclass(slots=True)
+class EngineStats:
+    """What an engine has done: requests, all and distinct prompt tokens, new tokens, batches, and seconds of work."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    new_tokens: int = 0
+    batches: int = 0
+    seconds: float = 0.0
+
+
+@runtime_checkable
 class Engine(Protocol):
-    """Turns prompts into tokens. Calls of concurrent coroutines are gathered into one batch."""
+    """Turns prompts into tokens. Calls of concurrent coroutines are gathered into one batch.
+
+    An engine plugin must write `generate` and `choice_logprobs`; what else it leaves out is as in `BaseEngine`, from
+    which it may inherit and need not.
+    """
+
+    weights_version: int | None
+    """Updates of this run that the weights have had, those of earlier phases included; None: nobody counts them. RL
+    sets it when it begins or goes on, and `weights_changed` advances it."""
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one completion."""
+        """Sample one completion. Raises `EngineError` for a prompt that the model cannot take."""
         ...
 
-    async def choice_logprobs(self, prompt_ids: tuple[int, ...], choices: tuple[int, ...]) -> tuple[float, ...]:
+    async def choice_logprobs(self, prompt: Prompt, choices: tuple[int, ...]) -> tuple[float, ...]:
         """Natural-log probability of each token of `choices` as the next token after the prompt."""
         ...
 
+    @property
+    def correction(self) -> float:
+        """Cap of the importance weights that make up for probabilities which are not the trainer's; 0 = they are."""
+        ...
+
+    @property
+    def mismatch(self) -> Mapping[str, float]:
+        """Metrics of an update: what the engine found when it got the weights, such as `engine.probe_mean` in nats."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats:
+        """What it has done so far; a stage's costs count `new_tokens`."""
+        ...
+
+    def weights_changed(self) -> None:
+        """Weight sync, called once after each update: requests from now on are answered with the new weights.
+
+        An engine may push them now or before its next request.
+        """
+        ...
+
+    async def rest(self) -> None:
+        """Give memory to the trainer until the next request."""
+        ...
+
+    async def close(self) -> None:
+        """End what it holds open."""
+        ...
+
+    @staticmethod
+    def require() -> None:
+        """Asked of the class before a run begins: raise `MissingError` when a package that it needs is missing."""
+        ...
+
+
+class BaseEngine:
+    """The defaults of `Engine` for all but its first two methods: the trainer's own probabilities, nothing to free."""
+
+    weights_version: int | None = None
+    correction: float = 0.0
+    mismatch: Mapping[str, float] = MappingProxyType({})
+
+    @cached_property
+    def stats(self) -> EngineStats:
+        """Counters that stay 0 unless the engine counts."""
+        return EngineStats()
+
+    def weights_changed(self) -> None:
+        """Advance the version, where it is counted."""
+        if self.weights_version is not None:
+            self.weights_version += 1
+
+    async def rest(self) -> None:
+        """Nothing to give."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    @staticmethod
+    def require() -> None:
+        """Nothing is needed."""
+
 
 @dataclass(frozen=True, slots=True)
-class PluginContext:
-    """What the framework hands to a plugin: engine, prompt format, seed, and where it may write."""
+class ParsedReply:
+    """A reply taken apart; `error` says why there is no action, in words that a model can read."""
 
-    engine: Engine | None = None
-    format: PromptFormat | None = None
-    seed: int = 0
-    folder: Path | None = None
-    services: Mapping[str, Any] = field(default_factory=dict)
-    """Things that only some kinds need, such as `world_model` for the dream environment."""
+    text: str
+    reasoning: str = ""
+    action: Action | None = None
+    error: str = ""
+
+
+class PromptFormat(Protocol):
+    """What every prompt layer offers. All methods are pure; token ids are plain ints."""
+
+    stop_ids: tuple[int, ...]
+    """Tokens that end a reply."""
+    pad_id: int
+    yes_id: int
+    no_id: int
+
+    def policy_prompt(self, task: Task, observation: Observation, history: Sequence[Action]) -> Prompt:
+        """Instructions, goal, earlier actions and the page: everything before the policy's reply."""
+        ...
+
+    def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
+        """The tokens of a reply that does `action`, stop token included: a supervised target."""
+        ...
+
+    def parse_reply(self, token_ids: Sequence[int], observation: Observation) -> ParsedReply:
+        """Read a sampled reply. Never raises."""
+        ...
+
+    def world_model_prompt(
+        self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
+    ) -> Prompt:
+        """The goal, the page and what is done on it, by name: everything before the change."""
+        ...
+
+    def full_page_prompt(
+        self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
+    ) -> Prompt:
+        """The same for a world model that writes the whole next page."""
+        ...
+
+    def rewrite_prompt(
+        self, observation: Observation, action: Action, change: str, history: Sequence[Action] = (), goal: str = ""
+    ) -> Prompt:
+        """The same for a model that writes the whole next page from a change in words."""
+        ...
+
+    def world_model_target(self, text: str) -> tuple[int, ...]:
+        """The tokens of a world model's answer, stop token included."""
+        ...
+
+    def judge_prompt(self, trajectory: Trajectory) -> Prompt:
+        """Goal, actions, answer and final page; the next token is YES or NO."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of sampled tokens, without the stop token."""
+        ...
 
 
 @runtime_checkable
@@ -96,8 +252,8 @@ class WorldModel(Protocol):
 class TrainableWorldModel(WorldModel, Protocol):
     """A world model that can be fitted on real transitions."""
 
-    def examples(self, transitions: Sequence[Transition]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Supervised pairs (prompt ids, target ids), one per transition that needs a prediction."""
+    def examples(self, transitions: Sequence[Transition]) -> list[tuple[Prompt, tuple[int, ...]]]:
+        """Supervised pairs (prompt, target ids), one per transition that needs a prediction."""
         ...
 
 
@@ -191,6 +347,23 @@ class Judge(Protocol):
         ...
 
 
+class Calibration(Protocol):
+    """Turns a judge's log-odds into probabilities that mean what they say (`dynaweb.judges.calibration.Platt`)."""
+
+    @property
+    def slope(self) -> float:
+        """0 where the judge orders episodes no better than chance."""
+        ...
+
+    def probability(self, log_odds: float) -> float:
+        """P(success)."""
+        ...
+
+    def evidence(self, log_odds: float) -> float:
+        """P(success) if successes and failures were equally frequent."""
+        ...
+
+
 @runtime_checkable
 class TrainableJudge(Judge, Protocol):
     """A judge that can be fitted on graded episodes; its plugin has the capability `trainable`."""
@@ -201,9 +374,175 @@ class TrainableJudge(Judge, Protocol):
 
     def examples(
         self, trajectories: Sequence[Trajectory], labels: Sequence[bool]
-    ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Supervised pairs (prompt ids, target ids), one per episode and label."""
+    ) -> list[tuple[Prompt, tuple[int, ...]]]:
+        """Supervised pairs (prompt, target ids), one per episode and label."""
         ...
+
+
+# --- What plugins are given: one context for each kind, on top of what all of them get.
+
+
+class Weights(Protocol):
+    """A model in memory with what belongs to it, as a run loads it (`dynaweb.pipeline.artifacts.LoadedModel`)."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The module, on its device; training changes it in place."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """A Hugging Face tokenizer."""
+        ...
+
+    @property
+    def format(self) -> PromptFormat:
+        """The prompt layer for the tokenizer."""
+        ...
+
+
+class RequestQueue(Protocol[Request_contra, Result_co]):
+    """The requests of one kind of engine call that wait for their batch."""
+
+    async def ask(self, request: Request_contra) -> Result_co:
+        """Wait for the batch that holds this request; raises what the batch raised."""
+        ...
+
+
+class Batching(Protocol):
+    """Gathers the engine calls of concurrent episodes into batches (`dynaweb.engines.scheduler.Lockstep`)."""
+
+    def queue(self, run: Callable[[list[Request]], Sequence[Result]]) -> RequestQueue[Request, Result]:
+        """A queue whose batches are computed by `run`: one result for each request, in order."""
+        ...
+
+
+class TokensMade(Protocol):
+    """A count of generated tokens."""
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens generated so far."""
+        ...
+
+
+class Counted(Protocol):
+    """An engine or a client of a model server, as far as costs go."""
+
+    @property
+    def stats(self) -> TokensMade:
+        """What it has done."""
+        ...
+
+
+def uncounted(engine: Counted) -> None:
+    """Where nobody counts the tokens of engines."""
+
+
+class BrowserSettings(Protocol):
+    """The browser: the recipe's section `web` (`dynaweb.config.sections.Web`)."""
+
+    @property
+    def browser(self) -> str:
+        """Path of a Chromium; empty = look for one."""
+        ...
+
+    @property
+    def contexts(self) -> int:
+        """Episodes that are open at once."""
+        ...
+
+    @property
+    def workers(self) -> int:
+        """Browser operations that run at once; 0 = number of cores."""
+        ...
+
+    @property
+    def action_timeout(self) -> float:
+        """Seconds that one browser operation may take."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginContext:
+    """What a plugin of any kind is given. Optimizers and observers get nothing else."""
+
+    seed: int = 0
+    """Where its own randomness starts. An observer gets the seed of the run."""
+    folder: Path | None = None
+    """Where it may write: the run folder. None: nowhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldModelContext(PluginContext):
+    """What a world model is given."""
+
+    engine: Engine | None = None
+    """Generates with the world model's weights. None: it is only asked for examples to be trained on."""
+    format: PromptFormat | None = None
+    """The prompt layer of these weights. None outside a run."""
+    weights: Weights | None = None
+    """The weights themselves, for what an engine cannot do. None outside a run."""
+    temperature: float = 0.7
+    """Sampling temperature of dreams; 0 is greedy."""
+    transitions: Callable[[], Sequence[Transition]] = tuple
+    """Real transitions to show as examples, read when it is called. None of them is of a site in `held_out`."""
+    held_out: Set[str] = frozenset()
+    """Sites that the model is measured on: no transition of theirs may be shown, wherever it comes from."""
+    count: Callable[[Counted], None] = uncounted
+    """To be told of every engine that the plugin makes itself, so that its tokens count in the costs of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeContext(PluginContext):
+    """What a reward judge is given."""
+
+    engine: Engine | None = None
+    """Generates with the weights that the judge's setting `model` or `weights` names. None: it names none."""
+    format: PromptFormat | None = None
+    """The prompt layer of these weights, else of the base model. None outside a run."""
+    calibration: Calibration | None = None
+    """Of a fitted judge. None: it was not calibrated, and its own probability stands."""
+    judges: Callable[[str, Mapping[str, object]], Judge] | None = None
+    """Makes a judge out of its name and its settings, for a judge that is made of others. None outside a run."""
+    count: Callable[[Counted], None] = uncounted
+    """To be told of every engine that the plugin makes itself, so that its tokens count in the costs of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentContext(PluginContext):
+    """What a task source is given."""
+
+    web: BrowserSettings | None = None
+    """Settings of the browser. None: the defaults of the recipe's section `web`."""
+    max_best_steps: int | None = None
+    """Tasks with a longer shortest solution (closing `stop` included) are not used by the run. None: all are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DreamContext(EnvironmentContext):
+    """What a task source of dreams (capability `dreams`) is given besides."""
+
+    world_model: WorldModel
+    """Predicts the pages of dreams."""
+    start_page: Callable[[Task], Observation | None]
+    """The recorded real start page of a task, or None."""
+    tasks: TaskSource
+    """The environment that is dreamed of: it brings tasks and experts."""
+    fidelity_floor: float = 0.0
+    """Expected fidelity, in [0, 1], below which a dream ends; 0 = never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineContext(PluginContext):
+    """What an engine is given."""
+
+    weights: Weights
+    """The model that it serves and follows: training changes it in place."""
+    batching: Batching
+    """Gathers the calls of concurrent episodes, so that the same requests share a batch in every run."""
+    role: Literal["policy", "wm", "reward"] = "policy"
+    """Whom it serves: policy, world model or judge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +587,7 @@ class LossOutput:
 
 @runtime_checkable
 class PolicyOptimizer(Protocol):
-    """Group baseline and loss of one algorithm. What it may have besides is in `dynaweb.credit`."""
+    """Group baseline and loss of one algorithm. What it may have besides is in `dynaweb.protocols`."""
 
     needs_trajectory_ratio: bool
     """True when the loss needs `log_ratio_sum_N` for trajectories that lie in several micro-batches."""
@@ -269,28 +608,236 @@ class TokenRow:
     `trajectory` is the index of its trajectory in the batch; `weight` scales a supervised row.
     """
 
-    prompt_ids: tuple[int, ...]
+    prompt: Prompt
     response_ids: tuple[int, ...]
     trajectory: int = 0
     weight: float = 1.0
 
 
+# --- Credit: what a policy optimizer sees of the rollouts of one update, and how much each token gets of it.
+
+# The least that an optimizer does is `PolicyOptimizer.advantages`: one number per trajectory, from rewards and groups.
+# One that needs more (values of a critic, a reference policy, pages, step rewards) has `wants`, `credit` or both too,
+# and may answer with a number per row or per token. Nothing here imports torch; sequences hold one number per agent
+# token.
+#
+# Words: a *row* is one step of a trajectory, its *agent tokens* are what the policy said in it. Observation tokens are
+# not part of any sequence here, so that discounts, values and means cannot run over them.
+
+
+@dataclass(frozen=True, slots=True)
+class CriticSpec:
+    """A critic that the backend hosts: a copy of the policy's body with a head of its own, trained beside the policy.
+
+    `outputs` numbers per state; the states are those before each agent token (`at` "tokens") or before each row
+    ("rows"). `lr` is its own peak learning rate, with the policy's warm-up and decay; `max_grad_norm` its own clipping.
+    """
+
+    lr: float
+    outputs: int = 1
+    at: Literal["tokens", "rows"] = "tokens"
+    max_grad_norm: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What an optimizer needs beside rewards and groups. The default needs nothing."""
+
+    old_in_credit: bool = False
+    """`credit` reads `CreditRow.old_logps`."""
+    reference_in_credit: bool = False
+    """`credit` reads `CreditRow.ref_logps`."""
+    reference_in_loss: bool = False
+    """The loss reads `LossInput.ref_logp_RT`."""
+    critic: CriticSpec | None = None
+    """`credit` reads `CreditRow.values`, and `critic_loss` trains what gives them."""
+    refills: int = 0
+    """Rounds of further groups played for those that `credit` leaves out, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreditRow:
+    """One row: `step` is its place in the trajectory, `anchor` the page as text, `reward` what the step itself earned.
+
+    `reward` comes beside the verdict on the trajectory, not instead of it: environments say it in `StepFacts.reward`.
+    `values` holds the critic's outputs for each agent token, or one entry for the row when the critic looks at rows.
+    """
+
+    trajectory: int
+    step: int
+    tokens: int
+    anchor: str = ""
+    reward: float = 0.0
+    old_logps: Sequence[float] = ()
+    ref_logps: Sequence[float] = ()
+    values: Sequence[Sequence[float]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CreditInput:
+    """All trajectories and rows of one update.
+
+    `rewards` are verdicts in the judge's units (None = could not be graded), `groups` the task that a trajectory is
+    compared within. `correct` is the plain success behind the reward and `lengths` the length in tokens; where they are
+    not given, success is a reward above 0 and the length the number of agent tokens.
+    """
+
+    rewards: Sequence[float | None]
+    groups: Sequence[str]
+    rows: Sequence[CreditRow] = ()
+    correct: Sequence[bool | None] | None = None
+    lengths: Sequence[int] | None = None
+
+    @property
+    def graded(self) -> list[float | None]:
+        """The rewards, None where there is none or it is nan."""
+        return [None if r is None or math.isnan(r) else float(r) for r in self.rewards]
+
+    def steps(self) -> list[list[int]]:
+        """For each trajectory its rows, as indices, in the order of steps."""
+        out: list[list[int]] = [[] for _ in self.rewards]
+        for index in sorted(range(len(self.rows)), key=lambda i: self.rows[i].step):
+            out[self.rows[index].trajectory].append(index)
+        return out
+
+    def tokens(self) -> list[int]:
+        """Agent tokens of each trajectory."""
+        out = [0] * len(self.rewards)
+        for row in self.rows:
+            out[row.trajectory] += row.tokens
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """Who gets how much. The finest of `tokens`, `rows` and `advantages` that is there is what the loss sees.
+
+    `advantages` has one number per trajectory (beside finer credit: the largest in size, so that 0 means that nothing
+    of it moves the policy), `rows` one per row, `tokens` one per agent token of each row. `kept` tells which rows stay
+    in the batch: the others leave loss and denominators. `targets` are what the critic should have said, one per agent
+    token or one per row as it looks, with None for what it cannot learn from; `values` what it said (outputs per
+    state), which the loop adds. `scalable` is False when advantages are targets of a regression, which no factor may
+    change.
+    """
+
+    advantages: Sequence[float]
+    rows: Sequence[float] | None = None
+    tokens: Sequence[Sequence[float]] | None = None
+    kept: Sequence[bool] | None = None
+    targets: Sequence[Sequence[float | None]] | None = None
+    values: Sequence[Sequence[Sequence[float]]] | None = None
+    scalable: bool = True
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def scaled(self, negative: float) -> Credit:
+        """A copy whose negative advantages are multiplied by `negative`.
+
+        Made smaller where successes are few: most tokens then have a negative one, and `stop` would die out.
+        """
+        if not self.scalable or negative == 1.0:
+            return self
+
+        def scale(values: Sequence[float]) -> list[float]:
+            return [a * negative if a < 0 else a for a in values]
+
+        return replace(
+            self,
+            advantages=scale(self.advantages),
+            rows=None if self.rows is None else scale(self.rows),
+            tokens=None if self.tokens is None else [scale(row) for row in self.tokens],
+        )
+
+    def part(self, trajectories: Sequence[int], rows: Sequence[int]) -> Credit:
+        """The credit of some trajectories and some of their rows, in the order given."""
+        return replace(
+            self,
+            advantages=[self.advantages[i] for i in trajectories],
+            rows=None if self.rows is None else [self.rows[i] for i in rows],
+            tokens=None if self.tokens is None else [self.tokens[i] for i in rows],
+            kept=None if self.kept is None else [self.kept[i] for i in rows],
+            targets=None if self.targets is None else [self.targets[i] for i in rows],
+            values=None if self.values is None else [self.values[i] for i in rows],
+        )
+
+    def moves(self, row: int, trajectory: int) -> bool:
+        """Whether the policy gradient of a row can differ from 0."""
+        if self.tokens is not None:
+            return any(self.tokens[row])
+        return (self.advantages[trajectory] if self.rows is None else self.rows[row]) != 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ValueInput:
+    """What a critic's loss sees of one micro-batch. R rows, T states (1 for a critic that looks at rows), O outputs.
+
+    `output_RTO` carries the gradient; `mask_RT` is True where there is a target, and what stands elsewhere is ignored.
+    `old_RTO` is what the critic said before the update; `states` counts targets in the whole batch.
+    """
+
+    output_RTO: torch.Tensor
+    old_RTO: torch.Tensor
+    target_RT: torch.Tensor
+    mask_RT: torch.Tensor
+    states: int
+
+
+@runtime_checkable
+class AssignsCredit(Protocol):
+    """A policy optimizer that gives credit itself."""
+
+    def credit(self, batch: CreditInput) -> Credit:
+        """Advantages of the whole update, and targets for the critic if there is one."""
+        ...
+
+
+@runtime_checkable
+class HasCritic(Protocol):
+    """A policy optimizer with a critic."""
+
+    def critic_loss(self, batch: ValueInput) -> LossOutput:
+        """The micro-batch's share of the critic's loss."""
+        ...
+
+
+def wants(optimizer: PolicyOptimizer) -> Wants:
+    """What an optimizer needs; nothing for one that does not say. Needs no `credit`: a loss can want a reference."""
+    wanted: Wants = getattr(optimizer, "wants", Wants())
+    return wanted
+
+
 __all__ = [
+    "BaseEngine",
+    "Batching",
+    "BrowserSettings",
+    "Calibration",
     "Catalogue",
     "Completion",
+    "Counted",
+    "DreamContext",
     "Engine",
+    "EngineContext",
+    "EngineStats",
     "Environment",
+    "EnvironmentContext",
     "ExpertPolicy",
     "GenerateRequest",
     "Judge",
+    "JudgeContext",
     "LossInput",
     "LossOutput",
     "MakesVariants",
+    "ParsedReply",
     "PluginContext",
     "PolicyOptimizer",
+    "PromptFormat",
+    "RequestQueue",
     "TaskSource",
     "TokenRow",
+    "TokensMade",
     "TrainableJudge",
     "TrainableWorldModel",
+    "Weights",
     "WorldModel",
+    "WorldModelContext",
+    "text_ids",
 ]

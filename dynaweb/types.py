@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
-
-if TYPE_CHECKING:
-    from dynaweb.web.delta import Delta
+from typing import Any, Literal, get_args
 
 ActionKind = Literal[
     "click",
@@ -35,7 +32,19 @@ TARGETED: frozenset[str] = frozenset({"click", "type", "select", "hover"})
 
 Source = Literal["dream", "real", "expert"]
 EndReason = Literal["stop", "max-steps", "invalid", "terminal", "infrastructure"]
+"""Why an episode, dreamed or real, ended. `dynaweb.rollout.episode` says it.
+
+stop            the agent said `stop`
+max-steps       the limit of steps; for dreams `dream.horizon`
+invalid         a reply that is no action, or a refused action, where `dream.invalid_ends`; always for an agent that
+                would repeat itself
+terminal        the environment: the page says that the task is over. In a dream, the world model predicts the end,
+                wrote no page (`StepFacts.world_model_error`), or cannot be trusted any more (`StepFacts.untrusted`)
+infrastructure  something broke that the agent is not to blame for (`EpisodeFacts.failure`)
+"""
 Split = Literal["pretrain", "train", "validation", "test"]
+Props = tuple[tuple[str, str], ...]
+"""Properties of an element in page order: name and text, such as `("checked", "true")`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,17 @@ class Task:
     best_steps: int | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def site(self) -> str:
+        """The site that it plays on: several are joined by `+`, and `-` stands for none."""
+        return "+".join(self.sites) or "-"
+
+    @property
+    def site_key(self) -> str:
+        """What hold-outs split by: the generated site it plays on, where its environment names one, else itself."""
+        seed = self.meta.get("site_seed")
+        return self.id if seed is None else f"{self.split} {seed}"
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -70,7 +90,7 @@ class Node:
     role: str
     name: str = ""
     value: str | None = None
-    props: tuple[tuple[str, str], ...] = ()
+    props: Props = ()
     depth: int = 0
     ref: str | None = field(default=None, compare=False, repr=False)
 
@@ -123,13 +143,89 @@ class Action:
     target_name: str = ""
 
 
+@dataclass(frozen=True, order=True, slots=True)
+class Image:
+    """A picture in a prompt, named by its content: the SHA-256 of its bytes, in hexadecimal digits, and its size in
+    pixels. The bytes are kept outside."""
+
+    sha256: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Prompt:
+    """What a model reads before it answers: token ids, and the pictures that they refer to, in their order.
+
+    The value as a whole is its identity: equal tokens with other pictures are another prompt. Its length is that of
+    `ids`. Prompts are in the order of their ids, then of their pictures.
+    """
+
+    ids: tuple[int, ...] = ()
+    images: tuple[Image, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+NO_PROMPT = Prompt()
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What is known of a step besides its pages: rewards, metrics and reports are decided by it.
+
+    The environment says it with its `StepResult`. A dream fills in the upper half, a real environment the lower.
+    """
+
+    dreamed: bool = False
+    """A world model was asked for the page that follows; `world_model_error` says whether it wrote none."""
+    recalled: bool = False
+    """The page that follows is a real one, which a memory of the same step gave."""
+    imagined: bool = False
+    """The page that follows is one that a world model wrote, in this step or before, or what code made of one."""
+    tokens: int = 0
+    """Tokens that the world model generated for this step, in all attempts."""
+    logprob: float | None = None
+    """Mean natural-log probability of the tokens of its answer; None = unknown."""
+    confidence: float | None = None
+    """Expected fidelity of the page in [0, 1]; None where it was not calibrated."""
+    world_model_error: str = ""
+    """Why the world model wrote no page, which ends the dream; the policy is not to blame."""
+    untrusted: str = ""
+    """Why the dream ended though it could go on: its pages can no longer be trusted."""
+    reward: float | None = None
+    """Earned by this step beside the verdict on the trajectory, in the judge's units; None = nothing. An environment's
+    own score of the whole task does not belong here: the verdict would count twice."""
+    blocked: str = ""
+    """What keeps the agent out on the page that follows: a captcha, a login."""
+    screenshot: str = ""
+    """Path of a picture of the page that follows, for judges and reports; the policy does not see it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFacts:
+    """What is known of an episode besides its steps and the judge's verdict."""
+
+    verdict: Judgement | None = None
+    """The environment's own verdict, taken when a real episode ended; None: it was not graded."""
+    failure: str = ""
+    """What broke, where the end is `infrastructure`."""
+    update: int | None = None
+    """The update, counted from 0, whose rollout it was; None: of none."""
+    screenshots: tuple[str, ...] = ()
+    """Paths of pictures of all its pages, the first one included; empty: those of its steps are all there are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One decision: what was seen, what was said, and the exact tokens.
 
     `action` is None when the reply could not be parsed; `error` then says why. `error` is also set when the
-    environment refused the action. `prompt_ids`/`response_ids` are what the engine consumed and sampled and
-    `logprobs` the sampler's natural-log probabilities of `response_ids`; experts leave them empty.
+    environment refused the action. `prompt` is what the engine consumed, `response_ids` what it sampled and `logprobs`
+    the sampler's natural-log probabilities of `response_ids`; experts leave them empty. `policy_version` counts the
+    updates of this run that the policy had had when it played the step; None for experts, and where nobody counts.
+    `info` is room for what a plugin wants to keep; nothing in `dynaweb` reads it.
     """
 
     observation: Observation
@@ -137,10 +233,12 @@ class Step:
     reasoning: str = ""
     reply: str = ""
     error: str = ""
-    prompt_ids: tuple[int, ...] = ()
+    prompt: Prompt = NO_PROMPT
     response_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     info: Mapping[str, Any] = field(default_factory=dict)
+    policy_version: int | None = None
+    facts: StepFacts = field(default_factory=StepFacts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +256,10 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """The steps of one episode, its final observation, its reward, and where it came from."""
+    """The steps of one episode, its final observation, its reward, and where it came from.
+
+    `info` is room for what a plugin wants to keep; nothing in `dynaweb` reads it.
+    """
 
     id: str
     task: Task
@@ -171,6 +272,7 @@ class Trajectory:
     group: str = ""
     seed: int = 0
     info: Mapping[str, Any] = field(default_factory=dict)
+    facts: EpisodeFacts = field(default_factory=EpisodeFacts)
 
     @property
     def answer(self) -> str | None:
@@ -197,12 +299,66 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """An environment's answer to an action: the new page, whether the episode is over, and why if refused."""
+    """An environment's answer to an action: the new page, whether the episode is over, and why if refused.
+
+    `facts` and `info` become those of the step.
+    """
 
     observation: Observation
     done: bool = False
     error: str = ""
     info: Mapping[str, Any] = field(default_factory=dict)
+    facts: StepFacts = field(default_factory=StepFacts)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The old nodes `first` to `last` (numbers of the old page, both included) stay as they are."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """A new node. Its id is 0: numbers are given when the new page is complete."""
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The old node `id` stays, with this value and these properties instead of its own.
+
+    The property `options` is inherited when `props` does not hold it: what a list offers rarely changes.
+    """
+
+    id: int
+    value: str | None = None
+    props: Props = ()
+
+
+Op = Keep | Add | Change
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """How to rebuild the new page out of the old one: `ops` in the order of the new page; what is not kept is gone.
+
+    `url`, `title` and `truncated` are None where nothing changes; `notice` is the new page's own. `same` says that
+    nothing at all changes, `replaced` that (almost) nothing of the old page is kept. `sentence` puts the change in
+    words; `repairs` tells what a lenient parser mended. Neither takes part in comparisons.
+    """
+
+    ops: tuple[Op, ...] = ()
+    url: str | None = None
+    title: str | None = None
+    notice: str = ""
+    truncated: bool | None = None
+    same: bool = False
+    replaced: bool = False
+    sentence: str = field(default="", compare=False)
+    repairs: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

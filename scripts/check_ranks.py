@@ -47,10 +47,10 @@ COMPARED = ("reward", "policy_loss", "supervised_loss", "grad_norm", "approx_kl"
 FAIL = """
 import os
 if os.environ.get("RANK") == "1":
-    from dynaweb.backends import torch_backend
+    from dynaweb.trainer import torch_trainer
     def fail(self, *args, **named):
         raise ValueError("a failure made for the check")
-    torch_backend.TorchTrainer.policy_step = fail
+    torch_trainer.TorchTrainer.policy_step = fail
 """
 
 

@@ -21,12 +21,13 @@ from typing import Any
 
 import torch
 
+from dynaweb.engines.local.engine import TransformersEngine
 from dynaweb.engines.plugin import VllmConfig
 from dynaweb.engines.scheduler import Lockstep
-from dynaweb.engines.transformers_engine import TransformersEngine
-from dynaweb.engines.vllm_engine import VllmEngine
+from dynaweb.engines.vllm.engine import VllmEngine
 from dynaweb.errors import EngineError
-from dynaweb.protocols import GenerateRequest, PluginContext
+from dynaweb.protocols import EngineContext, GenerateRequest
+from dynaweb.types import Prompt
 
 RANDOM = "random-llama"
 
@@ -62,7 +63,7 @@ def load(name: str) -> Any:
     """The random Llama, or the model of a folder or name."""
     if name == RANDOM:
         return random_llama()
-    from dynaweb.backends.models import load_model
+    from dynaweb.trainer.models import load_model
 
     return load_model(name)
 
@@ -73,10 +74,10 @@ class Checks:
     def __init__(self, name: str, model: Any, config: VllmConfig) -> None:
         self.name = name
         self.model = model
-        self.engine = VllmEngine(config, PluginContext(services={"model": Loaded(model)}))
+        self.engine = VllmEngine(config, EngineContext(weights=Loaded(model), batching=Lockstep()))
         rng, size = random.Random(1), model.get_input_embeddings().weight.shape[0]
         shared = tuple(rng.randrange(size) for _ in range(48))
-        self.prompts = [(*shared, *(rng.randrange(size) for _ in range(rng.randint(4, 20)))) for _ in range(8)]
+        self.prompts = [Prompt((*shared, *(rng.randrange(size) for _ in range(rng.randint(4, 20))))) for _ in range(8)]
         self.failed = 0
 
     def report(self, what: str, passed: bool, **more: Any) -> None:

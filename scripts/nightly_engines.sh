@@ -23,7 +23,7 @@ check_vllm "$place/vllm" --adapters || failed=1
 
 echo "==> several processes"
 with_deepspeed "$place/deepspeed" scripts/check_ranks.py || failed=1
-with_deepspeed "$place/deepspeed" -m pytest -q tests/test_backend_deepspeed.py || failed=1
+with_deepspeed "$place/deepspeed" -m pytest -q tests/trainer/test_backend_deepspeed.py || failed=1
 
 echo "==> killed and resumed"
 "$python" scripts/check_resume.py || failed=1

@@ -14,7 +14,7 @@ from core_kit import Cli, PackageMaker
 from hypothesis import HealthCheck, settings
 from warm_kit import command_line
 
-from dynaweb import plugins
+from dynaweb.plugin import registry as plugins
 
 # Before torch is imported: threads that spin while they wait make everything crawl when a browser needs the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -14,26 +14,26 @@ from dynaweb.cli.process import Group
 COMMANDS = {
     "run": "run:run",
     "sft": "stages:sft",
-    "collect": "worlds:collect",
+    "collect": "stages:collect",
     "eval": "stages:evaluate",
     "compare": "compare:compare",
     "view": "view:view",
     "report": "view:report",
-    "play": "places:play",
+    "play": "play:play",
     "setup": "machine:setup",
     "doctor": "machine:doctor",
 }
 GROUPS = {
     "matrix": "matrix:matrix_app",
-    "wm": "worlds:wm_app",
-    "orm": "judges:orm_app",
-    "judge": "judges:judge_app",
+    "wm": "stages:wm_app",
+    "orm": "stages:orm_app",
+    "judge": "stages:judge_app",
     "data": "data:data_app",
     "plugins": "plugins:plugins_app",
     "new": "plugins:new_app",
-    "config": "listing:config_app",
+    "config": "config:config_app",
     "tasks": "tasks:tasks_app",
-    "env": "places:env_app",
+    "env": "play:env_app",
     "cache": "cache:cache_app",
 }
 """Names of commands and groups, with the module below `dynaweb.cli` and the object that each stands for."""
@@ -66,19 +66,19 @@ def root(
     """Options of all commands."""
 
 
-_there: set[str] = set()
+_loaded: set[str] = set()
 
 
 def tree(word: str = "") -> typer.Typer:
     """The app with the command or group `word`, or with all of them when there is none of that name."""
     for name, target in {**COMMANDS, **GROUPS}.items():
-        if name in _there or (word in {*COMMANDS, *GROUPS} and name != word):
+        if name in _loaded or (word in {*COMMANDS, *GROUPS} and name != word):
             continue
         module, _, attribute = target.partition(":")
-        found = getattr(import_module(f"dynaweb.cli.{module}"), attribute)
+        part = getattr(import_module(f"dynaweb.cli.{module}"), attribute)
         if name in GROUPS:
-            app.add_typer(found, name=name)
+            app.add_typer(part, name=name)
         else:
-            app.command(name)(found)
-        _there.add(name)
+            app.command(name)(part)
+        _loaded.add(name)
     return app

@@ -18,10 +18,10 @@ cache_app = typer.Typer(no_args_is_help=True, help="Finished stages, which runs 
 @cache_app.command("list")
 def list_stages(as_json: o.Json = False, debug: o.Debug = False) -> None:
     """List every stage in the cache with its size, and when a run last used it."""
-    from dynaweb import tools
+    from dynaweb import api
     from dynaweb.cli.output import emit
 
-    stages = tools.list_cache()
+    stages = api.list_cache()
     emit(stages, _table(stages, "in"), as_json=as_json)
 
 
@@ -45,10 +45,10 @@ def prune(
 
     A later run makes anew what it needs and does not find.
     """
-    from dynaweb import tools
+    from dynaweb import api
     from dynaweb.cli.output import emit
 
-    gone = tools.prune_cache(older_than=older_than, max_size=max_size, every=every, dry_run=dry_run)
+    gone = api.prune_cache(older_than=older_than, max_size=max_size, every=every, dry_run=dry_run)
     emit(gone, _table(gone, "would go from" if dry_run else "gone from"), as_json=as_json)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -56,29 +56,28 @@ def compare(
     if recipes is None:
         if seeds or sets or out or measures or fail_fast or jobs > 1:
             raise ConfigError("--seeds, --set, --out, --jobs, --fail-fast and --measure go with --recipes")
-        from dynaweb.compare import compare as compared
+        from dynaweb import api
 
-        found = compared(runs or [])
-        emit(found.plain() if as_json else found, as_json=as_json)
+        comparison = api.compare_runs(runs or [])
+        emit(comparison.plain() if as_json else comparison, as_json=as_json)
         return
     from dynaweb.cli.matrix import run_plan
     from dynaweb.matrix import MatrixFolder
     from dynaweb.runs.folder import RUNS
 
-    plan = _plan(recipes, locals())
+    plan = _plan(recipes, sets, seeds, block)
     folder = MatrixFolder(out or RUNS / plan.matrix.name)
     run_plan(plan, folder, jobs=jobs, fail_fast=fail_fast, measures=measures, block=block, as_json=as_json)
 
 
-def _plan(recipes: str, arguments: dict[str, Any]) -> Plan:
+def _plan(recipes: str, sets: list[str] | None, seeds: str | None, block: list[str] | None) -> Plan:
     from dynaweb.cli.matrix import seeds_of
     from dynaweb.matrix import plan_of
     from dynaweb.matrix.recipes import SEEDS, comparison
 
-    o.load_plugins(arguments["block"])
+    o.load_plugins(block)
     names = [name.strip() for name in recipes.split(",")]
-    seeds = seeds_of(arguments["seeds"]) or SEEDS
-    matrix, kept = comparison(names, sets=arguments["sets"] or (), seeds=seeds)
+    matrix, kept = comparison(names, sets=sets or (), seeds=seeds_of(seeds) or SEEDS)
     for sentence in kept:
         typer.echo(sentence, err=True)
     return plan_of(matrix)

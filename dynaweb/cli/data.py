@@ -27,19 +27,17 @@ def import_data(
     debug: o.Debug = False,
 ) -> None:
     """Read other people's data into a transition store, and say what was left out and why."""
+    from dynaweb import api
     from dynaweb.cli.output import emit
-    from dynaweb.data.importers import ImportReport, read_foreign
-    from dynaweb.data.store import TransitionStore
     from dynaweb.errors import EXIT_FAILED
 
     if not append:
         _refuse_existing(store, "--append adds to it")
-    report = ImportReport()
-    TransitionStore(store).extend(read_foreign(name, source, report))
-    found = {"read": report.read, "kept": report.kept, "dropped": dict(report.dropped), "noted": dict(report.noted)}
+    report = api.import_data(name, source, store)
+    counts = {"read": report.read, "kept": report.kept, "dropped": dict(report.dropped), "noted": dict(report.noted)}
     written = store if report.kept else None
     emit(
-        {**found, "store": written},
+        {**counts, "store": written},
         f"{report}\n{written or f'nothing was kept: {store} is as it was'}",
         as_json=as_json,
     )
@@ -62,26 +60,24 @@ def export_data(
     debug: o.Debug = False,
 ) -> None:
     """Write a transition store for other tools and trainers."""
+    from dynaweb import api
     from dynaweb.cli.output import emit
-    from dynaweb.data.exports import export
-    from dynaweb.data.store import existing
 
     if not force:
         _refuse_existing(out, "--force overwrites it")
-    count, path = export(existing(store), to, out, form=form, history=history, goal=goal)
+    count, path = api.export_data(store, out, to=to, form=form, history=history, goal=goal)
     emit({"rows": count, "path": path}, f"{count} rows: {path}", as_json=as_json)
 
 
 @data_app.command("stats")
 def stats(store: StorePath, as_json: o.Json = False, debug: o.Debug = False) -> None:
     """Count what a transition store holds."""
+    from dynaweb import api
     from dynaweb.cli.output import emit
-    from dynaweb.data.inspect import summarise
-    from dynaweb.data.store import existing
 
-    found = summarise(existing(store)).data()
-    lines = [f"{name.ljust(24)}  {_counts(value)}" for name, value in found.items()]
-    emit(found, "\n".join(lines), as_json=as_json)
+    counts = api.data_stats(store).data()
+    lines = [f"{name.ljust(24)}  {_counts(value)}" for name, value in counts.items()]
+    emit(counts, "\n".join(lines), as_json=as_json)
 
 
 @data_app.command("contamination")
@@ -92,23 +88,16 @@ def contamination(
     debug: o.Debug = False,
 ) -> None:
     """Say which sites, tasks, pages and questions of an evaluation were in the training data."""
+    from dynaweb import api
     from dynaweb.cli.output import emit, table
     from dynaweb.data.inspect import LEVELS
-    from dynaweb.data.inspect import contamination as compare
-    from dynaweb.data.store import existing
 
-    found, total = compare(existing(train), existing(evaluation))
+    overlaps, total = api.contamination(train, evaluation)
     rows = [
-        (
-            one.level,
-            f"{one.shared} of {one.total}",
-            f"{one.affected} of {total}",
-            LEVELS[one.level],
-        )
-        for one in found
+        (one.level, f"{one.shared} of {one.total}", f"{one.affected} of {total}", LEVELS[one.level]) for one in overlaps
     ]
     text = table(("same", "distinct", "transitions", "meaning"), rows)
-    emit({"transitions": total, "levels": found}, text, as_json=as_json)
+    emit({"transitions": total, "levels": overlaps}, text, as_json=as_json)
 
 
 @data_app.command("label")
@@ -165,7 +154,7 @@ def _engine(model: str, base_url: str, settings: dict[str, Any]) -> Any:
     if not model:
         return None
     from dynaweb.config.server import Server
-    from dynaweb.engines.openai_engine import OpenAIEngine
+    from dynaweb.engines.server import OpenAIEngine
 
     return OpenAIEngine(Server(model=model, base_url=base_url, logprobs=False, **settings))
 

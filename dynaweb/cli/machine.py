@@ -9,12 +9,12 @@ from dynaweb.errors import MissingError
 def setup(as_json: o.Json = False, debug: o.Debug = False) -> None:
     """Find a Chromium, or install one, and start it once. Nothing else needs setting up."""
     from dynaweb.cli.output import emit
-    from dynaweb.web.chromium import install, try_out
+    from dynaweb.web.chromium.install import install, try_out
 
-    found = install()
-    version = try_out(found)
-    text = f"Chromium {version}: {found.path} (from {found.origin})"
-    emit({"path": found.path, "origin": found.origin, "version": version}, text, as_json=as_json)
+    chromium = install()
+    version = try_out(chromium)
+    text = f"Chromium {version}: {chromium.path} (from {chromium.origin})"
+    emit({"path": chromium.path, "origin": chromium.origin, "version": version}, text, as_json=as_json)
 
 
 def doctor(
@@ -29,7 +29,7 @@ def doctor(
     The browser is started once. A recipe or `--set web.browser=...` says which one.
     """
     from dynaweb.cli.output import emit, table
-    from dynaweb.doctoring import examine
+    from dynaweb.commands.doctor import examine
 
     o.load_plugins(block, warn=False)
     checks = examine(recipe, sets or ())

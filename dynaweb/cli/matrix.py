@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -45,35 +46,75 @@ Measures = Annotated[
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown.")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class MatrixOptions:
+    """A matrix with what the command line changes of it."""
+
+    source: Source
+    axis: Axis = None
+    seeds: Seeds = None
+    mode: Mode = None
+    max_cells: MaxCells = None
+    sets: o.Set = None
+    block: o.Block = None
+    as_json: o.Json = False
+    debug: o.Debug = False
+
+    def plan(self, out: Path | None, *, as_run: bool = False) -> tuple[Plan, MatrixFolder]:
+        """The plan and the folder that are asked for. Loads the plugins.
+
+        With `as_run`, and no option that changes the plan, it is the one in the folder where there is one.
+        """
+        from dynaweb.config.layers import parse_set
+        from dynaweb.errors import ConfigError
+        from dynaweb.matrix import MatrixFolder, plan_of, read_matrix
+        from dynaweb.runs.folder import RUNS
+
+        o.load_plugins(self.block)
+        values, problems = parse_set(self.sets or ())
+        if problems:
+            raise ConfigError("\n".join(problems))
+        seeds = seeds_of(self.seeds)
+        is_changed = bool(values or seeds or self.axis or self.mode or self.max_cells)
+        if Path(self.source).is_dir():
+            if is_changed or out:
+                raise ConfigError(
+                    f"{self.source} is the folder of a matrix, which is taken as it is; name its file to change it"
+                )
+            folder = MatrixFolder(Path(self.source))
+            return folder.read_plan(), folder
+        matrix = read_matrix(
+            self.source, axes=self.axis or (), sets=values, seeds=seeds, mode=self.mode, max_cells=self.max_cells
+        )
+        folder = MatrixFolder(out or RUNS / f"matrix-{matrix.name}")
+        if as_run and not is_changed and folder.plan_file.exists():
+            typer.echo(f"plan: {folder.plan_file}", err=True)
+            return folder.read_plan(), folder
+        return plan_of(matrix), folder
+
+
 @matrix_app.command("list")
 def list_matrices(as_json: o.Json = False, debug: o.Debug = False) -> None:
     """List the matrices that come with the package."""
     from dynaweb.cli.output import emit, table
     from dynaweb.matrix import read_matrix, shipped_matrices
 
-    found = {name: read_matrix(name) for name in shipped_matrices()}
-    rows = [(name, " ".join(one.axes), one.description) for name, one in found.items()]
+    matrices = {name: read_matrix(name) for name in shipped_matrices()}
+    rows = [(name, " ".join(one.axes), one.description) for name, one in matrices.items()]
     text = table(("matrix", "axes", "what it shows"), rows)
-    emit({name: one.description for name, one in found.items()}, text, as_json=as_json)
+    emit({name: one.description for name, one in matrices.items()}, text, as_json=as_json)
 
 
 @matrix_app.command("show")
+@o.expanded
 def show(
-    source: Source,
-    axis: Axis = None,
-    seeds: Seeds = None,
-    mode: Mode = None,
-    max_cells: MaxCells = None,
-    sets: o.Set = None,
-    block: o.Block = None,
-    as_json: o.Json = False,
-    debug: o.Debug = False,
+    options: MatrixOptions,
 ) -> None:
     """Compose and validate every cell, and list them; nothing is run."""
     from dynaweb.cli.output import print_json, table
 
-    plan, _ = _plan(locals())
-    if as_json:
+    plan, _ = options.plan(None)
+    if options.as_json:
         cells = [
             {"id": c.id, "seed": c.seed, "settings": dict(c.labels), "recipe": c.recipe.tree()} for c in plan.cells
         ]
@@ -86,28 +127,23 @@ def show(
 
 
 @matrix_app.command("run")
+@o.expanded
 def run(
-    source: Source,
-    axis: Axis = None,
-    seeds: Seeds = None,
-    mode: Mode = None,
-    max_cells: MaxCells = None,
-    sets: o.Set = None,
+    options: MatrixOptions,
     out: Out = None,
     jobs: Jobs = 1,
     fail_fast: FailFast = False,
     measures: Measures = None,
-    block: o.Block = None,
-    as_json: o.Json = False,
-    debug: o.Debug = False,
 ) -> None:
     """Run every cell that is not done, then print the table. Exit code 1 when a cell failed.
 
     Cells share finished stages. Interrupted or killed, the same command goes on; failed cells are tried again. A matrix
     may grow; one that lacks cells which are done in its folder is refused: give it another --out.
     """
-    plan, folder = _plan(locals())
-    run_plan(plan, folder, jobs=jobs, fail_fast=fail_fast, measures=measures, block=block, as_json=as_json)
+    plan, folder = options.plan(out)
+    run_plan(
+        plan, folder, jobs=jobs, fail_fast=fail_fast, measures=measures, block=options.block, as_json=options.as_json
+    )
 
 
 def run_plan(
@@ -121,12 +157,11 @@ def run_plan(
     as_json: bool,
 ) -> None:
     """Run every cell that is not done, with a live display, then print the table."""
-    from dynaweb.matrix.display import display_of
-    from dynaweb.matrix.replacing import check_keeps_done
+    from dynaweb.matrix.folder import check_keeps_done
     from dynaweb.matrix.results import measures_of
-    from dynaweb.matrix.runner import Progress, Runner
+    from dynaweb.matrix.runner import Progress, Runner, display_of
 
-    measures_of(plan, names_of(measures))  # a mistake is told now, not after all the work
+    measures_of(plan, names_of(measures))  # a mistake is said now, not after all the work
     check_keeps_done(folder, plan)  # and this before a table is drawn; the runner looks again under its lock
     cells: list[Progress] = []
     runner = Runner(plan, folder, jobs=jobs, fail_fast=fail_fast, block=tuple(block or ()), progress=cells)
@@ -153,17 +188,10 @@ def run_plan(
 
 
 @matrix_app.command("status")
+@o.expanded
 def status(
-    source: Source,
-    axis: Axis = None,
-    seeds: Seeds = None,
-    mode: Mode = None,
-    max_cells: MaxCells = None,
-    sets: o.Set = None,
+    options: MatrixOptions,
     out: Out = None,
-    block: o.Block = None,
-    as_json: o.Json = False,
-    debug: o.Debug = False,
 ) -> None:
     """Say how every cell stands: waiting, running, done, failed or interrupted.
 
@@ -172,34 +200,27 @@ def status(
     from dynaweb.cli.output import emit, plain, table
     from dynaweb.matrix.table import STATUS_HEAD, status_rows
 
-    plan, folder = _plan(locals(), as_run=True)
-    found = [folder.status(cell) for cell in plan.cells]
-    rows = [{**plain(one), "labels": dict(one.labels)} for one in found]
-    emit(rows, table(STATUS_HEAD, status_rows(found)), as_json=as_json)
+    plan, folder = options.plan(out, as_run=True)
+    statuses = [folder.status(cell) for cell in plan.cells]
+    rows = [{**plain(one), "labels": dict(one.labels)} for one in statuses]
+    emit(rows, table(STATUS_HEAD, status_rows(statuses)), as_json=options.as_json)
 
 
 @matrix_app.command("table")
+@o.expanded
 def show_table(
-    source: Source,
-    axis: Axis = None,
-    seeds: Seeds = None,
-    mode: Mode = None,
-    max_cells: MaxCells = None,
-    sets: o.Set = None,
+    options: MatrixOptions,
     out: Out = None,
     measures: Measures = None,
     markdown: Markdown = False,
-    block: o.Block = None,
-    as_json: o.Json = False,
-    debug: o.Debug = False,
 ) -> None:
     """Print the table of what is done so far: n, mean and 95 % interval of every combination; writes report.html.
 
     Without options that change the matrix, of the matrix as it was run, where its folder is there. With them,
     report.html is written only when the cells are those that were run.
     """
-    plan, folder = _plan(locals(), as_run=True)
-    _print_table(plan, folder, measures, as_json=as_json, markdown=markdown)
+    plan, folder = options.plan(out, as_run=True)
+    _print_table(plan, folder, measures, as_json=options.as_json, markdown=markdown)
 
 
 @matrix_app.command("cell", hidden=True)
@@ -214,42 +235,9 @@ def cell(
     from dynaweb.matrix import MatrixFolder
 
     o.load_plugins(block)
-    place = MatrixFolder(folder)
-    recipe = place.recipe(id)
-    typer.echo(api.run(recipe, out=place.cell(id), resume=place.prepare(id), progress=True))
-
-
-def _plan(arguments: dict[str, Any], *, as_run: bool = False) -> tuple[Plan, MatrixFolder]:
-    """The plan and the folder that a command's arguments (its `locals()`) ask for. Loads the plugins.
-
-    With `as_run`, and no option that changes the plan, it is the one in the folder where there is one.
-    """
-    from dynaweb.config.layers import parse_set
-    from dynaweb.errors import ConfigError
-    from dynaweb.matrix import MatrixFolder, plan_of, read_matrix
-    from dynaweb.runs.folder import RUNS
-
-    o.load_plugins(arguments["block"])
-    source = arguments["source"]
-    values, problems = parse_set(arguments["sets"] or ())
-    if problems:
-        raise ConfigError("\n".join(problems))
-    changes = {name: arguments[name] for name in ("mode", "max_cells")}
-    seeds = seeds_of(arguments["seeds"])
-    is_changed = bool(values or seeds or arguments["axis"] or any(changes.values()))
-    if Path(source).is_dir():
-        if is_changed or arguments.get("out"):
-            raise ConfigError(
-                f"{source} is the folder of a matrix, which is taken as it is; name its file to change it"
-            )
-        folder = MatrixFolder(Path(source))
-        return folder.read_plan(), folder
-    matrix = read_matrix(source, axes=arguments["axis"] or (), sets=values, seeds=seeds, **changes)
-    folder = MatrixFolder(arguments.get("out") or RUNS / f"matrix-{matrix.name}")
-    if as_run and not is_changed and folder.plan_file.exists():
-        typer.echo(f"plan: {folder.plan_file}", err=True)
-        return folder.read_plan(), folder
-    return plan_of(matrix), folder
+    matrix = MatrixFolder(folder)
+    recipe = matrix.recipe(id)
+    typer.echo(api.run(recipe, out=matrix.cell(id), resume=matrix.prepare(id), progress=True))
 
 
 def seeds_of(text: str | None) -> tuple[int, ...] | None:
@@ -275,16 +263,16 @@ def _print_table(
     from shutil import get_terminal_size
 
     from dynaweb.cli.output import emit
+    from dynaweb.matrix.folder import why_not_reported
     from dynaweb.matrix.page import write_page
-    from dynaweb.matrix.replacing import why_not_reported
     from dynaweb.matrix.results import results
     from dynaweb.matrix.table import matrix_markdown, matrix_text
-    from dynaweb.report.table import WIDTH
+    from dynaweb.stats import WIDTH
 
-    found = results(plan, folder, names_of(measures))
+    outcome = results(plan, folder, names_of(measures))
     width = get_terminal_size((WIDTH, 24)).columns
-    emit(found.plain(), matrix_markdown(found) if markdown else matrix_text(found, width=width), as_json=as_json)
+    emit(outcome.plain(), matrix_markdown(outcome) if markdown else matrix_text(outcome, width=width), as_json=as_json)
     if why := why_not_reported(folder, plan):
         typer.echo(f"report: not written, since {why}", err=True)
     elif folder.path.is_dir():
-        typer.echo(f"report: {write_page(found, folder)}", err=True)
+        typer.echo(f"report: {write_page(outcome, folder)}", err=True)

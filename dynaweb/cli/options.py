@@ -1,13 +1,26 @@
-"""Options that several commands share."""
+"""Options that several commands share, each once: as a type, and in groups that commands take as one parameter.
+
+A command with a parameter of a group has all options of that group (`expanded`). From the command line to the recipe it
+is one way: `--wm` is `WholeOptions.wm`, which `RecipeOptions.resolved` hands to `dynaweb.config.resolve`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from dynaweb.cli.process import DEBUG
+
+if TYPE_CHECKING:
+    from dynaweb import config
+    from dynaweb.plugin.registry import Plugins
 
 
 def _debug(ctx: typer.Context, value: bool) -> bool:
@@ -47,27 +60,125 @@ Block = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of the results.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_debug)]
+COMMON = ("block", "as_json", "debug")
+"""Options of nearly every command."""
 
 
-def resolved(recipe: Any, arguments: dict[str, Any]) -> Any:
-    """The recipe that a command's arguments (its `locals()`) ask for. Loads the plugins."""
-    from dynaweb.config import resolve
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions:
+    """A recipe with what the command line changes of it; a command that lacks an option leaves it at None."""
 
-    load_plugins(arguments.get("block"))
-    thorough = arguments.get("thorough", False)
-    return resolve(recipe, overrides=arguments["sets"] or (), thorough=thorough, **flags(arguments))
+    recipe: Recipe = "dynaweb"
+    env: Env = None
+    model: Model = None
+    seed: Seed = None
+    sets: Set = None
+    block: Block = None
+    as_json: Json = False
+    debug: Debug = False
+
+    def resolved(
+        self,
+        base: config.Recipe | None = None,
+        *,
+        first: tuple[str, ...] = (),
+        last: tuple[str, ...] = (),
+        **flags: Any,
+    ) -> config.Recipe:
+        """The recipe that is asked for, or `base` changed likewise. Loads the plugins.
+
+        `first` and `last` are settings before and after those of `--set`; `flags` are those of
+        `dynaweb.config.resolving.FLAGS` that only some commands have.
+        """
+        from dynaweb.config import resolve
+
+        load_plugins(self.block)
+        return resolve(
+            self.recipe if base is None else base,
+            overrides=[*first, *(self.sets or ()), *last],
+            env=self.env,
+            model=self.model,
+            seed=self.seed,
+            **flags,
+        )
 
 
-def flags(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The flags of recipes that were given, among a command's arguments."""
-    # Not for `--help`: this brings the whole configuration along.
-    from dynaweb.config.resolving import FLAGS
+@dataclass(frozen=True, kw_only=True)
+class StageOptions(RecipeOptions):
+    """A recipe and the folder that its results go to."""
 
-    return {name: arguments[name] for name in FLAGS if arguments.get(name) is not None}
+    out: Out = None
 
 
-def load_plugins(block: list[str] | None, *, warn: bool = True) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class WholeOptions(RecipeOptions):
+    """A recipe with all that a whole run may change of it."""
+
+    wm: Wm = None
+    opt: Opt = None
+    reward: Reward = None
+    eval_env: EvalEnv = None
+    agent: Agent = None
+    thorough: Thorough = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether the command line says which recipe, plugin, model or seed is meant."""
+        flags = (self.wm, self.opt, self.reward, self.env, self.eval_env, self.model, self.agent, self.seed)
+        return any(flag is not None for flag in flags) or self.thorough or self.recipe != "dynaweb"
+
+    def resolved(self, base: config.Recipe | None = None, **flags: Any) -> config.Recipe:
+        """As of every recipe, with these flags besides."""
+        return super().resolved(
+            base,
+            wm=self.wm,
+            opt=self.opt,
+            reward=self.reward,
+            eval_env=self.eval_env,
+            agent=self.agent,
+            thorough=self.thorough,
+            **flags,
+        )
+
+
+def expanded(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take a group of options as one parameter: the command line sees the group's fields instead."""
+    hints = get_type_hints(command, include_extras=True)
+    parameters, groups, own = list[inspect.Parameter](), dict[str, type[Any]](), set[str]()
+    for name, parameter in inspect.signature(command).parameters.items():
+        if not dataclasses.is_dataclass(hints[name]):
+            own.add(name)
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]))
+            continue
+        groups[name] = hints[name]
+        fields = get_type_hints(hints[name], include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+                annotation=fields[field.name],
+            )
+            for field in dataclasses.fields(hints[name])
+        ]
+
+    @wraps(command)
+    def call(**values: Any) -> None:
+        options = {
+            name: group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
+            for name, group in groups.items()
+        }
+        command(**values, **options)
+
+    # Help shows what is a command's own first, and last what every command has.
+    parameters.sort(key=lambda one: (one.name in COMMON) - (one.name in own))
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
+
+
+def load_plugins(block: list[str] | None, *, warn: bool = True) -> Plugins:
     """The plugins without the blocked ones."""
-    from dynaweb import plugins
+    from dynaweb.plugin import registry as plugins
 
     return plugins.load(block=plugins.parse_blocks(block or ()), warn=warn)

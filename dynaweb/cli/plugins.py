@@ -1,4 +1,4 @@
-"""`dynaweb plugins show|check` and `dynaweb new plugin`: for those who use plugins, and those who write them."""
+"""`dynaweb plugins list|show|check` and `dynaweb new plugin`: for those who use plugins, and those who write them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dynaweb.cli import options as o
-from dynaweb.cli.listing import plugins_app
 
 if TYPE_CHECKING:
-    from dynaweb.discovery import PluginStatus
-    from dynaweb.plugins import Plugins
+    from dynaweb.plugin.discovery import PluginStatus
+    from dynaweb.plugin.registry import Plugins
 
+plugins_app = typer.Typer(no_args_is_help=True, help="Plugins that are installed.", rich_markup_mode=None)
 new_app = typer.Typer(no_args_is_help=True, help="Begin something of your own.", rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(help="Name of a plugin, or KIND/NAME such as wm/delta.")]
 MaybeName = Annotated[str | None, typer.Argument(help="Name of a plugin, or KIND/NAME; default: every one.")]
+
+
+@plugins_app.command("list")
+def list_plugins(block: o.Block = None, as_json: o.Json = False, debug: o.Debug = False) -> None:
+    """List every plugin: kind, name, summary, package and version, status."""
+    from dynaweb.cli.output import emit, table
+
+    statuses = o.load_plugins(block, warn=False).statuses()
+    rows = [
+        (one.kind or "-", one.name, f"{one.package} {one.version}", one.status, one.cause or one.summary)
+        for one in statuses
+    ]
+    emit(statuses, table(("kind", "name", "package", "status", "summary"), rows), as_json=as_json)
 
 
 @plugins_app.command("show")
@@ -28,8 +41,8 @@ def show_plugin(name: Name, block: o.Block = None, as_json: o.Json = False, debu
     from dynaweb.cli.output import emit
 
     loaded = o.load_plugins(block, warn=False)
-    found = [_described(loaded, status) for status in _named(loaded, name)]
-    emit(found if len(found) > 1 else found[0], "\n\n".join(_text(one) for one in found), as_json=as_json)
+    rows = [_described(loaded, status) for status in _named(loaded, name)]
+    emit(rows if len(rows) > 1 else rows[0], "\n\n".join(_text(one) for one in rows), as_json=as_json)
 
 
 @plugins_app.command("check")
@@ -76,15 +89,14 @@ def new_plugin(
 
 
 def _named(loaded: Plugins, name: str) -> list[PluginStatus]:
-    from dynaweb.errors import MissingError
-    from dynaweb.suggest import hint
+    from dynaweb.errors import MissingError, hint
 
     kind, _, short = name.rpartition("/")
     statuses = loaded.statuses()
-    found = [one for one in statuses if one.name == short and kind in ("", one.kind)]
-    if not found:
+    matches = [one for one in statuses if one.name == short and kind in ("", one.kind)]
+    if not matches:
         raise MissingError(f"no plugin is called {name!r}; {hint(short, [one.name for one in statuses])}")
-    return found
+    return matches
 
 
 def _check(loaded: Plugins, status: PluginStatus) -> tuple[str, str]:

@@ -1,23 +1,54 @@
-"""How the process behaves: logging on stderr, signals, and one clear message for an error."""
+"""How the process behaves: logging on stderr, signals, and one clear message for an error, with whose fault it is."""
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
 import signal
 import sys
+import threading
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
 
-from dynaweb.cli.patience import tell_of_signals
-from dynaweb.errors import EXIT_FAILED, EXIT_INTERRUPTED, DynawebError
+from dynaweb.errors import EXIT_FAILED, EXIT_INTERRUPTED, DynawebError, FileError
+
+if TYPE_CHECKING:
+    import traceback
+
+    from dynaweb.plugin.discovery import Plugin
 
 DEBUG = "dynaweb.debug"
 ENV_DEBUG = "DYNAWEB_DEBUG"
+WAIT = 2.0
+"""Seconds after a signal without which an end is too slow."""
+STILL = "still saving what is done, or waiting for something that does not answer; a second Ctrl-C ends it at once"
+
+_signals: list[int] = []
+_OTHER = "give another path"
+_WHY = {
+    errno.EISDIR: ("is a folder where a file belongs", f"move it away, or {_OTHER}"),
+    errno.ENOTDIR: ("is not a folder, or lies in something that is none", f"move the file away, or {_OTHER}"),
+    errno.EEXIST: ("is there already", f"move it away, or {_OTHER}"),
+    errno.ENOTEMPTY: ("is a folder that is not empty", f"move it away, or {_OTHER}"),
+    errno.ENOENT: ("is not there", _OTHER),
+    errno.ENAMETOOLONG: ("has a name that is too long", "give a shorter one"),
+    errno.ELOOP: ("is a link that leads to itself", _OTHER),
+}
+"""What is wrong with a path, and what to do about it."""
+_SHOWN = 200
+"""Letters of a path that a message shows."""
+_LIMITS = {
+    errno.EMFILE: "too many files are open; allow more with `ulimit -n`",
+    errno.ENFILE: "the machine has too many files open; end other programs, then repeat the command",
+    errno.EIO: "a disk failed to read or write; look at the system's log, then repeat the command",
+    errno.ENOMEM: "the machine has no memory left; end other programs, then repeat the command",
+}
 
 
 class Group(TyperGroup):
@@ -55,9 +86,9 @@ class Group(TyperGroup):
         except typer.Exit:  # as after `--help`, which has to be quick
             raise
         except Exception as error:
-            if (told := _told(error)) is None:
+            if (message := _message_of(error)) is None:
                 raise
-            raise self._exit(ctx, told, EXIT_FAILED) from error
+            raise self._exit(ctx, message, EXIT_FAILED) from error
 
     def _exit(self, ctx: Any, message: str, code: int) -> typer.Exit:
         if ctx.meta.get(DEBUG) or os.environ.get(ENV_DEBUG, "") not in ("", "0"):
@@ -68,18 +99,16 @@ class Group(TyperGroup):
         return typer.Exit(code)
 
 
-def _told(error: Exception) -> str | None:
+def _message_of(error: Exception) -> str | None:
     """What to say of an error that no command foresaw: disks, plugins and files. None for a mistake of our own."""
-    from dynaweb.cli.blame import plugin_fault
-    from dynaweb.cli.refused import file_error
     from dynaweb.runs.space import storage_error
 
     if (full := storage_error(error)) is not None:
         return f"error: {full}; give the command again when it can be written to"
     if fault := plugin_fault(error):
         return fault
-    refused = file_error(error)
-    return None if refused is None else f"error: {refused}"
+    denied = file_error(error)
+    return None if denied is None else f"error: {denied}"
 
 
 def _is_text(word: str) -> bool:
@@ -138,3 +167,118 @@ class _Format(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
         return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
+
+
+def tell_of_signals(wait: float = WAIT) -> None:
+    """From now on say `STILL` on stderr once, `wait` seconds after the first SIGINT or SIGTERM. Twice is allowed.
+
+    The first Ctrl-C lets a stage save its state. A plugin that blocks never lets it get there, and then nothing in
+    Python's own thread can say so; the bytes that the interpreter writes for each signal reach another thread.
+    """
+    if _signals:
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    _signals.extend((reading, writing))
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_wait, args=(reading, wait), name="dynaweb-signals", daemon=True).start()
+
+
+def _wait(reading: int, wait: float) -> None:
+    while os.read(reading, 1)[0] not in (signal.SIGINT, signal.SIGTERM):
+        continue
+    # An end of the process ends this thread too.
+    threading.Event().wait(wait)
+    sys.stderr.write(f"{STILL}\n")
+
+
+def plugin_fault(error: BaseException) -> str:
+    """What failed in the code of another package's plugin: the calls from there on, and one sentence. '' for others."""
+    import traceback  # here: an error is rare, and `--help` has to be quick
+
+    frames = traceback.extract_tb(error.__traceback__)
+    innermost = _innermost(frames)
+    if innermost is None:
+        return ""
+    at, plugins = innermost
+    frame = frames[at]
+    calls = "".join(traceback.format_list(frames[at:]))
+    where = f"{frame.name} ({Path(frame.filename).name}, line {frame.lineno})"
+    return f"{calls}error: {_names_of(plugins)} failed in {where}: {type(error).__name__}: {error}"
+
+
+def _names_of(plugins: list[Plugin]) -> str:
+    """One plugin, or where a module holds several, all of them."""
+    from dynaweb.plugin.registry import KIND_WORDS
+
+    names = " or ".join(f"{KIND_WORDS[plugin.kind]} {plugin.name!r}" for plugin in plugins)
+    return f"{names} (package {plugins[0].origin.package} {plugins[0].origin.version})"
+
+
+def _innermost(frames: traceback.StackSummary) -> tuple[int, list[Plugin]] | None:
+    from dynaweb.config.keys import OWN, source_paths
+    from dynaweb.plugin.registry import current
+
+    others = [(plugin, source_paths(plugin)) for plugin in current().offers.values() if plugin.origin.package != OWN]
+    for at in range(len(frames) - 1, -1, -1):
+        file = Path(frames[at].filename)
+        within = [plugin for plugin, paths in others if any(one == file or one in file.parents for one in paths)]
+        if within:
+            return at, [plugin for plugin in within if _is_target(plugin, file)] or within
+    return None
+
+
+def _is_target(plugin: Plugin, file: Path) -> bool:
+    """Whether a file is the module of a plugin's class."""
+    module = sys.modules.get(plugin.spec.target.partition(":")[0])
+    return getattr(module, "__file__", None) == str(file)
+
+
+def file_error(error: BaseException) -> FileError | None:
+    """An error about a file or folder that no command foresaw: which path, why, and what to do. None for others."""
+    if not isinstance(error, OSError):
+        return None
+    if _nowhere():
+        return FileError("the folder that the command was given in is gone; change to another one with cd")
+    if error.errno in _LIMITS:
+        return FileError(_LIMITS[error.errno])
+    path = error.filename2 if error.filename2 is not None else error.filename
+    if isinstance(path, bytes):
+        path = os.fsdecode(path)
+    return FileError(_sentence(path, error)) if isinstance(path, str) and path else None
+
+
+def _sentence(path: str, error: OSError) -> str:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"{_denied(path)}: {error.strerror}; get the right to it (chmod, chown), or {_OTHER}"
+    if error.errno in _WHY:
+        what, advice = _WHY[error.errno]
+        path = path if len(path) <= _SHOWN else f"{path[:_SHOWN]}..."
+        return f"{path} {what}; {advice}"
+    return f"{path} cannot be used: {error.strerror}; {_OTHER}, or see with --debug what was tried"
+
+
+def _denied(path: str) -> str:
+    """What of a path this user may not do."""
+    if not os.path.lexists(path):
+        parent = Path(path).parent
+        while not os.path.lexists(parent) and parent != parent.parent:
+            parent = parent.parent
+        verb = "written" if _may(parent, os.X_OK) else "entered"
+        return f"{path} cannot be reached or made, because {parent} cannot be {verb}"
+    if not _may(path, os.R_OK):
+        return f"{path} cannot be read"
+    return f"{path} cannot be {'changed' if _may(path, os.W_OK) else 'written'}"
+
+
+def _may(path: str | Path, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _nowhere() -> bool:
+    """Whether the working directory has been deleted."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False

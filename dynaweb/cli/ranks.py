@@ -8,7 +8,6 @@ import uuid
 from typing import Any
 
 from dynaweb.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError
-from dynaweb.processes import own_command
 
 
 def launched() -> bool:
@@ -26,7 +25,7 @@ def helper() -> bool:
 
 def serve() -> int:
     """The whole life of such a rank; returns its exit code."""
-    from dynaweb.backends.team import serve as serve_team
+    from dynaweb.trainer.distributed.team import serve as serve_team
 
     return serve_team()
 
@@ -39,6 +38,8 @@ def start(count: int, arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    from dynaweb.runs.processes import own_command
 
     config = LaunchConfig(
         min_nodes=1,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dynaweb.cli import options as o
+
+if TYPE_CHECKING:
+    from dynaweb.config import Recipe
 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or with the last one.")]
 Backend = Annotated[
@@ -29,20 +33,11 @@ TimeBudget = Annotated[
 ]
 
 
+@o.expanded
 def run(
     ctx: typer.Context,
-    recipe: o.Recipe = "dynaweb",
+    options: o.WholeOptions,
     named: RecipeOption = None,
-    wm: o.Wm = None,
-    opt: o.Opt = None,
-    reward: o.Reward = None,
-    env: o.Env = None,
-    eval_env: o.EvalEnv = None,
-    model: o.Model = None,
-    agent: o.Agent = None,
-    seed: o.Seed = None,
-    thorough: o.Thorough = False,
-    sets: o.Set = None,
     out: o.Out = None,
     resume: Resume = False,
     time_budget: TimeBudget = None,
@@ -50,49 +45,38 @@ def run(
     backend: Backend = None,
     nproc: Nproc = 1,
     dry_run: DryRun = False,
-    block: o.Block = None,
-    as_json: o.Json = False,
-    debug: o.Debug = False,
 ) -> None:
     """Run a recipe: demonstrations, SFT, world model, reinforcement learning in dreams, evaluation, report."""
     from dynaweb.cli import ranks
     from dynaweb.cli.output import emit
 
-    recipe = _one_recipe(ctx, recipe, named)
-    arguments = locals()
+    options = replace(options, recipe=_one_recipe(ctx, options.recipe, named))
     if ranks.helper():
         raise typer.Exit(ranks.serve())
-    if resume and out is None and not _said(arguments):
-        out = arguments["out"] = _last_run()
-    resolved = _saved(arguments) if _its_own(arguments) else o.resolved(recipe, arguments)
+    changed = options.changes or any(flag is not None for flag in (time_budget, observe, backend))
+    if resume and out is None and not changed:
+        out = _last_run()
+    # A run that is resumed without naming a recipe goes on by its own, with what else is said on top.
+    saved = _saved(out, options.block) if resume and out and options.recipe == "dynaweb" else None
+    recipe = options.resolved(saved, time_budget=time_budget, observe=observe, backend=backend)
     if dry_run:
-        _plan(resolved, as_json, nproc)
+        _plan(recipe, options.as_json, nproc)
         return
     if nproc > 1 and not ranks.launched():
         raise typer.Exit(ranks.start(nproc, sys.argv[1:]))
     from dynaweb import api
 
-    emit(api.run(resolved, out=out, resume=resume, progress=True), as_json=as_json)
+    emit(api.run(recipe, out=out, resume=resume, progress=True), as_json=options.as_json)
 
 
 def _one_recipe(ctx: typer.Context, recipe: str, named: str | None) -> str:
     """The recipe, which may be said as an argument or as an option, but not twice in two ways."""
     if named is None or named == recipe:
         return recipe
-    given = ctx.get_parameter_source("recipe")
-    if given is not None and given.name == "COMMANDLINE":
+    source = ctx.get_parameter_source("recipe")
+    if source is not None and source.name == "COMMANDLINE":
         raise typer.BadParameter(f"RECIPE {recipe} and --recipe {named} are two recipes; give one of the two")
     return named
-
-
-def _said(arguments: dict[str, Any]) -> bool:
-    """Whether the command line says which recipe or which of its runs is meant."""
-    return bool(o.flags(arguments)) or arguments["thorough"] or arguments["recipe"] != "dynaweb"
-
-
-def _its_own(arguments: dict[str, Any]) -> bool:
-    """Whether a run is to be resumed and no recipe is named: then its own is meant, with what else is said on top."""
-    return bool(arguments["resume"] and arguments["out"] and arguments["recipe"] == "dynaweb")
 
 
 def _last_run() -> Path:
@@ -101,21 +85,21 @@ def _last_run() -> Path:
     return last_run()
 
 
-def _saved(arguments: dict[str, Any]) -> Any:
+def _saved(out: Path, block: list[str] | None) -> Recipe:
     from dynaweb.runs import RunFolder
 
-    o.load_plugins(arguments["block"])
-    return o.resolved(RunFolder(arguments["out"]).recipe(), arguments)
+    o.load_plugins(block)
+    return RunFolder(out).recipe()
 
 
-def _plan(recipe: Any, as_json: bool, nproc: int) -> None:
+def _plan(recipe: Recipe, as_json: bool, nproc: int) -> None:
     from dynaweb.cli.output import emit
     from dynaweb.estimate.refusals import examined
 
-    found, problems = examined(recipe, nproc)
+    estimate, problems = examined(recipe, nproc)
     missing = [str(error) for error in problems.plugins]
     plan = {"recipe": recipe.name, "settings": recipe.tree(), "origins": recipe.origins, "missing": missing}
     unknown = f"No estimate: the size of {recipe.model.path} is known once its config.json is here"
-    text = "\n".join([str(recipe), "", unknown if found is None else str(found)])
-    emit({**plan, "estimate": None if found is None else found.plain()}, text, as_json=as_json)
+    text = "\n".join([str(recipe), "", unknown if estimate is None else str(estimate)])
+    emit({**plan, "estimate": None if estimate is None else estimate.plain()}, text, as_json=as_json)
     problems.check()

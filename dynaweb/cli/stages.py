@@ -1,37 +1,63 @@
-"""`dynaweb sft`, `dynaweb eval`: one stage of a run alone."""
+"""`dynaweb sft|collect|eval`, `wm`, `orm` and `judge`: one stage of a run alone."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dynaweb.cli import options as o
 
+if TYPE_CHECKING:
+    from dynaweb.stages.world_model_eval import GradedPrediction
+    from dynaweb.types import Observation
 
-def sft(
-    recipe: o.Recipe = "dynaweb",
-    env: o.Env = None,
-    model: o.Model = None,
-    seed: o.Seed = None,
-    sets: o.Set = None,
-    out: o.Out = None,
-    block: o.Block = None,
-    as_json: o.Json = False,
-    debug: o.Debug = False,
-) -> None:
+wm_app = typer.Typer(no_args_is_help=True, help="Work on a world model alone.", rich_markup_mode=None)
+orm_app = typer.Typer(no_args_is_help=True, help="Work on an outcome reward model alone.", rich_markup_mode=None)
+judge_app = typer.Typer(no_args_is_help=True, help="Judges against the environment.", rich_markup_mode=None)
+
+Data = Annotated[Path | None, typer.Option("--data", metavar="STORE", help="Transition store instead of exploration.")]
+Weights = Annotated[Path | None, typer.Option("--weights", metavar="DIR", help="Weights of a fitted world model.")]
+Horizon = Annotated[int, typer.Option("--horizon", min=1, help="Longest open-loop run in steps.")]
+Graded = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="STORE", help="Trajectory store of graded real episodes; default: play new ones."),
+]
+
+
+@o.expanded
+def sft(options: o.StageOptions) -> None:
     """Make demonstrations and fine-tune the policy on them."""
-    run_stage("sft", recipe, locals())
+    from dynaweb import api
+    from dynaweb.cli.output import emit
+
+    emit(api.sft(options.resolved(), out=options.out, progress=True), as_json=options.as_json)
 
 
+@o.expanded
+def collect(
+    options: o.StageOptions,
+    by: Annotated[str | None, typer.Option("--by", metavar="PLAYER", help="policy, expert or random.")] = None,
+    store: Annotated[
+        Path | None, typer.Option("--store", metavar="STORE", help="Add to this transition store; default: run folder.")
+    ] = None,
+) -> None:
+    """Collect real transitions in parallel: with the SFT policy, experts, or random actions."""
+    from dynaweb import api
+    from dynaweb.cli.output import emit
+
+    recipe = options.resolved(last=() if by is None else (f"explore.player={by}",))
+    emit(api.collect(recipe, store=store, out=options.out, progress=True), as_json=options.as_json)
+
+
+@o.expanded
 def evaluate(
-    recipe: o.Recipe = "dynaweb",
+    options: o.StageOptions,
     policy: Annotated[
         str | None,
         typer.Option("--policy", metavar="DIR|NAME", help="Folder of weights, or sft (default), base, expert, random."),
     ] = None,
-    env: o.Env = None,
     episodes: Annotated[int | None, typer.Option("--episodes", min=1, help="How many held-out episodes.")] = None,
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Episodes that are open at once.")] = None,
     agent: o.Agent = None,
@@ -41,30 +67,131 @@ def evaluate(
         Path | None,
         typer.Option("--world-model", metavar="DIR", help="Weights to look ahead with; default: the recipe's own."),
     ] = None,
-    model: o.Model = None,
-    seed: o.Seed = None,
-    sets: o.Set = None,
-    out: o.Out = None,
-    block: o.Block = None,
-    as_json: o.Json = False,
-    debug: o.Debug = False,
 ) -> None:
     """Evaluate a policy on held-out tasks: table by site, a label for each failure.
 
     Interrupted, it goes on with the tasks that are left when the same command is given again.
     """
-    arguments = locals()
-    given = {"eval.episodes": episodes, "web.contexts": workers, "web.workers": workers}
-    flags = [f"{path}={value}" for path, value in given.items() if value is not None]
-    told = {**arguments, "sets": [*flags, *(sets or ())]}
-    run_stage("evaluate", recipe, told, policy=policy, world_model=world_model)
-
-
-def run_stage(name: str, recipe: str, arguments: dict[str, Any], **extra: Any) -> None:
-    """Call the function of `dynaweb.api` of that name with what a command's `locals()` say, and print the result."""
     from dynaweb import api
     from dynaweb.cli.output import emit
 
-    resolved = o.resolved(recipe, arguments)
-    result = getattr(api, name)(resolved, out=arguments["out"], progress=True, **extra)
-    emit(result, as_json=arguments["as_json"])
+    settings = {"eval.episodes": episodes, "web.contexts": workers, "web.workers": workers}
+    first = tuple(f"{path}={value}" for path, value in settings.items() if value is not None)
+    recipe = options.resolved(first=first, agent=agent, wm=wm, reward=reward)
+    result = api.evaluate(recipe, policy=policy, world_model=world_model, out=options.out, progress=True)
+    emit(result, as_json=options.as_json)
+
+
+@wm_app.command("fit")
+@o.expanded
+def fit_world_model(options: o.StageOptions, wm: o.Wm = None, data: Data = None) -> None:
+    """Fit a world model on real transitions and measure its fidelity."""
+    from dynaweb import api
+    from dynaweb.cli.output import emit
+
+    result = api.fit_world_model(options.resolved(wm=wm), data=data, out=options.out, progress=True)
+    emit(result, as_json=options.as_json)
+
+
+@wm_app.command("eval")
+@o.expanded
+def evaluate_world_model(
+    options: o.StageOptions, wm: o.Wm = None, weights: Weights = None, data: Data = None, horizon: Horizon = 8
+) -> None:
+    """Compare a world model with real pages: one step, open-loop, by environment and action, and its confidence."""
+    from dynaweb import api
+    from dynaweb.cli.output import emit
+
+    recipe = options.resolved(wm=wm)
+    result = api.evaluate_world_model(
+        recipe, weights=weights, data=data, horizon=horizon, out=options.out, progress=True
+    )
+    emit(result, as_json=options.as_json)
+
+
+@wm_app.command("show")
+@o.expanded
+def show_prediction(
+    options: o.StageOptions,
+    index: Annotated[int, typer.Option("--index", min=0, help="Which held-out transition.")] = 0,
+    wm: o.Wm = None,
+    weights: Weights = None,
+    data: Data = None,
+) -> None:
+    """Print one prediction beside the truth: green is predicted and real, red real only, yellow predicted only."""
+    from dynaweb import api
+    from dynaweb.cli.output import print_json
+
+    recipe = options.resolved(wm=wm)
+    result = api.show_prediction(recipe, index=index, weights=weights, data=data, out=options.out, progress=True)
+    if options.as_json:
+        print_json(result)
+    else:
+        _print(result)
+
+
+@orm_app.command("fit")
+@o.expanded
+def fit_judge(
+    options: o.StageOptions,
+    data: Graded = None,
+    reward: Annotated[str, typer.Option("--reward", metavar="NAME", help="Judge that can be fitted.")] = "orm",
+) -> None:
+    """Fit a judge on graded real episodes: accuracy, AUC, Brier score and calibration on held-out sites.
+
+    Use it with --reward orm --set reward.weights=OUT.
+    """
+    from dynaweb import api
+    from dynaweb.cli.output import emit
+
+    result = api.fit_judge(options.resolved(reward=reward), data=data, out=options.out, progress=True)
+    emit(result, as_json=options.as_json)
+
+
+@judge_app.command("audit")
+@o.expanded
+def audit_judges(
+    options: o.StageOptions,
+    judges: Annotated[
+        list[str] | None,
+        typer.Option("--judge", metavar="NAME", help="A judge to audit. Repeatable; default: the recipe's."),
+    ] = None,
+    data: Graded = None,
+    episodes: Annotated[
+        int,
+        typer.Option("--episodes", min=0, help="New episodes on validation sites; 0 = eval.episodes of the recipe."),
+    ] = 0,
+    reward: o.Reward = None,
+) -> None:
+    """Compare judges with the environment's own verdicts: confusion, false positives with interval, by site and
+    length."""
+    from dynaweb import api
+
+    recipe = options.resolved(reward=reward)
+    audit = api.audit_judges(recipe, judges=judges or (), data=data, episodes=episodes, out=options.out, progress=True)
+    as_json = options.as_json
+    typer.echo(audit.file.read_text(encoding="utf-8") if as_json else str(audit), nl=not as_json)
+
+
+def _print(result: GradedPrediction) -> None:
+    from dynaweb.web.actions.grammar import format_action
+
+    probe, prediction = result.probe, result.prediction
+    typer.echo(f"page       {probe.transition.observation.url}")
+    typer.echo(f"action     {format_action(probe.transition.action)}")
+    typer.echo(f"reasoning  {prediction.reasoning or '-'}")
+    if prediction.error:
+        typer.secho(f"invalid    {prediction.error}", fg="red")
+    for sign, line in differences(probe.transition.next_observation, prediction.next_observation):
+        typer.secho(f"{sign} {line}", fg={"-": "red", "+": "yellow", " ": "green"}[sign])
+    typer.echo("  ".join(f"{name}={value:.3g}" for name, value in result.measures.items() if value is not None))
+
+
+def differences(real: Observation, predicted: Observation | None) -> list[tuple[str, str]]:
+    """Lines of both pages: `-` real only, `+` predicted only, a space for both. Without a prediction all are `-`."""
+    import difflib
+
+    from dynaweb.worldmodels.pages import page_text
+
+    lines = difflib.ndiff(page_text(real).split("\n"), page_text(predicted).split("\n") if predicted else [])
+    return [(line[0], line[2:]) for line in lines if line[0] in "-+ "]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -38,9 +37,11 @@ def list_tasks(
 ) -> None:
     """List tasks of a split, with counts by site and by kind."""
     from dynaweb.cli.output import print_json, table
+    from dynaweb.observers.progress import showing_progress
+    from dynaweb.plugin.registry import current
     from dynaweb.protocols import Catalogue
 
-    with showing_progress():
+    with showing_progress(current()):
         source = _source(env, sets, block)
         split = checked_split(split, source)
         tasks = source.tasks(split, count=count, seed=seed) if count else _all(source, split, DRAWN, seed)
@@ -66,36 +67,23 @@ def show(
 ) -> None:
     """Print one task with its evaluation, as JSON: of a draw, or any whose id says all of it."""
     from dynaweb.cli.output import print_json
-    from dynaweb.loop.tasks import known, named
+    from dynaweb.observers.progress import showing_progress
+    from dynaweb.plugin.registry import current
+    from dynaweb.rollout.tasks import known, named
 
-    with showing_progress():
+    with showing_progress(current()):
         source = _source(env, sets, block)
         split = checked_split(split, source)
         task = known(source, task_id) or named(task_id, _all(source, split, count, seed))
     print_json(task)
 
 
-@contextmanager
-def showing_progress() -> Iterator[None]:
-    """Show what an environment says of its progress, which reads goals out of pages once."""
-    from dynaweb.observers import ProgressDisplay
-    from dynaweb.plugins import current
-
-    display = ProgressDisplay()
-    try:
-        with current().observing(display):
-            yield
-    finally:
-        display.close()
-
-
 def checked_split(name: str | None, source: object) -> str:
     """The name of a split, by default what a source means. Raises `ConfigError` for any other."""
     from typing import get_args
 
-    from dynaweb.errors import ConfigError
-    from dynaweb.loop.tasks import default_split
-    from dynaweb.suggest import hint
+    from dynaweb.errors import ConfigError, hint
+    from dynaweb.rollout.tasks import default_split
     from dynaweb.types import Split as Known
 
     name = name or default_split(source)
@@ -112,7 +100,7 @@ def _all(source: Any, split: str, count: int, seed: int) -> Any:
 
 
 def _counts(tasks: Any, skipped: Any) -> Iterable[str]:
-    from dynaweb.loop.outcomes import kind_name, site_name
+    from dynaweb.stages.evaluate import kind_name, site_name
 
     yield f"{len(tasks)} tasks"
     for head, name in (("by site", site_name), ("by kind", kind_name)):
@@ -125,13 +113,13 @@ def _counts(tasks: Any, skipped: Any) -> Iterable[str]:
 def _source(env: str, sets: list[str] | None, block: list[str] | None) -> Any:
     from dynaweb.config import resolve
     from dynaweb.errors import ConfigError
-    from dynaweb.protocols import PluginContext, TaskSource
+    from dynaweb.protocols import EnvironmentContext, TaskSource
 
     plugins = o.load_plugins(block)
     recipe = resolve(env=env, overrides=sets or ())
     if "tasks" not in plugins.find("env", env).spec.capabilities:
         raise ConfigError(f"environment {env!r} brings no tasks of its own; try --env sites")
-    source = plugins.create("env", env, recipe.env.config, PluginContext(services={"web": recipe.web}))
+    source = plugins.create("env", env, recipe.env.config, EnvironmentContext(web=recipe.web))
     if not isinstance(source, TaskSource):
         raise ConfigError(f"environment {env!r} brings no tasks; try --env sites")
     return source

@@ -26,7 +26,7 @@ def view(
     """Serve the report of a run on this machine while the run goes on; Ctrl-C ends it."""
     import threading
 
-    from dynaweb.report.live import server_for
+    from dynaweb.serve.reports import server_for
 
     server = server_for(run, each=None if every else each, port=port)
     address = f"http://127.0.0.1:{server.server_address[1]}/"
@@ -56,9 +56,9 @@ def report(run: Run, each: Each = EACH, every: All = False, as_json: o.Json = Fa
 
         o.load_plugins(None, warn=False)
         folder = MatrixFolder(run)
-        found = results(folder.read_plan(), folder)
-        emit(found.plain(), matrix_text(found), as_json=as_json)
-        typer.echo(f"report: {write_page(found, folder)}", err=True)
+        outcome = results(folder.read_plan(), folder)
+        emit(outcome.plain(), matrix_text(outcome), as_json=as_json)
+        typer.echo(f"report: {write_page(outcome, folder)}", err=True)
         return
     data = gather(run, each=None if every else each)
     path = build_report(run, data=data)

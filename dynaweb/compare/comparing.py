@@ -15,9 +15,16 @@ from typing import Any
 from dynaweb.compare.groups import Group, common, differing, grouped
 from dynaweb.compare.records import MAIN, read_run
 from dynaweb.errors import ConfigError
-from dynaweb.report.headline import difference_text, interval_text, p_text
-from dynaweb.report.stats import CONFIDENCE, PairedDifference, paired_difference
-from dynaweb.report.table import estimate_json, text_table
+from dynaweb.stats import (
+    CONFIDENCE,
+    PairedDifference,
+    difference_text,
+    estimate_json,
+    interval_text,
+    p_text,
+    paired_difference,
+    text_table,
+)
 
 WIDTH = 100
 
@@ -54,9 +61,9 @@ class Versus:
         """Plain data."""
         if self.paired is None:
             return None
-        found = estimate_json(self.paired.difference)
+        data = estimate_json(self.paired.difference)
         counts = {"gained": self.paired.gained, "lost": self.paired.lost, "p": self.paired.p}
-        return found | counts | {"seeds": self.paired.seeds, "shown": self.shown, "comparisons": self.comparisons}
+        return data | counts | {"seeds": self.paired.seeds, "shown": self.shown, "comparisons": self.comparisons}
 
 
 @dataclass(frozen=True)
@@ -108,8 +115,8 @@ def compare(folders: Sequence[Path]) -> Comparison:
     """
     if len(folders) < 2:
         raise ConfigError("give at least two run folders to compare")
-    places = [folder.resolve() for folder in folders]
-    twice = [folder for at, folder in enumerate(folders) if places[at] in places[:at]]
+    paths = [folder.resolve() for folder in folders]
+    twice = [folder for at, folder in enumerate(folders) if paths[at] in paths[:at]]
     if twice:
         raise ConfigError(f"{twice[0]} is given more than once; a run is compared with other runs")
     groups = grouped([read_run(folder) for folder in folders])
@@ -143,17 +150,17 @@ def _settings(comparison: Comparison) -> str:
         return "one run: the others have the same settings and seed, so there is nothing to compare it with"
     if len(comparison.groups) == 1:
         return "one group: the runs differ in their seed only, so there is nothing to compare them with"
-    found = comparison.differences
-    if not found:
+    differences = comparison.differences
+    if not differences:
         return "no setting differs"
     heads = ["setting", *(_letter(at) for at in range(len(comparison.groups)))]
-    return text_table(heads, [[path, *map(_short, values)] for path, values in found.items()], width=200)
+    return text_table(heads, [[path, *map(_short, values)] for path, values in differences.items()], width=200)
 
 
 def _nothing_in_common(comparison: Comparison) -> str:
     """Why no arm is compared: what each group has."""
-    found = (f"{_letter(at)} has {', '.join(group.arms()) or 'none'}" for at, group in enumerate(comparison.groups))
-    words = f"no arm is in all groups, so no success is compared: {'; '.join(found)}"
+    arms = (f"{_letter(at)} has {', '.join(group.arms()) or 'none'}" for at, group in enumerate(comparison.groups))
+    words = f"no arm is in all groups, so no success is compared: {'; '.join(arms)}"
     return textwrap.fill(words, WIDTH, break_on_hyphens=False)
 
 
@@ -198,8 +205,8 @@ def _estimate(estimate: Any) -> str:
 
 
 def _cost(group: Group, name: str) -> str:
-    found = [run.costs[name] for run in group.runs if name in run.costs]
-    return f"{sum(found) / len(found):,.0f}" if found else "-"
+    costs = [run.costs[name] for run in group.runs if name in run.costs]
+    return f"{sum(costs) / len(costs):,.0f}" if costs else "-"
 
 
 def _plain_arm(comparison: Comparison, arm: str) -> list[dict[str, Any]]:
@@ -212,8 +219,8 @@ def _plain_arm(comparison: Comparison, arm: str) -> list[dict[str, Any]]:
 
 def _measures_json(comparison: Comparison) -> dict[str, list[Any]]:
     names = [measure.label for measure in comparison.groups[0].runs[0].data.fidelity]
-    found = {name: [group.measure(name) for group in comparison.groups] for name in names}
-    return {name: [estimate_json(one) if one is not None else None for one in row] for name, row in found.items()}
+    measures = {name: [group.measure(name) for group in comparison.groups] for name in names}
+    return {name: [estimate_json(one) if one is not None else None for one in row] for name, row in measures.items()}
 
 
 def _seeds(group: Group) -> list[int]:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaweb.compare.records import Episodes, RunRecord
-from dynaweb.report.kinds import COUNT, PROPORTION, estimate, over_seeds
-from dynaweb.report.stats import Estimate, Outcomes, success_rate
 from dynaweb.runs.folder import NO_RESULT
+from dynaweb.stats import COUNT, PROPORTION, Estimate, Outcomes, estimate, over_seeds, success_rate
 
 FREE = (*NO_RESULT, "run.seed")
 """Settings by which runs of one group may differ."""
@@ -37,22 +36,22 @@ class Group:
 
     def measure(self, name: str) -> Estimate | None:
         """A measure of the world model over the questions of all runs, which n counts."""
-        from dynaweb.loop.measures import kind_of
+        from dynaweb.worldmodels.fidelity import kind_of
 
-        found = [measure for run in self.runs if (measure := run.measured(name)) is not None]
-        return over_seeds(kind_of(found[0].name), [measure.values for measure in found]) if found else None
+        measures = [measure for run in self.runs if (measure := run.measured(name)) is not None]
+        return over_seeds(kind_of(measures[0].name), [measure.values for measure in measures]) if measures else None
 
     def cost(self, name: str) -> Estimate | None:
         """One of `records.COSTS`, the mean over runs."""
-        found = [cost for run in self.runs if (cost := run.cost(name)) is not None]
-        return estimate(COUNT, found) if found else None
+        costs = [cost for run in self.runs if (cost := run.cost(name)) is not None]
+        return estimate(COUNT, costs) if costs else None
 
     def judged(self, arm: str, kind: str) -> Estimate | None:
         """`false positives` or `false negatives` of the judge on the real episodes of an arm, over all runs."""
-        found = [run.judge[arm][kind] for run in self.runs if arm in run.judge]
-        counts = [(round((one.value or 0.0) * one.n), one.n) for one in found]
+        errors = [run.judge[arm][kind] for run in self.runs if arm in run.judge]
+        counts = [(round((one.value or 0.0) * one.n), one.n) for one in errors]
         by_seed = [[1.0] * wrong + [0.0] * (n - wrong) for wrong, n in counts]
-        return over_seeds(PROPORTION, by_seed) if found else None
+        return over_seeds(PROPORTION, by_seed) if errors else None
 
     def arms(self) -> dict[str, str]:
         """Name and label of every arm that all runs have."""
@@ -65,11 +64,11 @@ def grouped(runs: Sequence[RunRecord]) -> list[Group]:
 
     Of runs with the same settings and seed the last one counts.
     """
-    found: dict[str, list[RunRecord]] = {}
+    groups: dict[str, list[RunRecord]] = {}
     for run in runs:
         key = repr(sorted((path, repr(value)) for path, value in run.settings.items() if not _free(path)))
-        found.setdefault(key, []).append(run)
-    return [_group(members) for members in found.values()]
+        groups.setdefault(key, []).append(run)
+    return [_group(members) for members in groups.values()]
 
 
 def _group(members: Sequence[RunRecord]) -> Group:
@@ -91,7 +90,7 @@ def differing(groups: Sequence[Group]) -> dict[str, list[Any]]:
     settings: list[Mapping[str, Any]] = [group.runs[0].settings for group in groups]
     paths = sorted({path for one in settings for path in one})
     values = {path: [one.get(path) for one in settings] for path in paths if path != "run.seed"}
-    return {path: found for path, found in values.items() if any(value != found[0] for value in found)}
+    return {path: each for path, each in values.items() if any(value != each[0] for value in each)}
 
 
 def common(

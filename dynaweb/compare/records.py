@@ -13,9 +13,9 @@ from dynaweb.errors import CheckpointError
 from dynaweb.events import JUDGE_OF
 from dynaweb.report.data import Arm, Measure, ReportData
 from dynaweb.report.gather import gather
-from dynaweb.report.stats import Estimate, wilson
 from dynaweb.report.table import cost_totals, real_steps
 from dynaweb.runs.jsonl import read_jsonl
+from dynaweb.stats import Estimate, wilson
 
 MAIN = "main"
 COSTS = {
@@ -86,11 +86,11 @@ def named(outcomes: Iterable[float | None], tasks: list[str]) -> dict[str, float
     outcomes = list(outcomes)
     names = tasks if len(tasks) == len(outcomes) else [f"episode {at}" for at in range(len(outcomes))]
     seen: Counter[str] = Counter()
-    found = {}
+    episodes = {}
     for name, outcome in zip(names, outcomes, strict=True):
         seen[name] += 1
-        found[name if seen[name] == 1 else f"{name} #{seen[name]}"] = outcome
-    return found
+        episodes[name if seen[name] == 1 else f"{name} #{seen[name]}"] = outcome
+    return episodes
 
 
 def _tasks(rows: Iterable[Mapping[str, Any]], arm: str) -> list[str]:
@@ -99,11 +99,11 @@ def _tasks(rows: Iterable[Mapping[str, Any]], arm: str) -> list[str]:
 
 def _judge(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Estimate]]:
     """False positives and negatives of the judge on each arm's real episodes."""
-    found: dict[str, dict[str, Estimate]] = {}
+    errors: dict[str, dict[str, Estimate]] = {}
     for row in rows:
         if row.get("event") == "eval" and str(row["arm"]).startswith(JUDGE_OF):
-            found[row["arm"].removeprefix(JUDGE_OF)] = _errors(row.get("metrics", {}))
-    return found
+            errors[row["arm"].removeprefix(JUDGE_OF)] = _errors(row.get("metrics", {}))
+    return errors
 
 
 def _errors(metrics: Mapping[str, float | None]) -> dict[str, Estimate]:
@@ -111,11 +111,11 @@ def _errors(metrics: Mapping[str, float | None]) -> dict[str, Estimate]:
         ("false positives", "judge_false_positive", "judge_failed_n"),
         ("false negatives", "judge_false_negative", "judge_solved_n"),
     )
-    found = {}
+    errors = {}
     for label, share, count in kinds:
         n = int(metrics.get(count) or 0)
-        found[label] = wilson(round((metrics.get(share) or 0.0) * n), n)
-    return found
+        errors[label] = wilson(round((metrics.get(share) or 0.0) * n), n)
+    return errors
 
 
 def measure_key(name: str) -> str:

@@ -1,7 +1,7 @@
 """Configuration: recipes in TOML, overrides, and the origin of every value.
 
     recipe = resolve("dynaweb", overrides={"rl.updates": 20}, seed=1)
-    recipe.rl.updates, recipe.origins["rl.updates"], recipe.key("sft", "model", "data")
+    recipe.rl.updates, recipe.origins["rl.updates"], recipe.settings_for("sft")
 
 Layers, from the bottom: the defaults in `sections` and in each plugin's config class; the recipe file and those that it
 `extends`; `--thorough`; flags such as `--wm` and `--seed`; `--set`. All problems are told at once.

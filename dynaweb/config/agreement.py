@@ -1,7 +1,7 @@
 """Which plugins a recipe uses, and whether its parts go together: asked before anything is made, also by a dry run.
 
 Nothing here imports torch. What only the parts themselves can say (an optimizer, a tokenizer) is in
-`dynaweb.loop.checks`.
+`dynaweb.stages.preflight`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from dynaweb.config.resolving import dreamed_tasks
 from dynaweb.errors import ConfigError
+from dynaweb.hookspecs import CORE_FORMATS
 
 if TYPE_CHECKING:
     from dynaweb.config.recipe import Recipe
     from dynaweb.hookspecs import Kind
-    from dynaweb.plugins import Plugins
+    from dynaweb.plugin.registry import Plugins
 
 ROLES = ("policy", "wm", "reward")
 """Who has an engine."""
@@ -23,7 +24,7 @@ ROLES = ("policy", "wm", "reward")
 
 def used_plugins(recipe: Recipe, plugins: Plugins) -> list[tuple[Kind, str]]:
     """Kind and name of every plugin that a recipe uses: its choices, the environments of tasks and evaluation, engines,
-    observers, and the judges that a judge is made of."""
+    observers, the prompt layer, and the judges that a judge is made of."""
     found: list[tuple[Kind, str]] = [(choice.kind, choice.name) for choice in recipe.choices()]
     if (dreamed := dreamed_tasks(plugins, recipe.env.name)) is not None:
         found.append(("env", str(getattr(recipe.env.config, "tasks", dreamed))))
@@ -31,6 +32,8 @@ def used_plugins(recipe: Recipe, plugins: Plugins) -> list[tuple[Kind, str]]:
         found.append(("env", recipe.eval.env))
     found += [("engine", recipe.engine_of(role).name) for role in ROLES]
     found += [("observer", name) for name in recipe.run.observers]
+    if recipe.model.format not in CORE_FORMATS["prompt"]:
+        found.append(("format", recipe.model.format))
     if "combines" in plugins.find("reward", recipe.reward.name).spec.capabilities:
         found += [("reward", str(name)) for name in getattr(recipe.reward.config, "judges", {})]
     return list(dict.fromkeys(found))

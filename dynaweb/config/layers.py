@@ -9,9 +9,8 @@ from datetime import date, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaweb.errors import ConfigError
-from dynaweb.files import expanded
-from dynaweb.suggest import hint
+from dynaweb.config.files import expanded
+from dynaweb.errors import ConfigError, hint
 
 if TYPE_CHECKING:
     from dynaweb.hookspecs import Kind

@@ -14,7 +14,7 @@ Aggregation = Literal["traj_mean_token_mean", "token_mean", "constant", "traj_me
 
 
 class TokenWeights(Section):
-    """How much an agent token counts in a loss that is a sum over tokens (`dynaweb.backends.loss.Tokens.weight_RT`)."""
+    """How much an agent token counts in a sum over tokens (`dynaweb.trainer.losses.Tokens.weight_RT`)."""
 
     agg: Aggregation = "token_mean"
     """Weight of a token: 1/(N n_i), 1/(all tokens), 1/(N norm_const), 1/N; n_i = tokens of its trajectory, of N."""
@@ -29,7 +29,7 @@ class TokenWeights(Section):
 
 
 class GroupBaseline(Section):
-    """How far a reward is above its group (`dynaweb.backends.advantages.normalised`)."""
+    """How far a reward is above its group (`dynaweb.trainer.advantages.normalised`)."""
 
     scale: Literal["group", "batch", "none"] = "group"
     """Advantages are divided by the standard deviation of the group, of the batch, or not at all."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dynaweb.config.decisive import decisive
-from dynaweb.config.judging import Agent, Audit, JudgeFit
+from dynaweb.config.keys import EVERY, PLUGINS, acting, decisive
 from dynaweb.config.layers import flatten
-from dynaweb.config.phases import Offline, Phases, Replay
 from dynaweb.config.sections import (
+    Agent,
+    Audit,
     Backend,
     Controls,
     Data,
@@ -18,8 +18,12 @@ from dynaweb.config.sections import (
     EngineChoice,
     Eval,
     Explore,
+    JudgeFit,
     Model,
+    Offline,
+    Phases,
     Policy,
+    Replay,
     Rl,
     Run,
     Section,
@@ -27,12 +31,12 @@ from dynaweb.config.sections import (
     Web,
     WmFit,
 )
-from dynaweb.errors import ConfigError
-from dynaweb.suggest import hint
+from dynaweb.errors import ConfigError, hint
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from dynaweb.config.keys import Activity
     from dynaweb.hookspecs import Kind
 
 SECTIONS: Mapping[str, type[Section]] = {
@@ -62,7 +66,7 @@ ORDER = ("run", "model", "wm", "opt", "reward", "env", *(name for name in SECTIO
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A chosen plugin with its settings. `code` says which code it is (`dynaweb.config.code`)."""
+    """A chosen plugin with its settings. `code` says which code it is (`dynaweb.config.keys`)."""
 
     kind: Kind
     name: str
@@ -77,7 +81,7 @@ class Choice:
         return {"name": self.name, **engine, **self.config.model_dump(mode="json")}
 
     def decisive(self) -> dict[str, Any]:
-        """The settings that results depend on (`dynaweb.config.decisive`), and the code."""
+        """The settings that results depend on (`dynaweb.config.keys`), and the code."""
         return {"name": self.name, **decisive(self.config), "package": self.code}
 
 
@@ -137,32 +141,17 @@ class Recipe:
         choice: EngineChoice = getattr(self, role).engine
         return choice
 
-    def key(self, *parts: str, **extra: Any) -> str:
-        """A stable hash (20 hex digits) of the settings that matter to a stage.
+    def settings_for(self, *activities: Activity) -> dict[str, Any]:
+        """By section, the settings that act on what a stage does, as plain data (`dynaweb.config.keys`).
 
-        `parts` are sections (`"sft"`) or single settings (`"run.seed"`); `extra` is any other plain data that the
-        result depends on. A section counts without settings that no result depends on (`dynaweb.config.decisive`), a
-        plugin's with its package and version. Order does not matter.
+        A plugin's section counts whole, with its package and version. Raises `ConfigError` for an unknown activity.
         """
-        return digest(self.settings(*parts) | {f"+{name}": value for name, value in extra.items()})
-
-    def settings(self, *parts: str) -> dict[str, Any]:
-        """The plain data that `key` hashes, for the manifest of a stage."""
-        return {part: self._matter(part) for part in sorted(parts)}
-
-    def _matter(self, part: str) -> Any:
-        name, _, path = part.partition(".")
-        if name not in ORDER:
-            raise ConfigError(f"no section is called {name!r}; {hint(name, ORDER)}")
-        if not path:
-            chosen: Section | Choice = getattr(self, name)
-            return chosen.decisive() if isinstance(chosen, Choice) else decisive(chosen)
-        value: Any = self.section(name)
-        for key in path.split("."):
-            if key not in value:
-                raise ConfigError(f"section {name!r} has no setting {path!r}; {hint(key, value)}")
-            value = value[key]
-        return value
+        for activity in activities:
+            if activity not in EVERY:
+                raise ConfigError(f"no stage does {activity!r}; {hint(activity, EVERY)}")
+        sections = {name: acting(getattr(self, name), activities) for name in SECTIONS}
+        chosen = {name: getattr(self, name).decisive() for name, does in PLUGINS.items() if set(does) & set(activities)}
+        return {name: settings for name, settings in (sections | chosen).items() if settings}
 
     def differences(self, other: Recipe) -> list[str]:
         """One line per setting that differs: `rl.lr: 0.0001 -> 0.001` (this recipe first)."""
@@ -196,15 +185,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         for path in sorted(old.keys() | new.keys())
         if old.get(path) != new.get(path)
     ]
-
-
-def digest(data: Any) -> str:
-    """A stable hash (20 hex digits) of plain data; key order does not matter, 1 and 1.0 differ."""
-    import hashlib
-    import json
-
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=True)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:20]
 
 
 def _toml(value: Any) -> str:

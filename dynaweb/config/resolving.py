@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.layers import KINDS, THOROUGH, Layers, flatten, parse_set, recipe_layers
 from dynaweb.config.recipe import ORDER, SECTIONS, Recipe
-from dynaweb.config.validation import ENGINE_ROLES, Problems, validate
-from dynaweb.errors import ConfigError
-from dynaweb.suggest import hint
+from dynaweb.config.validate import ENGINE_ROLES, Problems, validate
+from dynaweb.errors import ConfigError, hint
 
 if TYPE_CHECKING:
     from dynaweb.hookspecs import Kind
-    from dynaweb.plugins import Plugins
+    from dynaweb.plugin.registry import Plugins
 
 FLAGS: Mapping[str, str] = {
     "wm": "wm.name",
@@ -52,7 +51,7 @@ def resolve(
 
     Raises `ConfigError` with every problem found, or `MissingError`/`PluginError` when only plugins are at fault.
     """
-    from dynaweb.plugins import current
+    from dynaweb.plugin.registry import current
 
     plugins = plugins if plugins is not None else current()
     check_flags(flags, others=("recipe", "overrides"))
@@ -92,7 +91,7 @@ def _base(recipe: str | Path | Recipe, plugins: Plugins) -> tuple[Layers, str, s
 
 def real_environment(recipe: str | Path | Recipe = DEFAULT, *, plugins: Plugins | None = None) -> str:
     """The environment that a recipe's tasks are of: its own, or the one that it dreams of."""
-    from dynaweb.plugins import current
+    from dynaweb.plugin.registry import current
 
     plugins = plugins if plugins is not None else current()
     env = resolve(recipe, plugins=plugins).env
@@ -122,7 +121,7 @@ def restore(saved: Mapping[str, Any], *, plugins: Plugins | None = None) -> Reci
 
     Raises `ConfigError` when a setting is no longer valid in this version of dynaweb.
     """
-    from dynaweb.plugins import current
+    from dynaweb.plugin.registry import current
 
     values = dict(flatten(saved["settings"]))
     origins = {path: str(saved.get("origins", {}).get(path, "run folder")) for path in values}

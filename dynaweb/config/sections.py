@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from dynaweb.config.keys import EVERY, Activity, Matters, NotKeyed
+from dynaweb.config.server import Server
 
 
 class Section(BaseModel):
     """Base of all sections: unknown keys are refused, values are frozen and checked."""
+
+    MATTERS_TO: ClassVar[tuple[Activity, ...]] = EVERY
+    """What the settings act on, for cache keys: each of them that does not say otherwise (`dynaweb.config.keys`)."""
 
     # Validators are built on first use: listing plugins or printing help then costs a third less time.
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True, allow_inf_nan=False)
@@ -45,33 +51,51 @@ class Run(Section):
 
     seed: int = 0
     """Every random choice of the run derives from it."""
-    time_budget: float = Field(default=0.0, ge=0)
+    time_budget: Annotated[
+        float, NotKeyed("a stage that it ends early has a key of its own, with the updates done")
+    ] = Field(default=0.0, ge=0)
     """Minutes after which the RL stage ends early; 0 = counts, not clocks, end the stages. A later run goes on from
     there."""
-    observers: tuple[str, ...] = ()
+    observers: Annotated[tuple[str, ...], NotKeyed("they are told, and change nothing")] = ()
     """Observers that are told what happens, such as `["tensorboard"]` (`--observe`); they change no result."""
-    observer_settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    observer_settings: Annotated[dict[str, dict[str, Any]], NotKeyed("as observers")] = Field(default_factory=dict)
     """Their settings by name, such as `observer_settings.wandb.project = "mine"`."""
+    log_every: int = Field(default=0, ge=0)
+    """The progress display writes a line of metrics for every so many updates of a stage, and for each evaluation; 0 =
+    none."""
+    log_metrics: tuple[str, ...] = ("loss", "reward", "success", "invalid_rate", "entropy", "grad_norm")
+    """Metrics of updates in these lines, by name or by the beginning of it; empty = all."""
 
 
 class Model(Section):
     """The language model that plays policy, world model and judge."""
 
+    MATTERS_TO = (
+        "sft",
+        "graded",
+        "judge-fit",
+        "world-model",
+        "drift",
+        "rl",
+        "judge",
+        "eval-weights",
+    )
+
     path: str = "tiny"
     """`tiny` (shipped), `smollm2` (SmolLM2-135M-Instruct, out of a Python package), a folder, or the name of a Hugging
     Face causal language model."""
-    format: Literal["auto", "compact", "chat", "webvoyager"] = "auto"
-    """Prompt layer: `compact` for the tiny model, `chat` for models with a chat template, `webvoyager` for the same in
-    the words and the grammar of WebVoyager's text-only agents."""
+    format: str = "auto"
+    """Prompt layer: `compact` for the tiny model, `chat` for models with a chat template (`auto` tells them apart),
+    `webvoyager` for the same in the words and the grammar of WebVoyager's text-only agents, or a plugin's own."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where weights live."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of weights and forward passes; log-probabilities, losses and what AdamW moves are float32 always."""
-    threads: int = Field(default=0, ge=0)
+    threads: Annotated[int, NotKeyed("how fast, not what")] = Field(default=0, ge=0)
     """CPU threads of torch; 0 = as many as there are cores."""
-    micro_tokens: int = Field(default=4096, ge=1)
+    micro_tokens: Annotated[int, NotKeyed("the same result in other parts")] = Field(default=4096, ge=1)
     """Tokens of one forward pass in training; batches are computed in parts of this size, with the same result."""
-    checkpointing: bool = False
+    checkpointing: Annotated[bool, NotKeyed("the same result with less memory")] = False
     """Activations are computed again in backward passes (arXiv 1604.06174): much less memory, a third more time."""
 
 
@@ -92,6 +116,8 @@ class EngineChoice(BaseModel):
 class Policy(Section):
     """How the policy is played. `[wm.engine]` and `[reward.engine]` say the same of the world model and the judge."""
 
+    MATTERS_TO = ("explore", "graded", "rl", "eval-weights")
+
     engine: EngineChoice = EngineChoice()
     """What turns the policy's prompts into tokens."""
 
@@ -99,14 +125,14 @@ class Policy(Section):
 class Backend(Section):
     """What turns losses into updates."""
 
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"offload"})
+    MATTERS_TO = ("sft", "judge-fit", "world-model", "rl")
     FILES: ClassVar[frozenset[str]] = frozenset({"config"})
 
     name: Literal["torch", "deepspeed"] = "torch"
     """`torch`: weights whole on every rank. `deepspeed`: ZeRO, spread over ranks."""
     stage: Literal[1, 2, 3] = 2
     """What DeepSpeed spreads over ranks: 1 the optimizer's state, 2 gradients too, 3 weights too."""
-    offload: bool = False
+    offload: Annotated[bool, NotKeyed("where the state is kept, not what it is")] = False
     """DeepSpeed keeps the optimizer's state (and with stage 3 the weights) in the host's memory."""
     config: str = ""
     """A DeepSpeed JSON file of your own; it goes over what dynaweb sets, except for batch sizes and the optimizer."""
@@ -115,31 +141,41 @@ class Backend(Section):
 class Web(Section):
     """The browser."""
 
-    browser: str = ""
+    MATTERS_TO = ("explore", "graded", "eval", "real-rollouts", "refresh", "validation")
+
+    browser: Annotated[str, NotKeyed("which Chromium plays; pages are the same")] = ""
     """Path of a Chromium; empty = look for one (`dynaweb doctor` says which)."""
     contexts: int = Field(default=16, ge=1)
     """Episodes that are open at once; their model calls share one batch."""
-    workers: int = Field(default=0, ge=0)
+    workers: Annotated[int, NotKeyed("how fast, not what")] = Field(default=0, ge=0)
     """Browser operations that run at once; 0 = number of cores."""
-    action_timeout: float = Field(default=3.0, gt=0)
+    action_timeout: Annotated[float, NotKeyed("how long a slow machine may take")] = Field(default=3.0, gt=0)
     """Seconds that one browser operation may take."""
 
 
 class Data(Section):
     """Expert demonstrations."""
 
-    experts: Literal["few", "all"] = "few"
+    MATTERS_TO = ("demos",)
+
+    experts: Annotated[Literal["few", "all"], NotKeyed("says which stage makes them, demos or experts")] = "few"
     """`few`: demonstrations of a few tasks, for SFT and RL alike. `all`: an expert for every RL task (the paper)."""
     demos: int = Field(default=0, ge=0)
     """Number of demonstrations when `few`; 0 = one for each task template."""
-    max_best_steps: int = Field(default=5, ge=1)
+    max_best_steps: Annotated[int, Matters("demos", "experts", "explore", "graded", "rl", "eval")] = Field(
+        default=5, ge=1
+    )
     """Only tasks whose shortest solution has at most this many steps (the closing `stop` included)."""
 
 
 class Sft(Section):
     """Supervised fine-tuning of the policy on the demonstrations."""
 
-    steps: int = Field(default=30, ge=0)
+    MATTERS_TO = ("sft",)
+
+    steps: Annotated[int, NotKeyed("the stage holds its steps, which its longer controls set otherwise")] = Field(
+        default=30, ge=0
+    )
     """Optimizer steps."""
     batch: int = Field(default=32, ge=1)
     """Rows (one step of an episode each) of one optimizer step."""
@@ -152,6 +188,8 @@ class Sft(Section):
 class Explore(Section):
     """Real, unrewarded transitions, made by the SFT policy in the real browser: to fit the world model on, to begin
     dreams with, and to recall in them."""
+
+    MATTERS_TO = ("explore", "refresh")
 
     episodes: int = Field(default=200, ge=0)
     """Number of episodes."""
@@ -168,18 +206,21 @@ class Explore(Section):
 class WmFit(Section):
     """Fitting of a trainable world model."""
 
+    MATTERS_TO = ("wm-training",)
+    FILES: ClassVar[frozenset[str]] = frozenset({"data"})
+
     steps: int = Field(default=60, ge=0)
     """Optimizer steps; 0 = use the base model as it is (frozen)."""
-    batch: int = Field(default=32, ge=1)
+    batch: Annotated[int, Matters("wm-training", "refresh")] = Field(default=32, ge=1)
     """Transitions of one optimizer step."""
-    lr: float = Field(default=1e-3, gt=0)
+    lr: Annotated[float, Matters("wm-training", "refresh")] = Field(default=1e-3, gt=0)
     """Peak learning rate of AdamW; 3 warm-up steps, linear decay to 10 %."""
-    holdout: float = Field(default=0.1, ge=0, lt=1)
+    holdout: Annotated[float, Matters("world-model")] = Field(default=0.1, ge=0, lt=1)
     """Share of the explored sites kept whole to measure fidelity, one at least; 0 = none."""
-    open_loop: int = Field(default=32, ge=0)
+    open_loop: Annotated[int, Matters("drift")] = Field(default=32, ge=0)
     """Real episodes on held-out sites that a run repeats in dreams, at most, to see how errors add up over the steps;
     0 = none."""
-    data: str = ""
+    data: Annotated[str, Matters("world-model")] = ""
     """A transition store whose transitions are fitted too, beside those of exploration."""
     lora_rank: int = Field(default=0, ge=0)
     """Rank of low-rank adapters (LoRA, arXiv 2106.09685) that are trained instead of all weights, and merged at the
@@ -188,31 +229,33 @@ class WmFit(Section):
     """Updates between two looks at the loss on held-out sites; the best weights are kept. 0 = never."""
     patience: int = Field(default=3, ge=1)
     """Looks without a better loss after which fitting ends."""
-    refresh_every: int = Field(default=0, ge=0)
+    refresh_every: Annotated[int, Matters("refresh")] = Field(default=0, ge=0)
     """Dyna: after so many policy updates, real transitions are collected with the current policy and the world model
     is fitted further. 0 = never: the world model stays as it is."""
-    refresh_episodes: int = Field(default=32, ge=1)
+    refresh_episodes: Annotated[int, Matters("refresh")] = Field(default=32, ge=1)
     """Real episodes of one refresh."""
-    refresh_steps: int = Field(default=20, ge=1)
+    refresh_steps: Annotated[int, Matters("refresh")] = Field(default=20, ge=1)
     """Optimizer steps of one refresh, on all transitions so far."""
 
 
 class Dream(Section):
     """The dreams."""
 
-    horizon: Annotated[int, Field(ge=1)] | Literal["auto"] = 6
+    MATTERS_TO = ("rl",)
+
+    horizon: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], Matters("rl", "graded")] = 6
     """Longest dream in steps (DynaWeb: 5). `auto`: a dream ends where its expected fidelity, by the world model's
     calibrated confidence, falls below `fidelity_floor`; the trajectory then gets no reward."""
-    max_horizon: int = Field(default=8, ge=1)
+    max_horizon: Annotated[int, Matters("rl", "graded")] = Field(default=8, ge=1)
     """Longest dream in steps with `horizon = "auto"`."""
-    fidelity: Literal["structure", "content"] = "structure"
+    fidelity: Annotated[Literal["structure", "content"], Matters("rl", "calibration")] = "structure"
     """What an automatic horizon expects of a page of the right kind: `structure`, at least 0.9 of its elements by role
     (names on pages never seen cannot be known), or `content`, at least 0.8 of its elements with names and values."""
     fidelity_floor: float = Field(default=0.5, ge=0, le=1)
     """Expected fidelity at which an automatic horizon ends a dream."""
-    temperature: Temperature = 0.7
+    temperature: Annotated[Temperature, Matters("rl", "drift", "calibration")] = 0.7
     """Sampling temperature of the world model."""
-    invalid_ends: bool = True
+    invalid_ends: Annotated[bool, Matters("rl", "graded")] = True
     """An action that cannot be parsed or done ends the dream with reward 0."""
     lacking: Literal["zero", "ungraded"] = "zero"
     """Reward of a dream that ends on an invalid action which names something of the goal that the dreamed page lacks:
@@ -233,9 +276,11 @@ class Dream(Section):
 class Rl(Section):
     """Policy optimization."""
 
-    updates: int = Field(default=40, ge=0)
+    MATTERS_TO = ("rl",)
+
+    updates: Annotated[int, Matters("rl", "experts", "curriculum")] = Field(default=40, ge=0)
     """Updates; each uses fresh rollouts."""
-    tasks: int = Field(default=8, ge=1)
+    tasks: Annotated[int, Matters("rl", "experts", "curriculum")] = Field(default=8, ge=1)
     """Tasks of one update."""
     n: int = Field(default=8, ge=2)
     """Rollouts of one task (DynaWeb: 8)."""
@@ -259,7 +304,7 @@ class Rl(Section):
     minibatches: int = Field(default=1, ge=1)
     """Optimizer steps of one pass. GSPO's ratio and clip window act from an update's second optimizer step on, so
     never with 1 here and in `epochs`."""
-    max_new_tokens: int = Field(default=48, ge=1)
+    max_new_tokens: Annotated[int, Matters("rl", "explore", "graded", "eval-weights")] = Field(default=48, ge=1)
     """Longest reply of the policy in tokens."""
     expert_share: float = Field(default=0.0, ge=0, le=1)
     """Probability that a rollout is replaced by an expert trajectory of the same task (DynaWeb: 0.5)."""
@@ -267,34 +312,165 @@ class Rl(Section):
     """Weight of a behaviour-cloning term on the demonstrations that SFT saw."""
     bc_batch: int = Field(default=16, ge=0)
     """Demonstration rows in each update's behaviour-cloning term."""
-    negative_scale: float = Field(default=0.25, ge=0)
+    negative_scale: Annotated[float, Matters("policy-gradient")] = Field(default=0.25, ge=0)
     """Negative advantages are multiplied by this, whatever the optimizer; 1 = as in the papers."""
     expert_ratio: Literal["old-policy", "one", "sft"] = "old-policy"
     """What the ratio of expert tokens is taken against, which the policy did not sample: the policy before the update;
     nothing, so that it is 1 always; or the policy after SFT."""
-    ref_kl_rows: int = Field(default=0, ge=0)
+    ref_kl_rows: Annotated[int, NotKeyed("measured only, nothing is learned from it")] = Field(default=0, ge=0)
     """Rows of each update on which the KL to the policy after SFT is measured, experts' left out. 0 = none: anything
     else keeps a second model in memory."""
-    mode: Literal["policy", "filtered-bc"] = "policy"
+    mode: Annotated[Literal["policy", "filtered-bc"], NotKeyed("says whether the stage does policy gradients")] = (
+        "policy"
+    )
     """`policy`: the chosen optimizer. `filtered-bc`: cross-entropy on successful dreams only (a control)."""
-    checkpoint_every: int = Field(default=5, ge=1)
+    checkpoint_every: Annotated[int, NotKeyed("when, not what")] = Field(default=5, ge=1)
     """Updates between checkpoints."""
-    keep_checkpoints: int = Field(default=2, ge=1)
+    keep_checkpoints: Annotated[int, NotKeyed("how many, not what")] = Field(default=2, ge=1)
     """How many of the last checkpoints are kept until the updates are done, each with float32 weights and AdamW's
     moments (12 bytes a weight). With 2, a run goes on from the one before the last should that be damaged."""
-    validate_every: int = Field(default=0, ge=0)
+    validate_every: Annotated[int, Matters("validation")] = Field(default=0, ge=0)
     """Updates between evaluations on validation tasks in the real browser; 0 = never. The weights of the best one are
     kept beside the last ones, which the results are of (`checkpoints/dynaweb-best`)."""
+
+
+class Offline(Section):
+    """Learning from rollouts that were played once, before the updates, by the SFT policy in the real environment."""
+
+    MATTERS_TO = ("graded",)
+
+    episodes: Annotated[int, NotKeyed("the stage graded holds its number of episodes")] = Field(default=0, ge=0)
+    """How many; every update draws its `rl.tasks` x `rl.n` from them. 0 = every update plays its own."""
+    temperature: Annotated[Temperature, NotKeyed("the stage graded holds its temperature")] = 1.0
+    """Sampling temperature of the policy that plays them."""
+
+
+class Replay(Section):
+    """Past successes that an update learns from again (WebRL, arXiv 2411.02337, section 2.2)."""
+
+    MATTERS_TO = ("replay",)
+
+    capacity: int = Field(default=0, ge=0)
+    """Most steps that are remembered, the oldest go first; 0 = no replay."""
+    ratio: float = Field(default=2.0, gt=0)
+    """Remembered steps of one update for each of its own (released code: at most 2)."""
+    perplexity: tuple[float, float] = (1 / 0.95, 1 / 0.5)
+    """Only steps whose perplexity under the policy of the moment lies in this band: neither known by heart nor
+    foreign."""
+
+    @model_validator(mode="after")
+    def _band(self) -> Replay:
+        low, high = self.perplexity
+        if not 1 <= low < high:
+            raise ValueError(f"perplexity must be a band with 1 <= low < high, not [{low}, {high}]")
+        return self
+
+
+class Phases(Section):
+    """Reinforcement learning in phases, each on tasks made of what the phase before has failed (WebRL, section 2.1).
+
+    Every phase starts from the policy of the one before, and its reference is the policy that it starts from; critic
+    and replay buffer are handed on.
+    """
+
+    MATTERS_TO = ("curriculum",)
+
+    count: Annotated[int, NotKeyed("how many phases follow changes none of them")] = Field(default=1, ge=1)
+    """Phases, of `rl.updates` updates each."""
+    generator: Literal["auto", "environment", "server"] = "auto"
+    """Who makes new tasks of failed ones: the environment, where it can make checked variants, or a language model
+    behind `server`. `auto`: the environment if it can, else the server."""
+    tasks: int = Field(default=0, ge=0)
+    """Tasks of a phase after the first; 0 = `rl.updates` x `rl.tasks`."""
+    proposals: int = Field(default=4, ge=1)
+    """Proposals for each task that is wanted, before they are filtered."""
+    value: tuple[float, float] = (0.05, 0.75)
+    """A new task is kept when the critic's chance of success on its first page lies in this band."""
+    server: Server = Field(default_factory=Server)
+    """The model that makes tasks, and says whether they can be done on the site."""
+
+    @model_validator(mode="after")
+    def _band(self) -> Phases:
+        low, high = self.value
+        if not 0 <= low < high <= 1:
+            raise ValueError(f"value must be a band with 0 <= low < high <= 1, not [{low}, {high}]")
+        return self
+
+
+class JudgeFit(Section):
+    """Fitting of a trainable judge (`--reward orm`) on real episodes that the environment has graded."""
+
+    MATTERS_TO = ("judge-fit",)
+    FILES: ClassVar[frozenset[str]] = frozenset({"data"})
+
+    episodes: Annotated[int, NotKeyed("the stage graded holds its number of episodes")] = Field(default=240, ge=1)
+    """Real episodes of the SFT policy on training tasks, each with the environment's verdict."""
+    temperature: Annotated[Temperature, NotKeyed("the stage graded holds its temperature")] = 1.0
+    """Sampling temperature of the policy that plays them."""
+    steps: int = Field(default=30, ge=0)
+    """Optimizer steps; 0 = the base model as it is, calibrated only."""
+    batch: int = Field(default=32, ge=1)
+    """Episodes of one optimizer step."""
+    lr: float = Field(default=1e-4, gt=0)
+    """Peak learning rate of AdamW; 3 warm-up steps, linear decay to 10 %."""
+    holdout: float = Field(default=0.5, gt=0, lt=1)
+    """Share of the sites that are not fitted on: half of their episodes calibrate, the other sites measure."""
+    prefixes: bool = False
+    """Also learn from the pages on the way, each with the verdict on the whole episode: a value function rather than a
+    judge of finished episodes (WMA's, arXiv 2410.13232)."""
+    data: str = ""
+    """A trajectory store of graded real episodes that are fitted on too."""
+
+
+class Audit(Section):
+    """Checking the judge while the policy learns from it: dreams are repeated on real pages, where a verdict exists."""
+
+    MATTERS_TO = ("audit",)
+
+    every: int = Field(default=0, ge=0)
+    """Updates between two audits; 0 = never."""
+    episodes: int = Field(default=32, ge=1)
+    """Rollouts of the last update that an audit repeats, at most."""
+    confidence: float = Field(default=0.8, gt=0, lt=1)
+    """Confidence of the interval by which success must have fallen before an alarm speaks of a fall."""
+    margin: float = Field(default=0.02, ge=0, le=1)
+    """How much the judge's reward must have risen at least."""
+    false_positive: float = Field(default=0.5, gt=0, le=1)
+    """An alarm also sounds when the judge surely (95 %) accepts more than this share of real failures."""
+    stop: Annotated[bool, NotKeyed("whether an alarm ends the run, not what is learned")] = False
+    """An alarm ends the run with an error; the weights of that moment are kept as a checkpoint."""
+
+
+class Agent(Section):
+    """How a policy acts at evaluation: by itself, or after looking ahead in a world model."""
+
+    MATTERS_TO = ("lookahead",)
+
+    kind: Literal["direct", "lookahead"] = "direct"
+    """`lookahead`: propose several actions, imagine where each leads, let the judge value it, and do the best one
+    (WebDreamer, arXiv 2411.06559)."""
+    candidates: int = Field(default=4, ge=1)
+    """Replies that are sampled for one decision; equal actions count once."""
+    temperature: float = Field(default=1.0, ge=COLDEST)
+    """Sampling temperature of the candidates."""
+    depth: int = Field(default=2, ge=1)
+    """Steps that are imagined for each candidate, its own included; the policy itself goes on after the first."""
+    samples: int = Field(default=1, ge=1)
+    """Imagined futures of one candidate, whose values are averaged."""
+    world_temperature: Temperature = 0.7
+    """Sampling temperature of the world model."""
 
 
 class Eval(Section):
     """Evaluation in the real browser."""
 
-    episodes: int = Field(default=108, ge=1)
+    MATTERS_TO = ("eval", "validation")
+
+    episodes: Annotated[int, NotKeyed("the stage holds its number of episodes")] = Field(default=108, ge=1)
     """Held-out episodes; every arm plays the same ones (paired)."""
     steps: int = Field(default=8, ge=1)
     """Longest episode."""
-    split: Literal["validation", "test"] = "test"
+    split: Annotated[Literal["validation", "test"], NotKeyed("the stage holds its split")] = "test"
     """Which sites: their names are disjoint from all others."""
     env: str = ""
     """Environment plugin of the evaluation; empty = the task environment."""
@@ -305,10 +481,14 @@ class Eval(Section):
 class Controls(Section):
     """Arms that are trained and evaluated beside the main one, at equal expert data."""
 
-    sft_steps: Annotated[tuple[int, ...], AfterValidator(_counts)] = (120,)
+    MATTERS_TO = ("validation",)
+
+    sft_steps: Annotated[
+        Annotated[tuple[int, ...], AfterValidator(_counts)], NotKeyed("each is a stage that holds its steps")
+    ] = (120,)
     """SFT trained longer; of several step counts, the best on the validation sites is evaluated on the test sites.
     `--thorough` tries 60 and 120."""
     sft_validation: int = Field(default=48, ge=1)
     """Validation episodes for that choice."""
-    filtered_bc: bool = False
+    filtered_bc: Annotated[bool, NotKeyed("adds a stage, and changes none")] = False
     """Filtered behaviour cloning in the same dreams."""

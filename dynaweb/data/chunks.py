@@ -66,16 +66,16 @@ class ChunkFile:
             raise CheckpointError(f"{self.path} is a folder or a device, not a file; give the path of a store")
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            found = _scan(file, self.end, size)
-            if not found and not self.chunks and size:
+            added = _scan(file, self.end, size)
+            if not added and not self.chunks and size:
                 _refuse_foreign(file, self.path)
-            end = found[-1].offset + found[-1].size if found else self.end
+            end = added[-1].offset + added[-1].size if added else self.end
             if not _is_torn(file, end, size):
                 raise CheckpointError(
                     f"{self.path} is damaged behind byte {end} of {size}, and that is no unfinished write; restore the "
                     "file from a copy, or delete it and repeat what wrote it"
                 )
-        self.chunks.extend(found)
+        self.chunks.extend(added)
         self.torn = size - self.end
 
     @property

@@ -5,6 +5,12 @@ are most, become arrays without the defaults at their end. The outermost object,
 such as `Step.info`, carries its class under `"$"`; the same key marks the few Python values that JSON lacks (tuples,
 non-finite numbers, mappings with other keys). `Node.ref` is a handle into a browser that is long gone: it is left out.
 
+Files of version 0.1 are read too: what decided rewards and reports stood in `Step.info` and `Trajectory.info` there,
+and becomes `facts`. A value whose `info` has such a key of its own is written with its `facts`, which tells it from
+those files.
+
+A `Prompt` without images is the array of its ids; a `Step` keeps it as `prompt_ids`, as in version 0.1.
+
 With `pages`, an observation is replaced by what `pages.put` returns for it: so a store writes a page only once.
 """
 
@@ -13,12 +19,11 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import dynaweb.types as words
-import dynaweb.web.delta_types as deltas
 
 T = TypeVar("T")
 Json = Any
@@ -28,9 +33,10 @@ TAG = "$"
 PAGE = "@"
 """Key of a reference to a page that a store keeps elsewhere."""
 
-_MODULES = (words, deltas)
 _ARRAYS: frozenset[type] = frozenset({words.Node, words.Tab})
 _LEFT_OUT = frozenset({(words.Node, "ref")})
+_STORED_AS: dict[tuple[type, str], str] = {(words.Step, "prompt"): "prompt_ids"}
+"""Fields that are stored under another name."""
 
 
 class Pages(Protocol):
@@ -46,7 +52,7 @@ class Pages(Protocol):
 
 
 def to_json(value: object, pages: Pages | None = None) -> Json:
-    """Any value of `dynaweb.types` or `dynaweb.web.delta_types` as plain data that names its class.
+    """Any value of `dynaweb.types` as plain data that names its class.
 
     Raises `TypeError` for a value that could not be read back, such as an array or a path inside `info`.
     """
@@ -131,25 +137,29 @@ def _decode_tagged(data: dict[str, Json], pages: Pages | None) -> Any:
     if tag not in _classes():
         raise ValueError(f"unknown class {tag!r} in JSON data; was it written by a newer version of dynaweb?")
     cls = _classes()[tag]
-    body = data["v"] if cls in _ARRAYS else {key: item for key, item in data.items() if key != TAG}
+    body = data["v"] if data.keys() == {TAG, "v"} else {key: item for key, item in data.items() if key != TAG}
     return _of_class(cls).decode(body, pages)
 
 
 @cache
 def _classes() -> dict[str, type]:
     """Every class that can be written, by name."""
-    found = (value for module in _MODULES for value in vars(module).values())
+    found = (value for value in vars(words).values())
     return {cls.__name__: cls for cls in found if isinstance(cls, type) and is_dataclass(cls)}
 
 
 @cache
 def _of_class(cls: type) -> _Codec:
-    hints = get_type_hints(cls, localns={"Delta": deltas.Delta})
+    hints = get_type_hints(cls)
     kept = [item for item in fields(cls) if (cls, item.name) not in _LEFT_OUT]
     parts = [(item.name, _default(item), _of_hint(hints[item.name])) for item in kept]
     if cls in _ARRAYS:
         return _array_codec(cls, parts)
     plain = _object_codec(cls, parts)
+    if cls is words.Prompt:
+        return _prompt_codec(plain)
+    if cls in _FACTS_IN_INFO:
+        return _facts_codec(plain, cls)
     return _paged(plain) if cls is words.Observation else plain
 
 
@@ -178,17 +188,19 @@ def _array_codec(cls: type, parts: _Parts) -> _Codec:
 
 
 def _object_codec(cls: type, parts: _Parts) -> _Codec:
-    codecs = {name: codec for name, _, codec in parts}
+    stored = [(_STORED_AS.get((cls, name), name), name, default, codec) for name, default, codec in parts]
+    codecs = {key: (name, codec) for key, name, _, codec in stored}
 
     def encode(value: Any, pages: Pages | None) -> Json:
-        found = ((name, getattr(value, name), default, codec) for name, default, codec in parts)
-        return {name: codec.encode(item, pages) for name, item, default, codec in found if not _equal(item, default)}
+        found = ((key, getattr(value, name), default, codec) for key, name, default, codec in stored)
+        return {key: codec.encode(item, pages) for key, item, default, codec in found if not _equal(item, default)}
 
     def decode(data: Json, pages: Pages | None) -> Any:
         if not isinstance(data, dict) or not data.keys() <= codecs.keys():
             unknown = sorted(data.keys() - codecs.keys()) if isinstance(data, dict) else type(data).__name__
             raise ValueError(f"{cls.__name__} data must be an object with keys {', '.join(codecs)}; got {unknown}")
-        return _build(cls, {name: codecs[name].decode(item, pages) for name, item in data.items()})
+        known = ((*codecs[key], item) for key, item in data.items())
+        return _build(cls, {name: codec.decode(item, pages) for name, codec, item in known})
 
     return _Codec(encode, decode)
 
@@ -203,6 +215,62 @@ def _build(cls: type, values: dict[str, Any]) -> Any:
         return cls(**values)
     except TypeError as error:
         raise ValueError(f"{cls.__name__} data is incomplete: {error}") from None
+
+
+def _prompt_codec(plain: _Codec) -> _Codec:
+    def encode(value: words.Prompt, pages: Pages | None) -> Json:
+        return plain.encode(value, pages) if value.images else list(value.ids)
+
+    def decode(data: Json, pages: Pages | None) -> words.Prompt:
+        prompt: words.Prompt = words.Prompt(tuple(data)) if isinstance(data, list) else plain.decode(data, pages)
+        return prompt
+
+    return _Codec(encode, decode)
+
+
+_NUMBER, _MAYBE = (int, float), (int, float, type(None))
+_FACTS_IN_INFO: Mapping[type, Mapping[str, tuple[str, tuple[type, ...]]]] = {
+    words.Step: {
+        **{name: (name, (bool,)) for name in ("dreamed", "recalled", "imagined")},
+        **{name: (name, (str,)) for name in ("world_model_error", "untrusted", "blocked", "screenshot")},
+        **{name: (name, _MAYBE) for name in ("logprob", "confidence")},
+        "tokens": ("tokens", (int,)),
+        "step_reward": ("reward", _NUMBER),
+    },
+    words.Trajectory: {
+        "verdict": ("verdict", (dict,)),
+        "failure": ("failure", (str,)),
+        "update": ("update", (int,)),
+        "screenshots": ("screenshots", (list, tuple)),
+    },
+}
+"""Keys of `info` that held facts in version 0.1, each with the field of `facts` that it became and what it was."""
+
+
+def _facts_codec(plain: _Codec, cls: type) -> _Codec:
+    keys = _FACTS_IN_INFO[cls]
+
+    def encode(value: Any, pages: Pages | None) -> Json:
+        data = plain.encode(value, pages)
+        return data if "facts" in data or not keys.keys() & value.info.keys() else {**data, "facts": {}}
+
+    def decode(data: Json, pages: Pages | None) -> Any:
+        value = plain.decode(data, pages)
+        # What cannot be a fact is a plugin's own, and stays where it is.
+        old = {key for key in keys if key in value.info and isinstance(value.info[key], keys[key][1])}
+        if "verdict" in old and not {"score"} <= value.info["verdict"].keys() <= {"score", "probability", "why"}:
+            old.remove("verdict")
+        if "facts" in data or not old:
+            return value
+        facts = {keys[key][0]: value.info[key] for key in old}
+        if "verdict" in facts:
+            facts["verdict"] = words.Judgement(**facts["verdict"])
+        if "screenshots" in facts:
+            facts["screenshots"] = tuple(facts["screenshots"])
+        info = {key: item for key, item in value.info.items() if key not in old}
+        return replace(value, info=info, facts=replace(value.facts, **facts))
+
+    return _Codec(encode, decode)
 
 
 def _paged(plain: _Codec) -> _Codec:

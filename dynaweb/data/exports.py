@@ -18,17 +18,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from dynaweb.config.files import read_json
 from dynaweb.data.codec import to_json
-from dynaweb.errors import ConfigError
-from dynaweb.files import read_json
-from dynaweb.loop.rules import needs_prediction
-from dynaweb.optional import library
+from dynaweb.errors import ConfigError, hint
+from dynaweb.plugin.discovery import library
 from dynaweb.runs.atomic import write_json, write_with
-from dynaweb.suggest import hint
 from dynaweb.types import Transition
 from dynaweb.web.delta import diff, to_text
-from dynaweb.web.dialects import render
+from dynaweb.web.page.text import render
 from dynaweb.worldmodels.change import goal_of, history_of, words_of
+from dynaweb.worldmodels.dynamics import needs_prediction
 from dynaweb.worldmodels.prompts import FORMS, SYSTEM, Form, answer, question, recent
 
 Target = Literal["parquet", "datasets", "trl", "llamafactory"]
@@ -116,8 +115,8 @@ def dataset_entry(file: str) -> dict[str, Any]:
 
 
 def _user(transition: Transition, history: int, goal: bool) -> str:
-    shown = recent(history_of(transition), history)
-    return question(transition.observation, transition.action, shown, goal=goal_of(transition) if goal else "")
+    history_seen = recent(history_of(transition), history)
+    return question(transition.observation, transition.action, history_seen, goal=goal_of(transition) if goal else "")
 
 
 def _llamafactory(rows: Iterable[dict[str, Any]], out: Path) -> int:
@@ -182,9 +181,9 @@ def _datasets(transitions: Iterable[Transition], out: Path) -> int:
     part.mkdir(parents=True)
     try:
         count = _parquet(transitions, part / "rows.parquet")
-        found = sets.Dataset.from_parquet(str(part / "rows.parquet"), cache_dir=str(part / "cache"))
-        found.save_to_disk(str(part / "done"))
-        del found
+        rows = sets.Dataset.from_parquet(str(part / "rows.parquet"), cache_dir=str(part / "cache"))
+        rows.save_to_disk(str(part / "done"))
+        del rows
         shutil.rmtree(out, ignore_errors=True)
         (part / "done").replace(out)
     finally:

@@ -13,11 +13,11 @@ from hashlib import blake2b
 from typing import Any
 from urllib.parse import urlsplit
 
-from dynaweb.loop.rules import needs_prediction
 from dynaweb.types import Observation, Transition
 from dynaweb.web.delta import diff, to_text
-from dynaweb.web.dialects import render
+from dynaweb.web.page.text import render
 from dynaweb.worldmodels.change import REASONING
+from dynaweb.worldmodels.dynamics import needs_prediction
 
 LEVELS = {
     "site": "an evaluation site that training saw: the generated site where the data names one, else the host",
@@ -117,7 +117,7 @@ def contamination(train: Iterable[Transition], evaluation: Iterable[Transition])
         for level, keys in _keys(transition).items():
             counts[level][tuple(keys)] += 1
             names.update((key, name) for key, name in keys.items() if name)
-    known = {level: {key for keys in found for key in keys} for level, found in counts.items()}
+    known = {level: {key for keys in groups for key in keys} for level, groups in counts.items()}
     seen: dict[str, set[bytes]] = {level: set() for level in LEVELS}
     for transition in train:
         for level, keys in _keys(transition).items():

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Literal
 
 from dynaweb.data.store import TransitionStore
 from dynaweb.errors import CheckpointError, ConfigError
-from dynaweb.loop.rules import needs_prediction
 from dynaweb.types import Transition
 from dynaweb.web.delta import describe
 from dynaweb.worldmodels.change import REASONING, SENTENCE
+from dynaweb.worldmodels.dynamics import needs_prediction
 from dynaweb.worldmodels.prompts import label_question
 
 if TYPE_CHECKING:
-    from dynaweb.engines.openai_engine import OpenAIEngine
+    from dynaweb.engines.server import OpenAIEngine
 
 BATCH = 64
 """Transitions that are labelled and written together."""
@@ -80,7 +80,7 @@ def estimate(source: TransitionStore, target: TransitionStore, engine: OpenAIEng
             sample += [item] if len(sample) < SAMPLE else []
     if engine is None or not left:
         return Estimate(left, 0, 0, 0.0)
-    from dynaweb.engines.openai_engine import cost_of
+    from dynaweb.engines.server import cost_of
 
     characters = sum(len(text) for item in sample for text in label_question(item)) / len(sample)
     prompt, new = round(left * characters / CHARACTERS_PER_TOKEN), left * ANSWER_TOKENS
@@ -102,9 +102,9 @@ async def label(
     done = by_template = passed = 0
     items = source.iterate(len(target))
     while batch := list(islice(items, BATCH)):
-        found = await _all(batch, engine)
-        target.append(item for item, _ in found)
-        kinds = Counter(kind for _, kind in found)
+        labelled = await _all(batch, engine)
+        target.append(item for item, _ in labelled)
+        kinds = Counter(kind for _, kind in labelled)
         done += len(batch) - kinds["passed"]
         by_template += kinds["template"]
         passed += kinds["passed"]
@@ -129,10 +129,10 @@ def _check(source: TransitionStore, target: TransitionStore) -> None:
         raise ConfigError(f"labels go to another file than {source.path}: its records are never changed")
     if len(target) > len(source):
         raise CheckpointError(f"{target.path} holds more transitions than {source.path}: it belongs to other data")
-    for place in {0, len(target) - 1} if len(target) else ():
-        ours, theirs = target[place], source[place]
+    for index in {0, len(target) - 1} if len(target) else ():
+        ours, theirs = target[index], source[index]
         if (ours.observation, ours.action) != (theirs.observation, theirs.action):
-            raise CheckpointError(f"{target.path} was not made from {source.path}: transition {place} differs")
+            raise CheckpointError(f"{target.path} was not made from {source.path}: transition {index} differs")
 
 
 async def _one(item: Transition, engine: OpenAIEngine | None) -> tuple[Transition, Kind]:
@@ -147,7 +147,7 @@ async def _one(item: Transition, engine: OpenAIEngine | None) -> tuple[Transitio
 
 
 async def _ask(item: Transition, engine: OpenAIEngine) -> dict[str, str] | None:
-    from dynaweb.engines.openai_engine import ChatRequest
+    from dynaweb.engines.server import ChatRequest
 
     system, user = label_question(item)
     for attempt in range(ATTEMPTS):
@@ -162,10 +162,10 @@ async def _ask(item: Transition, engine: OpenAIEngine) -> dict[str, str] | None:
 
 def read_words(text: str) -> dict[str, str] | None:
     """Reasoning and sentence of a labeller's answer, or None when one of them is missing."""
-    found = {name.upper(): " ".join(said.split()) for name, said in _LINE.findall(text)}
-    if not found.get("REASONING") or not found.get("CHANGE"):
+    words = {name.upper(): " ".join(said.split()) for name, said in _LINE.findall(text)}
+    if not words.get("REASONING") or not words.get("CHANGE"):
         return None
-    return {REASONING: found["REASONING"], SENTENCE: found["CHANGE"]}
+    return {REASONING: words["REASONING"], SENTENCE: words["CHANGE"]}
 
 
 def label_file(

@@ -165,8 +165,8 @@ class _Known(OrderedDict[bytes, tuple[int, int]]):
             self.move_to_end(key)
         return self.get(key)
 
-    def learn(self, key: bytes, place: tuple[int, int]) -> None:
-        self[key] = place
+    def learn(self, key: bytes, position: tuple[int, int]) -> None:
+        self[key] = position
         if len(self) > KNOWN_PAGES:
             self.popitem(last=False)
 
@@ -189,13 +189,13 @@ class _ChunkWriter:
         """Reference of a page, written now if it is new."""
         text = _dump(page)
         key = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        place = self._known.find(key)
-        if place is None:
-            place = (self._chunk, self._count)
+        position = self._known.find(key)
+        if position is None:
+            position = (self._chunk, self._count)
             self._count += 1
             self._lines.append(f"{_PAGE_LINE}{text}}}")
-            self._known.learn(key, place)
-        return f"{self._chunk - place[0]}:{place[1]}"
+            self._known.learn(key, position)
+        return f"{self._chunk - position[0]}:{position[1]}"
 
     def get(self, reference: Json) -> Observation:
         """Writers never read."""

@@ -1,10 +1,14 @@
-"""Engines turn prompts into tokens.
+"""Engines turn prompts into tokens; the protocol is `dynaweb.protocols.Engine`.
 
-`scheduler` gathers the requests of concurrent episodes into batches that are the same in every run, `sampling` draws
-tokens that depend on a request's own seed only, `llama` is a compact forward for Llama-type models, `sharing` finds
-what prompts have in common, `sessions` decodes batches with that forward or any other model of transformers,
-`recording` with `fixed_llama` and `fixed_generic` makes their steps fast on a GPU, and `transformers_engine` puts these
-together. Import the modules themselves: this package file stays free of torch.
+- `plugin` offers the engines of the package by name, through the hook that everybody else uses.
+- `scheduler` gathers the requests of concurrent episodes into batches that are the same in every run.
+- `local` is the engine in this process, on the trainer's own weights.
+- `vllm` is vLLM beside the trainer, with new weights pushed before the first request after an update and checked by a
+  probe.
+- `server` asks an OpenAI-compatible server: text in, text out, so it is no `Engine` and nothing is trained on it.
+
+A new engine is a class with `generate` and `choice_logprobs`, and one line in a `dynaweb_engines` hook. Import the
+modules themselves: this package file stays free of torch.
 """
 
 from __future__ import annotations

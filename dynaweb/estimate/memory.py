@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dynaweb.estimate.shapes import Shape
 
 HEAD_BYTES = 4 * (1 << 25)
-"""Logits are computed in parts of 2^25 float32 elements (`dynaweb.backends.head`); some live at once."""
+"""Logits are computed in parts of 2^25 float32 elements (`dynaweb.trainer.logprobs`); some live at once."""
 HEAD_PARTS = 5
 
 
@@ -49,7 +49,7 @@ def training(shape: Shape, setup: Setup) -> dict[str, int]:
             "AdamW": 8 * moved,
         }
     share = max(1, setup.ranks)
-    # In bfloat16 stage 1 is run as stage 2 (`dynaweb.backends.zero_config`).
+    # In bfloat16 stage 1 is run as stage 2 (`dynaweb.trainer.distributed.deepspeed`).
     gradients_spread = setup.stage >= 2 or half
     spread = (4 * moved if half else 0) + 8 * moved
     parts = {

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dynaweb.errors import ConfigError
+from dynaweb import train
+from dynaweb.errors import ConfigError, DynawebError
 from dynaweb.estimate import memory as mem
 from dynaweb.estimate.machine import GIB, Machine
 from dynaweb.estimate.memory import Setup
 from dynaweb.estimate.shapes import Shape, shape_of
-from dynaweb.estimate.work import Work, stages
+from dynaweb.estimate.work import STAGES, Work, work_of
+from dynaweb.pipeline.context import RunContext
+from dynaweb.plugin.registry import current
+from dynaweb.runs import StageCache
+from dynaweb.stages.arms import arms_planned
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
@@ -35,6 +41,8 @@ class Estimate:
     memory: dict[str, dict[str, int]]
     work: dict[str, Work]
     seconds: float | None
+    unknown: tuple[str, ...] = ()
+    """Stages of the run that are in none of these numbers."""
 
     @property
     def peak(self) -> tuple[str, int]:
@@ -51,9 +59,9 @@ class Estimate:
     def problems(self) -> list[str]:
         """Why this cannot run here; none when it can."""
         machine, (stage, need) = self.machine, self.peak
-        found = []
+        reasons = []
         if not machine.is_cpu and self.ranks > machine.devices:
-            found.append(f"{self.ranks} processes want a GPU each, and there are {machine.devices}")
+            reasons.append(f"{self.ranks} processes want a GPU each, and there are {machine.devices}")
         have = round(ROOM * machine.memory / (self.ranks if machine.is_cpu else 1))
         if need > have:
             parts = ", ".join(
@@ -61,10 +69,10 @@ class Estimate:
                 for part, size in self.memory[stage].items()
                 if part != "host" and size >= GIB / 10
             )
-            found.append(f"stage {stage} needs {_gib(need)} a process ({parts}), and {_gib(have)} can be had")
+            reasons.append(f"stage {stage} needs {_gib(need)} a process ({parts}), and {_gib(have)} can be had")
         if self.host > ROOM * machine.host_memory:
-            found.append(f"{_gib(self.host)} of host memory are needed, and there are {_gib(machine.host_memory)}")
-        return found
+            reasons.append(f"{_gib(self.host)} of host memory are needed, and there are {_gib(machine.host_memory)}")
+        return reasons
 
     def check(self) -> None:
         """Raise `ConfigError` when this cannot run here."""
@@ -95,6 +103,7 @@ class Estimate:
                 f"  most memory of a process: {_gib(need)} (stage {stage})",
                 "  tokens: at most {:,} read, {:,} written, {:,} trained on".format(*tokens),
                 f"  time of model work, roughly, at most: {time} (browsers and servers come on top)",
+                *([f"  not in these numbers: {', '.join(self.unknown)}"] if self.unknown else []),
             ]
         )
 
@@ -104,17 +113,27 @@ def estimate(recipe: Recipe, machine: Machine, *, ranks: int = 1) -> Estimate | 
     shape = shape_of(recipe.model.path)
     if shape is None:
         return None
-    served = _served(recipe.wm.config)
-    work = stages(recipe, shape, served_world_model=served)
+    served, (stages, arms) = _served(recipe.wm.config), _run_of(recipe)
+    work = work_of(recipe, shape, stages, arms=arms, served_world_model=served)
     return Estimate(
         model=recipe.model.path,
         parameters=shape.parameters,
         ranks=ranks,
         machine=machine,
-        memory=_memory(recipe, shape, machine, ranks, served),
+        memory=_memory(recipe, shape, machine, ranks, served, stages),
         work=work,
         seconds=_seconds(work, machine, ranks),
+        unknown=tuple(name.replace("_", "-") for name in stages if name not in STAGES),
     )
+
+
+def _run_of(recipe: Recipe) -> tuple[list[str], int]:
+    """The stages of the recipe's run, and how many policies it evaluates."""
+    ctx = RunContext(recipe, current(), StageCache())
+    try:
+        return [spec.name for spec in train.stages_of(ctx)], arms_planned(ctx)
+    except DynawebError:  # of a plugin or its settings, which other checks name
+        return [spec.name for spec in train.STAGES], 2
 
 
 def _seconds(work: dict[str, Work], machine: Machine, ranks: int) -> float | None:
@@ -131,7 +150,9 @@ def _served(config: Any) -> bool:
     return bool(server is not None and server.model)
 
 
-def _memory(recipe: Recipe, shape: Shape, machine: Machine, ranks: int, served: bool) -> dict[str, dict[str, int]]:
+def _memory(
+    recipe: Recipe, shape: Shape, machine: Machine, ranks: int, served: bool, stages: Collection[str]
+) -> dict[str, dict[str, int]]:
     setup = partial(
         Setup,
         4 if recipe.model.dtype == "float32" else 2,
@@ -141,51 +162,51 @@ def _memory(recipe: Recipe, shape: Shape, machine: Machine, ranks: int, served: 
         micro_tokens=recipe.model.micro_tokens,
         checkpointing=recipe.model.checkpointing,
     )
-    found = {}
+    memory = {}
     if recipe.sft.steps:
-        found["sft"] = _trained(shape, setup(recipe.sft.lora_rank))
-    if recipe.wm_fit.steps and not served:
-        found["world-model"] = _trained(shape, setup(recipe.wm_fit.lora_rank))
-    if recipe.rl.updates:
+        memory["sft"] = _trained(shape, setup(recipe.sft.lora_rank))
+    if "world_model" in stages and recipe.wm_fit.steps and not served:
+        memory["world-model"] = _trained(shape, setup(recipe.wm_fit.lora_rank))
+    if "rl" in stages:
         rl = setup(recipe.rl.lora_rank)
-        found["rl"] = {**_trained(shape, rl), **_beside(recipe, shape, rl, machine, served)}
-    found["eval"] = {"weights": mem.frozen(shape, setup(0)), **_caches(recipe, shape, setup(0), machine, ("policy",))}
-    return found
+        memory["rl"] = {**_trained(shape, rl), **_partners(recipe, shape, rl, machine, served)}
+    memory["eval"] = {"weights": mem.frozen(shape, setup(0)), **_caches(recipe, shape, setup(0), machine, ("policy",))}
+    return memory
 
 
 def _trained(shape: Shape, setup: Setup) -> dict[str, int]:
     return {**mem.training(shape, setup), "activations": mem.activations(shape, setup)}
 
 
-def _beside(recipe: Recipe, shape: Shape, setup: Setup, machine: Machine, served: bool) -> dict[str, int]:
-    """What a process holds while the policy is trained in dreams."""
-    found, roles = {}, ["policy"]
+def _partners(recipe: Recipe, shape: Shape, setup: Setup, machine: Machine, served: bool) -> dict[str, int]:
+    """What a process holds besides, while the policy is trained."""
+    parts, roles = {}, ["policy"]
     own = mem.frozen(shape, setup)
     reward: Any = recipe.reward.config
     if recipe.env.name == "dream" and not served:
-        found["world model"] = own
+        parts["world model"] = own
         roles.append("wm")
     if recipe.reward.name == "orm" or getattr(reward, "model", "") == "base":
-        found["judge"] = own
+        parts["judge"] = own
         roles.append("reward")
     if recipe.rl.ref_kl_rows or getattr(recipe.opt.config, "beta", 0):
-        found["reference"] = own
+        parts["reference"] = own
     if hasattr(recipe.opt.config, "critic_lr"):
         # A critic is whole on every rank, whatever the backend of the policy.
-        found["critic"] = sum(mem.training(shape, Setup(setup.bytes_each)).values())
-    return {**found, **_caches(recipe, shape, setup, machine, tuple(roles))}
+        parts["critic"] = sum(mem.training(shape, Setup(setup.bytes_each)).values())
+    return {**parts, **_caches(recipe, shape, setup, machine, tuple(roles))}
 
 
 def _caches(recipe: Recipe, shape: Shape, setup: Setup, machine: Machine, roles: tuple[str, ...]) -> dict[str, int]:
     """Keys and values of the roles' engines; what vLLM reserves beside rank 0."""
-    found = {}
+    caches = {}
     for choice in {str(recipe.engine_of(role)): recipe.engine_of(role) for role in roles}.values():
         if choice.name == "transformers":
             tokens = int(choice.settings.get("max_batch_tokens", 65_536))
-            found["key-value cache"] = mem.cache(shape, tokens, setup.bytes_each)
+            caches["key-value cache"] = mem.cache(shape, tokens, setup.bytes_each)
         elif choice.name == "vllm":
-            found["vLLM"] = round(float(choice.settings.get("memory", 0.4)) * machine.memory)
-    return found
+            caches["vLLM"] = round(float(choice.settings.get("memory", 0.4)) * machine.memory)
+    return caches
 
 
 def _gib(size: float) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from dynaweb.backends.folders import check_documents
 from dynaweb.config.agreement import check_agreement, used_extras, used_plugins
-from dynaweb.config.validation import Problems
-from dynaweb.discovery import missing_requirements
+from dynaweb.config.validate import Problems
 from dynaweb.errors import CheckpointError, ConfigError, DynawebError, MissingError, PluginError
 from dynaweb.estimate.machine import look
 from dynaweb.estimate.plan import Estimate, estimate
-from dynaweb.plugins import current
+from dynaweb.plugin.discovery import missing_requirements
+from dynaweb.plugin.registry import current
+from dynaweb.trainer.models import check_documents
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 def examined(recipe: Recipe, nproc: int = 1) -> tuple[Estimate | None, Problems]:
     """The estimate (None where the model's size is not known) and every problem, of plugins and of settings."""
-    found = estimate(recipe, look(recipe.model.device), ranks=nproc)
+    plan = estimate(recipe, look(recipe.model.device), ranks=nproc)
     problems = Problems(plugins=list(_missing(recipe)))
     checks: list[Callable[[], None]] = [lambda: check_agreement(recipe, current())]
-    for check in [*checks, found.check] if found is not None else checks:
+    for check in [*checks, plan.check] if plan is not None else checks:
         try:
             check()
         except ConfigError as error:
@@ -32,7 +32,7 @@ def examined(recipe: Recipe, nproc: int = 1) -> tuple[Estimate | None, Problems]
         check_documents(recipe.model.path)
     except (MissingError, CheckpointError) as error:
         problems.plugins.append(error)
-    return found, problems
+    return plan, problems
 
 
 def _missing(recipe: Recipe) -> Iterator[DynawebError]:

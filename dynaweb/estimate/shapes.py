@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dynaweb.files import expanded
+from dynaweb.config.files import expanded
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +113,11 @@ def _shape(config: dict[str, Any]) -> Shape:
 def _config(path: str) -> dict[str, Any] | None:
     for folder in _folders(path):
         try:
-            found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        if isinstance(found, dict):
-            return found
+        if isinstance(config, dict):
+            return config
     return PUBLISHED.get(ALIASES.get(path, path))
 
 

@@ -6,6 +6,7 @@ arXiv 2001.08361, section 2.1); attention over the context is left out, which is
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,29 +36,41 @@ class Work:
     """Of writing token after token, which waits for memory most of the time."""
 
 
-def stages(recipe: Recipe, shape: Shape, *, served_world_model: bool) -> dict[str, Work]:
-    """Work of each stage that has any, of models on this machine."""
+STAGES = {
+    **{"demos": "", "experts": ""},
+    **{"sft": "sft", "explored": "explore", "world_model": "world-model", "rl": "rl"},
+}
+"""What the stages of `dynaweb.train.STAGES` that are known here are called in an estimate; "": no model works there."""
+
+
+def work_of(
+    recipe: Recipe, shape: Shape, stages: Collection[str], *, arms: int, served_world_model: bool
+) -> dict[str, Work]:
+    """Work of models on this machine: of each known one of a run's `stages` that has any, and of evaluating `arms`."""
     prompt = COMPACT_PROMPT if recipe.model.path == "tiny" else WEB_PROMPT
     again = 2 if recipe.model.checkpointing else 0
     count = _Counter(shape, prompt, 6 + again)
-    found = {"sft": count.training(recipe.sft.steps * recipe.sft.batch, SFT_REPLY)}
-    if not served_world_model:
-        found["explore"] = count.playing(recipe.explore.episodes * recipe.explore.steps, recipe.rl.max_new_tokens)
-        found["world-model"] = count.training(recipe.wm_fit.steps * recipe.wm_fit.batch, _reply(recipe))
-    found["rl"] = _rl(recipe, count, served_world_model)
-    longest = recipe.eval.episodes * recipe.eval.steps
-    found["eval"] = count.playing(2 * longest, recipe.rl.max_new_tokens)
-    return {name: work for name, work in found.items() if work.read or work.trained}
+    explored = recipe.explore.episodes * recipe.explore.steps if recipe.explore.player == "policy" else 0
+    fitted = 0 if served_world_model else recipe.wm_fit.steps * recipe.wm_fit.batch
+    possible = {
+        "sft": count.training(recipe.sft.steps * recipe.sft.batch, SFT_REPLY),
+        "explored": count.playing(explored, recipe.rl.max_new_tokens),
+        "world_model": count.training(fitted, _reply(recipe)),
+        "rl": _rl(recipe, count, dreams_here="world_model" in stages and not served_world_model),
+    }
+    work = {STAGES[name]: one for name, one in possible.items() if name in stages}
+    work["eval"] = count.playing(arms * recipe.eval.episodes * recipe.eval.steps, recipe.rl.max_new_tokens)
+    return {name: one for name, one in work.items() if one.read or one.trained}
 
 
-def _rl(recipe: Recipe, count: _Counter, served: bool) -> Work:
-    """Dreams, verdicts, and the updates on them."""
+def _rl(recipe: Recipe, count: _Counter, *, dreams_here: bool) -> Work:
+    """Rollouts, verdicts, and the updates on them."""
     rl = recipe.rl
     rollouts = rl.updates * rl.tasks * rl.n
-    dreamed = round(rollouts * (1 - rl.expert_share)) * recipe.dream.longest
-    parts = [count.playing(dreamed, rl.max_new_tokens), count.training(rl.updates * _rows(recipe), rl.max_new_tokens)]
-    if not served:
-        parts.append(count.playing(dreamed, _reply(recipe)))
+    played = round(rollouts * (1 - rl.expert_share)) * recipe.dream.longest
+    parts = [count.playing(played, rl.max_new_tokens), count.training(rl.updates * _rows(recipe), rl.max_new_tokens)]
+    if dreams_here:
+        parts.append(count.playing(played, _reply(recipe)))
     if recipe.reward.name == "self-assess":
         parts.append(count.playing(rollouts, 0))
     return _sum(parts)

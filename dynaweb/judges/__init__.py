@@ -1,10 +1,10 @@
-"""Judges: what their scores may be, how trainable ones are made, and how any of them is checked against the
-environment.
+"""Judges: what their scores may be, and how any of them is checked against the environment.
 
-- `scores` refuses what is no score, and a judge that says nothing at all;
-- `making` creates the judge of a recipe, trained weights and parts of a combination included;
-- `rollouts` plays the graded real episodes that judges are fitted and audited on;
-- `calibration` turns log-odds into probabilities that mean what they say, and measures how well they do;
-- `fitting` is the stage that fits a trainable judge; `audit` compares judges with the environment's verdicts;
-- `alarm` tells when a policy has begun to please its judge instead of doing its tasks.
+reward       rewards of trajectories: scores of a judge, the environment's verdicts
+scores       what is no score, and a judge that says nothing at all
+calibration  log-odds as probabilities that mean what they say
+audit        a judge against the environment's verdicts
+alarm        when a policy begins to please its judge instead of doing its tasks
+
+The judge of a recipe is built in `dynaweb.pipeline.judge`, and fitted in `dynaweb.stages.judge`.
 """

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynaweb.report.stats import wilson
+from dynaweb.stats import wilson
 
 if TYPE_CHECKING:
-    from dynaweb.config.judging import Audit
+    from dynaweb.config.sections import Audit
 
 POOLED = 4
 """Audits whose real failures are counted together: one alone has few that the judge is asked about."""

@@ -15,18 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.judges.calibration import Quality, quality
-from dynaweb.loop.evaluate import SUCCESS
-from dynaweb.loop.outcomes import site_name
-from dynaweb.loop.verdicts import answers_for, judge_all, success_of, was_asked
-from dynaweb.report.headline import interval_text
-from dynaweb.report.stats import Estimate, wilson
-from dynaweb.report.table import text_table
+from dynaweb.judges.reward import SUCCESS, answers_for, judge_all, success_of, was_asked
+from dynaweb.stats import Estimate, interval_text, text_table, wilson
 from dynaweb.types import Trajectory
 
 if TYPE_CHECKING:
     from dynaweb.protocols import Judge
 
-SHOWN = {"accuracy": "accuracy", "auc": "AUC", "brier": "Brier score"}
+QUALITIES = {"accuracy": "accuracy", "auc": "AUC", "brier": "Brier score"}
 WIDTH = 100
 """Characters of a line of the tables."""
 LONG = 6
@@ -129,15 +125,15 @@ class JudgeAudits:
     def _qualities(self) -> str:
         rows = []
         for one in self.judges:
-            found = one.quality
-            if found is None:
+            quality = one.quality
+            if quality is None:
                 rows.append((f"{one.name}: gives no probability", "-", "0"))
                 continue
-            for name, label in SHOWN.items():
-                value: Estimate = getattr(found, name)
+            for name, label in QUALITIES.items():
+                value: Estimate = getattr(quality, name)
                 rows.append((f"{one.name}: {label}", value.text().rsplit(" n=", 1)[0], str(value.n)))
-            n = str(found.brier.n)
-            plain = {"Brier of base rate": found.brier_of_base_rate, "calibration error": found.calibration_error}
+            n = str(quality.brier.n)
+            plain = {"Brier of base rate": quality.brier_of_base_rate, "calibration error": quality.calibration_error}
             for label, number in plain.items():
                 rows.append((f"{one.name}: {label}", "-" if number is None else f"{number:.3f}", n))
         return text_table(("probabilities", "value  [95 %]", "n"), rows, width=WIDTH)
@@ -167,8 +163,8 @@ def _table(head: str, rows: Sequence[Confusion]) -> str:
     return text_table((head, *names), cells, width=WIDTH)
 
 
-def _share(found: Estimate) -> str:
-    return "-" if found.value is None else f"{100 * found.value:.1f} {interval_text(found)}"
+def _share(rate: Estimate) -> str:
+    return "-" if rate.value is None else f"{100 * rate.value:.1f} {interval_text(rate)}"
 
 
 async def report_on(name: str, judge: Judge, episodes: Sequence[Trajectory]) -> JudgeReport:
@@ -177,7 +173,7 @@ async def report_on(name: str, judge: Judge, episodes: Sequence[Trajectory]) -> 
     return JudgeReport(
         name,
         confusion(name, judged),
-        _grouped(judged, lambda t: site_name(t.task)),
+        _grouped(judged, lambda t: t.task.site),
         _grouped(judged, length_name),
         _quality(judged),
     )

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist, fmean
 
-from dynaweb.report.kinds import SCORE, estimate
-from dynaweb.report.stats import Estimate, wilson
+from dynaweb.stats import SCORE, Estimate, estimate, wilson
 
 ITERATIONS = 100
 FEWEST = 4
@@ -169,15 +168,15 @@ def quality(probabilities: Sequence[float], labels: Sequence[bool], decisions: S
 
 def reliability(probabilities: Sequence[float], labels: Sequence[bool]) -> tuple[Bin, ...]:
     """`BINS` equal bins of probability."""
-    found: list[list[tuple[float, bool]]] = [[] for _ in range(BINS)]
+    filled: list[list[tuple[float, bool]]] = [[] for _ in range(BINS)]
     for p, label in zip(probabilities, labels, strict=True):
-        found[min(BINS - 1, int(p * BINS))].append((p, label))
+        filled[min(BINS - 1, int(p * BINS))].append((p, label))
     return tuple(
         Bin(
-            place / BINS,
-            (place + 1) / BINS,
+            index / BINS,
+            (index + 1) / BINS,
             fmean([p for p, _ in inside]) if inside else None,
             wilson(sum(label for _, label in inside), len(inside)),
         )
-        for place, inside in enumerate(found)
+        for index, inside in enumerate(filled)
     )

@@ -9,19 +9,16 @@ A cell is a run of `dynaweb run` in a process and a folder of its own. Its id is
 included, so that a cell which is done is never run again, whatever is added to the matrix. Cells share demonstrations,
 SFT and world models through the stage cache.
 
-Modules: `grammar` (the TOML file), `cells` (from the file to resolved recipes), `folder` (what is on disk), `replacing`
-(one plan in the place of another), `runner` (processes), `display` (the live table), `results` and `table` (numbers),
-`page` and `made` (the HTML report, and what it says of how the numbers were made), `recipes` (whole recipes side by
-side).
+Modules: `plan` (from the TOML file to resolved recipes), `folder` (what is on disk), `runner` (processes and their live
+table), `results` and `table` (numbers), `page` (the HTML report), `recipes` (whole recipes side by side).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dynaweb.matrix.cells import Cell, Plan, plan_of
 from dynaweb.matrix.folder import MatrixFolder
-from dynaweb.matrix.grammar import Matrix, read_matrix, shipped_matrices
+from dynaweb.matrix.plan import Cell, Matrix, Plan, plan_of, read_matrix, shipped_matrices
 
 if TYPE_CHECKING:
     from dynaweb.matrix.results import results

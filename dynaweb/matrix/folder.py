@@ -5,6 +5,9 @@ cells/<id>/          the run folder of a cell, as `dynaweb run` makes it
 logs/<id>.log        what its process said
 outcomes/<id>.json   how its last attempt ended: status, exit code, seconds, error
 report.html          the table with its plots
+
+A plan that takes the place of another reads the written one as plain data, so that a plugin that is gone, or a damaged
+file, hinders no new plan; results that are done do not leave the table unnoticed (`check_keeps_done`).
 """
 
 from __future__ import annotations
@@ -17,19 +20,21 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
+from dynaweb.config.files import read_json, understood
 from dynaweb.errors import CheckpointError, ConfigError
-from dynaweb.files import read_json, understood
+from dynaweb.matrix.plan import PLAN
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
-    from dynaweb.matrix.cells import Cell, Plan
+    from dynaweb.matrix.plan import Cell, Plan
+
 
 log = logging.getLogger("dynaweb")
 
 State = Literal["waiting", "running", "done", "failed", "interrupted"]
-PLAN = "matrix.json"
 LEFT = {".lock", "cells", "logs", "outcomes", "report.html"}
 """What a matrix leaves beside its plan."""
 
@@ -109,8 +114,7 @@ class MatrixFolder:
 
     def read_plan(self) -> Plan:
         """The plan that was written. Raises `CheckpointError` when there is none, or a damaged one."""
-        from dynaweb.matrix.cells import Cell, Plan
-        from dynaweb.matrix.grammar import Matrix
+        from dynaweb.matrix.plan import Cell, Matrix, Plan
 
         data = self._plan()
         with understood(self.plan_file):
@@ -125,8 +129,8 @@ class MatrixFolder:
     def planned(self) -> dict[str, dict[str, Any]]:
         """The cells of the plan that was written, as plain data by id; none where it is missing or damaged."""
         cells = (_json(self.plan_file) or {}).get("cells")
-        found = [one for one in cells if isinstance(one, dict)] if isinstance(cells, list) else []
-        return {one["id"]: one for one in found if isinstance(one.get("id"), str)}
+        records = [one for one in cells if isinstance(one, dict)] if isinstance(cells, list) else []
+        return {one["id"]: one for one in records if isinstance(one.get("id"), str)}
 
     def recipe(self, id: str) -> Recipe:
         """The recipe of one cell. Raises `CheckpointError` when there is no such cell."""
@@ -247,3 +251,74 @@ def _json(path: Path) -> dict[str, Any] | None:
         return read_json(path, dict)
     except CheckpointError:
         return None
+
+
+SHOWN = 3
+"""Cells, and settings, that a message names; it counts the others."""
+
+
+def check_keeps_done(folder: MatrixFolder, plan: Plan) -> None:
+    """Raise `ConfigError` when the plan lacks cells of the folder's plan that are done; call it under the lock."""
+    wanted = {cell.id for cell in plan.cells}
+    lost = [one for id, one in folder.planned().items() if id not in wanted and folder.is_done(id)]
+    if not lost:
+        return
+    names = _some([_name(one) for one in lost], "; ")
+    cells = "1 done cell" if len(lost) == 1 else f"{len(lost)} done cells"
+    raise ConfigError(
+        f"{folder.path} has {cells} that this matrix lacks: {names}{_why(lost, plan)}\n"
+        f"Give another --out, or remove {quote(str(folder.plan_file))} to give up their place in the table "
+        "(their runs stay in cells/)."
+    )
+
+
+def why_not_reported(folder: MatrixFolder, plan: Plan) -> str:
+    """Why the folder's report.html is not to show this plan; empty when it may."""
+    if not folder.is_free:
+        return f"{folder.path} holds something else than a matrix; name the folder of the matrix with --out"
+    if not folder.plan_file.exists():
+        return ""
+    there, asked = folder.planned().keys(), {cell.id for cell in plan.cells}
+    if there == asked:
+        return ""
+    if not there:
+        return f"{folder.plan_file} is damaged; `dynaweb matrix run` writes it anew"
+    return (
+        f"this table has other cells than {folder.plan_file} ({len(asked - there)} more, {len(there - asked)} of its "
+        f"{len(there)} missing); leave out the options that change the matrix, or run this one with an --out of its own"
+    )
+
+
+def _name(one: Mapping[str, Any]) -> str:
+    """The settings and the seed of a cell, as `Cell` has them; its id where the record is damaged."""
+    try:
+        return ", ".join([*(f"{axis}={label}" for axis, label in one["labels"]), f"seed {one['seed']}"])
+    except (LookupError, TypeError, ValueError):
+        return str(one["id"])
+
+
+def _why(lost: list[dict[str, Any]], plan: Plan) -> str:
+    """What differs where the plan has cells of the same names."""
+    same: dict[str, Cell] = {str(cell): cell for cell in plan.cells}
+    for one in lost:
+        if (cell := same.get(_name(one))) is not None and (changed := _changed(one, cell)):
+            return f"\nCells of the same names differ (there -> here): {_some(changed, '; ')}"
+    return ""
+
+
+def _changed(one: Mapping[str, Any], cell: Cell) -> list[str]:
+    from dynaweb.config.recipe import differences
+    from dynaweb.runs.folder import NO_RESULT, recipe_flat, saved
+
+    try:
+        both = recipe_flat(one["recipe"]), recipe_flat(saved(cell.recipe))
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return []
+    # An empty table on one side: what the other has in it is told by itself.
+    old, new = ({path: value for path, value in flat.items() if value != {}} for flat in both)
+    return [line for line in differences(old, new) if not line.startswith(NO_RESULT)]
+
+
+def _some(texts: list[str], between: str) -> str:
+    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return between.join(texts[:SHOWN]) + more

@@ -2,72 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dynaweb.compare.records import COSTS
 from dynaweb.matrix.folder import CellStatus, MatrixFolder
-from dynaweb.matrix.grammar import RECIPE
-from dynaweb.matrix.made import INTERVALS, episodes_words, footer, made
+from dynaweb.matrix.plan import RECIPE, by_path, value_label
 from dynaweb.matrix.results import MatrixResults, TableRow
 from dynaweb.matrix.table import NOTE, is_share, measure_label, value_text
-from dynaweb.report.blocks import section
-from dynaweb.report.headline import duration
+from dynaweb.report.charts import Series, interval_bar, line_chart
 from dynaweb.report.html import own_page
-from dynaweb.report.markup import Html, el, join, with_minus
+from dynaweb.report.markup import Html, code_row, el, fold, join, section, table, with_minus
 from dynaweb.report.sections import STATUS, live_buttons
-from dynaweb.report.series import Series
-from dynaweb.report.svg import Interval, interval_bar, line_chart
+from dynaweb.stats import count, duration
 
 
-def write_page(found: MatrixResults, folder: MatrixFolder) -> Path:
+def write_page(results: MatrixResults, folder: MatrixFolder) -> Path:
     """Write `report.html` into the folder of a matrix and return its path."""
     from dynaweb.runs import write_text
 
-    write_text(folder.report, matrix_page(found, folder.path))
+    write_text(folder.report, matrix_page(results, folder.path))
     return folder.report
 
 
-def matrix_page(found: MatrixResults, base: Path, *, stamp: str = "") -> str:
+def matrix_page(results: MatrixResults, base: Path, *, stamp: str = "") -> str:
     """The page as HTML source that needs nothing else; links lead to the cells' folders under `base`.
 
     With `stamp` it is one that `dynaweb view` serves, as in `dynaweb.report.html.render`.
     """
-    matrix = found.plan.matrix
-    chips = [el("span", f"{count} {state}", class_=f"chip {STATUS.get(state, '')}") for state, count in _counts(found)]
+    matrix = results.plan.matrix
+    counts = results.counts().items()
+    chips = [el("span", f"{count} {state}", class_=f"chip {STATUS.get(state, '')}") for state, count in counts]
     seeds = f"{len(matrix.seeds)} seed{'s' if len(matrix.seeds) > 1 else ''}"
-    base_chip = None if RECIPE in found.plan.axes else el("span", f"base {Path(matrix.base).stem}", class_="chip")
-    shown = [*chips, base_chip, el("span", seeds, class_="chip")]
+    base_chip = None if RECIPE in results.plan.axes else el("span", f"base {Path(matrix.base).stem}", class_="chip")
+    facts = [*chips, base_chip, el("span", seeds, class_="chip")]
     theme, news = live_buttons()
     header = el(
         "header",
         el("h1", f"Matrix {matrix.name}"),
         el("p", matrix.description, class_="muted") if matrix.description else None,
         theme,
-        el("div", *shown, class_="chips"),
+        el("div", *facts, class_="chips"),
         news if stamp else None,
     )
-    measures = [_measure(found, name) for name in found.measures]
-    main = el("main", *measures, _plots(found), made(found), _cells(found, base))
-    return own_page(f"Matrix {matrix.name}", join(header, main, footer(found)), stamp=stamp, interactive=True)
+    measures = [_measure(results, name) for name in results.measures]
+    main = el("main", *measures, _plots(results), _provenance(results), _cells(results, base))
+    return own_page(f"Matrix {matrix.name}", join(header, main, _footer(results)), stamp=stamp, interactive=True)
 
 
-def _counts(found: MatrixResults) -> list[tuple[str, int]]:
-    return list(found.counts().items())
-
-
-def _measure(found: MatrixResults, name: str) -> Html:
-    axes = [el("th", axis, scope="col") for axis in found.plan.axes or ("combination",)]
-    scale = _scale(found, name)
-    with_difference = name == found.measures[0]
+def _measure(results: MatrixResults, name: str) -> Html:
+    axes = [el("th", axis, scope="col") for axis in results.plan.axes or ("combination",)]
+    scale = _scale(results, name)
+    with_difference = name == results.measures[0]
     heads = [*axes, el("th", measure_label(name), class_="n"), el("th", _unit(name, scale)), el("th", "n", class_="n")]
     if with_difference:
         heads += [el("th", "Against the first", class_="n"), el("th", "p", class_="n")]
-    rows = [_row(row, name, scale, with_difference) for row in found.rows]
+    rows = [_row(row, name, scale, with_difference) for row in results.rows]
     table = el("table", el("thead", el("tr", *heads)), el("tbody", *rows), class_="stack")
     title = "Result" if with_difference else _title(name)
     note = el("p", INTERVALS, class_="note") if with_difference else None
-    return section(title, _lead(found, name), el("div", table, class_="card scroll"), note)
+    return section(title, _lead(results, name), el("div", table, class_="card scroll"), note)
 
 
 def _title(name: str) -> str:
@@ -75,13 +69,13 @@ def _title(name: str) -> str:
     return label[:1].upper() + label[1:]
 
 
-def _lead(found: MatrixResults, name: str) -> str:
+def _lead(results: MatrixResults, name: str) -> str:
     """What the numbers of a section are."""
-    from dynaweb.loop.measures import MEANINGS
+    from dynaweb.worldmodels.fidelity import MEANINGS
 
-    if name == found.measures[0]:
+    if name == results.measures[0]:
         words = NOTE[0].upper() + NOTE[1:] + "; bold where the interval leaves out 0 at the corrected level."
-        return f"{words} {episodes_words(found)}".strip()
+        return f"{words} {episodes_words(results)}".strip()
     if name in COSTS:
         words = f"{COSTS[name][:1].upper()}{COSTS[name][1:]}. Mean over runs with its 95 % interval; n counts runs."
         return f"{words} A stage that several runs share counts for each of them."
@@ -96,10 +90,7 @@ def _lead(found: MatrixResults, name: str) -> str:
 def _row(row: TableRow, name: str, scale: tuple[float, float], with_difference: bool) -> Html:
     estimate = row.estimates[name]
     values = [el("td", el("span", value), data_label=axis) for axis, value in row.labels] or [el("td", "all")]
-    bar = None
-    if estimate is not None and None not in (estimate.value, estimate.low, estimate.high):
-        assert estimate.value is not None and estimate.low is not None and estimate.high is not None
-        bar = interval_bar(Interval(estimate.value, estimate.low, estimate.high), *scale)
+    bar = interval_bar(estimate, scale)
     seeds = el("small", f"{row.done} of {len(row.cells)} seeds") if len(row.cells) > 1 or not row.done else None
     n = str(estimate.n) if estimate is not None else "0"
     cells = [
@@ -116,9 +107,9 @@ def _against(row: TableRow) -> list[Html]:
     if row.against is None:
         return [el("td"), el("td")]
     text = with_minus(row.against.text.removesuffix("*").strip())
-    shown = el("b", text) if row.against.shown else text
+    cell = el("b", text) if row.against.shown else text
     return [
-        el("td", el("span", shown), class_="n", data_label="Against the first"),
+        el("td", el("span", cell), class_="n", data_label="Against the first"),
         el("td", el("span", row.against.p), class_="n", data_label="p"),
     ]
 
@@ -130,8 +121,8 @@ def _unit(name: str, scale: tuple[float, float]) -> str:
     return f"{low:,.0f} to {high:,.0f}" if name in COSTS else f"{low:.2g} to {high:.2g}"
 
 
-def _scale(found: MatrixResults, name: str) -> tuple[float, float]:
-    known = [one for row in found.rows if (one := row.estimates[name]) is not None]
+def _scale(results: MatrixResults, name: str) -> tuple[float, float]:
+    known = [one for row in results.rows if (one := row.estimates[name]) is not None]
     lows = [one.low for one in known if one.low is not None]
     highs = [one.high for one in known if one.high is not None]
     if is_share(name):
@@ -139,10 +130,9 @@ def _scale(found: MatrixResults, name: str) -> tuple[float, float]:
     return min(lows, default=0.0), max(highs, default=1.0)
 
 
-def _plots(found: MatrixResults) -> Html | None:
-    charts = [
-        _plot(found, name, axis) for name in found.measures for axis in found.plan.axes if _is_number(found, axis)
-    ]
+def _plots(results: MatrixResults) -> Html | None:
+    axes = [axis for axis in results.plan.axes if _is_number(results, axis)]
+    charts = [_plot(results, name, axis) for name in results.measures for axis in axes]
     drawn = [chart for chart in charts if chart is not None]
     if not drawn:
         return None
@@ -152,8 +142,8 @@ def _plots(found: MatrixResults) -> Html | None:
     return el("section", el("h2", "By value"), el("p", lead, class_="lead"), el("div", *drawn, class_="charts"))
 
 
-def _is_number(found: MatrixResults, axis: str) -> bool:
-    values = {dict(row.labels)[axis] for row in found.rows}
+def _is_number(results: MatrixResults, axis: str) -> bool:
+    values = {dict(row.labels)[axis] for row in results.rows}
     return len(values) > 2 and all(_number(value) is not None for value in values)
 
 
@@ -164,9 +154,9 @@ def _number(value: str) -> float | None:
         return None
 
 
-def _plot(found: MatrixResults, name: str, axis: str) -> Html | None:
+def _plot(results: MatrixResults, name: str, axis: str) -> Html | None:
     lines: dict[str, list[tuple[float, TableRow]]] = {}
-    for row in found.rows:
+    for row in results.rows:
         labels = dict(row.labels)
         x = _number(labels.pop(axis))
         if x is not None and (estimate := row.estimates[name]) is not None and estimate.value is not None:
@@ -180,14 +170,14 @@ def _plot(found: MatrixResults, name: str, axis: str) -> Html | None:
 
 
 def _series(label: str, points: Sequence[tuple[float, TableRow]], name: str) -> Series:
-    found = [(x, estimate) for x, row in points if (estimate := row.estimates[name]) is not None]
-    bars = tuple((x, one.low, one.high) for x, one in found if one.low is not None and one.high is not None)
-    return Series(label, [(x, one.value) for x, one in found], bars)
+    known = [(x, estimate) for x, row in points if (estimate := row.estimates[name]) is not None]
+    bars = tuple((x, one.low, one.high) for x, one in known if one.low is not None and one.high is not None)
+    return Series(label, [(x, one.value) for x, one in known], bars)
 
 
-def _cells(found: MatrixResults, base: Path) -> Html:
+def _cells(results: MatrixResults, base: Path) -> Html:
     heads = [el("th", head) for head in ("Cell", "Settings", "Seed", "State", "Time")]
-    rows = [_cell(status, base) for status in found.statuses]
+    rows = [_cell(status, base) for status in results.statuses]
     table = el("table", el("thead", el("tr", *heads)), el("tbody", *rows), class_="stack")
     return el("section", el("h2", "Cells"), el("div", table, class_="card scroll"))
 
@@ -207,3 +197,55 @@ def _cell(status: CellStatus, base: Path) -> Html:
         el("td", el("span", status.state, class_=f"chip {STATUS.get(status.state, '')}"), data_label="State"),
         el("td", el("span", duration(status.seconds) if status.seconds else ""), data_label="Time"),
     )
+
+
+INTERVALS = (
+    "Intervals: for success the wider of Wilson's over episodes and Student's over seeds; for differences a bootstrap "
+    "over seeds and episodes. p is McNemar's exact test over the episodes of all seeds pooled, so p and the interval "
+    "can disagree: bold follows the interval."
+)
+
+
+def episodes_words(results: MatrixResults) -> str:
+    """A sentence on what the episodes of the done cells are; empty where none is done."""
+    if not results.episodes_are:
+        return ""
+    if len(results.episodes_are) == 1:
+        return f"Episodes: {results.episodes_are[0]}."
+    return f"Episodes differ between the cells: {'; '.join(results.episodes_are)}."
+
+
+def _provenance(results: MatrixResults) -> Html:
+    """The section with the base, and with the settings that are no axis."""
+    matrix = results.plan.matrix
+    settings = by_path(matrix.set)
+    start = "of its row" if RECIPE in results.plan.axes else matrix.base
+    below = " and by those below" if settings else ""
+    seeds = ", ".join(map(str, matrix.seeds))
+    lead = f"Base of every cell: the recipe {start}, changed by the settings of its row{below}. Seeds: {seeds}."
+    head = [("Setting of every cell", ""), ("Value", "")]
+    rows = [code_row(path, value_label(value)) for path, value in settings.items()]
+    card = el("div", table(head, rows, stack=False), class_="card scroll") if rows else None
+    return section("Made with", lead, card, _conditions(results))
+
+
+def _conditions(results: MatrixResults) -> Html | None:
+    """The settings of the cells that fit a condition, folded: side by side recipes have many."""
+    rows = [code_row(*row) for row in _conditional(results)]
+    head = [("Setting", ""), ("Value", ""), ("In cells with", "")]
+    return fold(f"{count(len(rows), 'setting')} of some cells", head, rows) if rows else None
+
+
+def _conditional(results: MatrixResults) -> Iterator[tuple[str, str, str]]:
+    for when in results.plan.matrix.when:
+        where = ", ".join(f"{axis}={value_label(value)}" for axis, value in when.condition.items())
+        for path, value in by_path(when.set).items():
+            yield path, value_label(value), where
+
+
+def _footer(results: MatrixResults) -> Html:
+    """Who made it, and with what the cells were run where that was another version."""
+    from dynaweb import __version__
+
+    others = "" if set(results.versions) <= {__version__} else f" Cells were run with {', '.join(results.versions)}."
+    return el("footer", f"Made by dynaweb {__version__}.{others}")

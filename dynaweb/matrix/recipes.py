@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.layers import parse_set
 from dynaweb.config.resolving import resolve
-from dynaweb.errors import ConfigError
-from dynaweb.matrix.grammar import RECIPE, Matrix, When, check_axes
-from dynaweb.suggest import hint
+from dynaweb.errors import ConfigError, hint
+from dynaweb.matrix.plan import RECIPE, Matrix, When, check_axes
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
@@ -88,7 +87,7 @@ def _is_off(recipe: Recipe, path: str) -> bool:
 
 def _place(recipe: Recipe, path: str) -> str:
     """Where a recipe has a setting of the tasks' environment."""
-    from dynaweb.plugins import current
+    from dynaweb.plugin.registry import current
 
     dreams = "dreams" in current().find("env", recipe.env.name).spec.capabilities
     return path if dreams or not path.startswith(TASKS) else f"env.{path.removeprefix(TASKS)}"

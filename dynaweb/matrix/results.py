@@ -9,15 +9,13 @@ from typing import Any
 from dynaweb.compare.comparing import Versus, versus
 from dynaweb.compare.groups import Group
 from dynaweb.compare.records import COSTS, MAIN, RunRecord, measure_key, read_run
-from dynaweb.errors import CheckpointError, ConfigError
-from dynaweb.matrix.cells import Labels, Plan
+from dynaweb.errors import CheckpointError, ConfigError, hint
 from dynaweb.matrix.folder import CellStatus, MatrixFolder
-from dynaweb.report.stats import Estimate
-from dynaweb.report.table import estimate_json
-from dynaweb.suggest import hint
+from dynaweb.matrix.plan import Labels, Plan
+from dynaweb.stats import Estimate, estimate_json
 
 ARMS = (MAIN, "base", "sft", "sft-long", "filtered-bc", "dynaweb")
-"""Arms that a run may have (`dynaweb.loop.stages`)."""
+"""Arms that a run may have (`dynaweb.stages.arms`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ def results(plan: Plan, folder: MatrixFolder, measures: Sequence[str] = ()) -> M
 
 def measures_of(plan: Plan, measures: Iterable[str] = ()) -> tuple[str, ...]:
     """The columns of the table, by default those of the matrix. Raises `ConfigError` for what is no measure."""
-    from dynaweb.loop.measures import MEANINGS
+    from dynaweb.worldmodels.fidelity import MEANINGS
 
     names = tuple(measures) or plan.matrix.measures
     known = {*ARMS, *COSTS, *map(measure_key, MEANINGS)}

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dynaweb.compare.records import COSTS, MAIN, measure_key
 from dynaweb.matrix.folder import CellStatus
 from dynaweb.matrix.results import MatrixResults, TableRow
-from dynaweb.report.gather import arm_label, measure_words
-from dynaweb.report.headline import duration
-from dynaweb.report.stats import NO_INTERVAL, Estimate
-from dynaweb.report.table import WIDTH, text_table
+from dynaweb.report.data import measure_words
+from dynaweb.report.gather import arm_label
+from dynaweb.stats import NO_INTERVAL, WIDTH, Estimate, duration, text_table
 
 NOTE = (
     "success in percent with its 95 % interval and n episodes (measures of the world model: means and n questions; "
@@ -19,28 +18,28 @@ NOTE = (
 )
 
 
-def matrix_text(found: MatrixResults, *, width: int = WIDTH) -> str:
+def matrix_text(results: MatrixResults, *, width: int = WIDTH) -> str:
     """The table for a terminal. The note below it has lines of at most `width` characters (40 at least)."""
-    head, rows = _cells(found)
+    head, rows = _cells(results)
     note = [
         textwrap.fill(line, max(width, 40), break_on_hyphens=False, break_long_words=False)
-        for line in _note(found).splitlines()
+        for line in _note(results).splitlines()
     ]
     lines = [text_table(head, rows, width=400), "", *note]
-    lines += [f"{id}: {problem}" for id, problem in found.problems.items()]
-    lines += [f"failed {status.id} ({_named(status)}): {status.detail}" for status in _failed(found)]
+    lines += [f"{id}: {problem}" for id, problem in results.problems.items()]
+    lines += [f"failed {status.id} ({_named(status)}): {status.detail}" for status in _failed(results)]
     return "\n".join(lines)
 
 
-def matrix_markdown(found: MatrixResults) -> str:
+def matrix_markdown(results: MatrixResults) -> str:
     """The table in Markdown."""
-    head, rows = _cells(found)
-    axes = found.plan.axes or ("combination",)
+    head, rows = _cells(results)
+    axes = results.plan.axes or ("combination",)
     marks = [*["---" for _ in axes], *["---:" for _ in head[1:]]]
-    of_rows = [[value for _, value in row.labels] or ["all"] for row in found.rows]
+    of_rows = [[value for _, value in row.labels] or ["all"] for row in results.rows]
     lines = [_row([*axes, *head[1:]]), _row(marks)]
     lines += [_row([*values, *row[1:]]) for values, row in zip(of_rows, rows, strict=True)]
-    lines += ["", _note(found)]
+    lines += ["", _note(results)]
     return "\n".join(lines)
 
 
@@ -77,20 +76,20 @@ def value_text(name: str, estimate: Estimate | None) -> str:
 
 def is_share(name: str) -> bool:
     """Whether a measure is the success of an arm, neither one of the world model nor a cost."""
-    from dynaweb.loop.measures import MEANINGS
+    from dynaweb.worldmodels.fidelity import MEANINGS
 
     return name not in COSTS and measure_key(name) not in map(measure_key, MEANINGS)
 
 
-def _cells(found: MatrixResults) -> tuple[list[str], list[list[str]]]:
+def _cells(results: MatrixResults) -> tuple[list[str], list[list[str]]]:
     widths = [
-        max(len(axis), *(len(dict(row.labels)[axis]) for row in found.rows)) if found.rows else len(axis)
-        for axis in found.plan.axes
+        max(len(axis), *(len(dict(row.labels)[axis]) for row in results.rows)) if results.rows else len(axis)
+        for axis in results.plan.axes
     ]
-    head = [_padded(found.plan.axes, widths) or "combination", "seeds"]
-    for name in found.measures:
+    head = [_padded(results.plan.axes, widths) or "combination", "seeds"]
+    for name in results.measures:
         head += [f"{measure_label(name)}  [95 %]", "n"]
-    return [*head, "against first", "p"], [_cells_of(row, found.measures, widths) for row in found.rows]
+    return [*head, "against first", "p"], [_cells_of(row, results.measures, widths) for row in results.rows]
 
 
 def _cells_of(row: TableRow, measures: Sequence[str], widths: Sequence[int]) -> list[str]:
@@ -107,19 +106,19 @@ def _padded(words: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(word.ljust(width) for word, width in zip(words, widths, strict=True))
 
 
-def _note(found: MatrixResults) -> str:
-    count = len(found.rows) - 1
+def _note(results: MatrixResults) -> str:
+    count = len(results.rows) - 1
     level = (
         f"; * interval without 0 at the level corrected for {count} comparisons"
         if count > 1
         else "; * interval without 0"
     )
-    states = ", ".join(f"{number} {state}" for state, number in found.counts().items())
+    states = ", ".join(f"{number} {state}" for state, number in results.counts().items())
     return f"{NOTE}{level}; p: exact McNemar\ncells: {states}"
 
 
-def _failed(found: MatrixResults) -> list[CellStatus]:
-    return [status for status in found.statuses if status.state == "failed"]
+def _failed(results: MatrixResults) -> list[CellStatus]:
+    return [status for status in results.statuses if status.state == "failed"]
 
 
 def _named(status: CellStatus) -> str:

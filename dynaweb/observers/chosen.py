@@ -11,7 +11,7 @@ from dynaweb.protocols import PluginContext
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
-    from dynaweb.plugins import Plugins
+    from dynaweb.plugin.registry import Plugins
 
 
 @contextmanager
@@ -22,12 +22,12 @@ def chosen_observers(recipe: Recipe, plugins: Plugins, folder: Path) -> Iterator
     """
     settings = recipe.run.observer_settings
     context = PluginContext(seed=recipe.run.seed, folder=folder)
-    made = [plugins.create("observer", name, settings.get(name, {}), context) for name in recipe.run.observers]
+    observers = [plugins.create("observer", name, settings.get(name, {}), context) for name in recipe.run.observers]
     try:
-        with plugins.observing(*made):
+        with plugins.observing(*observers):
             yield
     finally:
-        for observer in made:
+        for observer in observers:
             close = getattr(observer, "close", None)
             if close is not None:
                 close()

@@ -57,7 +57,7 @@ class MetricsFile:
     def dynaweb_rollout(self, event: events.Rollout) -> None:
         """One row an episode."""
         trajectory = event.trajectory
-        verdict = trajectory.info.get("verdict") or {}
+        verdict = trajectory.facts.verdict
         self._write(
             {
                 "event": "rollout",
@@ -69,7 +69,7 @@ class MetricsFile:
                 "end": trajectory.end,
                 "steps": len(trajectory.steps),
                 "reward": trajectory.reward,
-                "success": verdict.get("score"),
+                "success": verdict.score if verdict is not None else None,
             }
         )
 
@@ -150,15 +150,15 @@ def before(rows: list[dict[str, Any]], first: Mapping[str, Any]) -> list[dict[st
     told together when all are played, so that the first one cuts all of its phase; other rows without an index cut
     nothing.
     """
-    event, stage, index = _place(first)
+    event, stage, index = _key_of(first)
     if index < 0 and event != "rollout":
         return rows
-    places = enumerate(map(_place, rows))
-    cut = next((at for at, place in places if place[:2] == (event, stage) and place[2] >= index), len(rows))
+    keys = enumerate(map(_key_of, rows))
+    cut = next((at for at, key in keys if key[:2] == (event, stage) and key[2] >= index), len(rows))
     return rows[:cut]
 
 
-def _place(row: Mapping[str, Any]) -> tuple[str, str, int]:
+def _key_of(row: Mapping[str, Any]) -> tuple[str, str, int]:
     """Event, stage (of a rollout: its phase) and index of a row; -1 when it has none."""
     index = row.get("index")
     return str(row["event"]), str(row.get("stage", row.get("phase", ""))), -1 if index is None else int(index)

@@ -5,32 +5,39 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Protocol
 
 from dynaweb import events
 from dynaweb.hookspecs import hookimpl
+from dynaweb.observers.scalars import finite, of_cached, of_evaluation
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
+
+    from dynaweb.plugin.registry import Plugins
 
 PLAIN_SECONDS = 5.0
 """Plain lines of one job come no closer than this."""
 
 
 class ProgressDisplay:
-    """Observer that shows stages, jobs and evaluations."""
+    """Observer that shows stages, jobs and evaluations, and a line of metrics where `run.log_every` asks for one."""
 
     def __init__(self, stream: IO[str] | None = None, *, bars: bool | None = None) -> None:
         stream = stream if stream is not None else sys.stderr
         use_bars = stream.isatty() if bars is None else bars
         self._view: _View = _Bars(stream) if use_bars else _Lines(stream)
         self._stages, self._of = 0, 0
+        self._log_every, self._log_metrics = 0, tuple[str, ...]()
 
     @hookimpl
     def dynaweb_run_start(self, event: events.RunStart) -> None:
         """Say where the run is."""
+        settings = event.recipe.get("run", {})
+        self._log_every, self._log_metrics = settings.get("log_every", 0), tuple(settings.get("log_metrics", ()))
         self._view.say(f"run folder {event.folder}{' (resumed)' if event.resumed else ''}")
 
     @hookimpl
@@ -52,6 +59,24 @@ class ProgressDisplay:
         if event.status in ("failed", "interrupted"):
             # It will be taken up again, or finished under another key: either way it is not over.
             self._stages -= 1
+        if self._log_every:
+            for cached in of_cached(event):
+                if isinstance(cached, events.Evaluation):
+                    self._log_evaluation(cached)
+
+    @hookimpl
+    def dynaweb_update(self, event: events.Update) -> None:
+        """A line of metrics for every so many updates."""
+        if self._log_every and event.index % self._log_every == 0:
+            wanted = self._log_metrics
+            metrics = {k: v for k, v in finite(event.metrics).items() if not wanted or k.startswith(wanted)}
+            if metrics:
+                self._view.say(f"{event.stage} update {event.index}: {metrics_text(metrics)}")
+
+    def _log_evaluation(self, event: events.Evaluation) -> None:
+        prefix = f"eval/{event.arm}/"
+        metrics = {name.removeprefix(prefix): value for name, value in of_evaluation(event).items()}
+        self._view.say(f"{event.split}, {event.arm}: {metrics_text(metrics)}")
 
     def _number(self) -> str:
         """`4 of 16: `, or nothing where it is not known how many there will be."""
@@ -69,6 +94,8 @@ class ProgressDisplay:
     def dynaweb_eval(self, event: events.Evaluation) -> None:
         """Say how an evaluation went."""
         self._view.say(evaluated(event))
+        if self._log_every:
+            self._log_evaluation(event)
 
     @hookimpl
     def dynaweb_error(self, event: events.Failure) -> None:
@@ -97,7 +124,7 @@ class Meter:
 
     start_done: int
     start_time: float
-    shown: float = 0.0
+    last: float = 0.0
 
     def rate(self, done: int, now: float) -> float:
         """Units a second; 0 when it cannot be told yet."""
@@ -124,8 +151,8 @@ class _Lines:
         now = time.monotonic()
         meter = self._meters.setdefault(event.job, Meter(event.done, now))
         finished = bool(event.total) and event.done >= event.total
-        if finished or now - meter.shown >= PLAIN_SECONDS:
-            meter.shown = now
+        if finished or now - meter.last >= PLAIN_SECONDS:
+            meter.last = now
             self.say(line(event, meter, now))
         if finished:
             del self._meters[event.job]
@@ -237,12 +264,12 @@ COST_WORDS = {
 
 def costs(cost: Mapping[str, float]) -> str:
     """` (12.3 s, 4,000 tokens generated, peak memory 1.00 GiB)`, without what is 0; or nothing."""
-    shown = [_cost(name, value) for name, value in cost.items() if value]
-    return f" ({', '.join(shown)})" if shown else ""
+    words = [_cost(name, value) for name, value in cost.items() if value]
+    return f" ({', '.join(words)})" if words else ""
 
 
 def _cost(name: str, value: float) -> str:
-    from dynaweb.report.headline import duration
+    from dynaweb.stats import duration
 
     if name == "seconds":
         return duration(value)
@@ -257,3 +284,17 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+@contextmanager
+def showing_progress(plugins: Plugins, wanted: bool = True) -> Iterator[None]:
+    """Draw progress on stderr meanwhile."""
+    if not wanted:
+        yield
+        return
+    display = ProgressDisplay()
+    try:
+        with plugins.observing(display):
+            yield
+    finally:
+        display.close()

@@ -1,104 +1,118 @@
 """The prompt layer: how tasks, pages, actions and verdicts become tokens, and how replies become actions.
 
 `CompactFormat` belongs to models that were trained with `dynaweb.policy.tokenizer` (the shipped tiny model): one mark
-per job, the page as `compact` text, a reply that is one action. `dynaweb.policy.chat.ChatFormat` serves any model with
-a chat template, `dynaweb.policy.webvoyager` does so in WebVoyager's words. All are token-in, token-out: what
-`parse_reply` reads are the very tokens that were sampled.
+per job, the page as `compact` text, a reply that is one action. `ChatFormat` serves any model with
+a chat template; further layers are parts of formats, which plugins bring (`dynaweb.web.formats`). All are token-in,
+token-out: what `parse_reply` reads are the very tokens that were sampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from dynaweb.policy import tokenizer as marks
-from dynaweb.policy.encoding import Encoder, specials
-from dynaweb.web.actions import format_action, parse_action
-from dynaweb.web.dialects import TRUNCATED, render
+from dynaweb.protocols import ParsedReply, PromptFormat
+from dynaweb.types import Prompt
+from dynaweb.web import formats
+from dynaweb.web.actions.grammar import format_action, parse_action
+from dynaweb.web.formats import part_of
+from dynaweb.web.page.text import TRUNCATED, render
+from dynaweb.worldmodels.prompts import REWRITE, SYSTEM, doing
 
 if TYPE_CHECKING:
     from dynaweb.types import Action, Observation, Task, Trajectory
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedReply:
-    """A reply taken apart; `error` says why there is no action, in words that a model can read."""
-
-    text: str
-    reasoning: str = ""
-    action: Action | None = None
-    error: str = ""
+CACHED = 65_536
+"""Pieces of text whose tokens are remembered."""
+_SPLIT = re.compile(r"'((?:[^'\\\n]|\\.)*)'")
+_INNER = (": ", ".localhost/")
+_INNER_SPLIT = re.compile("(" + "|".join(re.escape(mark) for mark in _INNER) + ")")
 
 
-class PromptFormat(Protocol):
-    """What every prompt layer offers. All methods are pure; token ids are plain ints."""
+_AGENT = """You operate a web browser to reach an objective. Each turn shows the page as an accessibility tree in which
+elements carry numbers, and your earlier actions. Answer in two sections:
+REASON: what you see and what to do next, in a sentence or two
+ACTION: exactly one of
+click [id] | hover [id] | type [id] [text] [1 to press Enter, else 0] | select [id] [option] | press [keys] |
+scroll [down or up] | goto [url] | go_back | go_forward | new_tab | tab_focus [index] | close_tab | stop [answer]
+Use stop when the objective is reached, with the answer if one is asked for, or with N/A if it cannot be reached."""
+_JUDGE = """You check the work of a web agent. You get its objective, its actions, its answer and the page it ended on.
+Answer YES if the objective is reached and the answer, if one was asked for, is right and complete; otherwise NO."""
+_SLOTS = ("DYNAWEB-SYSTEM-SLOT", "DYNAWEB-USER-SLOT")
+_SLOT = re.compile(f"({'|'.join(_SLOTS)})")
+_FENCE = re.compile(r"```(.*?)```", re.DOTALL)
+_SECTION = re.compile(r"^\s*ACTION\s*:\s*", re.IGNORECASE | re.MULTILINE)
 
-    stop_ids: tuple[int, ...]
-    """Tokens that end a reply."""
-    pad_id: int
-    yes_id: int
-    no_id: int
 
-    def policy_prompt(self, task: Task, observation: Observation, history: Sequence[Action]) -> tuple[int, ...]:
-        """Instructions, goal, earlier actions and the page: everything before the policy's reply."""
-        ...
+class Encoder:
+    """Encodes compact text with a backend tokenizer (`tokenizers.Tokenizer`), such that no text can become a mark.
 
-    def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
-        """The tokens of a reply that does `action`, stop token included: a supervised target."""
-        ...
+    A page, an answer or a goal is data: a link named `<yes>` or `x' [3]` must not turn into the tokens that say YES or
+    that number an element. So the special marks are never read from text, and what stands in quotes is encoded without
+    any mark but the two that names contain by themselves (`: ` and `.localhost/`). Pieces are cached: pages repeat
+    themselves. The backend is not changed.
+    """
 
-    def parse_reply(self, token_ids: Sequence[int], observation: Observation) -> ParsedReply:
-        """Read a sampled reply. Never raises."""
-        ...
+    def __init__(self, backend: Any) -> None:
+        from tokenizers import Tokenizer
 
-    def world_model_prompt(
-        self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
-    ) -> tuple[int, ...]:
-        """The goal, the page and what is done on it, by name: everything before the change."""
-        ...
+        text = backend.to_str()
+        self._whole = Tokenizer.from_str(text)
+        self._whole.encode_special_tokens = True
+        plain = json.loads(text)
+        plain["added_tokens"] = [token for token in plain["added_tokens"] if token["special"]]
+        self._plain = Tokenizer.from_str(json.dumps(plain))
+        self._plain.encode_special_tokens = True
+        self._inner = {mark: backend.token_to_id(mark) for mark in _INNER}
+        self._outside = lru_cache(CACHED)(self._encode_outside)
+        self._inside = lru_cache(CACHED)(self._encode_inside)
 
-    def full_page_prompt(
-        self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
-    ) -> tuple[int, ...]:
-        """The same for a world model that writes the whole next page."""
-        ...
+    def words(self, text: str) -> list[int]:
+        """Tokens of free text, such as a goal: structure marks are read, special marks are not."""
+        return list(self._outside(text))
 
-    def rewrite_prompt(
-        self, observation: Observation, action: Action, change: str, history: Sequence[Action] = (), goal: str = ""
-    ) -> tuple[int, ...]:
-        """The same for a model that writes the whole next page from a change in words."""
-        ...
+    def lines(self, text: str) -> list[int]:
+        """Tokens of `compact` text: marks outside of quotes, plain text inside of them."""
+        ids: list[int] = []
+        end = 0
+        for quoted in _SPLIT.finditer(text):
+            ids += self._outside(text[end : quoted.start() + 1])
+            ids += self._inside(quoted[1])
+            end = quoted.end() - 1
+        return [*ids, *self._outside(text[end:])]
 
-    def world_model_target(self, text: str) -> tuple[int, ...]:
-        """The tokens of a world model's answer, stop token included."""
-        ...
+    def _encode_outside(self, text: str) -> tuple[int, ...]:
+        return tuple(self._whole.encode(text, add_special_tokens=False).ids)
 
-    def judge_prompt(self, trajectory: Trajectory) -> tuple[int, ...]:
-        """Goal, actions, answer and final page; the next token is YES or NO."""
-        ...
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of sampled tokens, without the stop token."""
-        ...
+    def _encode_inside(self, text: str) -> tuple[int, ...]:
+        ids: list[int] = []
+        for piece in _INNER_SPLIT.split(text):
+            mark = self._inner.get(piece)
+            ids += [mark] if mark is not None else self._plain.encode(piece, add_special_tokens=False).ids
+        return tuple(ids)
 
 
 class CompactFormat:
     """Prompts of the tiny model. Layout: `<job> goal, history, <page> page <do>`; see the module docstring.
 
     `max_prompt` bounds the prompt in tokens: the oldest actions go first, then whole lines from the end of the page,
-    which is marked with `...`. Text never turns into control tokens (`dynaweb.policy.encoding`).
+    which is marked with `...`. Text never turns into control tokens (see `Encoder`).
     """
 
     def __init__(self, tokenizer: Any, max_prompt: int = 760) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-        found = specials(backend)
-        missing = [name for name, value in found.items() if value is None]
+        ids = {name: backend.token_to_id(name) for name in marks.SPECIAL}
+        missing = [name for name, value in ids.items() if value is None]
         if missing:
             raise ValueError(f"the tokenizer lacks the marks {', '.join(missing)}: it is not one of the compact format")
         self._decode = backend.decode
         self._encoder = Encoder(backend)
-        self._ids: dict[str, int] = {name: value for name, value in found.items() if value is not None}
+        self._ids: dict[str, int] = ids
         self.max_prompt = max_prompt
         self.pad_id = self._ids[marks.PAD]
         self.stop_ids: tuple[int, ...] = (self._ids[marks.EOS],)
@@ -118,7 +132,7 @@ class CompactFormat:
         text: str = self._decode(kept, skip_special_tokens=False)
         return text
 
-    def policy_prompt(self, task: Task, observation: Observation, history: Sequence[Action]) -> tuple[int, ...]:
+    def policy_prompt(self, task: Task, observation: Observation, history: Sequence[Action]) -> Prompt:
         """`<act> goal, one line per earlier action, <page> page <do>`."""
         return self._prompt(marks.ACT, task.intent, history, observation)
 
@@ -141,19 +155,19 @@ class CompactFormat:
 
     def world_model_prompt(
         self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
-    ) -> tuple[int, ...]:
+    ) -> Prompt:
         """`<wm> goal <page> page <do> action`; earlier actions, when given, stand before the page."""
         return self._change(marks.WM, observation, action, history, goal)
 
     def full_page_prompt(
         self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
-    ) -> tuple[int, ...]:
+    ) -> Prompt:
         """`<next> goal <page> page <do> action`."""
         return self._change(marks.NEXT, observation, action, history, goal)
 
     def rewrite_prompt(
         self, observation: Observation, action: Action, change: str, history: Sequence[Action] = (), goal: str = ""
-    ) -> tuple[int, ...]:
+    ) -> Prompt:
         """`<next> goal <page> page <do> action`, and the change on a line of its own."""
         return self._change(marks.NEXT, observation, action, history, goal, f"\n{change}")
 
@@ -161,7 +175,7 @@ class CompactFormat:
         """The answer behind a line break, so that its first line has the same tokens as the others."""
         return (*self.encode("\n" + text), *self.stop_ids)
 
-    def judge_prompt(self, trajectory: Trajectory) -> tuple[int, ...]:
+    def judge_prompt(self, trajectory: Trajectory) -> Prompt:
         """`<judge> goal, actions with the answer, <page> final page <do>`; of a long page, its beginning and its
         end."""
         actions = [step.action for step in trajectory.steps if step.action is not None]
@@ -170,18 +184,18 @@ class CompactFormat:
 
     def _change(
         self, mark: str, observation: Observation, action: Action, history: Sequence[Action], goal: str, more: str = ""
-    ) -> tuple[int, ...]:
+    ) -> Prompt:
         tail = self.encode(format_action(action, "compact") + more)
-        return (*self._prompt(mark, goal, history, observation, room=len(tail)), *tail)
+        return Prompt((*self._prompt(mark, goal, history, observation, room=len(tail)).ids, *tail))
 
     def _prompt(
         self, mark: str, goal: str, history: Sequence[Action], page: Observation, room: int = 0, ends: bool = False
-    ) -> tuple[int, ...]:
+    ) -> Prompt:
         spare = self.max_prompt - room - 3
         head = self._head(goal, history, spare // 2)
         cut = self._both_ends if ends else self._page
         body = cut(render(page, "compact"), spare - len(head))
-        return (self._ids[mark], *head, self._ids[marks.PAGE], *body, self._ids[marks.DO])
+        return Prompt((self._ids[mark], *head, self._ids[marks.PAGE], *body, self._ids[marks.DO]))
 
     def _head(self, goal: str, history: Sequence[Action], room: int) -> list[int]:
         words = self._encoder.words(goal)[:room]
@@ -225,12 +239,174 @@ def history_lines(actions: Sequence[Action]) -> list[str]:
 
 
 def format_for(tokenizer: Any, name: str = "auto") -> PromptFormat:
-    """The prompt layer for a tokenizer: `auto` is `compact` where its marks are there, else `chat`."""
+    """The prompt layer for a tokenizer: `auto` is `compact` where its marks are there, else `chat`.
+
+    Other names are those of plugins (`dynaweb.web.formats`). Raises `MissingError` for one that nobody offers.
+    """
     if name == "auto":
         name = "compact" if marks.ACT in tokenizer.get_vocab() else "chat"
     if name == "compact":
         return CompactFormat(tokenizer)
-    from dynaweb.policy.chat import ChatFormat
-    from dynaweb.policy.webvoyager import WebVoyagerFormat
+    if name != "chat":
+        layer: Callable[[Any], PromptFormat] = part_of(name, "prompt")
+        return layer(tokenizer)
 
-    return WebVoyagerFormat(tokenizer) if name == "webvoyager" else ChatFormat(tokenizer)
+    return ChatFormat(tokenizer)
+
+
+# Prompts for chat models: DynaWeb's sections (arXiv 2601.22149, appendix A.1 and A.2) in a chat template. The page is
+# WebArena's text, an action is WebArena's grammar in a fence, the world model answers with a sentence of reasoning, the
+# rebuild script and a sentence of change, the judge with YES or NO as its first word.
+
+
+class ChatFormat:
+    """Prompts of chat models; `tokenizer` is a Hugging Face tokenizer, with or without a chat template."""
+
+    instructions: str = _AGENT
+    """What the policy is told first."""
+    grammar: str = "webarena"
+    """The grammar of its actions."""
+    history: str = "compact"
+    """The grammar in which it is shown its earlier actions."""
+
+    def __init__(self, tokenizer: Any, max_prompt: int = 8192) -> None:
+        # Asked for before the first episode: a format that is blocked should not end a run in its middle.
+        formats.dialect("webarena"), formats.grammar(self.grammar)
+        self.tokenizer = tokenizer
+        self.max_prompt = max_prompt
+        if tokenizer.eos_token_id is None:
+            raise ValueError("the tokenizer has no end-of-sequence token, so a reply could not end")
+        self.stop_ids = tuple(sorted({tokenizer.eos_token_id, *self._turn_ends()}))
+        self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        self.yes_id, self.no_id = self._first("YES"), self._first("NO")
+
+    def policy_prompt(self, task: Task, observation: Observation, history: Sequence[Action]) -> Prompt:
+        """System instructions, then objective, earlier actions and the page."""
+        done = _lines(history, self.history)
+        return self._chat(self.instructions, f"OBJECTIVE: {task.intent}\nPREVIOUS ACTIONS:\n{done}", observation)
+
+    def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
+        """`REASON: ... ACTION: ...` and the end of the turn."""
+        return self._target(self.said(reasoning or "This is the next step.", format_action(action, self.grammar)))
+
+    def parse_reply(self, token_ids: Sequence[int], observation: Observation) -> ParsedReply:
+        """The last fenced block, else what follows the last `ACTION:`, else the last line."""
+        text = self.decode(token_ids)
+        reasoning, command = self.taken_apart(text)
+        action = parse_action(command, observation, self.grammar)
+        if isinstance(action, str):
+            return ParsedReply(text=text, reasoning=reasoning, error=action)
+        return ParsedReply(text=text, reasoning=reasoning, action=action)
+
+    def said(self, reason: str, action: str) -> str:
+        """A reply as it is trained on."""
+        return f"REASON: {reason}\nACTION: {action}"
+
+    def taken_apart(self, text: str) -> tuple[str, str]:
+        """Reasoning, and the part of a reply that holds its action."""
+        return _split_reply(text)
+
+    def world_model_prompt(
+        self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
+    ) -> Prompt:
+        """The page, earlier actions, and the action with the role and name of its element."""
+        return self._chat(SYSTEM["delta"], doing(action, history, goal), observation)
+
+    def full_page_prompt(
+        self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
+    ) -> Prompt:
+        """The same question for the whole next page."""
+        return self._chat(SYSTEM["page"], doing(action, history, goal), observation)
+
+    def rewrite_prompt(
+        self, observation: Observation, action: Action, change: str, history: Sequence[Action] = (), goal: str = ""
+    ) -> Prompt:
+        """The question for the whole next page, with the change in words."""
+        return self._chat(REWRITE, f"{doing(action, history, goal)}\nCHANGE: {change}", observation)
+
+    def turns(self, system: str, user: str) -> Prompt:
+        """A system and a user turn of plain text: everything before an answer. Nothing is cut."""
+        return Prompt(tuple(self._encode_chat(system, user)))
+
+    def world_model_target(self, text: str) -> tuple[int, ...]:
+        """The answer and the end of the turn."""
+        return self._target(text)
+
+    def judge_prompt(self, trajectory: Trajectory) -> Prompt:
+        """Objective, actions, answer and final page; of a long page, its beginning and its end."""
+        actions = [step.action for step in trajectory.steps if step.action is not None]
+        page = trajectory.final or trajectory.steps[-1].observation
+        answer = trajectory.answer if trajectory.answer is not None else "(it did not stop)"
+        head = f"OBJECTIVE: {trajectory.task.intent}\nACTIONS:\n{_lines(actions)}\nANSWER: {answer}"
+        return self._chat(_JUDGE, head, page, ends=True)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of sampled tokens, without the stop token."""
+        kept = [i for i in token_ids if i not in self.stop_ids]
+        text: str = self.tokenizer.decode(kept, skip_special_tokens=True)
+        return text.strip()
+
+    def _chat(self, system: str, user: str, page: Observation, *, ends: bool = False) -> Prompt:
+        text = render(page, "webarena")
+        ids = self._encode_chat(system, f"{user}\nURL: {page.url}\nPAGE:\n{text}")
+        if len(ids) > self.max_prompt:
+            # Shorten the page, never the instructions: proportionally first, then until it fits.
+            keep = int(len(text) * (1 - (len(ids) - self.max_prompt) / max(1, len(ids)))) - 64
+            while len(ids) > self.max_prompt and keep > 0:
+                kept = _both_ends(text, keep) if ends else f"{text[:keep]}\n[page cut]"
+                ids = self._encode_chat(system, f"{user}\nURL: {page.url}\nPAGE:\n{kept}")
+                keep = keep * 9 // 10
+        return Prompt(tuple(ids))
+
+    def _encode_chat(self, system: str, user: str) -> list[int]:
+        """Only the template's own marks become control tokens; instructions, goals and pages are plain text."""
+        if self.tokenizer.chat_template is None:
+            return self._plain(f"{system}\n\n{user}\n\n")
+        messages = [{"role": "system", "content": _SLOTS[0]}, {"role": "user", "content": _SLOTS[1]}]
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        ids: list[int] = []
+        for piece in _SLOT.split(text):
+            content = {_SLOTS[0]: system, _SLOTS[1]: user}.get(piece)
+            ids += self._plain(content) if content is not None else self._marked(piece)
+        return ids
+
+    def _plain(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
+
+    def _marked(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _target(self, text: str) -> tuple[int, ...]:
+        return (*self._plain(text), self.tokenizer.eos_token_id)
+
+    def _first(self, word: str) -> int:
+        first: int = self.tokenizer(word, add_special_tokens=False).input_ids[0]
+        return first
+
+    def _turn_ends(self) -> list[int]:
+        names = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
+        vocabulary = self.tokenizer.get_vocab()
+        return [vocabulary[name] for name in names if name in vocabulary]
+
+
+def _both_ends(text: str, keep: int) -> str:
+    """`keep` characters of a page: half from its beginning, half from its end."""
+    end = keep // 2
+    return f"{text[: keep - end]}\n[page cut]\n{text[len(text) - end :]}"
+
+
+def _lines(actions: Sequence[Action], grammar: str = "compact") -> str:
+    lines = [f"{i}: {format_action(action, grammar, with_id=False)}" for i, action in enumerate(actions, 1)]
+    return "\n".join(lines) or "none"
+
+
+def _split_reply(text: str) -> tuple[str, str]:
+    fences = list(_FENCE.finditer(text))
+    if fences:
+        return text[: fences[-1].start()].strip(), fences[-1].group(1).strip()
+    sections = list(_SECTION.finditer(text))
+    if sections:
+        reasoning = re.sub(r"^\s*REASON\s*:\s*", "", text[: sections[-1].start()]).strip()
+        return reasoning, text[sections[-1].end() :].strip()
+    reasoning, _, last = text.strip().rpartition("\n")
+    return reasoning, last

@@ -5,8 +5,8 @@
     render(data)                 the HTML source (`html`)
     closing_text(data)           the closing table for a terminal (`table`); closing_json(data) for programs
 
-Charts are drawn by matplotlib (`plot`) as SVG inside the page, and the viewer is plain JavaScript: a report is some
-250 KiB and needs nothing else.
+Charts are SVG inside the page (`charts`), and the viewer is plain JavaScript: a report is some 250 KiB and needs
+nothing else.
 """
 
 from __future__ import annotations

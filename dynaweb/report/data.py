@@ -14,22 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from dynaweb.report.stats import Estimate, PairedDifference, paired_difference, success_rate
+from dynaweb.runs.names import Role
+from dynaweb.stats import Estimate, PairedDifference, paired_difference, success_rate
 from dynaweb.types import Observation, Trajectory
 
 KINDS = {"wm": "world model", "opt": "optimizer", "reward": "reward", "env": "environment"}
 """What is chosen by name, in words."""
 CHOSEN = tuple(f"{kind}.name" for kind in KINDS)
-
-Role = Literal["sft", "control", "main"]
-"""`sft`: supervised on the demonstrations only. `control`: any other comparison. `main`: what the run is about."""
-
-
-def sft_label(steps: int | str) -> str:
-    """What people read for SFT of so many updates, wherever it stands."""
-    return f"SFT, {steps} {'update' if str(steps) == '1' else 'updates'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,3 +209,8 @@ class ReportData:
             return paired_difference(first.outcomes, arm.outcomes, seed=self.seed)
         except ValueError:  # an interrupted run: the arms have not played the same episodes yet
             return None
+
+
+def measure_words(name: str) -> str:
+    """A measure's name for people."""
+    return name.replace("_", " ").capitalize().replace(" f1", " F1").replace("Url", "Address")

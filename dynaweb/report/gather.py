@@ -1,4 +1,4 @@
-"""From a run folder to its report.
+"""The data of a report, read from a run folder.
 
 Read are `recipe.json`, `plugins.json`, `versions.json`, `seeds.json`, `status.json`, `metrics.jsonl` (rows `stage`,
 `update`, `eval`, `run_end`) and `trajectories/*.jsonl.gz`; whatever is missing, in a run that was stopped, leaves out
@@ -9,36 +9,61 @@ its section. Files named `eval-<arm>` are judged evaluation episodes of an arm. 
                 from the `eval` rows of the recipe's split
     bought      ["what the result rests on, a sentence each"]
     drift       [[{measure: value or null} an episode] a step of the dream]
-    probes      [{measure: value or null} a held-out transition], as `dynaweb.loop.fidelity.measure` returns them
+    probes      [{measure: value or null} a held-out transition], as `dynaweb.worldmodels.fidelity.measure` returns them
     episodes_are  "held-out episodes in the real browser"
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dynaweb.config.files import read_json, understood
+from dynaweb.config.layers import flatten
 from dynaweb.data.store import SUFFIX, TrajectoryStore
 from dynaweb.errors import CheckpointError
 from dynaweb.events import JUDGE_OF
-from dynaweb.files import read_json, understood
-from dynaweb.loop.made import DREAMS, ROLLOUTS
-from dynaweb.report.alarms import alarms_in
-from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Role, Sample, Setting, Stage, sft_label
+from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Sample, Setting, Stage, measure_words
 from dynaweb.report.html import render
-from dynaweb.report.kinds import estimate
-from dynaweb.report.outcome import AuditCounts, failure_kind, outcome
-from dynaweb.report.spread import Spread
-from dynaweb.report.twins import Twins
+from dynaweb.report.outcome import AuditCounts, Outcome, failure_kind, outcome
+from dynaweb.report.table import closing_text
 from dynaweb.runs.jsonl import read_jsonl
-from dynaweb.types import Trajectory
+from dynaweb.runs.names import AUDIT, DREAMS, ROLLOUTS, Role, sft_label
+from dynaweb.stats import estimate
+from dynaweb.types import Observation, Step, Trajectory
+from dynaweb.worldmodels.memory import Question, question
 
 PRACTICE = (DREAMS, ROLLOUTS)
 EACH = 8
 """Trajectories of each file that the default report shows."""
 Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run. Its text is the closing table; `results` holds the same numbers as plain data.
+
+    `results["arms"]` has one entry per arm with its success, interval, n and paired difference to the best SFT arm;
+    `world_model` the fidelity, `judge` the judge's errors on real episodes, `costs` what the run took.
+    """
+
+    folder: Path
+    report: Path
+    results: Mapping[str, Any] = field(default_factory=dict)
+
+    # Every trajectory is read for it, so once is enough.
+    @cached_property
+    def text(self) -> str:
+        """The closing table as text."""
+        return closing_text(gather(self.folder), report=self.report)
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
 
 
 def build_report(folder: Path, *, each: int | None = EACH, data: ReportData | None = None) -> Path:
@@ -60,7 +85,7 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
     Without `episodes` no trajectory is read: that is quick, and leaves out what only they tell (failures by kind, the
     audit of the judge, the viewer).
     """
-    from dynaweb.loop.measures import estimates
+    from dynaweb.worldmodels.fidelity import estimates
 
     if not (folder / "status.json").exists():
         raise CheckpointError(f"{folder} is not a run folder: it has no status.json; give the folder that a run made")
@@ -75,7 +100,7 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         bought = tuple(summary.get("bought", ()))
     with understood(folder / "metrics.jsonl"):
         arms = arms or _eval_arms(rows, recipe)
-        curves, stages, alarms = _curves(rows, arms), _stages(rows), alarms_in(rows)
+        curves, stages, alarms = _curves(rows, arms), _stages(rows), _alarms(rows)
     with understood(folder / "seeds.json"):
         chosen = next((one.value for one in settings if one.path == "run.seed"), 0)
         seed = int(_json(folder, "seeds.json", {}).get("run", chosen))
@@ -84,11 +109,11 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
     versions = {name: str(version) for name, version in _json(folder, "versions.json", {}).items()}
     paths = sorted((folder / "trajectories").glob(f"*{SUFFIX}")) if episodes else []
     files = _sorted([_File.read(path, each) for path in paths], arms)
-    shown = [file for file in files if file.is_evaluation or file.name in PRACTICE]
-    twins = Twins(path for path in paths if not path.name.startswith(("eval-", *PRACTICE)))
+    counted = [file for file in files if file.is_evaluation or file.name in PRACTICE]
+    real_pages = RealPages(path for path in paths if not path.name.startswith(("eval-", *PRACTICE)))
     return ReportData(
         title=folder.resolve().name,
-        folder=_place(folder),
+        folder=_named(folder),
         subtitle=str(recipe.get("description", "")),
         status=str(status.get("status", "")),
         seconds=next((row.get("time.seconds") for row in reversed(rows) if row.get("event") == "run_end"), None),
@@ -99,9 +124,9 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         fidelity=fidelity,
         drift=drift,
         audits=_audits(files, arms),
-        failures={file.name: file.sorted_failures() for file in shown},
+        failures={file.name: file.sorted_failures() for file in counted},
         episodes={file.name: file.count for file in files},
-        samples=tuple(twins.beside(sample) for file in files for sample in file.samples),
+        samples=tuple(real_pages.paired(sample) for file in files for sample in file.samples),
         total=sum(file.count for file in files),
         settings=settings,
         plugins=plugins,
@@ -113,7 +138,7 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
     )
 
 
-def _place(folder: Path) -> str:
+def _named(folder: Path) -> str:
     """The folder as commands name it, below the working directory where it is there."""
     whole, here = folder.resolve(), Path.cwd()
     return str(whole.relative_to(here)) if whole.is_relative_to(here) else str(folder)
@@ -121,17 +146,12 @@ def _place(folder: Path) -> str:
 
 def measures(probes: Sequence[Mapping[str, float | None]]) -> tuple[Measure, ...]:
     """World-model measures from one dict per probe, in words."""
-    from dynaweb.loop.measures import MEANINGS, columns, kind_of
+    from dynaweb.worldmodels.fidelity import MEANINGS, columns, kind_of
 
     return tuple(
         Measure(measure_words(name), estimate(kind_of(name), values), MEANINGS.get(name, ""), name, tuple(values))
         for name, values in columns(probes).items()
     )
-
-
-def measure_words(name: str) -> str:
-    """A measure's name for people."""
-    return name.replace("_", " ").capitalize().replace(" f1", " F1").replace("Url", "Address")
 
 
 def _json(folder: Path, name: str, default: Any) -> Any:
@@ -162,8 +182,8 @@ def _eval_arms(rows: Iterable[Row], recipe: Row) -> tuple[Arm, ...]:
     """The last evaluation of each arm on the recipe's split, audits of the judge left out."""
     split = recipe.get("settings", {}).get("eval", {}).get("split", "test")
     wanted = (row for row in rows if row.get("event") == "eval" and row.get("split") == split)
-    found = {row["arm"]: _outcomes(row["successes"]) for row in wanted if not row["arm"].startswith(JUDGE_OF)}
-    return tuple(Arm(name, arm_label(name), arm_role(name), (outcomes,)) for name, outcomes in found.items())
+    last = {row["arm"]: _outcomes(row["successes"]) for row in wanted if not row["arm"].startswith(JUDGE_OF)}
+    return tuple(Arm(name, arm_label(name), arm_role(name), (outcomes,)) for name, outcomes in last.items())
 
 
 def arm_role(name: str) -> Role:
@@ -177,8 +197,8 @@ def arm_label(name: str) -> str:
     """An arm's name for people."""
     known = {"dynaweb": "DynaWeb", "main": "DynaWeb", "rl": "DynaWeb", "filtered-bc": "filtered behaviour cloning"}
     known |= {"base": "the model as it is", "sft-long": "SFT, longer"}
-    if found := known.get(name) or sft_words(name):
-        return found
+    if words := known.get(name) or sft_words(name):
+        return words
     label = name.replace("-", " ").replace("_", " ")
     return f"SFT{label[3:]}" if label.startswith("sft") else label
 
@@ -193,8 +213,8 @@ def _curves(rows: Iterable[Row], arms: Sequence[Arm]) -> tuple[Curve, ...]:
     labels = {arm.name: arm.label for arm in arms}
     labels["rl"] = next((arm.label for arm in arms if arm.role == "main"), "")
     return tuple(
-        Curve(stage, metric, tuple(found), labels.get(stage) or sft_words(stage))
-        for (stage, metric), found in points.items()
+        Curve(stage, metric, tuple(values), labels.get(stage) or sft_words(stage))
+        for (stage, metric), values in points.items()
     )
 
 
@@ -227,18 +247,21 @@ def _stage(name: str, rows: Sequence[Row]) -> Stage:
     return Stage(name, status, rows[0]["key"] if len(rows) == 1 else "", detail if len(rows) > 1 else "", cost)
 
 
+def _alarms(rows: Iterable[Row]) -> tuple[str, ...]:
+    """The alarms among the rows of a metrics file, each once, in order."""
+    alarms = (
+        str(row["error"])
+        for row in rows
+        if row.get("event") == "error" and str(row.get("where", "")).startswith(f"{AUDIT} ")
+    )
+    return tuple(dict.fromkeys(alarms))
+
+
 def _settings(recipe: Row) -> Iterable[Setting]:
     origins = recipe.get("origins", {})
-    for path, value in sorted(_flat(recipe.get("settings", {}), "")):
-        yield Setting(path, value, str(origins.get(path, "")))
-
-
-def _flat(tree: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    for path, value in sorted(flatten(recipe.get("settings", {}))):
+        if not isinstance(value, Mapping):
+            yield Setting(path, value, str(origins.get(path, "")))
 
 
 def _sorted(files: Iterable[_File], arms: Sequence[Arm]) -> list[_File]:
@@ -250,8 +273,8 @@ def _sorted(files: Iterable[_File], arms: Sequence[Arm]) -> list[_File]:
 def _audits(files: Iterable[_File], arms: Sequence[Arm]) -> tuple[JudgeAudit, ...]:
     labels = {arm.name: arm.label for arm in arms}
     evaluated = (file for file in files if file.is_evaluation)
-    found = (file.audit.result(labels.get(file.name, arm_label(file.name))) for file in evaluated)
-    return tuple(audit for audit in found if audit is not None)
+    audits = (file.audit.result(labels.get(file.name, arm_label(file.name))) for file in evaluated)
+    return tuple(audit for audit in audits if audit is not None)
 
 
 @dataclass(slots=True)
@@ -269,16 +292,16 @@ class _File:
     def read(cls, path: Path, each: int | None) -> _File:
         stem = path.name.removesuffix(SUFFIX)
         file = cls(stem.removeprefix("eval-"), stem.startswith("eval-"))
-        spread = Spread(each)
+        sampler = Sampler(each)
         dreamed = False
         for trajectory in TrajectoryStore(path):
             file._count(trajectory)
-            spread.add(trajectory, outcome(trajectory), _update(trajectory))
+            sampler.add(trajectory, outcome(trajectory), _update(trajectory))
             dreamed = dreamed or trajectory.source == "dream"
         if file.count and not dreamed and file.name.startswith(DREAMS):
             # As runs on real pages once called their rollouts.
             file.name = ROLLOUTS + file.name.removeprefix(DREAMS)
-        file.samples = [Sample(file.name, trajectory, update) for trajectory, update in spread.chosen()]
+        file.samples = [Sample(file.name, trajectory, update) for trajectory, update in sampler.chosen()]
         return file
 
     def _count(self, trajectory: Trajectory) -> None:
@@ -295,5 +318,101 @@ class _File:
 
 def _update(trajectory: Trajectory) -> int:
     """The update that played it, counted from 1 as progress counts; -1 when none did."""
-    update = trajectory.info.get("update", -1)
-    return update + 1 if isinstance(update, int) and update >= 0 else -1
+    update = trajectory.facts.update
+    return -1 if update is None else update + 1
+
+
+HELD = 4
+Entry = tuple[int, Trajectory, int]
+"""Number in the file, trajectory, update."""
+
+
+@dataclass(slots=True)
+class Sampler:
+    """About `each` of the trajectories added, spread evenly over each outcome; None keeps all.
+
+    Of each outcome at most `HELD` times its share is held: when there are more, every second one is dropped and from
+    then on only every second, fourth, eighth... is taken, so that a file of any length is read once in constant memory.
+    """
+
+    each: int | None
+    _held: dict[Outcome, list[Entry]] = field(default_factory=dict)
+    _seen: dict[Outcome, int] = field(default_factory=dict)
+    _every: dict[Outcome, int] = field(default_factory=dict)
+    _last: dict[Outcome, Entry] = field(default_factory=dict)
+    _count: int = 0
+
+    @property
+    def _share(self) -> int:
+        """Successes and failures in equal shares: a report that shows only one of them would mislead."""
+        return max(1, (self.each or 0) // 2)
+
+    def add(self, trajectory: Trajectory, kind: Outcome, update: int) -> None:
+        """Look at the next trajectory of the file."""
+        kept = self._held.setdefault(kind, [])
+        self._last[kind] = one = self._count, trajectory, update
+        self._count += 1
+        seen = self._seen[kind] = self._seen.get(kind, -1) + 1
+        if seen % self._every.setdefault(kind, 1):
+            return
+        kept.append(one)
+        if self.each is not None and len(kept) > HELD * self._share:
+            del kept[1::2]
+            self._every[kind] *= 2
+
+    def chosen(self) -> Iterator[tuple[Trajectory, int]]:
+        """The trajectories to show, with their updates, in the order of the file."""
+        chosen = [one for kind, held in self._held.items() for one in self._of(kind, held)]
+        yield from ((trajectory, update) for _, trajectory, update in sorted(chosen, key=lambda one: one[0]))
+
+    def _of(self, kind: Outcome, held: list[Entry]) -> list[Entry]:
+        if self.each is None:
+            return held
+        last = self._last[kind]
+        ends = held if held[-1] is last else [*held, last]
+        count = min(self._share, len(ends))
+        if count == 1:
+            return ends[:1]
+        return [ends[round(at * (len(ends) - 1) / (count - 1))] for at in range(count)]
+
+
+class RealPages:
+    """Real pages beside dreamed ones: what really followed the same action on the same page, where a run has seen it.
+
+    Steps of exploration and demonstrations; `paths` are stores of trajectories, read when a dream is shown."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._paths = list(paths)
+        self._pages: dict[Question, Observation] | None = None
+
+    def paired(self, sample: Sample) -> Sample:
+        """The sample with the real page of each dreamed step, as far as one is known."""
+        if sample.trajectory.source != "dream":
+            return sample
+        known = self._known()
+        steps = sample.trajectory.steps
+        real = tuple(known.get(asked) if (asked := _asked(step)) else None for step in steps)
+        return replace(sample, real=real) if any(page is not None for page in real) else sample
+
+    def _known(self) -> dict[Question, Observation]:
+        if self._pages is None:
+            self._pages = {}
+            for path in self._paths:
+                for episode in TrajectoryStore(path):
+                    self._learn(self._pages, episode)
+        return self._pages
+
+    def _learn(self, pages: dict[Question, Observation], episode: Trajectory) -> None:
+        if episode.source == "dream":
+            return
+        following = [*(step.observation for step in episode.steps[1:]), episode.final]
+        for step, page in zip(episode.steps, following, strict=True):
+            if step.action is not None and page is not None and not step.error and step.action.kind != "stop":
+                pages.setdefault(question(step.observation, step.action), page)
+
+
+def _asked(step: Step) -> Question | None:
+    """What the world model was asked; a recalled page is the real one, so that there is nothing to compare."""
+    if step.action is None or not step.facts.dreamed:
+        return None
+    return question(step.observation, step.action)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from importlib import resources
 from typing import Any
 
-from dynaweb.report import alarms, curves, sections, viewer
+from dynaweb.report import sections, viewer
 from dynaweb.report.data import ReportData
 from dynaweb.report.markup import Child, Html, el, embed, join
 
@@ -64,15 +64,15 @@ def own_page(title: str, body: Html, *, stamp: str = "", interactive: bool = Fal
 
 def _sections(data: ReportData) -> list[Html | None]:
     # Side by side in a wide window: both are short.
-    beside = [part for part in (sections.drift(data), sections.audits(data)) if part is not None]
+    pair = [part for part in (sections.drift(data), sections.audits(data)) if part is not None]
     return [
         sections.arms(data),
         sections.bought(data),
-        alarms.audited(data),
-        curves.curves(data),
+        sections.audited(data),
+        sections.curves(data),
         sections.stages(data),
         sections.fidelity(data),
-        el("div", *beside, class_="pair") if beside else None,
+        el("div", *pair, class_="pair") if pair else None,
         sections.failures(data),
         _viewer(data),
         sections.recipe(data),
@@ -145,12 +145,12 @@ def _labels(data: ReportData) -> dict[str, str]:
 def _filters(rows: Sequence[Sequence[Any]], arms: Collection[str]) -> Html:
     """The search and the choices; `arms` are the labels of arms: phases such as demonstrations are found by words."""
     played = dict.fromkeys(row[1] for row in rows)
-    shown = [name for name in played if name in arms] or list(played)
+    labels = [name for name in played if name in arms] or list(played)
     sources = list(dict.fromkeys(row[2] for row in rows))
     return el(
         "div",
         el("input", id="search", type="search", placeholder="Search tasks", aria_label="search tasks"),
-        _select("arm", "all arms", shown),
+        _select("arm", "all arms", labels),
         _select("source", "all sources", sources),
         _select("outcome", "all outcomes", ["success", "failure", "ungraded"]),
         class_="filters",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from dynaweb.loop.verdicts import SUCCESS, asked, score_of, success_of
+from dynaweb.judges.reward import SUCCESS, asked, score_of, success_of
 from dynaweb.report.data import JudgeAudit
-from dynaweb.report.stats import wilson
+from dynaweb.stats import wilson
 from dynaweb.types import Step, Trajectory
 
 Outcome = Literal["success", "failure", "ungraded"]
@@ -36,7 +34,7 @@ def failure_kind(trajectory: Trajectory) -> str | None:
     """Why an episode did not succeed, None if it did; one of `UNGRADED` where that is not known."""
     if trajectory.end == "infrastructure":
         return "infrastructure failed"
-    if trajectory.steps and trajectory.steps[-1].info.get("world_model_error"):
+    if trajectory.steps and trajectory.steps[-1].facts.world_model_error:
         return "world model wrote no page"
     if outcome(trajectory) != "failure":
         return None if outcome(trajectory) == "success" else "could not be graded"
@@ -57,7 +55,7 @@ _MISFIT = re.compile(
     r"there is no element \[\d+\] on this page; |element \[\d+\] is \S.*, not '"
     r"|[^'\n]+ '(?:[^'\\]|\\.)*' \[\d+\] (?:takes no text; |has no option)"
 )
-"""How `dynaweb.web.action_rules` says that an action was read and does not fit its page."""
+"""How `dynaweb.web.actions.rules` says that an action was read and does not fit its page."""
 
 
 def unreadable(step: Step) -> bool:
@@ -70,7 +68,7 @@ def refused(step: Step) -> bool:
     if step.action is None:
         return not unreadable(step)
     # With a dreamed page the error is the world model's.
-    return bool(step.error) and not any(step.info.get(key) for key in ("dreamed", "world_model_error"))
+    return bool(step.error) and not (step.facts.dreamed or step.facts.world_model_error)
 
 
 def _wrong_end(trajectory: Trajectory) -> str:
@@ -78,12 +76,6 @@ def _wrong_end(trajectory: Trajectory) -> str:
     if trajectory.answer and "string_match" in evaluated:
         return "wrong answer"
     return "stopped without an answer" if "string_match" in evaluated else "stopped in the wrong state"
-
-
-def failure_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """Unsuccessful episodes by kind, most frequent first."""
-    kinds = Counter(kind for trajectory in trajectories if (kind := failure_kind(trajectory)) is not None)
-    return dict(sorted(kinds.items(), key=lambda item: (-item[1], item[0])))
 
 
 @dataclass(slots=True)
@@ -124,11 +116,3 @@ class AuditCounts:
         accepted = wilson(self.wrongly_accepted, self.asked_failed)
         rejected = wilson(self.wrongly_rejected, self.asked_solved)
         return JudgeAudit(label, accepted, rejected, self.failed, self.solved)
-
-
-def audit(label: str, trajectories: Iterable[Trajectory]) -> JudgeAudit | None:
-    """The judge against the environment on these episodes; None when none carries both."""
-    counts = AuditCounts()
-    for trajectory in trajectories:
-        counts.add(trajectory)
-    return counts.result(label)

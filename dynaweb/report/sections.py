@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from dynaweb.report.blocks import code_row, count, fold, section, table, words
-from dynaweb.report.data import JudgeAudit, Measure, ReportData, Stage
-from dynaweb.report.drift import drift_chart
-from dynaweb.report.headline import (
-    ClosingRow,
-    closing_rows,
+from dynaweb.report.charts import Series, interval_bar, line_chart, palette, short
+from dynaweb.report.data import Curve, JudgeAudit, Measure, ReportData, Stage
+from dynaweb.report.markup import Html, code_row, el, fold, section, table, with_minus, words
+from dynaweb.report.outcome import UNGRADED
+from dynaweb.report.table import ClosingRow, closing_rows, cost_totals, headline, made_words, reference_words
+from dynaweb.runs.names import AUDIT
+from dynaweb.stats import (
+    NO_INTERVAL,
+    Estimate,
+    PairedDifference,
+    count,
     difference_text,
     duration,
-    headline,
     interval_text,
-    made_words,
     p_text,
-    reference_words,
 )
-from dynaweb.report.markup import Html, el, with_minus
-from dynaweb.report.outcome import UNGRADED
-from dynaweb.report.stats import NO_INTERVAL, Estimate, PairedDifference
-from dynaweb.report.svg import Interval, interval_bar
-from dynaweb.report.table import cost_totals
+
+if TYPE_CHECKING:
+    pass
+
 
 STATUS = {"done": "good", "failed": "bad", "interrupted": "warn", "running": "warn"}
 
@@ -36,12 +37,12 @@ def header(data: ReportData, *, live: bool = False) -> Html:
     chips.append(el("span", f"seed {data.seed}", class_="chip"))
     words = with_minus(headline(data)).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
     theme, news = live_buttons()
-    made = made_words(data)
+    choices = made_words(data)
     return el(
         "header",
         el("h1", data.title),
         el("p", data.subtitle, class_="muted") if data.subtitle else None,
-        el("p", f"Made with {made}.", class_="muted") if made else None,
+        el("p", f"Made with {choices}.", class_="muted") if choices else None,
         theme,
         el("div", *chips, class_="chips"),
         news if live else None,
@@ -78,7 +79,7 @@ def arms(data: ReportData) -> Html | None:
     low = min([row.success.low for row in rows if row.success.low is not None], default=0.0)
     scale = (max(0.0, low - 0.05), 1.0)
     head[2] = (_scale_text(scale), "")
-    shown = table(head, [_arm_row(row, scale, others) for row in rows])
+    rows_table = table(head, [_arm_row(row, scale, others) for row in rows])
     lead = (
         f"Share of {data.episodes_are} that end in success, by the environment's own check. Every arm plays the same "
         "episodes; differences are paired, in percentage points, bold where the interval leaves out 0."
@@ -89,7 +90,7 @@ def arms(data: ReportData) -> Html | None:
         "and episodes for differences. p: exact McNemar test. Episodes that could not be graded are left out."
     )
     notes = [el("p", words, class_="note") for words in ([f"{why}."] if why else []) + [note]]
-    return section("Result", lead, el("div", shown, class_="card"), *notes)
+    return section("Result", lead, el("div", rows_table, class_="card"), *notes)
 
 
 Other = tuple[str, Callable[[ClosingRow], PairedDifference | str | None]]
@@ -99,15 +100,15 @@ Other = tuple[str, Callable[[ClosingRow], PairedDifference | str | None]]
 def _others(data: ReportData) -> list[Other]:
     """To where the arms started, and to the reference where that is another arm."""
     start, reference = data.start, data.reference
-    found: list[Other] = []
+    columns: list[Other] = []
     if start is not None:
         name = "start and reference" if start == reference else "start"
-        found.append((f"Against the {name}: {start.label}", lambda row: name if row.is_start else row.since_start))
+        columns.append((f"Against the {name}: {start.label}", lambda row: name if row.is_start else row.since_start))
     if reference is not None and reference != start:
         label = f"Against the reference: {reference.label}"
         # The start is told apart already: its column says how far the reference is from it.
-        found.append((label, lambda row: "reference" if row.is_reference else None if row.is_start else row.against))
-    return found
+        columns.append((label, lambda row: "reference" if row.is_reference else None if row.is_start else row.against))
+    return columns
 
 
 def _scale_text(scale: tuple[float, float]) -> str:
@@ -116,9 +117,7 @@ def _scale_text(scale: tuple[float, float]) -> str:
 
 def _arm_row(row: ClosingRow, scale: tuple[float, float], others: Sequence[Other]) -> Html:
     success, arm = row.success, row.arm
-    bar = None
-    if success.value is not None and success.low is not None and success.high is not None:
-        bar = interval_bar(Interval(success.value, success.low, success.high, arm.role == "main"), *scale)
+    bar = interval_bar(success, scale, main=arm.role == "main")
     missing = el("small", f"{success.missing} not graded") if success.missing else None
     seeds = el("small", f"{len(arm.outcomes)} seeds") if len(arm.outcomes) > 1 else None
     interval = el("small", interval_text(success), class_="whole") if success.value is not None else None
@@ -142,8 +141,8 @@ def _difference_cell(label: str, against: PairedDifference | str | None) -> Html
     difference = against.difference
     counts = f"n = {difference.n}: {against.gained} gained, {against.lost} lost, p {_equals(p_text(against.p))}"
     text = with_minus(difference_text(difference))
-    shown = el("b", text) if against.is_shown else text
-    return el("td", el("span", shown, el("small", counts)), class_="n", data_label=label)
+    cell = el("b", text) if against.is_shown else text
+    return el("td", el("span", cell, el("small", counts)), class_="n", data_label=label)
 
 
 def _equals(text: str) -> str:
@@ -183,11 +182,11 @@ COSTS = (
 """Keys of `Stage.cost` and their columns."""
 
 
-def _total(found: Sequence[Stage]) -> Stage:
+def _total(stages: Sequence[Stage]) -> Stage:
     """Sums, and the highest memory."""
     cost: dict[str, float] = {}
     for key, _ in COSTS:
-        values = [stage.cost[key] for stage in found if key in stage.cost]
+        values = [stage.cost[key] for stage in stages if key in stage.cost]
         if values:
             cost[key] = max(values) if key == "peak_memory_mib" else sum(values)
     return Stage("All", "", cost=cost)
@@ -204,8 +203,8 @@ def _stage_row(stage: Stage, columns: Sequence[tuple[str, str]]) -> Html:
     ]
     detail = el("small", stage.detail) if stage.detail else None
     label = el("b", words(stage.name)) if stage.status else el("b", stage.name)
-    shown = el("td", el("span", state, " ", key), data_label="State") if state is not None else el("td")
-    return el("tr", el("td", label, detail), shown, *numbers)
+    state_cell = el("td", el("span", state, " ", key), data_label="State") if state is not None else el("td")
+    return el("tr", el("td", label, detail), state_cell, *numbers)
 
 
 def cost_text(name: str, value: float) -> str:
@@ -225,10 +224,10 @@ def fidelity(data: ReportData) -> Html | None:
     return section("World model", lead, measure_table(data.fidelity))
 
 
-def measure_table(found: Sequence[Measure]) -> Html:
+def measure_table(measures: Sequence[Measure]) -> Html:
     """Measures with their values, intervals and counts."""
     head = [("Measure", ""), ("Value", "n"), ("95 % interval", "n"), ("n", "n")]
-    return el("div", table(head, [_measure_row(measure) for measure in found]), class_="card")
+    return el("div", table(head, [_measure_row(measure) for measure in measures]), class_="card")
 
 
 def drift(data: ReportData) -> Html | None:
@@ -260,13 +259,13 @@ def audits(data: ReportData) -> Html | None:
     if not data.audits:
         return None
     head = [("Real episodes of", ""), ("False positives", "n"), ("False negatives", "n")]
-    shown = table(head, [_audit_row(audit) for audit in data.audits])
+    rows_table = table(head, [_audit_row(audit) for audit in data.audits])
     lead = (
         "The judge's calls on real episodes beside the environment's own check. False positives are failures that it "
         "takes for successes: when they grow, reward in dreams stops meaning anything. Shares are of the episodes that "
         "the judge was asked about; those that did not end by themselves are scored 0 by code."
     )
-    return section("Judge", lead, el("div", shown, class_="card"))
+    return section("Judge", lead, el("div", rows_table, class_="card"))
 
 
 def _audit_row(audit: JudgeAudit) -> Html:
@@ -335,3 +334,151 @@ def recipe(data: ReportData) -> Html | None:
 
 def _value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+AUDIT_LINES = {
+    "judge_reward": "reward by the judge",
+    "real_success": "success on real pages",
+    "judge_false_positive": "real failures that the judge accepts",
+}
+AUDIT_LEAD = (
+    "Every few updates, rollouts of the last update were repeated on real pages, where the environment's own check "
+    "knows the outcome. Reward that rises while success falls means that the policy learns to please its judge or its "
+    "world model. Where the judge accepts most real failures, its reward says little."
+)
+
+
+def audited(data: ReportData) -> Html | None:
+    """The section; None for a run without audits."""
+    curves = {curve.metric: curve for curve in data.curves if curve.stage == AUDIT}
+    if not curves and not data.alarms:
+        return None
+    lines = [Series(label, curves[name].points) for name, label in AUDIT_LINES.items() if name in curves]
+    counts = curves.get("graded")
+    note = f"Repeated and graded at each audit: {_numbers(counts)}." if counts is not None else ""
+    words = el("ul", *[el("li", with_minus(why)) for why in data.alarms], class_="plain") if data.alarms else None
+    status = el("span", count(len(data.alarms), "alarm"), class_="chip bad")
+    quiet = el("span", "no alarm", class_="chip good")
+    return el(
+        "section",
+        el("h2", "Reward against reality"),
+        el("p", AUDIT_LEAD, class_="lead"),
+        el("p", status if data.alarms else quiet),
+        words,
+        el("div", line_chart("Judge and environment", lines, rate=True), class_="charts") if lines else None,
+        el("p", note, class_="note") if note else None,
+    )
+
+
+def _numbers(curve: Curve) -> str:
+    values = [int(value) for _, value in curve.points if value is not None]
+    low, high = min(values, default=0), max(values, default=0)
+    return count(low, "rollout") if low == high else f"{low} to {high} rollouts"
+
+
+RATES = ("reward", "success", "share", "rate", "fraction", "accuracy", "false", "exact", "f1", "valid")
+"""Metrics with one of these words in their name are drawn on a scale from 0 to 1."""
+FIRST_METRICS = ("reward", "success", "loss", "entropy")
+"""Metrics with one of these words are shown at once, one of each word first; the others under a fold."""
+ROW = 3
+"""Charts beside each other in a wide window."""
+LEAST = 3
+"""Values that a line under the fold has at least."""
+
+
+def curves(data: ReportData) -> Html | None:
+    """Small charts, one a metric; several stages with one metric share a chart. What makes no curve is a table."""
+    metrics: dict[str, list[Curve]] = {}
+    for curve in data.curves:
+        if curve.stage != AUDIT and curve.values:
+            metrics.setdefault(curve.metric, []).append(curve)
+    if not metrics:
+        return None
+    first = _first([name for name, lines in metrics.items() if any(len(curve.values) > 1 for curve in lines)])
+    changing = {name for name, lines in metrics.items() if any(_changes(curve) for curve in lines)}
+    more = sorted(changing.difference(first))
+    still = [curve for name in sorted(metrics.keys() - changing - set(first)) for curve in metrics[name]]
+    colours = palette([[_name(curve) for curve in lines] for lines in metrics.values()], _most_seen(data))
+    lead = "Faint lines are single updates, strong lines the mean of five."
+    return section(
+        "Learning curves",
+        lead if first else "",
+        _charts(metrics, first, colours) if first else None,
+        el("details", el("summary", count(len(more), "more curve")), _charts(metrics, more, colours)) if more else None,
+        _still(still) if still else None,
+    )
+
+
+def _name(curve: Curve) -> str:
+    """What a line is called in every chart."""
+    return curve.label or words(curve.stage)
+
+
+def _most_seen(data: ReportData) -> list[str]:
+    """Who gets a colour first: the arm that the run is about, then the other arms."""
+    return [arm.label for arm in sorted(data.arms, key=lambda arm: arm.role != "main")]
+
+
+def _changes(curve: Curve) -> bool:
+    return len(curve.values) >= LEAST and len(set(curve.values)) > 1
+
+
+def _still(flat: Sequence[Curve]) -> Html:
+    """Metrics of which a chart would be a dot, two dots or a flat line."""
+    rows = [
+        el(
+            "tr",
+            el("td", words(curve.metric)),
+            el("td", _name(curve)),
+            *[el("td", number, class_="n") for number in (short(curve.values[0]), short(curve.values[-1]))],
+            el("td", str(len(curve.values)), class_="n"),
+        )
+        for curve in flat
+    ]
+    head = [("Metric", ""), ("Stage", ""), ("First", "n"), ("Last", "n"), ("Updates", "n")]
+    return fold(f"{count(len(rows), 'value')} without a curve", head, rows)
+
+
+def _first(names: Sequence[str]) -> list[str]:
+    """The charts to show at once, in whole rows."""
+    by_word = {word: [name for name in names if word in name] for word in FIRST_METRICS}
+    best = [word if word in like else like[0] for word, like in by_word.items() if like]
+    known = list(dict.fromkeys([*best, *(name for like in by_word.values() for name in like)])) or list(names)
+    return known if len(known) < ROW else known[: min(2 * ROW, len(known) // ROW * ROW)]
+
+
+def _charts(metrics: Mapping[str, Sequence[Curve]], names: Iterable[str], colours: Mapping[str, int]) -> Html:
+    return el("div", *[_chart(name, metrics[name], colours) for name in names], class_="charts")
+
+
+def _chart(name: str, lines: Sequence[Curve], colours: Mapping[str, int]) -> Html:
+    series = [Series(_name(curve), curve.points, colour=colours[_name(curve)]) for curve in lines]
+    only = f" ({_name(lines[0])})" if len(lines) == 1 else ""
+    return line_chart(f"{words(name)}{only}", series, rate=any(word in name for word in RATES))
+
+
+DRIFT_LINES = {
+    "element_f1": "elements right",
+    "role_f1": "elements right by kind",
+    "page_kind": "kind of page right",
+    "alive": "dream still follows",
+}
+"""Measures of the plot, in words."""
+DODGE = 0.06
+"""Steps that lines are moved apart, so that no interval hides another."""
+
+
+def drift_chart(steps: Sequence[Mapping[str, Estimate]]) -> Html:
+    """Measures by step of the dream with their 95 % intervals; the title says how many episodes there are of each."""
+    shifts = [DODGE * (at - (len(DRIFT_LINES) - 1) / 2) for at in range(len(DRIFT_LINES))]
+    lines = zip(DRIFT_LINES.items(), shifts, strict=True)
+    series = [_series(name, label, steps, shift) for (name, label), shift in lines]
+    counts = [max((one.n for one in step.values()), default=0) for step in steps]
+    title = f"Open loop, by step of the dream (n = {', '.join(map(str, counts))})"
+    return line_chart(title, series, x_label="step", rate=True)
+
+
+def _series(name: str, label: str, steps: Sequence[Mapping[str, Estimate]], shift: float) -> Series:
+    known = [(at + shift, step[name]) for at, step in enumerate(steps, 1) if name in step]
+    bars = [(at, one.low, one.high) for at, one in known if one.low is not None and one.high is not None]
+    return Series(label, [(at, one.value) for at, one in known], bars)

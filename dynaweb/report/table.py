@@ -1,29 +1,98 @@
-"""The closing table of a run, as plain text for terminals and logs, and as plain data for `--json`."""
+"""The closing table of a run and its headline in words, as plain text for terminals and as plain data for `--json`."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynaweb.report.blocks import count
-from dynaweb.report.data import Arm, JudgeAudit, Measure, ReportData
-from dynaweb.report.headline import (
-    ClosingRow,
-    closing_rows,
+from dynaweb.report.data import KINDS, Arm, JudgeAudit, Measure, ReportData
+from dynaweb.stats import (
+    NO_INTERVAL,
+    WIDTH,
+    Estimate,
+    PairedDifference,
+    count,
     difference_text,
     duration,
-    headline,
+    estimate_json,
     interval_text,
-    made_words,
     p_text,
-    reference_words,
+    text_table,
 )
-from dynaweb.report.stats import NO_INTERVAL, Estimate, PairedDifference
 
-WIDTH = 88
-GAP = "  "
+
+@dataclass(frozen=True, slots=True)
+class ClosingRow:
+    """One arm of the closing table, with its differences to `ReportData.reference` and `ReportData.start`."""
+
+    arm: Arm
+    success: Estimate
+    against: PairedDifference | None
+    since_start: PairedDifference | None
+    is_reference: bool
+    is_start: bool
+
+
+def closing_rows(data: ReportData) -> list[ClosingRow]:
+    """The arms in their order, each with its difference to where it started and to the best SFT arm."""
+    reference, start = data.reference, data.start
+    return [
+        ClosingRow(
+            arm,
+            arm.success,
+            data.against_reference(arm),
+            data.against_start(arm),
+            reference is not None and arm.name == reference.name,
+            start is not None and arm.name == start.name,
+        )
+        for arm in data.arms
+    ]
+
+
+def headline(data: ReportData) -> str:
+    """How the main arm does, what it has gained since it started, and whether it differs from the best SFT arm."""
+    main = data.main
+    if main is None or main.success.value is None:
+        return ""
+    share = f"{100 * main.success.value:.1f} % {interval_text(main.success)}"
+    first = f"{main.label} succeeds on {share} of {main.success.n} {data.episodes_are}"
+    parts = []
+    if data.reference != data.start and data.start is not None:
+        parts.append(_compared(data.against_start(main), "", f" since it started as {data.start.label}"))
+    if data.reference is not None:
+        label = data.reference.label
+        parts.append(_compared(data.against_reference(main), f" to {label}", f" against {label}"))
+    known = [words for words in parts if words]
+    return f"{first}{': ' if known else ''}{'; '.join(known)}."
+
+
+def _compared(against: PairedDifference | None, to: str, than: str) -> str:
+    if against is None or against.difference.value is None:
+        return ""
+    n = against.difference.n
+    points = f"{100 * against.difference.value:+.1f} points {interval_text(against.difference, signed=True)}"
+    if against.is_shown:
+        return f"{points}{than} (paired, n = {n})"
+    return f"no difference{to} is shown{'' if to else than} ({points}, paired, n = {n})"
+
+
+def reference_words(data: ReportData) -> str:
+    """Why the reference is the reference; empty where it is what the others started from."""
+    reference, start = data.reference, data.start
+    if reference is None or start is None or reference.name == start.name:
+        return ""
+    return (
+        f"{reference.label} is the reference because it is the best arm here that learned from demonstrations alone: "
+        "what is gained against it is more than longer training gives"
+    )
+
+
+def made_words(data: ReportData) -> str:
+    """What the run was made with, as in `world model delta, optimizer gspo`."""
+    return ", ".join(f"{KINDS[kind]} {name}" for kind, name in data.made_with.items())
 
 
 def closing_text(data: ReportData, *, report: Path | None = None, width: int = WIDTH) -> str:
@@ -34,22 +103,6 @@ def closing_text(data: ReportData, *, report: Path | None = None, width: int = W
     if report is not None:
         parts.append(f"report: {report}")
     return "\n\n".join(part for part in parts if part)
-
-
-def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = WIDTH) -> str:
-    """Monospaced columns: the first to the left, the others to the right; the first is cut when it does not fit."""
-    cells = [list(head), *map(list, rows)]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(head))]
-    spare = width - sum(widths[1:]) - len(GAP) * (len(head) - 1)
-    widths[0] = max(8, min(widths[0], spare))
-    lines = [GAP.join(_cell(text, widths[at], at) for at, text in enumerate(row)).rstrip() for row in cells]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
-
-
-def _cell(text: str, width: int, at: int) -> str:
-    if at:
-        return text.rjust(width)
-    return (text if len(text) <= width else text[: width - 3] + "...").ljust(width)
 
 
 def closing_json(data: ReportData) -> dict[str, Any]:
@@ -70,13 +123,6 @@ def closing_json(data: ReportData) -> dict[str, Any]:
     }
 
 
-def estimate_json(estimate: Estimate) -> dict[str, Any]:
-    """An estimate as plain data."""
-    low, high = estimate.low, estimate.high
-    found = {"value": estimate.value, "low": low, "high": high, "n": estimate.n}
-    return found | ({"missing": estimate.missing} if estimate.missing else {})
-
-
 def cost_totals(data: ReportData) -> dict[str, float]:
     """What all stages cost together, cached or not; memory is the highest."""
     totals: dict[str, float] = {}
@@ -87,8 +133,8 @@ def cost_totals(data: ReportData) -> dict[str, float]:
 
 
 def _head(data: ReportData, width: int) -> str:
-    made = made_words(data)
-    return textwrap.fill(f"{data.title}: {made}", width) if made else ""
+    choices = made_words(data)
+    return textwrap.fill(f"{data.title}: {choices}", width) if choices else ""
 
 
 def _arms(data: ReportData, width: int) -> str:
@@ -103,8 +149,8 @@ def _arms(data: ReportData, width: int) -> str:
         parts.append(_differences(f"{both}: {start.label}", [(row.arm, row.since_start) for row in rows], width))
     if reference is not None and reference != start:
         # Where the others started stands above the reference in time: its distance to that is told the other way round.
-        found = [(row.arm, row.against) for row in rows if not row.is_start]
-        parts.append(_differences(f"reference: {reference.label}", found, width))
+        others = [(row.arm, row.against) for row in rows if not row.is_start]
+        parts.append(_differences(f"reference: {reference.label}", others, width))
     if any(parts[2:]):
         note = "differences in points, same episodes; * interval without 0; p: exact McNemar"
         why = reference_words(data)
@@ -118,7 +164,7 @@ def _arm_cells(row: ClosingRow) -> list[str]:
     return [row.arm.label, share, str(success.n)]
 
 
-def _differences(to: str, found: Sequence[tuple[Arm, PairedDifference | None]], width: int) -> str:
+def _differences(to: str, differences: Sequence[tuple[Arm, PairedDifference | None]], width: int) -> str:
     rows = [
         [
             arm.label,
@@ -126,7 +172,7 @@ def _differences(to: str, found: Sequence[tuple[Arm, PairedDifference | None]], 
             str(one.difference.n),
             p_text(one.p),
         ]
-        for arm, one in found
+        for arm, one in differences
         if one is not None
     ]
     return text_table([f"against {to}", "points  [95 %]  ", "n", "p"], rows, width=width) if rows else ""
@@ -196,14 +242,14 @@ def _costs(data: ReportData, width: int) -> str:
         _times(data, totals["seconds"]) if "seconds" in totals else "",
     ]
     played = (("dreams", "dreams"), ("rollouts", "rollouts on real pages"))
-    found = [f"{words} {data.episodes[name]:,}" for name, words in played if data.episodes.get(name)]
-    return textwrap.fill(", ".join(found + [word for word in words if word]), width)
+    counts = [f"{words} {data.episodes[name]:,}" for name, words in played if data.episodes.get(name)]
+    return textwrap.fill(", ".join(counts + [word for word in words if word]), width)
 
 
 def _times(data: ReportData, seconds: float) -> str:
     cached = any(stage.status == "cached" or " cached" in stage.detail for stage in data.stages)
-    made = " (those from the cache with what they took when they were made)" if cached else ""
-    return f"all stages {duration(seconds)}{made}"
+    note = " (those from the cache with what they took when they were made)" if cached else ""
+    return f"all stages {duration(seconds)}{note}"
 
 
 def real_steps(data: ReportData) -> float:

@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dynaweb.loop.verdicts import score_of
+from dynaweb.judges.reward import score_of
 from dynaweb.report.data import Sample
 from dynaweb.report.outcome import invalid_kind, outcome, refused
 from dynaweb.types import Observation, Step
-from dynaweb.web.actions import format_action
-from dynaweb.web.delta_diff import match
-from dynaweb.web.dialects import format_node, format_url
+from dynaweb.web.actions.grammar import format_action
+from dynaweb.web.delta.diff import match
+from dynaweb.web.page.text import format_node, format_url
 
 BLOCK = 100
 """Trajectories of one block."""
@@ -35,9 +35,9 @@ def index(samples: Sequence[Sample], labels: Mapping[str, str] | None = None) ->
 
 def _row(sample: Sample, arm: str) -> list[Any]:
     episode = sample.trajectory
-    found = outcome(episode)
+    result = outcome(episode)
     steps = len(episode.steps)
-    return [episode.task.intent, arm, episode.source, found, steps, sample.update, episode.task.id]
+    return [episode.task.intent, arm, episode.source, result, steps, sample.update, episode.task.id]
 
 
 def blocks(samples: Sequence[Sample]) -> Iterator[Plain]:
@@ -54,20 +54,20 @@ class _Pages:
     def __init__(self) -> None:
         self.written: list[Plain] = []
         self._pages: list[Observation] = []
-        self._places: dict[Observation, int] = {}
+        self._numbers: dict[Observation, int] = {}
         self._by_identity: dict[int, int] = {}
         self._origins: dict[tuple[int, int], list[int]] = {}
 
-    def place(self, page: Observation) -> int:
+    def number(self, page: Observation) -> int:
         """Number of the page within the block."""
         # Hashing a page takes as long as writing it; the caller keeps the objects alive, so their ids stay true.
-        found = self._by_identity.get(id(page))
-        if found is None:
-            found = self._by_identity[id(page)] = self._places.setdefault(page, len(self.written))
-            if found == len(self.written):
+        number = self._by_identity.get(id(page))
+        if number is None:
+            number = self._by_identity[id(page)] = self._numbers.setdefault(page, len(self.written))
+            if number == len(self.written):
                 self.written.append(_page(page))
                 self._pages.append(page)
-        return found
+        return number
 
     def origin(self, before: int, after: int) -> list[int]:
         """See `_origin`; dreams of one task walk the same pages again and again."""
@@ -92,12 +92,12 @@ def _page(page: Observation) -> Plain:
 
 def _trajectory(sample: Sample, pages: _Pages) -> Plain:
     episode = sample.trajectory
-    shown = [step.observation for step in episode.steps]
-    after: list[Observation | None] = [*shown[1:], episode.final]
-    steps = [_step(step, page, pages) for step, page in zip(episode.steps, after, strict=True)] if shown else []
+    before = [step.observation for step in episode.steps]
+    after: list[Observation | None] = [*before[1:], episode.final]
+    steps = [_step(step, page, pages) for step, page in zip(episode.steps, after, strict=True)] if before else []
     for step, real in zip(steps, sample.real, strict=False):
         if real is not None and "next" in step:
-            step["real"] = pages.place(real)
+            step["real"] = pages.number(real)
             step["beside"] = pages.origin(step["next"], step["real"])
     judged = episode.judgement
     data: Plain = {
@@ -109,17 +109,16 @@ def _trajectory(sample: Sample, pages: _Pages) -> Plain:
     }
     if judged is not None:
         data["judge"] = {"score": _finite(judged.score), "p": _finite(judged.probability), "why": judged.why}
-    why = episode.info.get("verdict")
-    if isinstance(why, dict) and why.get("why"):
-        data["checked"] = str(why["why"])
-    if episode.info.get("failure"):
-        data["failure"] = str(episode.info["failure"])
+    if episode.facts.verdict is not None and episode.facts.verdict.why:
+        data["checked"] = episode.facts.verdict.why
+    if episode.facts.failure:
+        data["failure"] = episode.facts.failure
     return data
 
 
 def _step(step: Step, after: Observation | None, pages: _Pages) -> Plain:
     action = step.action
-    data: Plain = {"page": pages.place(step.observation)}
+    data: Plain = {"page": pages.number(step.observation)}
     if action is not None:
         data["action"] = format_action(action)
         target = step.observation.node(action.target) if action.target is not None else None
@@ -132,9 +131,9 @@ def _step(step: Step, after: Observation | None, pages: _Pages) -> Plain:
         if getattr(step, name):
             data[name] = getattr(step, name)
     if after is not None and (action is None or action.kind != "stop"):
-        data["next"] = pages.place(after)
+        data["next"] = pages.number(after)
         data["from"] = pages.origin(data["page"], data["next"])
-    data["dreamed"], data["recalled"] = (bool(step.info.get(way)) for way in ("dreamed", "recalled"))
+    data["dreamed"], data["recalled"] = step.facts.dreamed, step.facts.recalled
     return data
 
 

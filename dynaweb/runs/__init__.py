@@ -1,4 +1,4 @@
-"""What a run leaves on disk: its folder, the cache of stages that runs share, and writes that survive a kill."""
+"""What a run leaves on disk: its folder, the cache of stages that runs share, writes that survive a kill; and seeds."""
 
 from __future__ import annotations
 

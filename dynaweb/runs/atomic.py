@@ -38,7 +38,7 @@ def write_with(path: Path, save: Callable[[Path], object]) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _write_beside(path, save)
+        _write_temporary(path, save)
     except OSError as error:
         # Neither a temporary name nor none, as writing to an open file gives, says what could not be written.
         if error.filename is None or Path(error.filename).name.startswith(f".{path.name}."):
@@ -47,7 +47,7 @@ def write_with(path: Path, save: Callable[[Path], object]) -> None:
     sync(path.parent)
 
 
-def _write_beside(path: Path, save: Callable[[Path], object]) -> None:
+def _write_temporary(path: Path, save: Callable[[Path], object]) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     os.close(handle)
     temporary = Path(name)

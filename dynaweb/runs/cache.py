@@ -1,7 +1,7 @@
 """The stage cache: folders named by the hash of the settings that made them, shared by all runs of a user.
 
     cache = StageCache(notify=plugins.notify)
-    with cache.stage("sft", recipe.key("sft", "model", "data"), settings=..., resumable=True) as stage:
+    with cache.stage("sft", key, settings=key.settings, resumable=True) as stage:
         if not stage.cached:
             train(into=stage.folder, resume_from=stage.scratch)
             stage.commit(cost={"tokens": 1000})
@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from dynaweb import __version__, events
+from dynaweb.config.files import expanded
 from dynaweb.errors import CheckpointError, ConfigError, TrainingError
-from dynaweb.files import expanded
 from dynaweb.runs.atomic import rename_folder, write_json
 from dynaweb.runs.lock import locked
 
@@ -94,7 +94,7 @@ class Stage:
         write_json(self.folder / MANIFEST, manifest)
         for path in _files(self.folder):
             path.chmod(0o444)
-        final = self.folder.with_name(self.key)
+        final = self.folder.with_name(str(self.key))
         rename_folder(self.folder, final)
         self.folder, self.committed = final, True
         return final
@@ -133,7 +133,10 @@ class StageCache:
                 if not stage.cached:
                     self._tell(stage, *_how_it_ended(error))
                 if stage.resumed and isinstance(error, CheckpointError | json.JSONDecodeError):
-                    raise _unusable(stage, error) from error
+                    raise CheckpointError(
+                        f"stage {name} cannot go on from what an interrupted attempt left: {error}. "
+                        f"To make the stage anew, delete {stage.folder} and give the same command again"
+                    ) from error
                 raise
             if not (stage.cached or stage.committed):
                 raise TrainingError(f"stage {name} ended without commit(); its folder {stage.folder} is kept")
@@ -243,13 +246,6 @@ def _how_it_ended(error: BaseException) -> tuple[str, str]:
     return "failed", f"{type(error).__name__}: {error}"
 
 
-def _unusable(stage: Stage, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"stage {stage.name} cannot go on from what an interrupted attempt left: {error}. "
-        f"To make the stage anew, delete {stage.folder} and give the same command again"
-    )
-
-
 def _files(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
 
@@ -267,7 +263,7 @@ def _hash(path: Path) -> str:
 def _is_whole(folder: Path, manifest: Mapping[str, Any]) -> bool:
     """Whether all files have the checksums of the manifest; one of an earlier version of dynaweb has none."""
     try:
-        return all(_hash(folder / name) == told for name, told in manifest.get("sha256", {}).items())
+        return all(_hash(folder / name) == digest for name, digest in manifest.get("sha256", {}).items())
     except (OSError, AttributeError):
         return False
 

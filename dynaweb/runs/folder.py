@@ -25,15 +25,15 @@ from shlex import quote
 from typing import Any, Literal
 
 from dynaweb.config import Recipe, restore
+from dynaweb.config.files import read_json, understood
 from dynaweb.config.recipe import differences
 from dynaweb.errors import CheckpointError, ConfigError
-from dynaweb.files import read_json, understood
 from dynaweb.runs.atomic import write_json, write_text
 from dynaweb.runs.lock import holder, locked
 
 log = logging.getLogger("dynaweb")
 
-NO_RESULT = ("run.observers", "run.observer_settings", "web.browser", "web.workers")
+NO_RESULT = ("run.observers", "run.observer_settings", "run.log_every", "run.log_metrics", "web.browser", "web.workers")
 """Settings that change no result."""
 FREE = (*NO_RESULT, "run.time_budget")
 """Settings that may change on resume: they change no result of what is done already."""
@@ -154,8 +154,10 @@ def choose_folder(
     """The folder that `open_run` would take, and whether to go on in it. Nothing is made; raises what `open_run` does,
     but for what only making the folder can tell."""
     path = out if out is not None else _default(recipe, base, resume, command)
-    if resume:
-        _check_command(path)
+    if resume and (folder := RunFolder(path)).command != RUN:
+        raise ConfigError(
+            f"{path} was made by `dynaweb {folder.command}`, and --resume goes on with runs only; {folder.how_to_go_on}"
+        )
     if resume or (command != RUN and _unfinished(path, command)):
         _check_same(path, recipe)
         return path, True
@@ -171,10 +173,10 @@ def choose_folder(
 
 def last_run(base: Path = RUNS) -> Path:
     """The folder of the run that was at work last, of any recipe. Raises `CheckpointError` when there is none."""
-    found = [path for path in base.glob("*") if _resumable(path) and (path / STATUS).exists()]
-    if not found:
+    runs = [path for path in base.glob("*") if _resumable(path) and (path / STATUS).exists()]
+    if not runs:
         raise CheckpointError(f"there is no run in {base}/ to resume; name its folder with --out")
-    return max(found, key=lambda path: (path / STATUS).stat().st_mtime_ns)
+    return max(runs, key=lambda path: (path / STATUS).stat().st_mtime_ns)
 
 
 def _resumable(path: Path) -> bool:
@@ -186,14 +188,6 @@ def _unfinished(path: Path, command: str) -> bool:
     if not (path / "recipe.json").exists() or RunFolder(path).command != command:
         return False
     return not (path / STATUS).exists() or RunFolder(path).status != "done"
-
-
-def _check_command(path: Path) -> None:
-    folder = RunFolder(path)
-    if folder.command != RUN:
-        raise ConfigError(
-            f"{path} was made by `dynaweb {folder.command}`, and --resume goes on with runs only; {folder.how_to_go_on}"
-        )
 
 
 def _create(path: Path, recipe: Recipe, plugins: list[Mapping[str, str]], command: str) -> None:
@@ -293,10 +287,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of Python, the platform and the packages that results depend on; those not installed are left out."""
-    found = {"python": sys.version.split()[0], "platform": platform.platform()}
+    by_package = {"python": sys.version.split()[0], "platform": platform.platform()}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            by_package[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return by_package

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from dynaweb.config.files import RESTORE, parse_json
 from dynaweb.errors import CheckpointError
-from dynaweb.files import RESTORE, parse_json
 from dynaweb.runs.space import storage_error
 
 

@@ -45,8 +45,8 @@ class CachedStage:
 def cached_stages(root: Path | None = None) -> list[CachedStage]:
     """Every stage of the cache, finished or not, the one that was used last first."""
     root = root if root is not None else default_root()
-    found = [_stage(folder) for home in _folders(root) for folder in _folders(home)]
-    return sorted(found, key=lambda stage: (stage.age, stage.name, stage.key))
+    stages = [_stage(folder) for home in _folders(root) for folder in _folders(home)]
+    return sorted(stages, key=lambda stage: (stage.age, stage.name, stage.key))
 
 
 def chosen_stages(
@@ -107,7 +107,7 @@ def _folders(path: Path) -> Iterator[Path]:
 
 def _stage(folder: Path) -> CachedStage:
     key = folder.name.removesuffix(PARTIAL)
-    sizes = [(found.st_size, found.st_nlink) for found in _stats(folder)]
+    sizes = [(file.st_size, file.st_nlink) for file in _stats(folder)]
     age = max(0.0, time.time() - _last_used(folder, key))
     with _alone(folder) as alone:
         state: State = "in use" if not alone else "done" if _whole(folder) else "unfinished"

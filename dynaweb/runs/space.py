@@ -20,19 +20,19 @@ def out_of_space(error: BaseException) -> bool:
     return any(isinstance(one, StorageError) or _says_so(one) for one in _chain(error))
 
 
-def storage_error(error: BaseException, *places: Path) -> StorageError | None:
+def storage_error(error: BaseException, *folders: Path) -> StorageError | None:
     """The error in words that help; None for other errors.
 
-    It tells what is free beside the file that could not be written or, where the error names none, in the `places` that
-    are written to.
+    It tells what is free beside the file that could not be written or, where the error names none, in the `folders`
+    that are written to.
     """
     if isinstance(error, StorageError):
         return error
     if not out_of_space(error):
         return None
     if isinstance(path := getattr(_last(error), "filename", None), str):
-        places = (Path(path).parent,)
-    free = ", ".join(f"{_free(place):.0f} MiB are free in {place}" for place in places)
+        folders = (Path(path).parent,)
+    free = ", ".join(f"{_free(folder):.0f} MiB are free in {folder}" for folder in folders)
     return StorageError(
         f"the disk is {_state(error)} ({_words(error)}{f'; {free}' if free else ''}). Nothing half-written is left, and"
         " what was finished is kept"
@@ -73,8 +73,8 @@ def _last(error: BaseException) -> BaseException:
     return [one for one in _chain(error) if _says_so(one) or isinstance(one, StorageError)][-1]
 
 
-def _free(place: Path) -> float:
+def _free(folder: Path) -> float:
     """MiB that can be written below a folder, which need not be there yet."""
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    return shutil.disk_usage(place).free / 2**20
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free / 2**20

@@ -10,8 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from dynaweb.errors import ConfigError
-from dynaweb.suggest import hint
+from dynaweb.errors import ConfigError, hint
 
 if TYPE_CHECKING:
     from dynaweb.hookspecs import Kind
@@ -79,15 +78,15 @@ def new_plugin(kind: str, name: str, folder: Path | None = None) -> list[Path]:
 
 def full_kind(kind: str) -> str:
     """The one of `KINDS` that is meant; recipes have short words for two. Raises `ConfigError` for any other."""
-    found = next((name for name, about in KINDS.items() if kind in (name, about.kind)), None)
-    if found is None:
+    name_of_kind = next((name for name, about in KINDS.items() if kind in (name, about.kind)), None)
+    if name_of_kind is None:
         raise ConfigError(f"no kind of plugin is called {kind!r}; {hint(kind, KINDS)}")
-    return found
+    return name_of_kind
 
 
 def _refuse_taken(about: KindOfPlugin, name: str) -> None:
     """Two plugins of one name are both refused when they are loaded; better one is not written."""
-    from dynaweb.plugins import KIND_WORDS, current
+    from dynaweb.plugin.registry import KIND_WORDS, current
 
     taken = [one for one in current().statuses() if (one.kind, one.name) == (about.kind, name)]
     if taken:

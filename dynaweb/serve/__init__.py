@@ -1,6 +1,6 @@
-"""Environments for others to play: people at a terminal, Gymnasium, OpenEnv.
+"""What a machine serves: environments for people at a terminal, Gymnasium and OpenEnv, and reports (`reports`).
 
-`place` opens an environment of a recipe, dreams included, outside of a run; `episode` plays it by text, one reply of a
-policy at a time. On these stand `gym` (`gymnasium.make("dynaweb/sites-v0")`), `openenv` (`dynaweb env serve`) and
+`environment` opens an environment of a recipe, dreams included, outside of a run; `episode` plays it by text, one reply
+of a policy at a time. On these stand `gym` (`gymnasium.make("dynaweb/sites-v0")`), `openenv` (`dynaweb env serve`) and
 `terminal` (`dynaweb play`).
 """

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.errors import InfrastructureError
-from dynaweb.types import Action, EndReason, Judgement, Observation, Source, Step, StepResult, Task, Trajectory
-from dynaweb.web.actions import parse_action
-from dynaweb.web.dialects import render
+from dynaweb.types import (
+    Action,
+    EndReason,
+    Judgement,
+    Observation,
+    Source,
+    Step,
+    StepFacts,
+    StepResult,
+    Task,
+    Trajectory,
+)
+from dynaweb.web.actions.grammar import parse_action
+from dynaweb.web.page.text import render
 
 if TYPE_CHECKING:
     from dynaweb.protocols import Environment
-    from dynaweb.serve.place import Place
+    from dynaweb.serve.environment import ServedEnvironment
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +43,15 @@ class Turn:
     truncated: bool = False
     reward: float | None = 0.0
     verdict: Judgement | None = None
-    info: dict[str, Any] = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)
+    facts: StepFacts = field(default_factory=StepFacts)
 
 
 class TextEpisode:
-    """Plays episodes of a place one after another in one environment; replies are in the grammar `compact`."""
+    """Plays episodes one after another in one environment; replies are in the grammar `compact`."""
 
-    def __init__(self, place: Place, *, max_steps: int) -> None:
-        self._place = place
+    def __init__(self, served: ServedEnvironment, *, max_steps: int) -> None:
+        self._served = served
         self._max_steps = max_steps
         self._environment: Environment | None = None
         self._steps: list[Step] = []
@@ -53,7 +66,7 @@ class TextEpisode:
     async def start(self, task: Task, seed: int) -> Turn:
         """Reset to a task. Raises `InfrastructureError` when the environment fails."""
         if self._environment is None:
-            self._environment = self._place.environment()
+            self._environment = self._served.environment()
         page = await self._environment.reset(task, seed)
         # Some environments learn a task's goal when they open it.
         task = getattr(self._environment, "task", None) or task
@@ -94,13 +107,13 @@ class TextEpisode:
         return await self._environment.step(action)
 
     async def _after(self, turn: Turn, result: StepResult, error: str, end: EndReason | None) -> Turn:
-        page, info = result.observation, dict(result.info)
+        page, info, facts = result.observation, result.info, result.facts
         if end is None:
-            return Turn(turn.task, page, render(page), error, info=info)
+            return Turn(turn.task, page, render(page), error, info=info, facts=facts)
         assert self._environment is not None  # `reply` has looked
-        source: Source = "dream" if self._place.dreams else "real"
+        source: Source = "dream" if self._served.dreams else "real"
         trajectory = Trajectory(
             f"{turn.task.id}#{self._seed}", turn.task, tuple(self._steps), page, source, end, seed=self._seed
         )
-        verdict = await self._place.verdict(self._environment, trajectory)
-        return Turn(turn.task, page, render(page), error, True, end == "max-steps", verdict.score, verdict, info)
+        verdict = await self._served.verdict(self._environment, trajectory)
+        return Turn(turn.task, page, render(page), error, True, end == "max-steps", verdict.score, verdict, info, facts)

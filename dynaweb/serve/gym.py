@@ -20,11 +20,10 @@ import numpy as np
 from gymnasium.spaces import Dict, Space
 
 from dynaweb.config import resolve
-from dynaweb.loop.tasks import known, named
-from dynaweb.plugins import current
+from dynaweb.plugin.registry import current
+from dynaweb.rollout.tasks import known, named
+from dynaweb.serve.environment import LoopThread, ServedEnvironment
 from dynaweb.serve.episode import TextEpisode, Turn
-from dynaweb.serve.place import Place
-from dynaweb.serve.threads import LoopThread
 from dynaweb.types import Task
 
 SAMPLES = ("wait", "scroll down", "go_back", "press 'Tab'", "stop ''")
@@ -89,8 +88,8 @@ class WebEnv(gymnasium.Env[dict[str, str], str]):
         self.action_space = AnyText(SAMPLES)
         texts: dict[str, Space[Any]] = {name: AnyText(("",)) for name in ("goal", "url", "page", "error")}
         self.observation_space = cast("Space[dict[str, str]]", Dict(texts))
-        self._place = Place(resolved, world_model=None if world_model is None else Path(world_model))
-        self._episode = TextEpisode(self._place, max_steps=max_steps or resolved.eval.steps)
+        self._served = ServedEnvironment(resolved, world_model=None if world_model is None else Path(world_model))
+        self._episode = TextEpisode(self._served, max_steps=max_steps or resolved.eval.steps)
         self._split, self._count = split, tasks
         self._drawn: list[Task] = []
         self._thread = LoopThread()
@@ -102,7 +101,7 @@ class WebEnv(gymnasium.Env[dict[str, str], str]):
         """Start a task: the one that the seed draws, or `options["task"]` (its id or its number)."""
         super().reset(seed=seed)
         if not self._drawn:
-            self._drawn = self._place.tasks(self._split, self._count)
+            self._drawn = self._served.tasks(self._split, self._count)
         task = self._chosen((options or {}).get("task"))
         self._turn = self._thread.run(self._episode.start(task, int(self.np_random.integers(2**31))))
         return _observation(self._turn), self._info(self._turn)
@@ -122,7 +121,7 @@ class WebEnv(gymnasium.Env[dict[str, str], str]):
         if self._thread.closed:
             return
         self._thread.run(self._episode.close())
-        self._thread.run(self._place.close())
+        self._thread.run(self._served.close())
         self._thread.close()
 
     def _chosen(self, wanted: Any) -> Task:
@@ -130,7 +129,7 @@ class WebEnv(gymnasium.Env[dict[str, str], str]):
             return self._drawn[int(self.np_random.integers(len(self._drawn)))]
         if isinstance(wanted, int) and 0 <= wanted < len(self._drawn):
             return self._drawn[wanted]
-        return known(self._place.source, str(wanted)) or named(str(wanted), self._drawn)
+        return known(self._served.source, str(wanted)) or named(str(wanted), self._drawn)
 
     def _info(self, turn: Turn) -> dict[str, Any]:
         why = turn.verdict.why if turn.verdict is not None else ""

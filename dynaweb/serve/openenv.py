@@ -24,10 +24,9 @@ from openenv.core.env_server.types import Action, Observation, State
 from pydantic import Field
 
 from dynaweb.errors import ConfigError
-from dynaweb.loop.tasks import known, named
+from dynaweb.rollout.tasks import known, named
+from dynaweb.serve.environment import LoopThread, ServedEnvironment
 from dynaweb.serve.episode import TextEpisode, Turn
-from dynaweb.serve.place import Place
-from dynaweb.serve.threads import LoopThread
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
@@ -64,22 +63,22 @@ class WebState(State):
 
 
 class Shared:
-    """What the sessions of a server share: the place with its browser, in one event loop, and the tasks."""
+    """What the sessions of a server share: the environment with its browser, in one event loop, and the tasks."""
 
     def __init__(self, recipe: Recipe, *, split: str, tasks: int, max_steps: int, world_model: Path | None) -> None:
-        self.place = Place(recipe, world_model=world_model)
-        self.tasks: list[Task] = self.place.tasks(split, tasks)
+        self.served = ServedEnvironment(recipe, world_model=world_model)
+        self.tasks: list[Task] = self.served.tasks(split, tasks)
         self.max_steps = max_steps or recipe.eval.steps
         self.thread = LoopThread()
 
     def task(self, wanted: str) -> Task:
         """The task of an id. Raises `ConfigError` for one that is not known."""
-        return known(self.place.source, wanted) or named(wanted, self.tasks)
+        return known(self.served.source, wanted) or named(wanted, self.tasks)
 
     def close(self) -> None:
         """End the browser; calling it twice is allowed."""
         if not self.thread.closed:
-            self.thread.run(self.place.close())
+            self.thread.run(self.served.close())
             self.thread.close()
 
 
@@ -91,7 +90,7 @@ class WebEnvironment(Environment[WebAction, WebObservation, WebState]):
     def __init__(self, shared: Shared) -> None:
         super().__init__()
         self._shared = shared
-        self._episode = TextEpisode(shared.place, max_steps=shared.max_steps)
+        self._episode = TextEpisode(shared.served, max_steps=shared.max_steps)
         self._turn: Turn | None = None
         self._id = ""
 

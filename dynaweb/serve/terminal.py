@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dynaweb.serve.episode import TextEpisode, Turn
 
 if TYPE_CHECKING:
-    from dynaweb.serve.place import Place
+    from dynaweb.serve.environment import ServedEnvironment
     from dynaweb.types import Task
 
 HELP = """Actions: click 'Name' [4] | type 'Name' [2] 'text' | type 'Name' [2] 'text' enter | select 'Name' [3] 'Option'
@@ -34,17 +34,23 @@ class Played:
 
 
 async def play(
-    place: Place, task: Task, *, max_steps: int, seed: int, say: Callable[[str], None], ask: Callable[[str], str]
+    served: ServedEnvironment,
+    task: Task,
+    *,
+    max_steps: int,
+    seed: int,
+    say: Callable[[str], None],
+    ask: Callable[[str], str],
 ) -> Played:
     """Play one task to its end, or until `quit` or the end of the input (`EOFError` of `ask`)."""
-    episode = TextEpisode(place, max_steps=max_steps)
+    episode = TextEpisode(served, max_steps=max_steps)
     try:
         turn = await episode.start(task, seed)
-        say(f"{place}\n\nGoal: {turn.task.intent}\n\n{turn.text}")
+        say(f"{served}\n\nGoal: {turn.task.intent}\n\n{turn.text}")
         while not turn.done:
             line = await _line(ask, f"{episode.steps + 1}/{max_steps}> ")
             if line is None or line in ("quit", "exit"):
-                return Played(turn.task.id, episode.steps, False, dream=place.dreams)
+                return Played(turn.task.id, episode.steps, False, dream=served.dreams)
             if line in ("", "help"):
                 say(HELP)
                 continue
@@ -54,7 +60,7 @@ async def play(
         await episode.close()
     verdict = turn.verdict
     why = verdict.why if verdict is not None else ""
-    return Played(turn.task.id, episode.steps, True, turn.reward, why, place.dreams)
+    return Played(turn.task.id, episode.steps, True, turn.reward, why, served.dreams)
 
 
 def expand(line: str, turn: Turn) -> str:

@@ -50,7 +50,7 @@ def answer() -> None:
             home = getattr(home, part)
     except (ImportError, AttributeError):
         sys.exit(NOT_THERE)
-    from dynaweb import plugins
+    from dynaweb.plugin import registry as plugins
 
     suite = type("Elsewhere", (home,), {"name": name, "settings": settings})()
     suite.plugins = plugins.load(warn=False)

@@ -9,7 +9,7 @@ import pytest
 
 from dynaweb.config.sections import Web
 from dynaweb.hookspecs import Kind
-from dynaweb.protocols import Environment, PluginContext, TaskSource
+from dynaweb.protocols import Environment, EnvironmentContext, TaskSource
 from dynaweb.testing.playing import (
     JUNK_ACTIONS,
     copies,
@@ -24,7 +24,7 @@ from dynaweb.testing.playing import (
     telling_tasks,
     told,
 )
-from dynaweb.testing.suite import PluginSuite, numbered
+from dynaweb.testing.suite import SEED, PluginSuite, numbered
 from dynaweb.types import Action, Judgement, Observation, StepResult, Task
 
 
@@ -34,10 +34,9 @@ class EnvironmentSuite(PluginSuite):
     kind: ClassVar[Kind] = "env"
     split: ClassVar[str] = "train"
 
-    def context(self, **changes: Any) -> PluginContext:
+    def context(self, **changes: Any) -> EnvironmentContext:
         """The browser's settings, as a run gives them."""
-        services = {"web": Web(), "max_best_steps": 5}
-        return super().context(**{"services": services, **changes})
+        return EnvironmentContext(**{"seed": SEED, "web": Web(), "max_best_steps": 5, **changes})
 
     def test_it_brings_tasks(self) -> None:
         """The plugin says so, and its object offers them."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from dynaweb.plugins import Plugins
+    from dynaweb.plugin.registry import Plugins
     from dynaweb.runs import RunFolder
     from dynaweb.testing.stand_ins import FakeEngine, ScriptedSite
 
@@ -52,7 +52,7 @@ def dynaweb_environment(tmp_path_factory: pytest.TempPathFactory, monkeypatch: p
 @pytest.fixture
 def dynaweb_plugins(dynaweb_environment: Path) -> Iterator[Plugins]:
     """The installed plugins, loaded for this test alone."""
-    from dynaweb import plugins
+    from dynaweb.plugin import registry as plugins
 
     before = plugins._current
     yield plugins.load(warn=False)
@@ -64,11 +64,11 @@ def tiny_policy() -> TinyPolicy:
     """The shipped tiny model on the CPU."""
     import torch
 
-    from dynaweb.backends.models import load_model, resolve
+    from dynaweb.engines.local.engine import TransformersEngine
     from dynaweb.engines.scheduler import Lockstep
-    from dynaweb.engines.transformers_engine import TransformersEngine
-    from dynaweb.loop.weights import read_tokenizer
+    from dynaweb.pipeline.models import read_tokenizer
     from dynaweb.testing.stand_ins import compact_format
+    from dynaweb.trainer.models import load_model, resolve
 
     torch.set_num_threads(1)
     model = load_model("tiny", "float32", "cpu")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from dynaweb.hookspecs import Kind
-from dynaweb.protocols import Judge, PluginContext
+from dynaweb.protocols import Judge, JudgeContext
 from dynaweb.testing.stand_ins import JUNK, OPEN, FakeEngine, PromptEngine, compact_format, good_episode, trajectory
-from dynaweb.testing.suite import PluginSuite
-from dynaweb.types import Action, Judgement, Step, Trajectory
+from dynaweb.testing.suite import SEED, PluginSuite
+from dynaweb.types import Action, EpisodeFacts, Judgement, Step, Trajectory
 
 if TYPE_CHECKING:
     from dynaweb.testing.fixtures import TinyPolicy
@@ -22,7 +22,7 @@ EPISODES = (
     good_episode(),
     trajectory(OPEN, Action("stop", text="12.50"), score=0.0),
     trajectory(Action("stop"), score=0.0),
-    good_episode(source="dream", info={}),
+    good_episode(source="dream", facts=EpisodeFacts()),
 )
 
 SEVERAL = (*EPISODES, trajectory(OPEN, end="max-steps", score=0.0))
@@ -40,10 +40,10 @@ class RewardSuite(PluginSuite):
 
     kind: ClassVar[Kind] = "reward"
 
-    def context(self, **changes: Any) -> PluginContext:
+    def context(self, **changes: Any) -> JudgeContext:
         """An engine that cannot decide, with junk as its answers, and the tiny model's prompts."""
-        given = {"engine": FakeEngine(compact_format(), JUNK), "format": compact_format()}
-        return super().context(**{**given, **changes})
+        fields = {"engine": FakeEngine(compact_format(), JUNK), "format": compact_format()}
+        return JudgeContext(**{"seed": SEED, **fields, **changes})
 
     def test_it_is_a_judge(self) -> None:
         """It has the method of the protocol."""

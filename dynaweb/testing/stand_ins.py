@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from dynaweb.protocols import Completion, GenerateRequest
+from dynaweb.protocols import BaseEngine, Completion, GenerateRequest
 from dynaweb.types import (
     Action,
+    EpisodeFacts,
+    Judgement,
     Node,
     Observation,
+    Prompt,
     Step,
     StepResult,
     Task,
@@ -21,7 +23,7 @@ from dynaweb.types import (
 )
 
 if TYPE_CHECKING:
-    from dynaweb.policy.formats import PromptFormat
+    from dynaweb.protocols import PromptFormat
 
 HOST = "http://shop.localhost"
 
@@ -45,7 +47,7 @@ JUNK = ("", "\n\n", "what?", "[]][[ '", "url\n= [9]-[1]\nend", "YES NO", "\u2028
 
 
 @dataclass
-class FakeEngine:
+class FakeEngine(BaseEngine):
     """Answers with `answers` in turn, for ever; `yes` is the probability that it gives to the first of two choices.
 
     What was asked is in `requests`. `prompts` turns answers into tokens.
@@ -64,7 +66,7 @@ class FakeEngine:
         ids = self.prompts.world_model_target(text)[: request.max_new_tokens]
         return Completion(ids, tuple(-0.5 for _ in ids), self.finished)
 
-    async def choice_logprobs(self, prompt_ids: tuple[int, ...], choices: tuple[int, ...]) -> tuple[float, ...]:
+    async def choice_logprobs(self, prompt: Prompt, choices: tuple[int, ...]) -> tuple[float, ...]:
         """`yes` for the first choice, the rest for the others in equal parts."""
         import math
 
@@ -73,7 +75,7 @@ class FakeEngine:
 
 
 @dataclass(frozen=True)
-class PromptEngine:
+class PromptEngine(BaseEngine):
     """Answers by the prompt alone: the same prompt gets the same answer, whoever asks, whenever, with whatever seed.
 
     `answers` are tokens, stop token included; different prompts get different ones of them, and different odds.
@@ -83,21 +85,21 @@ class PromptEngine:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """One of the answers, cut where the request ends."""
-        answer = self.answers[_number(request.prompt_ids) % len(self.answers)]
+        answer = self.answers[_number(request.prompt) % len(self.answers)]
         ids = answer[: request.max_new_tokens]
         return Completion(ids, tuple(-0.5 for _ in ids), len(ids) == len(answer))
 
-    async def choice_logprobs(self, prompt_ids: tuple[int, ...], choices: tuple[int, ...]) -> tuple[float, ...]:
+    async def choice_logprobs(self, prompt: Prompt, choices: tuple[int, ...]) -> tuple[float, ...]:
         """The first choice is likely for some prompts and unlikely for others; the rest share what is left."""
         import math
 
-        first = (1 + _number(prompt_ids) % 99) / 100
+        first = (1 + _number(prompt) % 99) / 100
         rest = (1 - first) / max(1, len(choices) - 1)
         return tuple(math.log(first if at == 0 else rest) for at in range(len(choices)))
 
 
-def _number(prompt_ids: tuple[int, ...]) -> int:
-    return crc32(repr(tuple(prompt_ids)).encode())
+def _number(prompt: Prompt) -> int:
+    return crc32(f"{prompt.ids}{prompt.images or ''}".encode())
 
 
 @cache
@@ -145,8 +147,8 @@ def trajectory(*actions: Action, source: Any = "real", score: float | None = 1.0
     """An episode on the scripted site that does `actions`; `score` is the environment's own verdict."""
     pages = [HOME, PRODUCT, BOUGHT]
     steps = tuple(Step(pages[min(at, 2)], action, reply=action.kind) for at, action in enumerate(actions))
-    info: Mapping[str, Any] = {} if score is None else {"verdict": {"score": score, "probability": None, "why": ""}}
-    done = Trajectory("t0", TASK, steps, pages[min(len(actions), 2)], source, "stop", info=info)
+    facts = EpisodeFacts(verdict=None if score is None else Judgement(score))
+    done = Trajectory("t0", TASK, steps, pages[min(len(actions), 2)], source, "stop", facts=facts)
     return replace(done, **changes)
 
 

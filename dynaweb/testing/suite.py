@@ -15,11 +15,13 @@ import pytest
 from dynaweb.protocols import PluginContext
 
 if TYPE_CHECKING:
-    from dynaweb.discovery import Plugin
     from dynaweb.hookspecs import Kind
-    from dynaweb.plugins import Plugins
+    from dynaweb.plugin.discovery import Plugin
+    from dynaweb.plugin.registry import Plugins
 
 T = TypeVar("T")
+SEED = 7
+"""The seed of every context."""
 HEAVY = (
     "deepspeed",
     "flask",
@@ -77,8 +79,8 @@ class PluginSuite:
         return self.plugins.find(self.kind, self.name)
 
     def context(self, **changes: Any) -> PluginContext:
-        """What the plugin is given; each suite fills in what its kind gets."""
-        return PluginContext(seed=7, **changes)
+        """What the plugin is given; each suite makes the context of its kind."""
+        return PluginContext(**{"seed": SEED, **changes})
 
     def build(self, context: PluginContext | None = None) -> Any:
         """A new object of the plugin."""
@@ -162,4 +164,4 @@ def numbered(nodes: Any) -> bool:
     return [node.id for node in nodes] == list(range(1, len(nodes) + 1))
 
 
-__all__ = ["HEAVY", "PluginSuite", "numbered"]
+__all__ = ["HEAVY", "SEED", "PluginSuite", "numbered"]

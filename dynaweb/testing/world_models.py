@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from dynaweb.hookspecs import Kind
-from dynaweb.protocols import PluginContext, TrainableWorldModel, WorldModel
+from dynaweb.protocols import TrainableWorldModel, WorldModel, WorldModelContext
 from dynaweb.testing.elsewhere import asked_elsewhere
 from dynaweb.testing.stand_ins import (
     BUY,
@@ -23,7 +23,7 @@ from dynaweb.testing.stand_ins import (
     compact_format,
     page,
 )
-from dynaweb.testing.suite import PluginSuite, numbered
+from dynaweb.testing.suite import SEED, PluginSuite, numbered
 from dynaweb.types import Action, Prediction
 
 if TYPE_CHECKING:
@@ -49,11 +49,10 @@ class WorldModelSuite(PluginSuite):
 
     kind: ClassVar[Kind] = "wm"
 
-    def context(self, **changes: Any) -> PluginContext:
+    def context(self, **changes: Any) -> WorldModelContext:
         """An engine with junk as its answers, the tiny model's prompts, and two real transitions."""
-        services = {"temperature": 0.7, "transitions": lambda: list(TRANSITIONS)}
-        given = {"engine": FakeEngine(compact_format(), JUNK), "format": compact_format(), "services": services}
-        return super().context(**{**given, **changes})
+        fields = {"engine": FakeEngine(compact_format(), JUNK), "format": compact_format()}
+        return WorldModelContext(**{"seed": SEED, "transitions": lambda: TRANSITIONS, **fields, **changes})
 
     async def _predict(self, model: WorldModel, seeds: Sequence[int]) -> list[Prediction]:
         pairs = zip(QUESTIONS, seeds, strict=True)
@@ -138,7 +137,7 @@ class WorldModelSuite(PluginSuite):
         different = [one for one, pair in enumerate(zip(first, second, strict=True), 1) if pair[0] != pair[1]]
         assert not different, (
             f"{len(different)} of {len(first)} predictions differ between two processes: do they depend on `hash` of a "
-            "text, or on the order of a set? `dynaweb.seeding.derive` makes numbers that are the same everywhere"
+            "text, or on the order of a set? `dynaweb.runs.seeding.derive` makes numbers that are the same everywhere"
         )
 
     def _dreams(self) -> list[Prediction]:
@@ -172,8 +171,7 @@ class WorldModelSuite(PluginSuite):
         pairs = model.examples(list(TRANSITIONS))
         assert pairs
         for prompt, target in pairs:
-            assert prompt and target and all(isinstance(token, int) for token in (*prompt, *target))
+            assert prompt and target and all(isinstance(token, int) for token in (*prompt.ids, *target))
 
     def _on(self, tiny_policy: TinyPolicy) -> Any:
-        services = {"temperature": 0.7, "model": tiny_policy.model, "transitions": lambda: list(TRANSITIONS)}
-        return self.build(self.context(engine=tiny_policy.engine, format=tiny_policy.format, services=services))
+        return self.build(self.context(engine=tiny_policy.engine, format=tiny_policy.format, weights=tiny_policy))

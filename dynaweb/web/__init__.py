@@ -1,8 +1,7 @@
-"""Reading pages as accessibility trees, saying what changed, acting on them, and surviving real pages.
+"""Pages as accessibility trees: reading them, acting on them, saying what changed, and surviving real ones.
 
-`session` says what acts on pages and `browser` does it in Chromium: `reading` reads all frames of a `tab` (`tree`,
-`layout`), `view` and `view_benchmarks` condense them, `acting` acts on nodes, `logins` keeps sessions signed in.
-`dialects` writes an observation as text and reads it back; `actions` parses what a policy says, in five grammars;
-`delta` says what changed; `evaluators` checks the outcome.
-Nothing here needs torch. Only `browser` and `chromium` touch Playwright, and only when a browser is started.
+`session` says what acts on pages; `chromium` does it in a browser, `static` without one. `page` turns a raw tree into
+an observation (`view`), writes it as text and reads it back (`text`); `actions` parses what a policy says;
+`delta` says what changed between two observations; `evaluators` check the outcome.
+Nothing here needs torch. Only `chromium` touches Playwright, and only when a browser is started.
 """

@@ -58,11 +58,9 @@ async def evaluate(
     says.
     """
     known: Extra = {
-        "string_match": lambda given: string_match(given.get("reference_answers") or {}, answer),
-        "url_match": lambda given: url_match(
-            str(given.get("reference_url") or ""), url, str(given.get("url_note") or "")
-        ),
-        "program_html": lambda given: _program_html(given.get("program_html") or (), session, meaning),
+        "string_match": lambda spec: string_match(spec.get("reference_answers") or {}, answer),
+        "url_match": lambda spec: url_match(str(spec.get("reference_url") or ""), url, str(spec.get("url_note") or "")),
+        "program_html": lambda spec: _program_html(spec.get("program_html") or (), session, meaning),
         **(extra or {}),
     }
     kinds = list(evaluation.get("eval_types", ()))
@@ -216,10 +214,10 @@ async def _located(target: Mapping[str, Any], session: Session) -> str:
     try:
         for preparation in target.get("prep_actions") or ():
             await session.evaluate(url, str(preparation))
-        found = await session.evaluate(url, locator)
+        content = await session.evaluate(url, locator)
     except ConfigError:
         return ""
-    return html.unescape("" if found is None else str(found))
+    return html.unescape("" if content is None else str(content))
 
 
 async def _contents(required: Mapping[str, Any], text: str, meaning: Meaning | None) -> Judgement:

@@ -1,4 +1,4 @@
-"""Strings in single quotes on one line: the quoting that trees, deltas and actions share.
+"""Strings on one line: the quoting in single quotes that trees, deltas and actions share, and Python's own.
 
 Written escapes are `\\\\`, `\\'`, `\\n`, `\\r`, `\\t`, `\\xHH` and `\\uHHHH`; the last two only for characters that
 break lines, are invisible controls, or cannot be encoded. Everything else (CJK, emoji, quotes of other kinds) stays
@@ -7,12 +7,14 @@ as it is, so page text can neither end its string nor begin a line.
 
 from __future__ import annotations
 
+import ast
 import re
 
 _NAMED = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _PLAIN = {"\\": "\\", "'": "'", "n": "\n", "r": "\r", "t": "\t"}
 _UNSAFE = re.compile(r"[\\'\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _QUOTED = re.compile(r"'((?:[^'\\\n]|\\[^\n])*)'")
+_LITERAL = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|([^\n]))")
 
 
@@ -44,6 +46,17 @@ def scan(line: str, start: int) -> tuple[str, int]:
 def quoted(text: str) -> list[str]:
     """All texts that stand in single quotes, in order."""
     return [_ESCAPE.sub(_unescape, match[1]) for match in _QUOTED.finditer(text)]
+
+
+def literal(line: str, position: int) -> tuple[str, int]:
+    """The Python string that begins there, and the position after it. Raises `ValueError`."""
+    match = _LITERAL.match(line, position)
+    if match is None:
+        raise ValueError(f"expected a Python string at {line[position : position + 20]!r}")
+    try:
+        return str(ast.literal_eval(match[0])), match.end()
+    except (SyntaxError, ValueError):
+        raise ValueError(f"not a Python string: {match[0][:40]!r}") from None
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -11,9 +11,6 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from dynaweb.types import Action, Observation
 
-View = Literal["compact", "full", "webarena", "browsergym"]
-"""`full`: the filtered accessibility tree with depth. `compact`: the flat list that small models read. The other two:
-what the agents of those benchmarks are shown (see `dynaweb.web.view_benchmarks`)."""
 Region = Literal["page", "viewport"]
 """What of a page is shown: all of it, or what the window shows without scrolling."""
 QUIET_WINDOW = 0.08

@@ -1,9 +1,14 @@
 """What world models share, whatever they are made of.
 
-`change` and `pages` are the two forms of an answer, the change of a page and the whole next page: as labels that a
-model learns to write, and read back from what it wrote. `prompts` puts the question to chat models in words, for local
-models, for servers and for the data of other trainers alike. `attempts` samples an answer until one can be read.
-`retrieval` finds real transitions that are like the one asked about; `confidence` says how far a dream can be trusted.
+dynamics     what code decides of a page's next state, without a model
+change       the change of a page as an answer: labels, and what a model wrote read back
+pages        the same for the whole next page
+prompts      the question in words, for chat models, servers and the data of other trainers
+attempts     answers sampled until one can be read
+memory       real transitions: recalled where a dream repeats them, retrieved where it is like them
+fidelity     one step against real pages
+open_loop    errors that add up over the steps of a dream
+calibration  how far a dream can be trusted
 """
 
 from __future__ import annotations

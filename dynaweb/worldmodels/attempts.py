@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from dynaweb.protocols import Engine, GenerateRequest, PluginContext
-from dynaweb.seeding import derive
-from dynaweb.types import Prediction
+from dynaweb.protocols import Engine, GenerateRequest, WorldModelContext
+from dynaweb.runs.seeding import derive
+from dynaweb.types import Prediction, Prompt
 from dynaweb.web.delta import DeltaError
 
 Read = Callable[[str], Prediction]
@@ -65,16 +65,16 @@ def _read(answer: Answer, read: Read) -> Prediction:
 class LocalModel:
     """The engine and the prompt format of a plugin's context, with the settings of its sampling.
 
-    `context.services["temperature"]` is the temperature of dreams.
+    `context.temperature` is the temperature of dreams.
     """
 
-    def __init__(self, name: str, context: PluginContext, *, max_new_tokens: int, top_p: float) -> None:
+    def __init__(self, name: str, context: WorldModelContext, *, max_new_tokens: int, top_p: float) -> None:
         if context.format is None:
             raise ValueError(f"the {name} world model needs a prompt format; create it through the framework")
         self.name = name
         self.format = context.format
         self._engine = context.engine
-        self.temperature = float(context.services.get("temperature", 0.7))
+        self.temperature = context.temperature
         self.max_new_tokens, self.top_p = max_new_tokens, top_p
 
     @property
@@ -84,13 +84,13 @@ class LocalModel:
             raise ValueError(f"the {self.name} world model was created without an engine and cannot predict")
         return self._engine
 
-    def ask(self, prompt: tuple[int, ...]) -> Ask:
+    def ask(self, prompt: Prompt) -> Ask:
         """What samples answers to a prompt."""
 
         async def sample(seed: int) -> Answer:
             completion = await self.engine.generate(
                 GenerateRequest(
-                    prompt_ids=prompt,
+                    prompt=prompt,
                     max_new_tokens=self.max_new_tokens,
                     temperature=self.temperature,
                     top_p=self.top_p,

@@ -18,8 +18,8 @@ from dataclasses import replace
 
 from dynaweb.types import Node, Observation, Prediction, Transition
 from dynaweb.web.delta import DeltaError, diff
-from dynaweb.web.delta_mend import known_keys, mend_line
-from dynaweb.web.dialects import TRUNCATED, format_node, format_url, parse_node, parse_url
+from dynaweb.web.delta.repair import known_keys, mend_line
+from dynaweb.web.page.text import TRUNCATED, format_node, format_url, parse_node, parse_url
 from dynaweb.web.quoting import quote, unquote
 from dynaweb.worldmodels.change import DONE, END
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from dynaweb.types import Action, Observation, Transition
-from dynaweb.web.actions import format_action
-from dynaweb.web.dialects import render
+from dynaweb.web.actions.grammar import format_action
+from dynaweb.web.page.text import render
 from dynaweb.worldmodels.change import change_text, goal_of, history_of
 from dynaweb.worldmodels.pages import page_answer
 
@@ -75,8 +75,8 @@ def with_examples(
     def asked(t: Transition) -> str:
         return question(t.observation, t.action, recent(history_of(t), history), goal=goal_of(t) if goal else "")
 
-    shown = [f"EXAMPLE {number}\n{asked(t)}\nANSWER:\n{answer(t, form)}\n" for number, t in enumerate(examples, 1)]
-    return "\n".join([*shown, f"NOW\n{text}"]) if shown else text
+    solved = [f"EXAMPLE {number}\n{asked(t)}\nANSWER:\n{answer(t, form)}\n" for number, t in enumerate(examples, 1)]
+    return "\n".join([*solved, f"NOW\n{text}"]) if solved else text
 
 
 def recent(history: Sequence[Action], count: int) -> tuple[Action, ...]:
@@ -87,8 +87,8 @@ def recent(history: Sequence[Action], count: int) -> tuple[Action, ...]:
 def label_question(transition: Transition) -> tuple[str, str]:
     """System and user text that ask for the words of a transition, with its true next page in view (DynaWeb)."""
     page = render(transition.next_observation, "webarena")
-    shown = question(transition.observation, transition.action, history_of(transition), goal=goal_of(transition))
-    return LABEL, f"{shown}\nNEXT URL: {transition.next_observation.url}\nNEXT PAGE:\n{page}"
+    asked = question(transition.observation, transition.action, history_of(transition), goal=goal_of(transition))
+    return LABEL, f"{asked}\nNEXT URL: {transition.next_observation.url}\nNEXT PAGE:\n{page}"
 
 
 LABEL = """You explain how a web page changed. You get the accessibility tree of a page, the action that was done on it,

@@ -17,8 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
-from dynaweb.errors import ConfigError, MissingError
-from dynaweb.suggest import hint
+from dynaweb.errors import ConfigError, MissingError, hint
 from dynaweb.types import Transition
 
 FORMATS: Mapping[str, tuple[str, str]] = {

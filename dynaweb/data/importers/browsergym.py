@@ -83,10 +83,10 @@ def read(source: str, report: ImportReport) -> Iterator[Transition]:
 
 def _episode(folder: Path, files: dict[int, Path], report: ImportReport) -> Iterator[Transition]:
     report.read += len(files)
-    found = [(order, _load(files[order])) for order in sorted(files)]
-    steps = [_step(order, record) for order, record in found]
-    goal = next((str(obs["goal"]) for _, record in found if (obs := _obs(record)) and obs.get("goal")), "")
-    done = any(bool(getattr(record, "terminated", False)) for _, record in found)
+    records = [(order, _load(files[order])) for order in sorted(files)]
+    steps = [_step(order, record) for order, record in records]
+    goal = next((str(obs["goal"]) for _, record in records if (obs := _obs(record)) and obs.get("goal")), "")
+    done = any(bool(getattr(record, "terminated", False)) for _, record in records)
     yield from transitions(steps, report, task=f"{SOURCE}/{_name(folder)}", source=SOURCE, done=done, goal=goal)
 
 
@@ -135,8 +135,8 @@ def _from_tree(obs: dict[str, Any], url: str) -> ForeignPage:
     from dataclasses import replace
 
     from dynaweb.types import Observation
-    from dynaweb.web.tree import read_page
-    from dynaweb.web.view import full_view
+    from dynaweb.web.page.tree import read_page
+    from dynaweb.web.page.view import full_view
 
     payload = obs["axtree_object"]["nodes"]
     names = {

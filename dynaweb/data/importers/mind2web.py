@@ -43,15 +43,15 @@ def _step(action: Any, site: str, order: int) -> ForeignStep:
 
 def _action(action: Row, page: ForeignPage) -> Action | str:
     operation = action.get("operation") or {}
-    wanted = [str(found.get("backend_node_id", "")) for found in action.get("pos_candidates") or ()]
+    wanted = [str(candidate.get("backend_node_id", "")) for candidate in action.get("pos_candidates") or ()]
     if not wanted:
         return "it has no positive candidate"
     target, text = numbers(page.ids, wanted), str(operation.get("value", ""))
-    made = {
+    chosen = {
         "CLICK": Action("click", target),
         "HOVER": Action("hover", target),
         "TYPE": Action("type", target, text),
         "SELECT": Action("select", target, text),
         "ENTER": Action("press", text="Enter"),
     }.get(str(operation.get("op", "")))
-    return on_page(made, page) if made is not None else NO_ACTION
+    return on_page(chosen, page) if chosen is not None else NO_ACTION

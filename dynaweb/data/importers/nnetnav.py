@@ -35,20 +35,20 @@ SOURCE = "nnetnav"
 
 def read(source: str, report: ImportReport) -> Iterator[Transition]:
     """The transitions of NNetNav's rows; see `dynaweb.data.importers.read_foreign`."""
-    places: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+    episodes: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
     with tempfile.TemporaryFile("w+", encoding="utf-8") as spool:
         for row in rows_of(source, report):
             report.read += 1
             step = _step(row, report)
             if step is None:
                 continue
-            steps = places[step["id"], step["goal"]]
+            steps = episodes[step["id"], step["goal"]]
             if step["order"] in steps:
                 report.drop("the same step stands there twice")
                 continue
             steps[step["order"]] = spool.tell()
             spool.write(json.dumps(step) + "\n")
-        for (name, goal), steps in places.items():
+        for (name, goal), steps in episodes.items():
             episode = [_read_step(spool, steps[order]) for order in sorted(steps)]
             yield from transitions(episode, report, task=f"{SOURCE}/{name}", source=SOURCE, goal=goal)
 
@@ -56,22 +56,22 @@ def read(source: str, report: ImportReport) -> Iterator[Transition]:
 def _step(row: Row, report: ImportReport) -> dict[str, Any] | None:
     """What is needed of a row, or None (and why, in the report)."""
     user, reply = _texts(row)
-    found = _USER.search(user)
-    if found is None:
+    match = _USER.search(user)
+    if match is None:
         report.drop("its prompt lacks OBSERVATION, URL, OBJECTIVE or PREVIOUS ACTIONS")
         return None
     if "```" not in reply:
         report.drop("its reply has no fenced action")
         return None
-    past = found["past"].partition("<|eot_id|>")[0]
+    past = match["past"].partition("<|eot_id|>")[0]
     name = str(row.get("id") or row.get("task_name") or "")
     order = max(0, len(_NUMBERED.findall(past)) - 1)
     return {
         "id": name,
-        "goal": found["goal"].strip(),
+        "goal": match["goal"].strip(),
         "order": order,
-        "url": found["url"].strip(),
-        "page": found["page"],
+        "url": match["url"].strip(),
+        "page": match["page"],
         "reply": reply,
     }
 
@@ -85,8 +85,8 @@ def _texts(row: Row) -> tuple[str, str]:
     return str(row.get("prompt", "")), _ASSISTANT.sub("", str(row.get("output", "")))
 
 
-def _read_step(spool: IO[str], place: int) -> ForeignStep:
-    spool.seek(place)
+def _read_step(spool: IO[str], offset: int) -> ForeignStep:
+    spool.seek(offset)
     data = json.loads(spool.readline())
     page = _page(data)
     action = webarena_action(data["reply"], page) if page is not None else NO_PAGE

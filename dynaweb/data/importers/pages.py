@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dynaweb.types import Node, Observation, Tab
-from dynaweb.web.dialects import parse_webarena
-from dynaweb.web.tree import PROPERTIES
+from dynaweb.web.page.text import parse_page
+from dynaweb.web.page.tree import PROPERTIES
 
 _LITERAL = r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\""
 _ATTRIBUTE = rf",? ([A-Za-z_][\w-]*)(?:=({_LITERAL}|[^,\s]+))?"
@@ -61,7 +61,7 @@ def from_axtree_text(text: str, url: str) -> ForeignPage:
 
 def from_webarena_text(text: str, url: str) -> ForeignPage:
     """WebArena's own text. Raises `ValueError` naming the line that is not valid."""
-    seen = parse_webarena(text.strip("\n"), url)
+    seen = parse_page(text.strip("\n"), "webarena", url)
     if not seen.nodes:
         raise ValueError("the page has no element")
     nodes = tuple(replace(node, id=number) for number, node in enumerate(seen.nodes, start=1))
@@ -75,10 +75,10 @@ def from_html(source: str, url: str) -> ForeignPage:
 
     An element that the view does not show (a picture in a link) counts as the nearest shown one around it.
     """
-    from dynaweb.web import static_dom
-    from dynaweb.web.view import compact_view
+    from dynaweb.web.page.view import compact_view
+    from dynaweb.web.static import dom
 
-    parsed = static_dom.load(url, source.encode("utf-8", "replace"))
+    parsed = dom.load(url, source.encode("utf-8", "replace"))
     viewed = compact_view(parsed.tree())
     shown = {parsed.elements[int(node.ref)]: node.id for node in viewed.nodes if node.ref is not None}
     ids: dict[str, int] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 from dynaweb.data.importers import ImportReport, files_of
 from dynaweb.errors import MissingError
-from dynaweb.optional import library
+from dynaweb.plugin.discovery import library
 
 Row = dict[str, Any]
 PATTERNS = ("*.jsonl", "*.json", "*.parquet")
@@ -45,21 +45,21 @@ def _json(file: Path, report: ImportReport) -> Iterator[Row]:
 def _array(text: str, report: ImportReport) -> Iterator[Row]:
     """The files of Mind2Web are arrays of about a hundred tasks each."""
     try:
-        found = json.loads(text)
+        rows = json.loads(text)
     except ValueError:
         report.read += 1
         report.drop("its file is no valid JSON")
         return
-    yield from (item for item in found if isinstance(item, dict))
+    yield from (item for item in rows if isinstance(item, dict))
 
 
 def _row(line: str, report: ImportReport) -> Iterator[Row]:
     try:
-        found = json.loads(line)
+        rows = json.loads(line)
     except ValueError:
-        found = None
-    if isinstance(found, dict):
-        yield found
+        rows = None
+    if isinstance(rows, dict):
+        yield rows
     else:
         report.read += 1
         report.drop("its row is no JSON object")
@@ -74,7 +74,7 @@ def _parquet(file: Path) -> Iterator[Row]:
 
 def _hub(name: str) -> Iterator[Row]:
     try:
-        found = library("datasets", "data").load_dataset(name, split="train", streaming=True)
+        rows = library("datasets", "data").load_dataset(name, split="train", streaming=True)
     except MissingError as error:
         raise MissingError(f"there is no file or folder {name}; as the name of a data set, {error}") from error
-    yield from (dict(row) for row in found)
+    yield from (dict(row) for row in rows)

@@ -11,7 +11,7 @@ from typing import Any
 from dynaweb.data.importers import ImportReport
 from dynaweb.data.importers.pages import ForeignPage
 from dynaweb.types import TARGETED, Action, Transition
-from dynaweb.web.actions import parse_action, resolve
+from dynaweb.web.actions.grammar import parse_action, resolve
 from dynaweb.worldmodels.change import DONE, HISTORY
 
 _FENCE = re.compile(r"```(.*?)```", re.DOTALL)
@@ -82,8 +82,8 @@ def webarena_action(text: str, page: ForeignPage) -> Action | str:
         if number is None:
             return REFUSED
         command = f"{target[1].lower()} [{number}]{command[target.end() :]}"
-    found = parse_action(command, page.page, "webarena")
-    return found if isinstance(found, Action) else REFUSED if target is not None else NO_ACTION
+    parsed = parse_action(command, page.page, "webarena")
+    return parsed if isinstance(parsed, Action) else REFUSED if target is not None else NO_ACTION
 
 
 def do_action(text: str, page: ForeignPage) -> Action | str:
@@ -91,21 +91,21 @@ def do_action(text: str, page: ForeignPage) -> Action | str:
     call = next((line.strip() for line in reversed(text.strip().split("\n")) if "(" in line), "")
     name, _, rest = call.partition("(")
     try:
-        given = {key: ast.literal_eval(value) for key, value in _DO.findall(rest)}
+        arguments = {key: ast.literal_eval(value) for key, value in _DO.findall(rest)}
     except (ValueError, SyntaxError):
         return NO_ACTION
     simple = {"go_backward": Action("go_back"), "go_forward": Action("go_forward")}
     if name in simple:
         return simple[name]
     if name == "exit":
-        return Action("stop", text=str(given.get("message", "")))
-    return _done(given, page) if name == "do" else NO_ACTION
+        return Action("stop", text=str(arguments.get("message", "")))
+    return _done(arguments, page) if name == "do" else NO_ACTION
 
 
-def _done(given: dict[str, str], page: ForeignPage) -> Action | str:
-    kind, text = given.get("action", ""), given.get("argument", "")
-    target = page.ids.get(given.get("element", ""))
-    made = {
+def _done(arguments: dict[str, str], page: ForeignPage) -> Action | str:
+    kind, text = arguments.get("action", ""), arguments.get("argument", "")
+    target = page.ids.get(arguments.get("element", ""))
+    chosen = {
         "Click": Action("click", target),
         "Hover": Action("hover", target),
         "Type": Action("type", target, text),
@@ -116,15 +116,15 @@ def _done(given: dict[str, str], page: ForeignPage) -> Action | str:
         "Press Enter": Action("press", text="Enter"),
         "Wait": Action("wait"),
     }.get(kind)
-    return on_page(made, page) if made is not None else NO_ACTION
+    return on_page(chosen, page) if chosen is not None else NO_ACTION
 
 
 def on_page(action: Action, page: ForeignPage) -> Action | str:
     """The action with the role and name of its element, or why it does not fit the page."""
     if action.kind in TARGETED and action.target is None:
         return REFUSED
-    found = resolve(action, page.page)
-    return found if isinstance(found, Action) else REFUSED
+    parsed = resolve(action, page.page)
+    return parsed if isinstance(parsed, Action) else REFUSED
 
 
 def gym_action(text: str, page: ForeignPage) -> Action | str:
@@ -137,9 +137,11 @@ def gym_action(text: str, page: ForeignPage) -> Action | str:
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         return NO_ACTION
     try:
-        given = [ast.literal_eval(value) for value in call.args]
-        given += [ast.literal_eval(word.value) for word in call.keywords if word.arg in ("value", "options", "text")]
-        return _called(call.func.id, given, page)
+        arguments = [ast.literal_eval(value) for value in call.args]
+        arguments += [
+            ast.literal_eval(word.value) for word in call.keywords if word.arg in ("value", "options", "text")
+        ]
+        return _called(call.func.id, arguments, page)
     except (ValueError, TypeError):
         # Agents also call with what is no number, or too little.
         return NO_ACTION
@@ -163,21 +165,21 @@ _PLAIN = {
 }
 
 
-def _called(name: str, given: list[Any], page: ForeignPage) -> Action | str:
+def _called(name: str, arguments: list[Any], page: ForeignPage) -> Action | str:
     if name in _PLAIN:
         return _PLAIN[name]
-    first = given[0] if given else ""
+    first = arguments[0] if arguments else ""
     if name in _ON_ELEMENT:
-        second = given[1] if len(given) > 1 else ""
+        second = arguments[1] if len(arguments) > 1 else ""
         text = str(second[0]) if isinstance(second, list) and second else str(second)
         kind: Any = _ON_ELEMENT[name]
         return on_page(Action(kind, page.ids.get(str(first)), text if kind in ("type", "select") else ""), page)
     if name in ("press", "keyboard_press"):
-        return Action("press", text=str(given[-1])) if given else NO_ACTION
+        return Action("press", text=str(arguments[-1])) if arguments else NO_ACTION
     if name == "goto":
         return Action("goto", text=str(first))
-    if name == "scroll" and len(given) == 2:
-        return Action("scroll", text="down" if given[1] >= 0 else "up")
+    if name == "scroll" and len(arguments) == 2:
+        return Action("scroll", text="down" if arguments[1] >= 0 else "up")
     if name == "tab_focus":
         return Action("tab_focus", index=int(first))
     if name in ("send_msg_to_user", "report_infeasible"):

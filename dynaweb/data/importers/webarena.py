@@ -46,8 +46,8 @@ def _render(file: Path, report: ImportReport) -> Iterator[Transition]:
 
 
 def _config(head: str) -> dict[str, str]:
-    found = _CONFIG.search(head)
-    lines = found[1].split("\n") if found is not None else []
+    match = _CONFIG.search(head)
+    lines = match[1].split("\n") if match is not None else []
     return {key.strip(): html.unescape(value.strip()) for key, _, value in (line.partition(":") for line in lines)}
 
 
@@ -66,9 +66,9 @@ def _rendered_action(part: str, page: ForeignPage) -> Action | str:
     """What was understood; where that cannot be read, what the model said."""
     answer: Action | str = NO_ACTION
     for pattern in _ACTIONS:
-        found = pattern.search(part)
-        if found is not None and isinstance(answer, str):
-            answer = webarena_action(html.unescape(found[1]), page)
+        match = pattern.search(part)
+        if match is not None and isinstance(answer, str):
+            answer = webarena_action(html.unescape(match[1]), page)
     return answer
 
 

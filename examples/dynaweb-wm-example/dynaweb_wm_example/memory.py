@@ -1,11 +1,11 @@
-"""Looks up real steps. They come from `context.services["transitions"]`, a function, and are read on first use."""
+"""Looks up real steps. They come from `context.transitions`, a function, and are read on first use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dynaweb.protocols import PluginContext
+from dynaweb.protocols import WorldModelContext
 from dynaweb.types import Action, Observation, Prediction, Transition
 from dynaweb.web.delta import diff
 
@@ -18,9 +18,9 @@ Key = tuple[str, str, str, str]
 class MemoryWorldModel:
     """Remembers what followed an action, by what it did to which element."""
 
-    def __init__(self, config: MemoryConfig, context: PluginContext) -> None:
+    def __init__(self, config: MemoryConfig, context: WorldModelContext) -> None:
         self.config = config
-        self._transitions: Callable[[], Sequence[Transition]] = context.services.get("transitions", tuple)
+        self._transitions = context.transitions
         self._steps: dict[Key, list[Transition]] | None = None
 
     async def predict(

@@ -50,3 +50,17 @@ def dynaweb_environments() -> Sequence[PluginSpec]:
             capabilities=frozenset({"tasks", "real", "browser"}),
         )
     ]
+
+
+@hookimpl
+def dynaweb_formats() -> Sequence[PluginSpec]:
+    """The format `browsergym`."""
+    return [
+        PluginSpec(
+            name="browsergym",
+            target="dynaweb_env_browsergym.formats:Browsergym",
+            config=Section,
+            summary="Accessibility tree and actions of BrowserGym's agents",
+            capabilities=frozenset({"dialect", "grammar", "view"}),
+        ),
+    ]

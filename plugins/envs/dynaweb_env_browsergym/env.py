@@ -10,29 +10,28 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dynaweb import sidecar
 from dynaweb.config.sections import Web
-from dynaweb.errors import ConfigError, InfrastructureError, MissingError
-from dynaweb.seeding import derive
-from dynaweb.suggest import hint, nearest
+from dynaweb.errors import ConfigError, InfrastructureError, MissingError, hint, nearest
+from dynaweb.runs import sidecar
+from dynaweb.runs.seeding import derive
 from dynaweb.types import Action, Judgement, Observation, StepResult, Tab, Task, Trajectory
-from dynaweb.web.actions import resolve
-from dynaweb.web.chromium import find
-from dynaweb.web.tree import read_page
-from dynaweb.web.view import compact_view, full_view
-from dynaweb.web.view_benchmarks import browsergym_view
+from dynaweb.web.actions.grammar import resolve
+from dynaweb.web.chromium.install import find
+from dynaweb.web.page.tree import read_page
+from dynaweb.web.page.view import VIEWS
 from dynaweb_env_browsergym.actions import call_of
+from dynaweb_env_browsergym.formats import browsergym_view
 from dynaweb_env_browsergym.process import Worker
 
 if TYPE_CHECKING:
-    from dynaweb.protocols import Environment, ExpertPolicy, PluginContext
+    from dynaweb.protocols import Environment, EnvironmentContext, ExpertPolicy
     from dynaweb_env_browsergym import BrowsergymConfig
 
 T = TypeVar("T")
 
 FIRST_SEED = {"pretrain": 0, "train": 10_000, "validation": 20_000, "test": 30_000}
 """Seeds of a split count from here."""
-_VIEWS = {"compact": compact_view, "full": full_view, "browsergym": browsergym_view}
+_VIEWS = {**VIEWS, "browsergym": browsergym_view}
 
 
 class BrowsergymEnvironment:
@@ -54,8 +53,8 @@ class BrowsergymEnvironment:
         if "gym_id" not in task.meta:
             raise ConfigError(f"Task {task.id!r} is not of BrowserGym: draw it with BrowsergymSource.")
         self.reward = 0.0
-        given = {"id": task.meta["gym_id"], "seed": task.meta["seed"], "module": self._source.module}
-        page = self._read(await self._worker.ask("reset", **given))
+        arguments = {"id": task.meta["gym_id"], "seed": task.meta["seed"], "module": self._source.module}
+        page = self._read(await self._worker.ask("reset", **arguments))
         self.task = replace(task, intent=str(self._said["goal"]), start_url=page.url)
         return page
 
@@ -106,10 +105,10 @@ class BrowsergymEnvironment:
 class BrowsergymSource:
     """The plugin object: ids that a benchmark registers, environments, and BrowserGym's own rewards as verdicts."""
 
-    def __init__(self, config: BrowsergymConfig, context: PluginContext) -> None:
+    def __init__(self, config: BrowsergymConfig, context: EnvironmentContext) -> None:
         """Raises `MissingError` without BrowserGym's environment, `ConfigError` for an id without a benchmark."""
         self.config = config
-        self.web: Web = context.services.get("web") or Web()
+        self.web = context.web or Web()
         self.python = sidecar.python_of("browsergym", config.python)
         self.module = config.module or _module(config.id)
         self._ids: list[str] | None = None
@@ -119,7 +118,7 @@ class BrowsergymSource:
         if split not in FIRST_SEED:
             raise ConfigError(f"no split is called {split!r}; {hint(split, FIRST_SEED)}")
         ids = self._chosen()
-        return [self._task(ids[place % len(ids)], split, place // len(ids), seed) for place in range(count)]
+        return [self._task(ids[index % len(ids)], split, index // len(ids), seed) for index in range(count)]
 
     def task(self, task_id: str) -> Task | None:
         """The task of an id such as `miniwob.click-test:test:30004`."""

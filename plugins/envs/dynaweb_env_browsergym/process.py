@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaweb.errors import InfrastructureError
-from dynaweb.sidecar import clean_variables
+from dynaweb.runs.sidecar import clean_variables
 
 WORKER = Path(__file__).with_name("worker.py")
 _LINE = 64 * 1024 * 1024

@@ -112,7 +112,7 @@ class Bridge:
     def page(self, observation: dict[str, Any]) -> dict[str, Any]:
         """An observation as plain data."""
         nodes = observation["axtree_object"]["nodes"]
-        found = {
+        spaces = {
             str(n["backendDOMNodeId"]): n["browsergym_id"]
             for n in nodes
             if "backendDOMNodeId" in n and n.get("browsergym_id")
@@ -123,7 +123,7 @@ class Bridge:
             "tabs": list(zip(observation["open_pages_titles"], observation["open_pages_urls"], strict=True)),
             "current": int(observation["active_page_index"][0]),
             "nodes": nodes,
-            "bids": found,
+            "bids": spaces,
             "focused": observation["focused_element_bid"],
             "error": observation["last_action_error"],
         }

@@ -1,23 +1,27 @@
 """Dreamed pages behind the interface of a real environment.
 
 What code can decide is never dreamed: refused actions, actions without effect and changes inside the page
-(`dynaweb.loop.rules`), the browser's history, and tabs. Everything else is asked of the world model.
+(`dynaweb.worldmodels.dynamics`), the browser's history, and tabs. Everything else is asked of the world model.
+
+The world ends a dream in three ways: the prediction says that the task is over, there is no prediction, or it cannot be
+trusted. The agent's `stop`, unreadable replies and the horizon end episodes of every kind (`dynaweb.rollout.episode`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from dynaweb.errors import EngineError, MissingError
-from dynaweb.loop.rules import in_page, refusal
-from dynaweb.seeding import derive
-from dynaweb.types import Action, Judgement, Observation, Prediction, StepResult, Tab, Task, Trajectory
-from dynaweb.web.dialects import render
+from dynaweb.protocols import DreamContext, PluginContext
+from dynaweb.runs.seeding import derive
+from dynaweb.types import Action, Judgement, Observation, Prediction, StepFacts, StepResult, Tab, Task, Trajectory
+from dynaweb.web.page.text import render
+from dynaweb.worldmodels.dynamics import in_page, refusal
 
 if TYPE_CHECKING:
-    from dynaweb.protocols import Environment, ExpertPolicy, PluginContext, TaskSource, WorldModel
+    from dynaweb.protocols import Environment, ExpertPolicy, WorldModel
     from dynaweb_env_dream import DreamConfig
 
 StartPages = Callable[[Task], Observation | None]
@@ -55,11 +59,11 @@ class DreamEnvironment:
     """One dream at a time: `reset` takes the recorded start page of the task, `step` follows rules, then the model.
 
     Dreams with the same seed are the same world: the prediction is drawn from the seed, the page and the action.
-    `info["imagined"]` marks pages that the world model wrote, and what code makes of them; pages that a prediction
+    `StepFacts.imagined` marks pages that the world model wrote, and what code makes of them; pages that a prediction
     recalled, and the first one, are real.
     A page that the world model could not write ends the dream: `StepResult.error` says why and
-    `info["world_model_error"]` marks that the policy is not to blame. So does a page that cannot be trusted: when the
-    product of the predictions' confidences falls below `floor`, the dream ends and `info["untrusted"]` says why.
+    `StepFacts.world_model_error` that the policy is not to blame. So does a page that cannot be trusted: when the
+    product of the predictions' confidences falls below `floor`, the dream ends and `StepFacts.untrusted` says why.
     """
 
     def __init__(self, world_model: WorldModel, start_page: StartPages, floor: float = 0.0) -> None:
@@ -133,25 +137,25 @@ class DreamEnvironment:
         except EngineError as error:
             # A page that grew beyond the model's context ends this dream, not the run.
             prediction = Prediction(None, error=str(error))
-        info = _info(prediction)
+        facts = _facts(prediction)
         if prediction.next_observation is None:
             why = prediction.error or "the world model gave no page"
-            return StepResult(page, done=True, error=why, info={**info, "world_model_error": why})
+            return StepResult(page, done=True, error=why, facts=replace(facts, world_model_error=why))
         self._trust *= 1.0 if prediction.confidence is None else prediction.confidence
         if self._trust < self.floor:
             why = f"the expected fidelity of the dream fell to {self._trust:.3f}, below {self.floor:g}"
-            return StepResult(page, done=True, info={**info, "untrusted": why})
+            return StepResult(page, done=True, facts=replace(facts, untrusted=why))
         clicked = page.node(action.target) if action.kind == "click" and action.target is not None else None
         submitted = action.enter or (clicked and clicked.role) == "button"
         self._tab.visit(prediction.next_observation, imagined=not prediction.recalled, submitted=submitted)
-        return self._here(done=prediction.done, info=info)
+        return self._here(done=prediction.done, facts=facts)
 
-    def _here(self, *, done: bool = False, error: str = "", info: Mapping[str, Any] | None = None) -> StepResult:
+    def _here(self, *, done: bool = False, error: str = "", facts: StepFacts | None = None) -> StepResult:
         """The current page; a refusal is also its notice, as a real session shows it."""
         if error:
             self._tab.page = replace(self._tab.page, notice=error)
-        origin = {"imagined": True} if self._tab.imagined else {}
-        return StepResult(self._tab.page, done=done, error=error, info={**(info or {}), **origin})
+        facts = replace(facts or StepFacts(), imagined=self._tab.imagined)
+        return StepResult(self._tab.page, done=done, error=error, facts=facts)
 
     def _change_tab(self, action: Action) -> StepResult:
         if action.kind == "new_tab":
@@ -176,47 +180,42 @@ class DreamEnvironment:
             self._tab.page = replace(self._tab.page, tabs=tabs)
 
 
-def _info(prediction: Prediction) -> dict[str, Any]:
+def _facts(prediction: Prediction) -> StepFacts:
     if prediction.recalled:
-        return {"recalled": True}
-    found = {"dreamed": True, "tokens": prediction.tokens, "logprob": prediction.logprob}
-    return found if prediction.confidence is None else {**found, "confidence": prediction.confidence}
+        return StepFacts(recalled=True)
+    return StepFacts(
+        dreamed=True, tokens=prediction.tokens, logprob=prediction.logprob, confidence=prediction.confidence
+    )
 
 
 class DreamSource:
     """`--env dream`: dreams made of another environment's tasks and start pages.
 
-    `context.services` must hold `world_model`, `start_page` (see `StartPages`) and `tasks`, the other environment; it
-    may hold `fidelity_floor`, the expected fidelity at which dreams end.
+    Raises `MissingError` for a context without what a dream is made of.
     """
 
     def __init__(self, config: DreamConfig, context: PluginContext) -> None:
+        if not isinstance(context, DreamContext):
+            raise MissingError(
+                "the dream environment needs a DreamContext, with world_model, start_page and tasks; it got a "
+                f"{type(context).__name__}"
+            )
         self.config = config
-        self._services = context.services
+        self._context = context
 
     def environment(self) -> Environment:
         """A new dream; cheap."""
-        world_model = cast("WorldModel", self._service("world_model"))
-        start_page = cast("StartPages", self._service("start_page"))
-        return DreamEnvironment(world_model, start_page, float(self._services.get("fidelity_floor", 0.0)))
+        context = self._context
+        return DreamEnvironment(context.world_model, context.start_page, context.fidelity_floor)
 
     def tasks(self, split: str, *, count: int, seed: int) -> list[Task]:
         """The tasks of the environment that is dreamed of."""
-        return self._real.tasks(split, count=count, seed=seed)
+        return self._context.tasks.tasks(split, count=count, seed=seed)
 
     def expert(self, task: Task) -> ExpertPolicy:
         """The expert of the environment that is dreamed of."""
-        return self._real.expert(task)
+        return self._context.tasks.expert(task)
 
     async def evaluate(self, environment: Environment, trajectory: Trajectory) -> Judgement:
         """A dream has no verdict of its own: only a judge can score it."""
         return Judgement(None, why="nothing real happened in a dream; score it with a judge such as self-assess")
-
-    @property
-    def _real(self) -> TaskSource:
-        return cast("TaskSource", self._service("tasks"))
-
-    def _service(self, name: str) -> Any:
-        if name not in self._services:
-            raise MissingError(f"the dream environment needs the service {name!r}; it got {sorted(self._services)}")
-        return self._services[name]

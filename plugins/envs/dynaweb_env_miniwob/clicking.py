@@ -102,8 +102,8 @@ def focus(goal: str, page: Page) -> Plan:
 
 def parity(goal: str, page: Page) -> Plan:
     """`Mark the numbers below as odd or even and press submit when done.`"""
-    for place, number in enumerate(page.all("text")):
-        page = yield page.click("button", "Odd" if int(number.name) % 2 else "Even", nth=place)
+    for position, number in enumerate(page.all("text")):
+        page = yield page.click("button", "Odd" if int(number.name) % 2 else "Even", nth=position)
     yield page.submit()
 
 
@@ -122,11 +122,11 @@ def contact(goal: str, page: Page) -> Plan:
     yield page.click("link", after=page.get("text", f"{what.capitalize()}:"))
 
 
-def _fits(goal: str, shown: str) -> bool:
-    if not shown.lstrip("-").isdigit():
+def _fits(goal: str, card: str) -> bool:
+    if not card.lstrip("-").isdigit():
         return False
     how, limit = match(r"(even|odd|less|greater)(?: number| than (\d+))", goal)
-    number = int(shown)
+    number = int(card)
     tests = {"even": number % 2 == 0, "odd": number % 2 == 1}
     if how in tests:
         return tests[how]
@@ -151,8 +151,8 @@ def _behind(role: str, goal: str, page: Page) -> Plan:
     """Open one after another of the things that hide text, and look for the link in each."""
     name = quoted(goal)
     doors: list[Node] = page.all(role)
-    for place in range(len(doors)):
-        page = yield page.click(role, nth=place)
+    for position in range(len(doors)):
+        page = yield page.click(role, nth=position)
         for _ in range(PATIENCE):
             # What unfolds cannot be clicked at once.
             if page.has("link", name):

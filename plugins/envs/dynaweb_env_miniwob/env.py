@@ -8,19 +8,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.sections import Web
-from dynaweb.errors import ConfigError, InfrastructureError, MissingError
-from dynaweb.seeding import derive
-from dynaweb.suggest import hint
+from dynaweb.errors import ConfigError, InfrastructureError, MissingError, hint
+from dynaweb.runs.seeding import derive
 from dynaweb.types import Action, Judgement, Observation, StepResult, Task, Trajectory
-from dynaweb.web.browser import BrowserPool, pool_of
-from dynaweb.web.chromium_session import ChromiumSession
+from dynaweb.web.chromium.pool import BrowserPool, pool_of
+from dynaweb.web.chromium.session import ChromiumSession
 from dynaweb_env_miniwob import scripts
 from dynaweb_env_miniwob.expert import SCRIPTED, MiniwobExpert
 from dynaweb_env_miniwob.goals import Goals
 from dynaweb_env_miniwob.pages import SITE, TIMING, Pages, PageServer, patience
 
 if TYPE_CHECKING:
-    from dynaweb.protocols import Environment, PluginContext
+    from dynaweb.protocols import Environment, EnvironmentContext
     from dynaweb.web.session import Session
     from dynaweb_env_miniwob import MiniwobConfig
 
@@ -97,11 +96,11 @@ class MiniwobSource:
     that are not in the cache yet.
     """
 
-    def __init__(self, config: MiniwobConfig, context: PluginContext) -> None:
+    def __init__(self, config: MiniwobConfig, context: EnvironmentContext) -> None:
         """Raises `MissingError` without the pages, `ConfigError` for unknown names in `templates`."""
         self.config = config
         self._context = context
-        self.web: Web = context.services.get("web") or Web()
+        self.web = context.web or Web()
         self.pages = Pages(config.path)
         self.names = _chosen(config, self.pages)
         self._goals = Goals(self.pages, self.web)
@@ -115,7 +114,7 @@ class MiniwobSource:
         """
         if split not in FIRST_SEED:
             raise ConfigError(f"no split is called {split!r}; {hint(split, FIRST_SEED)}")
-        drawn = [self._drawn(split, place, seed) for place in range(count)]
+        drawn = [self._drawn(split, index, seed) for index in range(count)]
         goals = self._goals.read(drawn)
         return [self._task(name, number, split, goals[name, number]) for name, number in drawn]
 
@@ -165,12 +164,12 @@ class MiniwobSource:
             self._server.stop()
         self._pool = self._server = None
 
-    def _drawn(self, split: str, place: int, seed: int) -> tuple[str, int]:
+    def _drawn(self, split: str, index: int, seed: int) -> tuple[str, int]:
         """Name and page seed of the task at a place of the draw; no seed comes twice before all have come."""
-        name = self.names[place % len(self.names)]
+        name = self.names[index % len(self.names)]
         order = list(range(self.config.seeds))
         random.Random(derive(seed, "miniwob", split, name)).shuffle(order)
-        return name, FIRST_SEED[split] + order[place // len(self.names) % len(order)]
+        return name, FIRST_SEED[split] + order[index // len(self.names) % len(order)]
 
     def _task(self, name: str, number: int, split: str, goal: str) -> Task:
         meta = {"seed": number, "kind": "timing" if name in TIMING else "steady", "scripted": name in SCRIPTED}

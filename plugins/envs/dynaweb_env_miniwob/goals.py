@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaweb import events
-from dynaweb.config.recipe import digest
-from dynaweb.config.sections import Web
+from dynaweb.config.files import read_json
+from dynaweb.config.keys import digest
 from dynaweb.errors import CheckpointError, ConfigError, InfrastructureError
-from dynaweb.files import read_json
-from dynaweb.plugins import notify
+from dynaweb.plugin.registry import notify
+from dynaweb.protocols import BrowserSettings
 from dynaweb.runs.atomic import write_text
 from dynaweb.runs.cache import default_root
-from dynaweb.web.browser import pool_of
+from dynaweb.web.chromium.pool import pool_of
 from dynaweb_env_miniwob.pages import Pages, PageServer, patience
 from dynaweb_env_miniwob.scripts import GOALS
 
@@ -36,7 +36,7 @@ Wanted = tuple[str, int]
 class Goals:
     """Goals by task and seed: from memory, from the cache file, or from the pages."""
 
-    def __init__(self, pages: Pages, web: Web, *, cache: Path | None = None) -> None:
+    def __init__(self, pages: Pages, web: BrowserSettings, *, cache: Path | None = None) -> None:
         self._pages, self._web = pages, web
         self._file = (cache or default_root()) / "miniwob" / f"goals-{digest(pages.edition)}.json"
         self._known: dict[str, dict[str, str]] | None = None
@@ -71,7 +71,9 @@ class Goals:
             write_text(self._file, json.dumps(known, ensure_ascii=False))
 
 
-def _in_thread(pages: Pages, web: Web, wanted: Mapping[str, list[int]], known: dict[str, dict[str, str]]) -> None:
+def _in_thread(
+    pages: Pages, web: BrowserSettings, wanted: Mapping[str, list[int]], known: dict[str, dict[str, str]]
+) -> None:
     """Run the reading in a loop of its own, wherever we are called from."""
     failed: list[BaseException] = []
 
@@ -88,7 +90,9 @@ def _in_thread(pages: Pages, web: Web, wanted: Mapping[str, list[int]], known: d
         raise failed[0]
 
 
-async def _read(pages: Pages, web: Web, wanted: Mapping[str, list[int]], known: dict[str, dict[str, str]]) -> None:
+async def _read(
+    pages: Pages, web: BrowserSettings, wanted: Mapping[str, list[int]], known: dict[str, dict[str, str]]
+) -> None:
     """Add the goals of every task and seed to `known`, page by page."""
     server = PageServer(pages.folder)
     try:
@@ -107,9 +111,9 @@ async def _goals(session: Session, pages: Pages, name: str, seeds: list[int]) ->
     """The goals of one page by seed. Raises `InfrastructureError` when it does not tell them."""
     await session.goto(pages.url(name))
     try:
-        told: dict[str, Any] = await session.evaluate("last", GOALS % {"seeds": json.dumps(seeds)})
+        goals: dict[str, Any] = await session.evaluate("last", GOALS % {"seeds": json.dumps(seeds)})
     except ConfigError as error:
         raise InfrastructureError(f"the page of {name!r} in {pages.folder} did not start: {error}") from None
-    if any(str(seed) not in told for seed in seeds):
+    if any(str(seed) not in goals for seed in seeds):
         raise InfrastructureError(f"the page of {name!r} in {pages.folder} tells no goal")
-    return {seed: str(goal) for seed, goal in told.items()}
+    return {seed: str(goal) for seed, goal in goals.items()}

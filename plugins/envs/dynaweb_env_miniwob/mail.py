@@ -27,8 +27,8 @@ def posts(goal: str, page: Page) -> Plan:
     """`Click the "Retweet" button on all posts by @enola and then click Submit.`, or on some of them."""
     how_many, user = match(r"on (all|\d+) posts? by (@\S+) and", goal)
     count = len(_posts(page, user)) if how_many == "all" else int(how_many)
-    for place in range(count):
-        page = yield page.click("button", ICONS[quoted(goal)], after=_posts(page, user)[place])
+    for index in range(count):
+        page = yield page.click("button", ICONS[quoted(goal)], after=_posts(page, user)[index])
     yield page.submit()
 
 

@@ -15,7 +15,7 @@ from dynaweb.errors import ConfigError, InfrastructureError, MissingError
 from dynaweb.web.session import UrlMap
 
 if TYPE_CHECKING:
-    from dynaweb.config.sections import Web
+    from dynaweb.protocols import BrowserSettings
 
 ORIGIN = "http://miniwob.localhost"
 """The canonical address of the pages, whatever the port is."""
@@ -41,7 +41,7 @@ LOAD_SECONDS = 30.0
 busy; a page that is read half loaded has no episode to start."""
 
 
-def patience(web: Web) -> float:
+def patience(web: BrowserSettings) -> float:
     """Seconds that a page may take to load under the recipe's browser settings."""
     return max(web.action_timeout, LOAD_SECONDS)
 

@@ -38,14 +38,14 @@ class Page:
 
     def get(self, role: str, name: str | None = None, *, nth: int = 0, after: Node | None = None) -> Node:
         """The nth element (from 0) of a role and, if given, a name, after another one. Raises `PlanError`."""
-        found = [
+        matches = [
             node
             for node in self.nodes
             if node.role == role and name in (None, node.name) and (after is None or node.id > after.id)
         ]
-        if nth >= len(found):
+        if nth >= len(matches):
             raise PlanError(f"there is no {role} {name!r} (number {nth + 1}) among {[n.name for n in self.all(role)]}")
-        return found[nth]
+        return matches[nth]
 
     def click(self, role: str, name: str | None = None, *, nth: int = 0, after: Node | None = None) -> Action:
         """Click on such an element."""
@@ -67,23 +67,23 @@ def on(kind: str, node: Node, text: str = "", *, enter: bool = False) -> Action:
 
 def quoted(goal: str, nth: int = 0) -> str:
     """The nth text in double quotes of a goal."""
-    found = _QUOTED.findall(goal)
-    if nth >= len(found):
-        raise PlanError(f"the goal {goal!r} quotes only {len(found)} texts")
-    return str(found[nth])
+    matches = _QUOTED.findall(goal)
+    if nth >= len(matches):
+        raise PlanError(f"the goal {goal!r} quotes only {len(matches)} texts")
+    return str(matches[nth])
 
 
 def ordinal(goal: str, nth: int = 0) -> int:
     """The nth `3rd`-like number of a goal, from 0."""
-    found = _ORDINAL.findall(goal)
-    if nth >= len(found):
+    matches = _ORDINAL.findall(goal)
+    if nth >= len(matches):
         raise PlanError(f"the goal {goal!r} names no place such as 3rd")
-    return int(found[nth]) - 1
+    return int(matches[nth]) - 1
 
 
 def match(pattern: str, goal: str) -> tuple[str, ...]:
     """The groups of a pattern that the goal must match."""
-    found = re.search(pattern, goal)
-    if found is None:
+    matches = re.search(pattern, goal)
+    if matches is None:
         raise PlanError(f"the goal {goal!r} does not read as {pattern}")
-    return tuple(group or "" for group in found.groups())
+    return tuple(group or "" for group in matches.groups())

@@ -12,7 +12,7 @@ def copy(goal: str, page: Page) -> Plan:
     """`Copy the text in the textarea below, paste it into the textbox and press Submit.`"""
     boxes = page.all("textbox")
     full = next(box for box in boxes if box.value)
-    page = yield page.fill(str(full.value), nth=next(place for place, box in enumerate(boxes) if not box.value))
+    page = yield page.fill(str(full.value), nth=next(index for index, box in enumerate(boxes) if not box.value))
     yield page.submit()
 
 
@@ -44,16 +44,16 @@ def last_word(goal: str, page: Page) -> Plan:
 
 def value(goal: str, page: Page) -> Plan:
     """`Enter the value of Language into the text field and press Submit.`"""
-    page = yield page.fill(_beside(page, match(r"the value of (.*) into", goal)[0]))
+    page = yield page.fill(_value_of(page, match(r"the value of (.*) into", goal)[0]))
     yield page.submit()
 
 
 def values(goal: str, page: Page) -> Plan:
     """`Enter the value that corresponds with each label into the form and submit when done.`"""
-    for place in (0, 1):
-        box = page.get("textbox", nth=place)
+    for index in (0, 1):
+        box = page.get("textbox", nth=index)
         label = box.name or page.nodes[box.id - 2].name
-        page = yield page.fill(_beside(page, label.rstrip(":")), nth=place)
+        page = yield page.fill(_value_of(page, label.rstrip(":")), nth=index)
     yield page.submit()
 
 
@@ -85,19 +85,19 @@ def unknown(goal: str, page: Page) -> Plan:
 
 def search(goal: str, page: Page) -> Plan:
     """`Use the textbox to enter "Truman" and press "Search", then find and click the 5th search result.`"""
-    place = ordinal(goal)
+    index = ordinal(goal)
     page = yield page.fill(quoted(goal))
     page = yield page.click("button", "Search")
-    if place >= RESULTS:
-        page = yield page.click("link", str(place // RESULTS + 1))
-    yield page.click("link", nth=place % RESULTS)
+    if index >= RESULTS:
+        page = yield page.click("link", str(index // RESULTS + 1))
+    yield page.click("link", nth=index % RESULTS)
 
 
 RESULTS = 3
 """Search results on one page."""
 
 
-def _beside(page: Page, label: str) -> str:
+def _value_of(page: Page, label: str) -> str:
     """The text that follows a label in a table."""
     return page.get("text", after=page.get("text", label)).name
 

@@ -31,12 +31,12 @@ def password_twice(goal: str, page: Page) -> Plan:
 
 def login(goal: str, page: Page) -> Plan:
     """`Enter the username "thaddeus" and the password "UT" into the text fields and press login.`"""
-    for place in (0, 1):
-        page = yield page.fill(quoted(goal, place), nth=place)
+    for index in (0, 1):
+        page = yield page.fill(quoted(goal, index), nth=index)
         if page.has("button", "Cancel"):
             # A message popped up when the field got the focus, and nothing was typed.
             page = yield page.click("button", "Cancel")
-            page = yield page.fill(quoted(goal, place), nth=place)
+            page = yield page.fill(quoted(goal, index), nth=index)
     yield on("click", page.all("button")[-1])
 
 
@@ -102,19 +102,19 @@ def movie(goal: str, page: Page) -> Plan:
     """`Search for surreal movies directed by Baxter from year 1995.`, whatever the form looks like."""
     genre, director, year = match(r"Search for (.*) movies directed by (.*) from year (\d+)", goal)
     wanted = {"Genre": genre, "Director": director, "Year": year, "Date": year}
-    for place in range(3):
-        page = yield page.fill(wanted[_label(page, place, wanted)], nth=place)
+    for index in range(3):
+        page = yield page.fill(wanted[_label(page, index, wanted)], nth=index)
     yield page.click("button")
 
 
-def _label(page: Page, place: int, known: Mapping[str, str]) -> str:
+def _label(page: Page, index: int, known: Mapping[str, str]) -> str:
     """Which of the known labels the nth textbox has: the last text before it, or the next where labels come after."""
-    box = page.get("textbox", nth=place)
+    box = page.get("textbox", nth=index)
     before = page.nodes[box.id - 2 :: -1] if page.nodes[0].role != "textbox" else page.nodes[box.id :]
     said = [node.name for node in before if node.role != "textbox"]
     found = next((key for name in said for key in known if key in name), None)
     if found is None:
-        raise PlanError(f"textbox {place + 1} has none of the labels {', '.join(known)}")
+        raise PlanError(f"textbox {index + 1} has none of the labels {', '.join(known)}")
     return found
 
 

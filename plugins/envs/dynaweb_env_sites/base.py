@@ -74,7 +74,7 @@ def stop(answer: str = "") -> Do:
 class Goal:
     """A task before it has an id: words, plan (its last step is `stop`), and WebArena's `eval` object.
 
-    `meta` should hold `intent_template` and `slots` (see `say`).
+    `meta` should hold `intent_template` and `slots` (see `goal`).
     """
 
     intent: str
@@ -98,14 +98,16 @@ class Template:
     make: Callable[[Any, random.Random], Goal | None]
 
 
-def say(rng: random.Random, phrases: Sequence[str], **slots: str) -> tuple[str, dict[str, Any]]:
-    """An intent from one of several phrases with `{slot}` names, and the `meta` that belongs to it.
+def goal(
+    rng: random.Random, phrases: Sequence[str], plan: tuple[Do, ...], evaluation: Evaluation, **slots: str
+) -> Goal:
+    """A goal in one of several phrases with `{slot}` names, which are filled in and kept in its `meta`.
 
     Write slots in single quotes in the phrase: `"Add '{item}' to the cart."`.
     """
     phrase = rng.choice(list(phrases))
     used = {name: value for name, value in slots.items() if f"{{{name}}}" in phrase}
-    return phrase.format(**used), {"intent_template": phrase, "slots": used}
+    return Goal(phrase.format(**used), plan, evaluation, meta={"intent_template": phrase, "slots": used})
 
 
 def answer_is(text: str) -> Evaluation:

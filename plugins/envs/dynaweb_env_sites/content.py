@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from zlib import crc32
 
-from dynaweb.seeding import derive
+from dynaweb.runs.seeding import derive
 from dynaweb.types import Split
 
 SPLITS: tuple[Split, ...] = ("pretrain", "train", "validation", "test")

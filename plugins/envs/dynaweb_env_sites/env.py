@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dynaweb.config.sections import Web
 from dynaweb.errors import ConfigError, InfrastructureError
 from dynaweb.types import Action, Judgement, Observation, StepResult, Task, Trajectory
-from dynaweb.web.browser import BrowserPool, pool_of
+from dynaweb.web.chromium.pool import BrowserPool, pool_of
 from dynaweb.web.evaluators import evaluate
 from dynaweb_env_sites.expert import SitesExpert
 from dynaweb_env_sites.server import SitesApp, SitesServer, create_app
@@ -17,7 +17,7 @@ from dynaweb_env_sites.tasks import site_seeds, sites, sites_tasks, task_of, tas
 from dynaweb_env_sites.world_store import HEADER, WorldStore
 
 if TYPE_CHECKING:
-    from dynaweb.protocols import Environment, PluginContext
+    from dynaweb.protocols import Environment, EnvironmentContext
     from dynaweb.web.session import Session
     from dynaweb_env_sites import SitesConfig
 
@@ -79,13 +79,13 @@ class SitesSource:
     """The plugin object: tasks, environments, experts and verdicts of the embedded sites.
 
     The server and the browser start with the first environment that is reset; `close` ends them. Browser settings come
-    from `context.services["web"]` (the recipe's `web` section) when it is there.
+    from the context (the recipe's `web` section) where it has them.
     """
 
-    def __init__(self, config: SitesConfig, context: PluginContext) -> None:
+    def __init__(self, config: SitesConfig, context: EnvironmentContext) -> None:
         self.config = config
         self._context = context
-        self.web: Web = context.services.get("web") or Web()
+        self.web = context.web or Web()
         self._app: SitesApp = create_app(WorldStore(sites()))
         self._server: SitesServer | None = None
         self._pool: BrowserPool | None = None
@@ -152,11 +152,11 @@ class SitesSource:
 
     def _session(self) -> Session:
         if self.config.driver == "static":
-            from dynaweb.web.static import StaticSession
+            from dynaweb.web.static.session import StaticSession
 
             return StaticSession(self._app, hosts=[site.host for site in self._app.store.sites.values()])
         # Imports Playwright, which static episodes do not need.
-        from dynaweb.web.chromium_session import ChromiumSession
+        from dynaweb.web.chromium.session import ChromiumSession
 
         return ChromiumSession(self._browser())
 
@@ -179,10 +179,10 @@ def server_state(evaluation: Mapping[str, Any], snapshot: Mapping[str, Any]) -> 
     """
     checks = evaluation.get("server_state") or ()
     for check in checks:
-        found = look_up(snapshot, check["path"])
+        actual = look_up(snapshot, check["path"])
         # As JSON, so that a task that went through a file (lists, no tuples) is judged alike.
-        if json.dumps(found, sort_keys=True) != json.dumps(check["equals"], sort_keys=True):
-            return Judgement(0.0, why=f"{check['path']} is {found!r}, not {check['equals']!r}")
+        if json.dumps(actual, sort_keys=True) != json.dumps(check["equals"], sort_keys=True):
+            return Judgement(0.0, why=f"{check['path']} is {actual!r}, not {check['equals']!r}")
     return Judgement(1.0, why="as wanted") if checks else Judgement(None, why="there are no server_state checks")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dynaweb.errors import DynawebError, MissingError
 from dynaweb.types import TARGETED, Action, Node, Observation, Task
-from dynaweb.web.action_rules import TEXTBOXES
+from dynaweb.web.actions.rules import TEXTBOXES
 from dynaweb_env_sites.base import Do
 from dynaweb_env_sites.tasks import plan_of
 
@@ -16,7 +16,7 @@ class SitesExpert:
         """Raises `MissingError` when the task has no plan."""
         self._task = task
         self._plan = plan_of(task)
-        self._place = 0
+        self._next = 0
         if not self._plan:
             raise MissingError(f"Task {task.id!r} has no plan, so there is no expert for it.")
 
@@ -25,11 +25,11 @@ class SitesExpert:
 
         Raises `DynawebError` when the plan is over or the element that it names is not on the page.
         """
-        if self._place >= len(self._plan):
+        if self._next >= len(self._plan):
             raise DynawebError(f"The plan of task {self._task.id!r} is over after {len(self._plan)} steps.")
-        step = self._plan[self._place]
+        step = self._plan[self._next]
         action = self._resolved(step, observation)
-        self._place += 1
+        self._next += 1
         return action
 
     def _resolved(self, step: Do, observation: Observation) -> Action:
@@ -44,7 +44,7 @@ class SitesExpert:
         here = ", ".join(repr(node.name) for node in observation.nodes if _same_role(step.role, node.role))
         below = f" below {step.within!r}" if step.within else ""
         return (
-            f"Step {self._place + 1} of task {self._task.id!r} needs the {step.role} {step.name!r}{below}, which "
+            f"Step {self._next + 1} of task {self._task.id!r} needs the {step.role} {step.name!r}{below}, which "
             f"{observation.url} does not show. Elements of that role: {here or 'none'}."
         )
 

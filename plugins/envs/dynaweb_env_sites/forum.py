@@ -152,11 +152,11 @@ def _settings() -> str:
 
 def _save_settings() -> View:
     state = current(ForumState)
-    given = named()
-    if given is None:
+    contact = named()
+    if contact is None:
         state.notice = LACKING
         return render("forum/settings.html")
-    state.settings = replace(state.settings, **given, signature=sent("signature"), digests=sent("digests") == "yes")
+    state.settings = replace(state.settings, **contact, signature=sent("signature"), digests=sent("digests") == "yes")
     return show(state, "/settings", "Settings saved.")
 
 

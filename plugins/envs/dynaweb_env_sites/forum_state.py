@@ -140,9 +140,9 @@ class ForumState(SiteState):
 
     def toggle_upvote(self, thread: Thread) -> bool:
         """Give or take back the user's vote; returns whether the thread has it now."""
-        given = _toggle(self.upvoted, thread.title)
-        self.threads[thread.slug] = replace(thread, votes=thread.votes + (1 if given else -1))
-        return given
+        voted = _toggle(self.upvoted, thread.title)
+        self.threads[thread.slug] = replace(thread, votes=thread.votes + (1 if voted else -1))
+        return voted
 
     def toggle_subscription(self, thread: Thread) -> bool:
         """Subscribe or unsubscribe; returns whether the user is subscribed now."""

@@ -14,9 +14,9 @@ from dynaweb_env_sites.base import (
     choose,
     click,
     fill,
+    goal,
     page_has,
     press,
-    say,
     state_is,
     stop,
     tick,
@@ -64,8 +64,7 @@ def open_board(state: ForumState, rng: random.Random) -> Goal:
     """Open a board from the home page."""
     board = rng.choice(state.content.boards)
     phrases = ("Open the board '{board}'.", "Go to the board '{board}'.", "Show the threads of the board '{board}'.")
-    intent, meta = say(rng, phrases, board=board.name)
-    return Goal(intent, (click(board.name), stop()), url_is(f"{URL}/boards/{board.slug}"), meta=meta)
+    return goal(rng, phrases, (click(board.name), stop()), url_is(f"{URL}/boards/{board.slug}"), board=board.name)
 
 
 def open_thread(state: ForumState, rng: random.Random) -> Goal:
@@ -75,9 +74,8 @@ def open_thread(state: ForumState, rng: random.Random) -> Goal:
     thread = rng.choice(threads)
     turn = (click("Next"),) if threads.index(thread) >= PAGE else ()
     phrases = ("Open the thread '{thread}' on the board '{board}'.", "Go to the board '{board}' and open '{thread}'.")
-    intent, meta = say(rng, phrases, thread=thread.title, board=board.name)
     plan = (click(board.name), *turn, click(thread.title), stop())
-    return Goal(intent, plan, url_is(_thread_url(thread)), meta=meta)
+    return goal(rng, phrases, plan, url_is(_thread_url(thread)), thread=thread.title, board=board.name)
 
 
 def open_profile(state: ForumState, rng: random.Random) -> Goal | None:
@@ -91,9 +89,8 @@ def open_profile(state: ForumState, rng: random.Random) -> Goal | None:
         "Open the profile of '{member}', who replied to '{thread}'.",
         "Open the thread '{thread}' and go to the profile of '{member}'.",
     )
-    intent, meta = say(rng, phrases, member=member.name, thread=thread.title)
     plan = (click(thread.title), click(member.name), stop())
-    return Goal(intent, plan, url_is(f"{URL}/users/{member.slug}"), meta=meta)
+    return goal(rng, phrases, plan, url_is(f"{URL}/users/{member.slug}"), member=member.name, thread=thread.title)
 
 
 def open_mention(state: ForumState, rng: random.Random) -> Goal:
@@ -104,26 +101,23 @@ def open_mention(state: ForumState, rng: random.Random) -> Goal:
         "Go to the notifications and open the thread that '{event}'.",
         "In the notifications, open the thread that '{event}'.",
     )
-    intent, meta = say(rng, phrases, event=event)
     plan = (click("Notifications"), click(note.thread.title, within=event), stop())
-    return Goal(intent, plan, url_is(_thread_url(note.thread)), meta=meta)
+    return goal(rng, phrases, plan, url_is(_thread_url(note.thread)), event=event)
 
 
 def search_thread(state: ForumState, rng: random.Random) -> Goal:
     """Search for a thread and open it."""
     thread = rng.choice(list(state.threads.values()))
     phrases = ("Search for '{thread}' and open it.", "Find the thread '{thread}' with the search and open it.")
-    intent, meta = say(rng, phrases, thread=thread.title)
-    return Goal(intent, (*_via_search(thread.title), stop()), url_is(_thread_url(thread)), meta=meta)
+    return goal(rng, phrases, (*_via_search(thread.title), stop()), url_is(_thread_url(thread)), thread=thread.title)
 
 
 def search_member(state: ForumState, rng: random.Random) -> Goal:
     """Search for a member and open the profile."""
     member = _member(state, rng)
     phrases = ("Search for the member '{member}' and open the profile.", "Find '{member}' with the search and open it.")
-    intent, meta = say(rng, phrases, member=member.name)
     plan = (*_via_search(member.name), stop())
-    return Goal(intent, plan, url_is(f"{URL}/users/{member.slug}"), meta=meta)
+    return goal(rng, phrases, plan, url_is(f"{URL}/users/{member.slug}"), member=member.name)
 
 
 def _read_thread(state: ForumState, rng: random.Random, facts: Sequence[tuple[str, str]]) -> Goal:
@@ -132,10 +126,10 @@ def _read_thread(state: ForumState, rng: random.Random, facts: Sequence[tuple[st
     thread = _listed(state, rng) if by_board else _latest(state, rng)
     answer = str(getattr(thread, attribute))
     if by_board:
-        intent, meta = say(rng, [f"Open the board '{{board}}'. {question}"], board=thread.board, thread=thread.title)
-        return Goal(intent, (*_via_board(thread), stop(answer)), answer_is(answer), meta=meta)
-    intent, meta = say(rng, [question], thread=thread.title)
-    return Goal(intent, (click(thread.title), stop(answer)), answer_is(answer), meta=meta)
+        question, plan = f"Open the board '{{board}}'. {question}", (*_via_board(thread), stop(answer))
+    else:
+        plan = (click(thread.title), stop(answer))
+    return goal(rng, [question], plan, answer_is(answer), board=thread.board, thread=thread.title)
 
 
 def read_author(state: ForumState, rng: random.Random) -> Goal:
@@ -164,8 +158,9 @@ def read_profile(state: ForumState, rng: random.Random) -> Goal:
         "Look up the {fact} of '{member}'.",
         "Tell me the {fact} in the profile of '{member}'.",
     )
-    intent, meta = say(rng, phrases, fact={"joined": "joined date"}.get(fact, fact), member=member.name)
-    return Goal(intent, (*_to_member(state, member), stop(answer)), answer_is(answer), meta=meta)
+    plan = (*_to_member(state, member), stop(answer))
+    check = answer_is(answer)
+    return goal(rng, phrases, plan, check, fact={"joined": "joined date"}.get(fact, fact), member=member.name)
 
 
 def compare_threads(state: ForumState, rng: random.Random) -> Goal | None:
@@ -178,34 +173,32 @@ def compare_threads(state: ForumState, rng: random.Random) -> Goal | None:
         "Which thread on the board '{board}' has the most {what}?",
         "Name the thread with the most {what} on the board '{board}'.",
     )
-    intent, meta = say(rng, phrases, board=board.name, what=what)
     plan = (click(board.name), choose("Sort", f"Most {what}"), press("Apply"), stop(best.title))
-    return Goal(intent, plan, answer_is(best.title), meta=meta)
+    return goal(rng, phrases, plan, answer_is(best.title), board=board.name, what=what)
 
 
 def open_best(state: ForumState, rng: random.Random) -> Goal | None:
     """Open the thread of a board with most votes or replies."""
-    goal = compare_threads(state, rng)
-    if goal is None:
+    compared = compare_threads(state, rng)
+    if compared is None:
         return None
-    best = goal.plan[-1].text
+    best = compared.plan[-1].text
     thread = next(thread for thread in state.threads.values() if thread.title == best)
     phrases = (
         "Open the thread with the most {what} on the board '{board}'.",
         "On '{board}', open what has the most {what}.",
     )
-    intent, meta = say(rng, phrases, **goal.meta["slots"])
-    return Goal(intent, (*goal.plan[:-1], click(best), stop()), url_is(_thread_url(thread)), meta=meta)
+    plan = (*compared.plan[:-1], click(best), stop())
+    return goal(rng, phrases, plan, url_is(_thread_url(thread)), **compared.meta["slots"])
 
 
 def start_thread(state: ForumState, rng: random.Random) -> Goal:
     """Start a thread with title and board."""
     name, board = title(new_words(state, rng)), rng.choice(state.content.boards).name
     phrases = ("Start a thread titled '{title}' on the board '{board}'.", "Post a new thread '{title}' on '{board}'.")
-    intent, meta = say(rng, phrases, title=name, board=board)
     plan = (click("New thread"), fill("Title", name), choose("Board", board), press("Post thread"), stop())
     checks = state_is(("started", [name]), (f"threads.{name}.board", board))
-    return Goal(intent, plan, all_of(checks, page_has("last", name)), meta=meta)
+    return goal(rng, phrases, plan, all_of(checks, page_has("last", name)), title=name, board=board)
 
 
 def start_with_text(state: ForumState, rng: random.Random) -> Goal:
@@ -216,10 +209,10 @@ def start_with_text(state: ForumState, rng: random.Random) -> Goal:
         "Start a thread titled '{title}' on the board '{board}' with the text '{text}'.",
         "Post '{text}' as a new thread '{title}' on the board '{board}'.",
     )
-    intent, meta = say(rng, phrases, title=name, board=board, text=text)
     form = (fill("Title", name), choose("Board", board), fill("Text", text))
     checks = state_is(("started", [name]), (f"threads.{name}", {"board": board, "text": text}))
-    return Goal(intent, (click("New thread"), *form, press("Post thread"), stop()), checks, meta=meta)
+    plan = (click("New thread"), *form, press("Post thread"), stop())
+    return goal(rng, phrases, plan, checks, title=name, board=board, text=text)
 
 
 def change_settings(state: ForumState, rng: random.Random) -> Goal:
@@ -227,58 +220,53 @@ def change_settings(state: ForumState, rng: random.Random) -> Goal:
     words = new_words(state, rng)
     label, key, value = rng.choice((("display name", "name", words.name()), ("e-mail", "email", words.email())))
     phrases = ("Change my {label} to '{value}'.", "Set my {label} to '{value}' in the settings.")
-    intent, meta = say(rng, phrases, label=label, value=value)
     plan = (click("Settings"), fill(label.capitalize(), value), press("Save"), stop())
     settings = {"name": state.settings.name, "email": state.settings.email, "signature": "", key: value}
     checks = state_is(*((f"settings.{name}", wanted) for name, wanted in settings.items()))
-    return Goal(intent, plan, checks, meta=meta)
+    return goal(rng, phrases, plan, checks, label=label, value=value)
 
 
 def toggle_digests(state: ForumState, rng: random.Random) -> Goal:
     """Turn the e-mail digests on or off."""
     wanted = not state.settings.digests
     phrases = ("Turn '{option}' {switch}.", "Turn {switch} the option '{option}' in the settings.")
-    intent, meta = say(rng, phrases, option="E-mail digests", switch="on" if wanted else "off")
     plan = (click("Settings"), tick("E-mail digests"), press("Save"), stop())
     checks = state_is(("settings.digests", wanted), ("settings.name", state.settings.name))
-    return Goal(intent, plan, checks, meta=meta)
+    return goal(rng, phrases, plan, checks, option="E-mail digests", switch="on" if wanted else "off")
 
 
 def upvote(state: ForumState, rng: random.Random) -> Goal:
     """Upvote a thread of a board."""
     thread = _listed(state, rng)
     phrases = ("Upvote the thread '{thread}' on the board '{board}'.", "On the board '{board}', upvote '{thread}'.")
-    intent, meta = say(rng, phrases, thread=thread.title, board=thread.board)
     checks = all_of(state_is(("upvoted", [thread.title])), page_has(_thread_url(thread), f"Votes: {thread.votes + 1}"))
-    return Goal(intent, (*_via_board(thread), press("Upvote"), stop()), checks, meta=meta)
+    plan = (*_via_board(thread), press("Upvote"), stop())
+    return goal(rng, phrases, plan, checks, thread=thread.title, board=thread.board)
 
 
 def subscribe(state: ForumState, rng: random.Random) -> Goal:
     """Find a thread with the search and subscribe to it."""
     thread = rng.choice(list(state.threads.values()))
     phrases = ("Search for '{thread}' and subscribe to it.", "Find the thread '{thread}' and subscribe to it.")
-    intent, meta = say(rng, phrases, thread=thread.title)
     plan = (*_via_search(thread.title), press("Subscribe"), stop())
-    return Goal(intent, plan, state_is(("subscribed", [thread.title])), meta=meta)
+    return goal(rng, phrases, plan, state_is(("subscribed", [thread.title])), thread=thread.title)
 
 
 def reply(state: ForumState, rng: random.Random) -> Goal:
     """Reply to one of the latest threads."""
     thread, text = _latest(state, rng), remark(new_words(state, rng))
     phrases = ("Reply '{text}' to the thread '{thread}'.", "Open '{thread}' and post the reply '{text}'.")
-    intent, meta = say(rng, phrases, thread=thread.title, text=text)
     plan = (click(thread.title), fill("Reply", text), press("Post reply"), stop())
     checks = all_of(state_is(("replies", {thread.title: [text]})), page_has(_thread_url(thread), text))
-    return Goal(intent, plan, checks, meta=meta)
+    return goal(rng, phrases, plan, checks, thread=thread.title, text=text)
 
 
 def follow(state: ForumState, rng: random.Random) -> Goal:
     """Follow a member."""
     member = _member(state, rng)
     phrases = ("Follow the member '{member}'.", "Open the profile of '{member}' and follow them.")
-    intent, meta = say(rng, phrases, member=member.name)
     plan = (*_to_member(state, member), press("Follow"), stop())
-    return Goal(intent, plan, state_is(("followed", [member.name])), meta=meta)
+    return goal(rng, phrases, plan, state_is(("followed", [member.name])), member=member.name)
 
 
 def take_part(state: ForumState, rng: random.Random) -> Goal:
@@ -288,11 +276,11 @@ def take_part(state: ForumState, rng: random.Random) -> Goal:
         "On the board '{board}', upvote '{thread}', subscribe to it and reply '{text}'.",
         "Upvote the thread '{thread}' on the board '{board}', subscribe to it, then reply '{text}'.",
     )
-    intent, meta = say(rng, phrases, board=thread.board, thread=thread.title, text=text)
     buttons = (press("Upvote"), press("Subscribe"), fill("Reply", text), press("Post reply"))
     wanted = [thread.title]
     checks = state_is(("upvoted", wanted), ("subscribed", wanted), ("replies", {thread.title: [text]}))
-    return Goal(intent, (*_via_board(thread), *buttons, stop()), checks, meta=meta)
+    plan = (*_via_board(thread), *buttons, stop())
+    return goal(rng, phrases, plan, checks, board=thread.board, thread=thread.title, text=text)
 
 
 def missing(state: ForumState, rng: random.Random) -> Goal | None:
@@ -309,8 +297,7 @@ def missing(state: ForumState, rng: random.Random) -> Goal | None:
     )
     if any(state.find(name)):
         return None
-    intent, meta = say(rng, phrases, name=name)
-    return Goal(intent, (fill("Search", name, enter=True), stop("N/A")), answer_is("N/A"), meta=meta)
+    return goal(rng, phrases, (fill("Search", name, enter=True), stop("N/A")), answer_is("N/A"), name=name)
 
 
 _KINDS = {

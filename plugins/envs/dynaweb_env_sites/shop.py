@@ -83,7 +83,7 @@ def search() -> str:
     """Products whose name has all words of the query; `stock=yes` leaves out what is sold out."""
     state = current(ShopState)
     query, in_stock = request.args.get("q", "").strip(), request.args.get("stock") == "yes"
-    hits = state.found(query, in_stock)
+    hits = state.search(query, in_stock)
     return render("shop/search.html", query=query, in_stock=in_stock, hits=len(hits), products=hits[:PAGE_SIZE])
 
 
@@ -188,8 +188,8 @@ def orders() -> str:
 
 def order(number: int) -> str:
     """One order."""
-    found = next((order for order in current(ShopState).orders if order.number == number), None)
-    return render("shop/order.html", order=found or abort(404))
+    match = next((order for order in current(ShopState).orders if order.number == number), None)
+    return render("shop/order.html", order=match or abort(404))
 
 
 def account() -> str:

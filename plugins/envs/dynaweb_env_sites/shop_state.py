@@ -77,7 +77,7 @@ class ShopContent:
     """Names of things that this shop does not have."""
     addresses: tuple[str, ...]
     """E-mail addresses that nobody uses yet."""
-    places: tuple[str, ...]
+    towns: tuple[str, ...]
     """Streets and towns that nobody uses yet."""
 
     def named(self, name: str) -> Product | None:
@@ -104,7 +104,7 @@ class ShopState(SiteState):
             return sorted(products, key=lambda product: -product.rating)
         return list(products)
 
-    def found(self, query: str, in_stock: bool) -> list[Product]:
+    def search(self, query: str, in_stock: bool) -> list[Product]:
         """Products whose name has every word of the query."""
         words = query.lower().split()
         hits = (product for product in self.content.products if all(word in product.name.lower() for word in words))
@@ -198,7 +198,7 @@ def shop_content(seed: int, split: Split, locale_code: str) -> ShopContent:
         courier=words.name(),
         spare=tuple(words.titled(NOUNS) for _ in range(12)),
         addresses=tuple(words.email() for _ in range(8)),
-        places=tuple(words.name() for _ in range(8)),
+        towns=tuple(words.name() for _ in range(8)),
     )
 
 
@@ -209,17 +209,17 @@ def _shelf(words: Words, category: int, brands: Sequence[str]) -> list[Product]:
     ratings = rng.sample(range(21, 50), PER_CATEGORY)
     return [
         Product(
-            id=category * PER_CATEGORY + place,
-            name=f"{words.name()} {nouns[place]}",
+            id=category * PER_CATEGORY + slot,
+            name=f"{words.name()} {nouns[slot]}",
             category=category,
-            price=prices[place],
-            rating=ratings[place],
+            price=prices[slot],
+            rating=ratings[slot],
             stock=rng.choice((0, 3, 4, 5, 6, 7, 8, 9, 12, 15, 20)),
             brand=rng.choice(list(brands)),
             colour=rng.choice(COLOURS),
             reviews=tuple((words.name(), remark) for remark in rng.sample(REMARKS, 2)),
         )
-        for place in range(PER_CATEGORY)
+        for slot in range(PER_CATEGORY)
     ]
 
 

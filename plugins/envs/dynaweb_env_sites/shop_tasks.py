@@ -14,8 +14,8 @@ from dynaweb_env_sites.base import (
     choose,
     click,
     fill,
+    goal,
     press,
-    say,
     state_is,
     stop,
     tick,
@@ -61,8 +61,7 @@ def open_category(state: ShopState, rng: random.Random) -> Goal:
     key = rng.randrange(len(state.content.categories))
     name = state.content.categories[key]
     phrases = ("Open the category '{category}'.", "Go to the category '{category}'.", "Show the category '{category}'.")
-    intent, meta = say(rng, phrases, category=name)
-    return Goal(intent, (click(name), stop()), url_is(f"{URL}/category/{key}"), meta=meta)
+    return goal(rng, phrases, (click(name), stop()), url_is(f"{URL}/category/{key}"), category=name)
 
 
 def open_featured(state: ShopState, rng: random.Random) -> Goal | None:
@@ -71,38 +70,34 @@ def open_featured(state: ShopState, rng: random.Random) -> Goal | None:
     if product is None:
         return None
     phrases = ("Open the page of '{item}'.", "Go to the product '{item}'.", "Show me the product '{item}'.")
-    intent, meta = say(rng, phrases, item=product.name)
-    return Goal(intent, (click(product.name), stop()), url_is(_product_url(product)), meta=meta)
+    return goal(rng, phrases, (click(product.name), stop()), url_is(_product_url(product)), item=product.name)
 
 
 def open_in_category(state: ShopState, rng: random.Random) -> Goal:
     """Open a product through its category, sometimes on the second page."""
-    key, place = rng.randrange(len(state.content.categories)), rng.randrange(PER_CATEGORY)
-    product = state.content.products[key * PER_CATEGORY + place]
+    key, index = rng.randrange(len(state.content.categories)), rng.randrange(PER_CATEGORY)
+    product = state.content.products[key * PER_CATEGORY + index]
     category = state.content.categories[key]
     phrases = ("Open '{item}' in the category '{category}'.", "Go to the category '{category}' and open '{item}'.")
-    intent, meta = say(rng, phrases, item=product.name, category=category)
-    turn = (click("Next"),) if place >= PAGE_SIZE else ()
+    turn = (click("Next"),) if index >= PAGE_SIZE else ()
     plan = (click(category), *turn, click(product.name), stop())
-    return Goal(intent, plan, url_is(_product_url(product)), meta=meta)
+    return goal(rng, phrases, plan, url_is(_product_url(product)), item=product.name, category=category)
 
 
 def search_open(state: ShopState, rng: random.Random) -> Goal:
     """Search for a product and open it."""
     product = rng.choice(state.content.products)
     phrases = ("Search for '{item}' and open it.", "Find '{item}' with the search and open its page.")
-    intent, meta = say(rng, phrases, item=product.name)
     plan = (fill("Search", product.name, enter=True), click(product.name), stop())
-    return Goal(intent, plan, url_is(_product_url(product)), meta=meta)
+    return goal(rng, phrases, plan, url_is(_product_url(product)), item=product.name)
 
 
 def search_stock(state: ShopState, rng: random.Random) -> Goal:
     """Search for a kind of article and leave out what is sold out."""
     noun = rng.choice(state.content.products).name.split()[-1]
     phrases = ("Search for '{word}' and show only items in stock.", "Find every '{word}' that is in stock.")
-    intent, meta = say(rng, phrases, word=noun)
     plan = (fill("Search", noun, enter=True), tick("In stock"), press("Filter"), stop())
-    return Goal(intent, plan, url_is(f"{URL}/search?{urlencode({'q': noun, 'stock': 'yes'})}"), meta=meta)
+    return goal(rng, phrases, plan, url_is(f"{URL}/search?{urlencode({'q': noun, 'stock': 'yes'})}"), word=noun)
 
 
 def read_fact(state: ShopState, rng: random.Random) -> Goal:
@@ -111,9 +106,9 @@ def read_fact(state: ShopState, rng: random.Random) -> Goal:
     product = product or rng.choice(state.content.products)
     fact = rng.choice(FACTS)
     phrases = ("What is the {fact} of '{item}'?", "Tell me the {fact} of '{item}'.", "Find the {fact} of '{item}'.")
-    intent, meta = say(rng, phrases, fact=fact.lower(), item=product.name)
     value = _fact(state, product, fact)
-    return Goal(intent, (*_to_product(state, product), stop(value)), answer_is(value), meta=meta)
+    check = answer_is(value)
+    return goal(rng, phrases, (*_to_product(state, product), stop(value)), check, fact=fact.lower(), item=product.name)
 
 
 def read_order(state: ShopState, rng: random.Random) -> Goal:
@@ -122,9 +117,8 @@ def read_order(state: ShopState, rng: random.Random) -> Goal:
     facts = {"courier": order.courier, "total": state.locale.price(order.total), "date": order.day}
     fact, value = rng.choice(list(facts.items()))
     phrases = ("What is the {fact} of '{order}'?", "Look up the {fact} of '{order}' in my account.")
-    intent, meta = say(rng, phrases, fact=fact, order=f"Order {order.number}")
     plan = (click("Account"), click("Orders"), click(f"Order {order.number}"), stop(value))
-    return Goal(intent, plan, answer_is(value), meta=meta)
+    return goal(rng, phrases, plan, answer_is(value), fact=fact, order=f"Order {order.number}")
 
 
 def _first_of(state: ShopState, rng: random.Random, sort: str, phrases: tuple[str, ...]) -> Goal:
@@ -132,9 +126,8 @@ def _first_of(state: ShopState, rng: random.Random, sort: str, phrases: tuple[st
     category = state.content.categories[key]
     shelf = [product for product in state.content.products if product.category == key]
     best = state.listed(shelf, sort)[0].name
-    intent, meta = say(rng, phrases, category=category)
     plan = (click(category), choose("Sort by", sort), press("Sort"), stop(best))
-    return Goal(intent, plan, answer_is(best), meta=meta)
+    return goal(rng, phrases, plan, answer_is(best), category=category)
 
 
 def cheapest(state: ShopState, rng: random.Random) -> Goal:
@@ -152,13 +145,12 @@ def best_rated(state: ShopState, rng: random.Random) -> Goal:
 def change_profile(state: ShopState, rng: random.Random) -> Goal:
     """Change one field of the profile."""
     label = rng.choice(("E-mail", "Street", "City"))
-    spare = state.content.addresses if label == "E-mail" else state.content.places
+    spare = state.content.addresses if label == "E-mail" else state.content.towns
     value = rng.choice(spare) + (f" {rng.randrange(2, 99)}" if label == "Street" else "")
     phrases = ("Change the {field} in my profile to '{value}'.", "Set the {field} of my profile to '{value}'.")
-    intent, meta = say(rng, phrases, field=label.lower(), value=value)
     plan = (click("Account"), click("Profile"), fill(label, value), press("Save"), stop())
     profile = state.profile | {label.lower().replace("-", ""): value}
-    return Goal(intent, plan, state_is(("profile", profile)), meta=meta)
+    return goal(rng, phrases, plan, state_is(("profile", profile)), field=label.lower(), value=value)
 
 
 def add_to_cart(state: ShopState, rng: random.Random) -> Goal | None:
@@ -167,9 +159,8 @@ def add_to_cart(state: ShopState, rng: random.Random) -> Goal | None:
     if product is None or len(state.cart) >= CART_LIMIT:
         return None
     phrases = ("Add '{item}' to the cart.", "Put '{item}' in the cart.", "I want '{item}' in my cart.")
-    intent, meta = say(rng, phrases, item=product.name)
     plan = (click(product.name), press("Add to cart"), stop())
-    return Goal(intent, plan, state_is(("cart.items", _cart(state, **{product.name: 1}))), meta=meta)
+    return goal(rng, phrases, plan, state_is(("cart.items", _cart(state, **{product.name: 1}))), item=product.name)
 
 
 def add_many(state: ShopState, rng: random.Random) -> Goal | None:
@@ -179,18 +170,17 @@ def add_many(state: ShopState, rng: random.Random) -> Goal | None:
         return None
     count = rng.randrange(2, min(product.stock, 9) + 1)
     phrases = ("Put {count} of '{item}' in the cart.", "Add {count} pieces of '{item}' to the cart.")
-    intent, meta = say(rng, phrases, count=str(count), item=product.name)
     plan = (click(product.name), fill("Quantity", str(count)), press("Add to cart"), stop())
-    return Goal(intent, plan, state_is(("cart.items", _cart(state, **{product.name: count}))), meta=meta)
+    check = state_is(("cart.items", _cart(state, **{product.name: count})))
+    return goal(rng, phrases, plan, check, count=str(count), item=product.name)
 
 
 def remove_from_cart(state: ShopState, rng: random.Random) -> Goal:
     """Take an item out of the cart."""
     name = rng.choice(sorted(_cart(state)))
     phrases = ("Remove '{item}' from the cart.", "Take '{item}' out of the cart.")
-    intent, meta = say(rng, phrases, item=name)
     plan = (click("Cart"), press(f"Remove {name}"), stop())
-    return Goal(intent, plan, state_is(("cart.items", _cart(state, **{name: 0}))), meta=meta)
+    return goal(rng, phrases, plan, state_is(("cart.items", _cart(state, **{name: 0}))), item=name)
 
 
 def set_quantity(state: ShopState, rng: random.Random) -> Goal | None:
@@ -202,18 +192,17 @@ def set_quantity(state: ShopState, rng: random.Random) -> Goal | None:
         return None
     count = rng.choice(counts)
     phrases = ("Change the quantity of '{item}' in the cart to {count}.", "Set '{item}' in the cart to {count} pieces.")
-    intent, meta = say(rng, phrases, item=product.name, count=str(count))
     plan = (click("Cart"), fill(f"Quantity {product.name}", str(count)), press("Update"), stop())
-    return Goal(intent, plan, state_is(("cart.items", _cart(state, **{product.name: count}))), meta=meta)
+    check = state_is(("cart.items", _cart(state, **{product.name: count})))
+    return goal(rng, phrases, plan, check, item=product.name, count=str(count))
 
 
 def apply_coupon(state: ShopState, rng: random.Random) -> Goal:
     """Enter a coupon code into the field without a label."""
-    code = f"{rng.choice(state.content.places)}{rng.choice((5, 10, 15, 20))}"
+    code = f"{rng.choice(state.content.towns)}{rng.choice((5, 10, 15, 20))}"
     phrases = ("Apply the coupon '{code}' in the cart.", "Use the coupon '{code}' in my cart.")
-    intent, meta = say(rng, phrases, code=code)
     plan = (click("Cart"), fill("", code), press("Apply coupon"), stop())
-    return Goal(intent, plan, state_is(("cart.coupon", code)), meta=meta)
+    return goal(rng, phrases, plan, state_is(("cart.coupon", code)), code=code)
 
 
 def add_to_wishes(state: ShopState, rng: random.Random) -> Goal | None:
@@ -222,10 +211,9 @@ def add_to_wishes(state: ShopState, rng: random.Random) -> Goal | None:
     listed = [product for product in free if product.id in state.content.featured]
     product = rng.choice(listed if listed and rng.random() < 0.7 else free)
     phrases = ("Add '{item}' to the wish list.", "Put '{item}' on my wish list.")
-    intent, meta = say(rng, phrases, item=product.name)
     plan = (*_to_product(state, product), press("Add to wish list"), stop())
     names = sorted([product.name, *(state.content.products[key].name for key in state.wishes)])
-    return Goal(intent, plan, state_is(("wishes", names)), meta=meta)
+    return goal(rng, phrases, plan, state_is(("wishes", names)), item=product.name)
 
 
 def _ordered(state: ShopState, **wanted: Any) -> tuple[tuple[str, Any], ...]:
@@ -242,11 +230,10 @@ def order_cart(state: ShopState, rng: random.Random) -> Goal:
     else:
         phrases = ("Order the cart with '{shipping}' shipping.", "Check out the cart with shipping '{shipping}'.")
         slots = {"shipping": shipping}
-    intent, meta = say(rng, phrases, **slots)
     option = tick("Gift wrap") if wrap else choose("Shipping", shipping)
     plan = (click("Cart"), click("Checkout"), option, press("Place order"), stop())
     checks = _ordered(state, items=_cart(state), shipping=shipping, gift_wrap=wrap)
-    return Goal(intent, plan, state_is(*checks), meta=meta)
+    return goal(rng, phrases, plan, state_is(*checks), **slots)
 
 
 def buy_gift(state: ShopState, rng: random.Random) -> Goal | None:
@@ -259,19 +246,17 @@ def buy_gift(state: ShopState, rng: random.Random) -> Goal | None:
         "Add '{item}' to the cart and order with gift wrap and '{shipping}' shipping.",
         "Buy '{item}' with gift wrap and shipping '{shipping}'.",
     )
-    intent, meta = say(rng, phrases, item=product.name, shipping=shipping)
     to_form = (*_to_product(state, product), press("Add to cart"), click("Cart"), click("Checkout"))
     plan = (*to_form, choose("Shipping", shipping), tick("Gift wrap"), press("Place order"), stop())
     checks = _ordered(state, items=_cart(state, **{product.name: 1}), shipping=shipping, gift_wrap=True)
-    return Goal(intent, plan, state_is(*checks), meta=meta)
+    return goal(rng, phrases, plan, state_is(*checks), item=product.name, shipping=shipping)
 
 
 def missing_product(state: ShopState, rng: random.Random) -> Goal:
     """Ask for a product that the shop does not have."""
     name = rng.choice(state.content.spare)
     phrases = ("What is the price of '{item}'?", "Find the brand of '{item}'.", "Search for '{item}' and open it.")
-    intent, meta = say(rng, phrases, item=name)
-    return Goal(intent, (fill("Search", name, enter=True), stop("N/A")), answer_is("N/A"), meta=meta)
+    return goal(rng, phrases, (fill("Search", name, enter=True), stop("N/A")), answer_is("N/A"), item=name)
 
 
 TEMPLATES: tuple[Template, ...] = (

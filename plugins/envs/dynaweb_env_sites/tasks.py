@@ -14,7 +14,7 @@ from typing import Any, get_args
 from zlib import crc32
 
 from dynaweb.errors import ConfigError
-from dynaweb.seeding import derive
+from dynaweb.runs.seeding import derive
 from dynaweb.types import Split, Task
 from dynaweb_env_sites.base import Do, Goal, Site, Template
 from dynaweb_env_sites.content import locale_of
@@ -183,10 +183,10 @@ def _default_seeds(split: str) -> Sequence[int]:
 
 
 def _template(name: str) -> Template:
-    found = registry().get(name)
-    if found is None:
+    known = registry().get(name)
+    if known is None:
         raise ConfigError(f"There is no task template {name!r}. Valid: {', '.join(registry())}.")
-    return found
+    return known
 
 
 def _stream(template: Template, split: str, seeds: Sequence[int], seed: int, max_best_steps: int) -> Iterator[Task]:

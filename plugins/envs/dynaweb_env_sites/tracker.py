@@ -201,10 +201,10 @@ def _settings() -> str:
 
 def _save_settings() -> Response:
     state = current(TrackerState)
-    given = named()
-    if given is None:
+    contact = named()
+    if contact is None:
         return show(state, "/settings", LACKING)
-    state.settings = replace(state.settings, **given, timezone=sent("timezone"), watch=sent("watch") == "yes")
+    state.settings = replace(state.settings, **contact, timezone=sent("timezone"), watch=sent("watch") == "yes")
     return show(state, "/settings", "Settings saved.")
 
 

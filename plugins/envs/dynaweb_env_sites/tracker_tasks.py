@@ -16,9 +16,9 @@ from dynaweb_env_sites.base import (
     choose,
     click,
     fill,
+    goal,
     page_has,
     press,
-    say,
     state_is,
     stop,
     tick,
@@ -89,8 +89,7 @@ def open_project(state: TrackerState, rng: random.Random) -> Goal:
     """Open a project from the home page."""
     project = rng.choice(state.content.projects)
     phrases = ("Open the project '{project}'.", "Go to the project '{project}'.", "Show the issues of '{project}'.")
-    intent, meta = say(rng, phrases, project=project.name)
-    return Goal(intent, (click(project.name), stop()), url_is(_project_url(project)), meta=meta)
+    return goal(rng, phrases, (click(project.name), stop()), url_is(_project_url(project)), project=project.name)
 
 
 def open_issue(state: TrackerState, rng: random.Random) -> Goal:
@@ -98,26 +97,24 @@ def open_issue(state: TrackerState, rng: random.Random) -> Goal:
     issue = _any_issue(state, rng)
     turn = (click("Next"),) if state.project_issues(issue.project).index(issue) >= PAGE else ()
     phrases = ("Open the issue '{issue}' of '{project}'.", "Go to the project '{project}' and open '{issue}'.")
-    intent, meta = say(rng, phrases, issue=issue.title, project=issue.project)
     plan = (click(issue.project), *turn, click(issue.title), stop())
-    return Goal(intent, plan, url_is(_issue_url(issue)), meta=meta)
+    return goal(rng, phrases, plan, url_is(_issue_url(issue)), issue=issue.title, project=issue.project)
 
 
 def open_tab(state: TrackerState, rng: random.Random) -> Goal:
     """Open the milestones or the members of a project."""
     project, tab = rng.choice(state.content.projects), rng.choice(("Milestones", "Members"))
     phrases = ("Show the {tab} of the project '{project}'.", "Open the project '{project}' and go to its {tab}.")
-    intent, meta = say(rng, phrases, tab=tab.lower(), project=project.name)
     plan = (click(project.name), click(tab), stop())
-    return Goal(intent, plan, url_is(f"{_project_url(project)}/{tab.lower()}"), meta=meta)
+    check = url_is(f"{_project_url(project)}/{tab.lower()}")
+    return goal(rng, phrases, plan, check, tab=tab.lower(), project=project.name)
 
 
 def search_issue(state: TrackerState, rng: random.Random) -> Goal:
     """Search for an issue and open it."""
     issue = _any_issue(state, rng)
     phrases = ("Search for '{issue}' and open it.", "Find the issue '{issue}' with the search and open it.")
-    intent, meta = say(rng, phrases, issue=issue.title)
-    return Goal(intent, (*_via_search(issue.title), stop()), url_is(_issue_url(issue)), meta=meta)
+    return goal(rng, phrases, (*_via_search(issue.title), stop()), url_is(_issue_url(issue)), issue=issue.title)
 
 
 def filter_issues(state: TrackerState, rng: random.Random) -> Goal:
@@ -127,9 +124,9 @@ def filter_issues(state: TrackerState, rng: random.Random) -> Goal:
         "Show only the {state} issues of '{project}'.",
         "In the project '{project}', list the {state} issues only.",
     )
-    intent, meta = say(rng, phrases, state=wanted.lower(), project=project.name)
     plan = (click(project.name), choose("State", wanted), press("Apply"), stop())
-    return Goal(intent, plan, url_is(f"{_project_url(project)}?state={wanted}"), meta=meta)
+    check = url_is(f"{_project_url(project)}?state={wanted}")
+    return goal(rng, phrases, plan, check, state=wanted.lower(), project=project.name)
 
 
 def _fact(state: TrackerState, issue: Issue, fact: str) -> str:
@@ -146,8 +143,9 @@ def read_issue(state: TrackerState, rng: random.Random) -> Goal | None:
         "In the project '{project}', what is the {fact} of '{issue}'?",
         "Open '{issue}' in the project '{project}' and tell me its {fact}.",
     )
-    intent, meta = say(rng, phrases, project=issue.project, fact=fact, issue=issue.title)
-    return Goal(intent, (*_via_project(issue), stop(answer)), answer_is(answer), meta=meta)
+    plan = (*_via_project(issue), stop(answer))
+    check = answer_is(answer)
+    return goal(rng, phrases, plan, check, project=issue.project, fact=fact, issue=issue.title)
 
 
 def read_due_soon(state: TrackerState, rng: random.Random) -> Goal:
@@ -156,8 +154,7 @@ def read_due_soon(state: TrackerState, rng: random.Random) -> Goal:
     issue, fact = rng.choice(state.due_soon()) if listed else _any_issue(state, rng), rng.choice(FACTS)
     answer = _fact(state, issue, fact)
     phrases = ("What is the {fact} of '{issue}'?", "Tell me the {fact} of the issue '{issue}'.")
-    intent, meta = say(rng, phrases, fact=fact, issue=issue.title)
-    return Goal(intent, (*_to_issue(state, issue), stop(answer)), answer_is(answer), meta=meta)
+    return goal(rng, phrases, (*_to_issue(state, issue), stop(answer)), answer_is(answer), fact=fact, issue=issue.title)
 
 
 def read_person(state: TrackerState, rng: random.Random) -> Goal:
@@ -168,9 +165,8 @@ def read_person(state: TrackerState, rng: random.Random) -> Goal:
         "What is the {fact} of '{person}', a member of '{project}'?",
         "Open the members of '{project}' and tell me the {fact} of '{person}'.",
     )
-    intent, meta = say(rng, phrases, fact=fact, person=person.name, project=project.name)
     plan = (click(project.name), click("Members"), click(person.name), stop(answer))
-    return Goal(intent, plan, answer_is(answer), meta=meta)
+    return goal(rng, phrases, plan, answer_is(answer), fact=fact, person=person.name, project=project.name)
 
 
 def read_milestone(state: TrackerState, rng: random.Random) -> Goal:
@@ -182,8 +178,9 @@ def read_milestone(state: TrackerState, rng: random.Random) -> Goal:
         "When is the milestone '{milestone}' of the project '{project}' due?",
         "Open the milestones of '{project}' and tell me when '{milestone}' is due.",
     )
-    intent, meta = say(rng, phrases, milestone=milestone.name, project=project.name)
-    return Goal(intent, (click(project.name), click("Milestones"), stop(answer)), answer_is(answer), meta=meta)
+    plan = (click(project.name), click("Milestones"), stop(answer))
+    check = answer_is(answer)
+    return goal(rng, phrases, plan, check, milestone=milestone.name, project=project.name)
 
 
 def busiest_project(state: TrackerState, rng: random.Random) -> Goal | None:
@@ -192,9 +189,8 @@ def busiest_project(state: TrackerState, rng: random.Random) -> Goal | None:
     if state.open_count(best.name) == state.open_count(second.name):
         return None
     phrases = ("Which project has the most open issues?", "Name the project with the most open issues.")
-    intent, meta = say(rng, phrases)
     plan = (choose("Sort", "Most open issues"), press("Apply"), stop(best.name))
-    return Goal(intent, plan, answer_is(best.name), meta=meta)
+    return goal(rng, phrases, plan, answer_is(best.name))
 
 
 def first_issue(state: TrackerState, rng: random.Random) -> Goal | None:
@@ -205,9 +201,8 @@ def first_issue(state: TrackerState, rng: random.Random) -> Goal | None:
     if (best.due if sort == "Due date" else best.priority) == (second.due if sort == "Due date" else second.priority):
         return None
     phrases = ("Which issue of the project '{project}' {what}?", "In the project '{project}', which issue {what}?")
-    intent, meta = say(rng, phrases, project=project.name, what=words)
     plan = (click(project.name), choose("Sort", sort), press("Apply"), stop(best.title))
-    return Goal(intent, plan, answer_is(best.title), meta=meta)
+    return goal(rng, phrases, plan, answer_is(best.title), project=project.name, what=words)
 
 
 def create_issue(state: TrackerState, rng: random.Random) -> Goal:
@@ -217,10 +212,9 @@ def create_issue(state: TrackerState, rng: random.Random) -> Goal:
         "Create an issue '{title}' in the project '{project}'.",
         "In '{project}', open a new issue titled '{title}'.",
     )
-    intent, meta = say(rng, phrases, title=name, project=project.name)
     plan = (click(project.name), click("New issue"), fill("Title", name), press("Create issue"), stop())
     checks = state_is(("created", [name]), (f"issues.{name}.project", project.name))
-    return Goal(intent, plan, all_of(checks, page_has("last", name)), meta=meta)
+    return goal(rng, phrases, plan, all_of(checks, page_has("last", name)), title=name, project=project.name)
 
 
 def change_settings(state: TrackerState, rng: random.Random) -> Goal:
@@ -228,20 +222,20 @@ def change_settings(state: TrackerState, rng: random.Random) -> Goal:
     words = new_words(state, rng)
     label, key, value = rng.choice((("full name", "name", words.name()), ("e-mail", "email", words.email())))
     phrases = ("Change my {label} to '{value}'.", "Set my {label} to '{value}' in the settings.")
-    intent, meta = say(rng, phrases, label=label, value=value)
     plan = (click("Settings"), fill(label.capitalize(), value), press("Save"), stop())
     settings = state.settings
     wanted = {"name": settings.name, "email": settings.email, "watch": settings.watch, key: value}
-    return Goal(intent, plan, state_is(*((f"settings.{name}", text) for name, text in wanted.items())), meta=meta)
+    check = state_is(*((f"settings.{name}", text) for name, text in wanted.items()))
+    return goal(rng, phrases, plan, check, label=label, value=value)
 
 
 def set_watch(state: TrackerState, rng: random.Random) -> Goal:
     """Watch all projects, or stop watching them."""
     wanted = not state.settings.watch
     phrases = ("Turn '{option}' {switch}.", "Turn {switch} the option '{option}' in the settings.")
-    intent, meta = say(rng, phrases, option="Watch all projects", switch="on" if wanted else "off")
     plan = (click("Settings"), tick("Watch all projects"), press("Save"), stop())
-    return Goal(intent, plan, state_is(("settings.watch", wanted), ("settings.name", state.settings.name)), meta=meta)
+    check = state_is(("settings.watch", wanted), ("settings.name", state.settings.name))
+    return goal(rng, phrases, plan, check, option="Watch all projects", switch="on" if wanted else "off")
 
 
 def close_issue(state: TrackerState, rng: random.Random) -> Goal | None:
@@ -250,9 +244,9 @@ def close_issue(state: TrackerState, rng: random.Random) -> Goal | None:
     if issue is None:
         return None
     phrases = ("Close the issue '{issue}' in the project '{project}'.", "In the project '{project}', close '{issue}'.")
-    intent, meta = say(rng, phrases, issue=issue.title, project=issue.project)
     checks = all_of(_only(issue, state="Closed"), page_has(_issue_url(issue), "State: Closed"))
-    return Goal(intent, (*_via_project(issue), press("Close issue"), stop()), checks, meta=meta)
+    plan = (*_via_project(issue), press("Close issue"), stop())
+    return goal(rng, phrases, plan, checks, issue=issue.title, project=issue.project)
 
 
 def reopen_issue(state: TrackerState, rng: random.Random) -> Goal | None:
@@ -263,9 +257,8 @@ def reopen_issue(state: TrackerState, rng: random.Random) -> Goal | None:
         return None
     issue = rng.choice(closed)
     phrases = ("Reopen the issue '{issue}'.", "Search for the closed issue '{issue}' and reopen it.")
-    intent, meta = say(rng, phrases, issue=issue.title)
     checks = all_of(_only(issue, state="Open"), page_has(_issue_url(issue), "State: Open"))
-    return Goal(intent, (*_via_search(issue.title), press("Reopen issue"), stop()), checks, meta=meta)
+    return goal(rng, phrases, (*_via_search(issue.title), press("Reopen issue"), stop()), checks, issue=issue.title)
 
 
 def _other(rng: random.Random, options: Sequence[str], present: str) -> str:
@@ -277,10 +270,9 @@ def assign_issue(state: TrackerState, rng: random.Random) -> Goal:
     issue = rng.choice(state.due_soon()) if rng.random() < 0.5 else _listed(state, rng) or _any_issue(state, rng)
     person = _other(rng, state.project(issue.project).team, issue.assignee)
     phrases = ("Assign the issue '{issue}' to '{person}'.", "Make '{person}' the assignee of '{issue}'.")
-    intent, meta = say(rng, phrases, issue=issue.title, person=person)
     plan = (*_to_issue(state, issue), choose("Assign to", person), press("Assign"), stop())
     checks = all_of(_only(issue, assignee=person), page_has(_issue_url(issue), f"Assignee: {person}"))
-    return Goal(intent, plan, checks, meta=meta)
+    return goal(rng, phrases, plan, checks, issue=issue.title, person=person)
 
 
 def label_issue(state: TrackerState, rng: random.Random) -> Goal | None:
@@ -293,9 +285,8 @@ def label_issue(state: TrackerState, rng: random.Random) -> Goal | None:
         "Set the label of '{issue}' in '{project}' to '{label}'.",
         "In '{project}', label '{issue}' as '{label}'.",
     )
-    intent, meta = say(rng, phrases, issue=issue.title, project=issue.project, label=label)
     plan = (*_via_project(issue), choose("Label", label), press("Set label"), stop())
-    return Goal(intent, plan, _only(issue, label=label), meta=meta)
+    return goal(rng, phrases, plan, _only(issue, label=label), issue=issue.title, project=issue.project, label=label)
 
 
 def set_priority(state: TrackerState, rng: random.Random) -> Goal:
@@ -303,10 +294,9 @@ def set_priority(state: TrackerState, rng: random.Random) -> Goal:
     issue = rng.choice(state.due_soon())
     priority = _other(rng, PRIORITIES, issue.priority)
     phrases = ("Set the priority of '{issue}' to '{priority}'.", "Edit '{issue}': change its priority to '{priority}'.")
-    intent, meta = say(rng, phrases, issue=issue.title, priority=priority)
     plan = (click(issue.title), click("Edit"), choose("Priority", priority), press("Save changes"), stop())
     checks = _only(issue, priority=priority, milestone=issue.milestone, confidential=issue.confidential)
-    return Goal(intent, plan, checks, meta=meta)
+    return goal(rng, phrases, plan, checks, issue=issue.title, priority=priority)
 
 
 def comment_issue(state: TrackerState, rng: random.Random) -> Goal | None:
@@ -318,10 +308,10 @@ def comment_issue(state: TrackerState, rng: random.Random) -> Goal | None:
         "Comment '{text}' on '{issue}' in the project '{project}'.",
         "In '{project}', comment '{text}' on '{issue}'.",
     )
-    intent, meta = say(rng, phrases, text=text, issue=issue.title, project=issue.project)
     plan = (*_via_project(issue), fill("Comment", text), press("Add comment"), stop())
     checks = state_is(("comments", {issue.title: [text]}), ("changed", [issue.title]))
-    return Goal(intent, plan, all_of(checks, page_has(_issue_url(issue), text)), meta=meta)
+    check = all_of(checks, page_has(_issue_url(issue), text))
+    return goal(rng, phrases, plan, check, text=text, issue=issue.title, project=issue.project)
 
 
 def file_report(state: TrackerState, rng: random.Random) -> Goal:
@@ -332,13 +322,15 @@ def file_report(state: TrackerState, rng: random.Random) -> Goal:
         "Create a confidential issue '{title}' in '{project}': priority '{priority}', text '{text}', for '{person}'.",
         "In '{project}', create a confidential issue '{title}', '{text}', priority '{priority}', for '{person}'.",
     )
-    intent, meta = say(rng, phrases, project=project.name, title=name, priority=priority, text=text, person=person.name)
     form = (fill("Title", name), choose("Priority", priority), fill("Description", text), tick("Confidential"))
     steps = (*form, press("Create issue"), choose("Assign to", person.name), press("Assign"))
     fields = {"priority": priority, "description": text, "confidential": True, "assignee": person.name}
     checks = [(f"issues.{name}.{field}", value) for field, value in fields.items()]
     plan = (click(project.name), click("New issue"), *steps, stop())
-    return Goal(intent, plan, state_is(("created", [name]), ("changed", [name]), *checks), meta=meta)
+    check = state_is(("created", [name]), ("changed", [name]), *checks)
+    return goal(
+        rng, phrases, plan, check, project=project.name, title=name, priority=priority, text=text, person=person.name
+    )
 
 
 def missing(state: TrackerState, rng: random.Random) -> Goal | None:
@@ -353,8 +345,7 @@ def missing(state: TrackerState, rng: random.Random) -> Goal | None:
     )
     if any(state.find(name)):
         return None
-    intent, meta = say(rng, phrases, name=name)
-    return Goal(intent, (fill("Search", name, enter=True), stop("N/A")), answer_is("N/A"), meta=meta)
+    return goal(rng, phrases, (fill("Search", name, enter=True), stop("N/A")), answer_is("N/A"), name=name)
 
 
 _KINDS = {

@@ -43,10 +43,10 @@ class WorldStore:
     def get(self, token: str) -> World | None:
         """The world of a token. The default token always has one (site seed 10000 of the train split)."""
         with self._lock:
-            found = self._worlds.get(token)
-            if found is None and token == DEFAULT_TOKEN:
-                found = self._worlds[token] = self.world(10_000, "train")
-            return found
+            held = self._worlds.get(token)
+            if held is None and token == DEFAULT_TOKEN:
+                held = self._worlds[token] = self.world(10_000, "train")
+            return held
 
     def drop(self, token: str) -> None:
         """Forget a world; an unknown token is fine."""

@@ -79,3 +79,31 @@ def dynaweb_environments() -> Sequence[PluginSpec]:
             capabilities=frozenset({"tasks", "real", "browser"}),
         )
     ]
+
+
+@hookimpl
+def dynaweb_formats() -> Sequence[PluginSpec]:
+    """The formats `webarena`, `html` and `webrl`."""
+    return [
+        PluginSpec(
+            name="webarena",
+            target="dynaweb_env_webarena.formats:Webarena",
+            config=Section,
+            summary="Accessibility tree and actions of WebArena's agents",
+            capabilities=frozenset({"dialect", "grammar", "view"}),
+        ),
+        PluginSpec(
+            name="html",
+            target="dynaweb_env_webarena.webrl:Html",
+            config=Section,
+            summary="Simplified HTML, as WebRL's agents read it",
+            capabilities=frozenset({"dialect"}),
+        ),
+        PluginSpec(
+            name="webrl",
+            target="dynaweb_env_webarena.webrl:Webrl",
+            config=Section,
+            summary="Actions of WebRL's agents",
+            capabilities=frozenset({"grammar"}),
+        ),
+    ]

@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from dynaweb.config.sections import Web
-from dynaweb.errors import ConfigError, InfrastructureError, MissingError
-from dynaweb.seeding import derive
-from dynaweb.suggest import hint
+from dynaweb.errors import ConfigError, InfrastructureError, MissingError, hint
+from dynaweb.runs.seeding import derive
 from dynaweb.types import Action, Judgement, Observation, Split, StepResult, Task, Trajectory
-from dynaweb.web.browser import BrowserPool, pool_of
-from dynaweb.web.chromium_session import ChromiumSession
-from dynaweb.web.logins import Logins, opened
+from dynaweb.web.chromium.logins import Logins, opened
+from dynaweb.web.chromium.pool import BrowserPool, pool_of
+from dynaweb.web.chromium.session import ChromiumSession
 from dynaweb_env_webarena import files, sites
 from dynaweb_env_webarena.grading import Grader
 
 if TYPE_CHECKING:
-    from dynaweb.protocols import Environment, ExpertPolicy, PluginContext
+    from dynaweb.protocols import Environment, EnvironmentContext, ExpertPolicy
     from dynaweb_env_webarena import Login, WebarenaConfig
 
 log = logging.getLogger("dynaweb")
@@ -82,10 +81,10 @@ class WebarenaEnvironment:
 class WebarenaSource:
     """The plugin object: tasks whose sites are configured, environments, and verdicts."""
 
-    def __init__(self, config: WebarenaConfig, context: PluginContext) -> None:
+    def __init__(self, config: WebarenaConfig, context: EnvironmentContext) -> None:
         self.config = config
         self._context = context
-        self.web: Web = context.services.get("web") or Web()
+        self.web = context.web or Web()
         self.urls = sites.addresses(config)
         self.grader = Grader(config, self.urls)
         self._pool: BrowserPool | None = None
@@ -93,7 +92,7 @@ class WebarenaSource:
         self._resetting: asyncio.Lock | None = None
         self._logins = Logins()
         self._was_reset = False
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         """Splits whose skipped tasks were told."""
         self._recordings = 0
 
@@ -101,26 +100,26 @@ class WebarenaSource:
 
     def tasks(self, split: str, *, count: int, seed: int) -> list[Task]:
         """`count` tasks in an order drawn from the seed, or all there are. Raises `ConfigError` or `MissingError`."""
-        found = self.catalogue(split)
-        random.Random(derive(seed, "webarena", split)).shuffle(found)
-        if split not in self._told:
-            self._told.add(split)
+        drawn = self.catalogue(split)
+        random.Random(derive(seed, "webarena", split)).shuffle(drawn)
+        if split not in self._warned:
+            self._warned.add(split)
             for why, number in self.skipped(split).items():
                 log.warning("%d tasks of split %s are skipped: %s", number, split, why)
-        return found[:count]
+        return drawn[:count]
 
     def catalogue(self, split: str) -> list[Task]:
         """Every task of a split whose sites are configured, in the order of the file."""
         if split not in get_args(Split):
             raise ConfigError(f"no split is called {split!r}; {hint(split, get_args(Split))}")
-        found = [self._task(raw, split) for raw in files.raw_tasks(self.config, split) if not self._lacks(raw)]
-        if not found:
+        drawn = [self._task(raw, split) for raw in files.raw_tasks(self.config, split) if not self._lacks(raw)]
+        if not drawn:
             lacking = ", ".join(f"{number} tasks: {why}" for why, number in self.skipped(split).items())
-            given = ", ".join(self.urls) or "none"
+            known = ", ".join(self.urls) or "none"
             raise MissingError(
-                f"no task of split {split!r} can be played here ({lacking}); sites with an address: {given}"
+                f"no task of split {split!r} can be played here ({lacking}); sites with an address: {known}"
             )
-        return found
+        return drawn
 
     @property
     def default_split(self) -> str:

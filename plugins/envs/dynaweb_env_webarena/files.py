@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaweb import sidecar
 from dynaweb.errors import ConfigError, MissingError
+from dynaweb.runs import sidecar
 
 if TYPE_CHECKING:
     from dynaweb_env_webarena import WebarenaConfig
@@ -38,11 +38,11 @@ def raw_tasks(config: WebarenaConfig, split: str) -> list[Raw]:
         return read(Path(config.train))
     if config.path:
         return read(Path(config.path))
-    found = read(packaged(*_FILES[config.set]))
+    tasks = read(packaged(*_FILES[config.set]))
     if config.set == "hard":
         wanted = set(json.loads(packaged(VERIFIED, _HARD).read_text(encoding="utf-8"))["task_ids"])
-        found = [task for task in found if task["task_id"] in wanted]
-    return found
+        tasks = [task for task in tasks if task["task_id"] in wanted]
+    return tasks
 
 
 def packaged(package: str, name: str) -> Path:
@@ -66,10 +66,10 @@ def read(path: Path) -> list[Raw]:
     """The tasks of a list or a folder. Raises `ConfigError` that names the file and what is wrong with it."""
     names = sorted(path.glob("*.json"), key=_number) if path.is_dir() else [path]
     loaded: list[Any] = [_load(name) for name in names]
-    found = loaded[0] if len(loaded) == 1 and isinstance(loaded[0], list) else loaded
-    if not found:
+    tasks = loaded[0] if len(loaded) == 1 and isinstance(loaded[0], list) else loaded
+    if not tasks:
         raise ConfigError(f"{path} holds no list of tasks")
-    return [_checked(task, path) for task in found]
+    return [_checked(task, path) for task in tasks]
 
 
 def kind_of(task: Raw) -> str:

@@ -36,17 +36,17 @@ async def resolved(target: Mapping[str, Any], *, url: str, urls: Mapping[str, st
     `url` is the address the episode ended on, `urls` the addresses of the sites. Raises `InfrastructureError` when a
     site does not tell what was asked.
     """
-    found = dict(target)
+    copy = dict(target)
     call = _CALL.match(str(target.get("url", "")))
     if call and call[1] in _URLS:
-        found["url"] = await asyncio.to_thread(_URLS[call[1]], _arguments(call[2], url), urls)
+        copy["url"] = await asyncio.to_thread(_URLS[call[1]], _arguments(call[2], url), urls)
     call = _CALL.match(str(target.get("locator", "")))
     if call and call[1] == "gitlab_get_project_memeber_role":
-        found["locator"] = _ROLE % json.dumps("@" + _arguments(call[2], url)[-1])
+        copy["locator"] = _ROLE % json.dumps("@" + _arguments(call[2], url)[-1])
     elif call and call[1] in _VALUES:
         value = await asyncio.to_thread(_VALUES[call[1]], _arguments(call[2], url), urls)
-        found["locator"] = f"document.body, {json.dumps(value)}"
-    return found
+        copy["locator"] = f"document.body, {json.dumps(value)}"
+    return copy
 
 
 def post_url(url: str) -> str:

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaweb import sidecar
 from dynaweb.errors import InfrastructureError
+from dynaweb.runs import sidecar
 from dynaweb.types import Judgement, Trajectory
 from dynaweb.web.evaluators import equals, evaluate
 from dynaweb_env_webarena import functions, upstream, verified
@@ -59,8 +59,8 @@ class Grader:
 
     async def _plain(self, evaluation: Mapping[str, Any], url: str) -> dict[str, Any]:
         targets = evaluation.get("program_html") or ()
-        found = [await functions.resolved(target, url=url, urls=self.urls) for target in targets]
-        return {**evaluation, "program_html": found}
+        located = [await functions.resolved(target, url=url, urls=self.urls) for target in targets]
+        return {**evaluation, "program_html": located}
 
     async def _repaired(
         self, evaluation: Mapping[str, Any], trajectory: Trajectory, url: str, session: Session

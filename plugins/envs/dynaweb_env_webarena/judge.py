@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from dynaweb.engines.openai_engine import ChatRequest, OpenAIEngine
+from dynaweb.engines.server import ChatRequest, OpenAIEngine
 from dynaweb_env_webarena.upstream import Ungraded
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class MeaningJudge:
 
 
 def _last(pattern: re.Pattern[str], said: str) -> str:
-    found = pattern.findall(said)
-    if not found:
+    verdicts = pattern.findall(said)
+    if not verdicts:
         raise Ungraded(f"the judge gave no verdict: {said[:120]!r}")
-    return str(found[-1])
+    return str(verdicts[-1])

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dynaweb.errors import ConfigError, InfrastructureError
-from dynaweb.web.logins import Login as StoredLogin
-from dynaweb.web.logins import opened
+from dynaweb.web.chromium.logins import Login as StoredLogin
+from dynaweb.web.chromium.logins import opened
 from dynaweb_env_webarena.files import texts
 
 if TYPE_CHECKING:
-    from dynaweb.web.chromium_session import ChromiumSession
+    from dynaweb.web.chromium.session import ChromiumSession
     from dynaweb_env_webarena import Login, WebarenaConfig
 
 log = logging.getLogger("dynaweb")
@@ -78,13 +78,13 @@ def _checked(url: str, origin: str) -> str:
 
 def placeholders(value: Any) -> set[str]:
     """The sites that a task's addresses name, such as `shopping` for `__SHOPPING__`."""
-    return {found.lower() for text in texts(value) for found in _PLACEHOLDER.findall(text)} - _NO_SITES
+    return {match.lower() for text in texts(value) for match in _PLACEHOLDER.findall(text)} - _NO_SITES
 
 
 def filled(value: Any, urls: Mapping[str, str]) -> Any:
     """A copy with every `__SITE__` replaced by the site's address; unknown ones stay."""
     if isinstance(value, str):
-        return _PLACEHOLDER.sub(lambda found: urls.get(found[1].lower(), found[0]), value)
+        return _PLACEHOLDER.sub(lambda match: urls.get(match[1].lower(), match[0]), value)
     if isinstance(value, Mapping):
         return {key: filled(inner, urls) for key, inner in value.items()}
     return [filled(inner, urls) for inner in value] if isinstance(value, list | tuple) else value
@@ -172,15 +172,15 @@ async def full_reset(base: str, timeout: float, *, poll: float = POLL_SECONDS) -
     """
     started = time.monotonic()
     await asyncio.to_thread(_get, f"{base.rstrip('/')}/reset")
-    said, told = "", 0.0
+    said, logged = "", 0.0
     while (spent := time.monotonic() - started) < timeout:
         said = await asyncio.to_thread(_get, f"{base.rstrip('/')}/status")
         if READY in said.lower():
             log.info("the sites were reset in %.0f s", spent)
             return spent
-        if spent >= told:
+        if spent >= logged:
             log.warning("resetting the sites: %.0f s, of at most %.0f s: %s", spent, timeout, said.strip()[:80])
-            told = spent + TELL_SECONDS
+            logged = spent + TELL_SECONDS
         await asyncio.sleep(poll)
     raise InfrastructureError(
         f"{base} did not become ready within {timeout:g} s; its status was {said.strip()[:120]!r}"

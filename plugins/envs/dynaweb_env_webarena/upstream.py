@@ -168,11 +168,11 @@ async def _located(target: Mapping[str, Any], session: Session | None) -> str:
     try:
         for action in target.get("prep_actions") or ():
             await session.evaluate(url, str(action))
-        found = await session.evaluate(url, locator)
+        value = await session.evaluate(url, locator)
     except ConfigError:
         return ""
     # Python's names of these two, because upstream takes `str` of what Playwright gives.
-    return {None: "None", True: "True", False: "False"}.get(found, str(found)) if not isinstance(found, str) else found
+    return {None: "None", True: "True", False: "False"}.get(value, str(value)) if not isinstance(value, str) else value
 
 
 def _address(url: str) -> tuple[str, dict[str, list[str]]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dynaweb import sidecar
+from dynaweb.runs import sidecar
 from dynaweb.types import Judgement
 from dynaweb_env_webarena.files import VERIFIED, Raw, kind_of
 
@@ -21,12 +21,12 @@ def response_of(task: Raw, answer: str | None) -> dict[str, Any]:
     Text that is such a structure already (JSON with `task_type`) is taken as it is. Anything else is wrapped: the kind
     of work is the task's own, the outcome SUCCESS, the text the one value that was found.
     """
-    given = _structure(answer or "")
-    if given is not None:
-        return given
+    answer_data = _structure(answer or "")
+    if answer_data is not None:
+        return answer_data
     kind = kind_of(task).upper()
-    found = [_value(answer)] if kind == "RETRIEVE" and answer else None
-    return {"task_type": kind, "status": "SUCCESS", "retrieved_data": found, "error_details": None}
+    values = [_value(answer)] if kind == "RETRIEVE" and answer else None
+    return {"task_type": kind, "status": "SUCCESS", "retrieved_data": values, "error_details": None}
 
 
 def score(python: Path, task: Raw, answer: str | None, har: Path, urls: Mapping[str, str]) -> Judgement:
@@ -45,10 +45,10 @@ def score(python: Path, task: Raw, answer: str | None, har: Path, urls: Mapping[
 
 def _structure(text: str) -> dict[str, Any] | None:
     try:
-        given = json.loads(text)
+        answer_data = json.loads(text)
     except ValueError:
         return None
-    return given if isinstance(given, dict) and "task_type" in given else None
+    return answer_data if isinstance(answer_data, dict) and "task_type" in answer_data else None
 
 
 def _value(text: str | None) -> Any:

@@ -58,3 +58,17 @@ def dynaweb_environments() -> Sequence[PluginSpec]:
             capabilities=frozenset({"tasks", "real", "browser"}),
         )
     ]
+
+
+@hookimpl
+def dynaweb_formats() -> Sequence[PluginSpec]:
+    """The format `webvoyager`."""
+    return [
+        PluginSpec(
+            name="webvoyager",
+            target="dynaweb_env_webvoyager.formats:Webvoyager",
+            config=Section,
+            summary="Prompt and actions of WebVoyager's text-only agents",
+            capabilities=frozenset({"grammar", "prompt"}),
+        ),
+    ]

@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from dynaweb.config.sections import Web
-from dynaweb.errors import ConfigError, InfrastructureError, MissingError
-from dynaweb.seeding import derive
-from dynaweb.suggest import hint
-from dynaweb.types import Action, Judgement, Observation, Split, StepResult, Task, Trajectory
-from dynaweb.web.browser import BrowserPool, pool_of
-from dynaweb.web.chromium_session import ChromiumSession
-from dynaweb.web.logins import opened
+from dynaweb.errors import ConfigError, InfrastructureError, MissingError, hint
+from dynaweb.runs.seeding import derive
+from dynaweb.types import Action, Judgement, Observation, Split, StepFacts, StepResult, Task, Trajectory
+from dynaweb.web.chromium.logins import opened
+from dynaweb.web.chromium.pool import BrowserPool, pool_of
+from dynaweb.web.chromium.session import ChromiumSession
 from dynaweb_env_webvoyager import files
 from dynaweb_env_webvoyager.blocked import Wall, wall
 from dynaweb_rm_webvoyager_judge.judge import WebvoyagerJudge
 
 if TYPE_CHECKING:
-    from dynaweb.protocols import Environment, ExpertPolicy, PluginContext
+    from dynaweb.protocols import Environment, EnvironmentContext, ExpertPolicy
     from dynaweb_env_webvoyager import WebvoyagerConfig
 
 KEEPS_OUT: frozenset[Wall] = frozenset({"captcha", "login"})
@@ -66,7 +65,7 @@ class WebvoyagerEnvironment:
         self._steps += 1
         error = await self.session.act(action)
         page = await self._look()
-        return StepResult(page, done=self._steps >= self._limit, error=error, info=self._told())
+        return StepResult(page, done=self._steps >= self._limit, error=error, facts=self._facts())
 
     async def close(self) -> None:
         """Close the context; calling it twice is allowed."""
@@ -86,29 +85,27 @@ class WebvoyagerEnvironment:
             self.pictures.append(str(path))
         return self._page
 
-    def _told(self) -> dict[str, Any]:
-        """What is told beside a page: the wall on it, and its picture."""
+    def _facts(self) -> StepFacts:
+        """The wall on a page, and its picture."""
         assert self._page is not None  # `step` has looked
-        met = wall(self._page)
-        blocked = {"blocked": met} if met else {}
-        return blocked | ({"screenshot": self.pictures[-1]} if self.pictures else {})
+        return StepFacts(blocked=wall(self._page), screenshot=self.pictures[-1] if self.pictures else "")
 
 
 class WebvoyagerSource:
     """The plugin object: tasks out of the files, environments, and the judge's verdicts."""
 
-    def __init__(self, config: WebvoyagerConfig, context: PluginContext) -> None:
+    def __init__(self, config: WebvoyagerConfig, context: EnvironmentContext) -> None:
         self.config = config
         self._context = context
-        self.web: Web = context.services.get("web") or Web()
+        self.web = context.web or Web()
         self._judge = WebvoyagerJudge(config.judge, context) if config.judge.server.model else None
         self._pool: BrowserPool | None = None
 
     def tasks(self, split: str, *, count: int, seed: int) -> list[Task]:
         """`count` tasks in an order drawn from the seed, or all there are. Raises `ConfigError` or `MissingError`."""
-        found = self.catalogue(split)
-        random.Random(derive(seed, "webvoyager", split)).shuffle(found)
-        return found[:count]
+        drawn = self.catalogue(split)
+        random.Random(derive(seed, "webvoyager", split)).shuffle(drawn)
+        return drawn[:count]
 
     def catalogue(self, split: str) -> list[Task]:
         """Every task of a split, in the order of the file."""
@@ -157,8 +154,8 @@ class WebvoyagerSource:
             return Judgement(0.0, why=f"there is no answer ({trajectory.end})")
         if self._judge is None:
             return Judgement(None, why="there is no judge: set env.judge.server.model and env.judge.server.base_url")
-        seen = {"screenshots": environment.pictures} if environment.pictures else {}
-        return await self._judge.score(replace(trajectory, info={**trajectory.info, **seen}))
+        facts = replace(trajectory.facts, screenshots=tuple(environment.pictures))
+        return await self._judge.score(replace(trajectory, facts=facts))
 
     async def close(self) -> None:
         """End browser and connections; calling it twice is allowed."""

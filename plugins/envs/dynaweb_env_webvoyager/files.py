@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynaweb.config.files import read_json
 from dynaweb.errors import ConfigError, InfrastructureError, MissingError
-from dynaweb.files import read_json
 from dynaweb.runs.atomic import write_text
 from dynaweb.runs.cache import default_root
 

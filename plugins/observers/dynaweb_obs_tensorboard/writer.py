@@ -10,51 +10,38 @@ from torch.utils.tensorboard import SummaryWriter
 
 from dynaweb import events
 from dynaweb.hookspecs import hookimpl
-from dynaweb.observers import scalars
+from dynaweb.observers.scalars import Dashboard, Scalars, settings
 
 if TYPE_CHECKING:
     from dynaweb.protocols import PluginContext
     from dynaweb_obs_tensorboard import TensorBoardConfig
 
 
-class TensorBoard:
+class TensorBoard(Dashboard):
     """Writes to `config.folder`, or to `tensorboard` in the run folder."""
 
     def __init__(self, config: TensorBoardConfig, context: PluginContext) -> None:
         folder = Path(config.folder) if config.folder else (context.folder or Path()) / "tensorboard"
         self._writer = SummaryWriter(str(folder), flush_secs=config.flush_seconds)
         self._stages: Counter[str] = Counter()
-        self._resumed = False
 
-    @hookimpl
-    def dynaweb_run_start(self, event: events.RunStart) -> None:
+    def open(self, event: events.RunStart) -> None:
         """The recipe, as text."""
-        self._resumed = event.resumed
-        lines = [f"| `{path}` | {value} |" for path, value in scalars.settings(event).items()]
+        lines = [f"| `{path}` | {value} |" for path, value in settings(event).items()]
         self._writer.add_text("recipe", "\n".join(["| setting | value |", "| --- | --- |", *lines]))
 
-    @hookimpl
-    def dynaweb_update(self, event: events.Update) -> None:
+    def curve(self, stage: str, index: int, values: Scalars) -> None:
         """A point of each curve."""
-        for name, value in scalars.of_update(event).items():
-            self._writer.add_scalar(name, value, event.index)
+        self._write(values, index)
 
-    @hookimpl
-    def dynaweb_eval(self, event: events.Evaluation) -> None:
-        """The result of an evaluation."""
-        for name, value in scalars.of_evaluation(event).items():
-            self._writer.add_scalar(name, value)
+    def result(self, values: Scalars) -> None:
+        """Points without a step."""
+        self._write(values, None)
 
-    @hookimpl
-    def dynaweb_stage(self, event: events.Stage) -> None:
-        """What a stage cost (a run may have several of one name); the curves too of one that was found in the cache."""
-        # Where a run goes on, its own stages are in the cache, and their curves in the files.
-        if not self._resumed:
-            scalars.tell_again(event, self)
-        if cost := scalars.of_stage(event):
-            for name, value in cost.items():
-                self._writer.add_scalar(name, value, self._stages[event.name])
-            self._stages[event.name] += 1
+    def cost(self, stage: str, values: Scalars) -> None:
+        """Points by the number of the stage among those of its name."""
+        self._write(values, self._stages[stage])
+        self._stages[stage] += 1
 
     @hookimpl
     def dynaweb_run_end(self, event: events.RunEnd) -> None:
@@ -64,3 +51,7 @@ class TensorBoard:
     def close(self) -> None:
         """Close the file; twice is allowed."""
         self._writer.close()
+
+    def _write(self, values: Scalars, step: int | None) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)

@@ -10,14 +10,14 @@ import wandb
 
 from dynaweb import events
 from dynaweb.hookspecs import hookimpl
-from dynaweb.observers import scalars
+from dynaweb.observers.scalars import Dashboard, Scalars, settings
 
 if TYPE_CHECKING:
     from dynaweb.protocols import PluginContext
     from dynaweb_obs_wandb import WandbConfig
 
 
-class Wandb:
+class Wandb(Dashboard):
     """Logs numbers. Every stage counts its updates from 0, so each has its own axis, `<stage>/update`.
 
     A run of dynaweb that is resumed goes on with the same run there. Offline each part has files of its own, which
@@ -28,12 +28,9 @@ class Wandb:
         self.config = config
         self._run: Any = None
         self._stages: set[str] = set()
-        self._resumed = False
 
-    @hookimpl
-    def dynaweb_run_start(self, event: events.RunStart) -> None:
+    def open(self, event: events.RunStart) -> None:
         """Open the run, with the recipe as its configuration."""
-        self._resumed = event.resumed
         self._run = wandb.init(
             project=self.config.project,
             entity=self.config.entity or None,
@@ -42,33 +39,28 @@ class Wandb:
             id=run_id(event.folder),
             resume="allow",
             dir=str(event.folder),
-            config=scalars.settings(event),
+            config=settings(event),
             settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
         )
 
-    @hookimpl
-    def dynaweb_update(self, event: events.Update) -> None:
+    def curve(self, stage: str, index: int, values: Scalars) -> None:
         """The metrics of an update."""
         if self._run is None:
             return
-        axis = f"{event.stage}/update"
-        if event.stage not in self._stages:
-            self._stages.add(event.stage)
-            self._run.define_metric(f"{event.stage}/*", step_metric=axis)
-        self._run.log({axis: event.index, **scalars.of_update(event)})
+        axis = f"{stage}/update"
+        if stage not in self._stages:
+            self._stages.add(stage)
+            self._run.define_metric(f"{stage}/*", step_metric=axis)
+        self._run.log({axis: index, **values})
 
-    @hookimpl
-    def dynaweb_eval(self, event: events.Evaluation) -> None:
-        """The result of an evaluation."""
-        self._summary(scalars.of_evaluation(event))
+    def result(self, values: Scalars) -> None:
+        """Numbers of the summary."""
+        if self._run is not None and values:
+            self._run.summary.update(values)
 
-    @hookimpl
-    def dynaweb_stage(self, event: events.Stage) -> None:
-        """What a stage cost; the curves too of one that was found in the cache."""
-        # Where a run goes on, its own stages are in the cache, and their curves in the run already.
-        if not self._resumed:
-            scalars.tell_again(event, self)
-        self._summary(scalars.of_stage(event))
+    def cost(self, stage: str, values: Scalars) -> None:
+        """What a stage cost."""
+        self.result(values)
 
     @hookimpl
     def dynaweb_run_end(self, event: events.RunEnd) -> None:
@@ -82,10 +74,6 @@ class Wandb:
         if self._run is not None:
             self._run.finish(exit_code=1)
             self._run = None
-
-    def _summary(self, values: dict[str, float]) -> None:
-        if self._run is not None and values:
-            self._run.summary.update(values)
 
 
 def run_id(folder: Path) -> str:

@@ -19,11 +19,10 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from dynaweb.backends.loss import clean
-from dynaweb.backends.returns import peaks
-from dynaweb.backends.success import CLASSES, cross_entropy, probability
-from dynaweb.credit import Credit, CreditInput, CriticSpec, ValueInput, Wants
-from dynaweb.protocols import LossInput, LossOutput, PluginContext
+from dynaweb.protocols import Credit, CreditInput, CriticSpec, LossInput, LossOutput, PluginContext, ValueInput, Wants
+from dynaweb.trainer.advantages import peaks
+from dynaweb.trainer.critic import CLASSES, cross_entropy, probability
+from dynaweb.trainer.losses import clean
 
 if TYPE_CHECKING:
     from dynaweb_opt_awr import AwrConfig, DigirlConfig

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynaweb.backends.advantages import normalised
-from dynaweb.backends.loss import Tokens, clamped
-from dynaweb.credit import Wants
-from dynaweb.protocols import LossInput, LossOutput, PluginContext
+from dynaweb.protocols import LossInput, LossOutput, PluginContext, Wants
+from dynaweb.trainer.advantages import normalised
+from dynaweb.trainer.losses import Tokens, clamped
 from dynaweb_opt_cispo import CispoConfig
 
 

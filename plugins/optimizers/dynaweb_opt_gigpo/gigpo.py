@@ -19,11 +19,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
-from dynaweb.backends.advantages import Singleton, group_advantages
-from dynaweb.backends.loss import Tokens, Window, clip_shares, clipped_gain
-from dynaweb.backends.returns import discounted, peaks
-from dynaweb.credit import Credit, CreditInput, Wants
-from dynaweb.protocols import LossInput, LossOutput, PluginContext
+from dynaweb.protocols import Credit, CreditInput, LossInput, LossOutput, PluginContext, Wants
+from dynaweb.trainer.advantages import Singleton, discounted, group_advantages, peaks
+from dynaweb.trainer.losses import Tokens, Window, clip_shares, clipped_gain
 from dynaweb_opt_gigpo import GigpoConfig
 
 

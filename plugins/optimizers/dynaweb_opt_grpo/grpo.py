@@ -17,11 +17,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from dynaweb.backends.advantages import normalised
-from dynaweb.backends.loss import Tokens, Window, clamped, clip_shares, clipped_gain
-from dynaweb.backends.returns import penalised
-from dynaweb.credit import Credit, CreditInput, Wants
-from dynaweb.protocols import LossInput, LossOutput, PluginContext
+from dynaweb.protocols import Credit, CreditInput, LossInput, LossOutput, PluginContext, Wants
+from dynaweb.trainer.advantages import normalised, penalised
+from dynaweb.trainer.losses import Tokens, Window, clamped, clip_shares, clipped_gain
 from dynaweb_opt_grpo import GrpoConfig
 
 

@@ -21,10 +21,9 @@ from collections.abc import Sequence
 
 import torch
 
-from dynaweb.backends.advantages import normalised
-from dynaweb.backends.loss import Sequences, Tokens, Window, clamped, clip_shares, clipped_gain
-from dynaweb.credit import Wants
-from dynaweb.protocols import LossInput, LossOutput, PluginContext
+from dynaweb.protocols import LossInput, LossOutput, PluginContext, Wants
+from dynaweb.trainer.advantages import normalised
+from dynaweb.trainer.losses import Sequences, Tokens, Window, clamped, clip_shares, clipped_gain
 from dynaweb_opt_gspo import GspoConfig
 
 WINDOW_SAMPLE = 512

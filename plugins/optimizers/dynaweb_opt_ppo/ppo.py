@@ -10,7 +10,7 @@ token pays kl_coef x KL(old || reference). The critic V, a model of its own, min
 
     1/2 mean max((V - R)^2, (clip(V, V_old - value_clip, V_old + value_clip) - R)^2),   R_it = A_it + V_old,it.
 
-Shapes: R rows padded to T tokens (see `dynaweb.protocols.LossInput` and `dynaweb.credit.ValueInput`).
+Shapes: R rows padded to T tokens (see `dynaweb.protocols.LossInput` and `dynaweb.protocols.ValueInput`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from collections.abc import Sequence
 
 import torch
 
-from dynaweb.backends.loss import Tokens, Window, clean, clip_shares, clipped_gain
-from dynaweb.backends.returns import chains, gae, peaks, token_rewards, unchain, whiten
-from dynaweb.credit import Credit, CreditInput, CriticSpec, ValueInput, Wants
-from dynaweb.protocols import LossInput, LossOutput, PluginContext
+from dynaweb.protocols import Credit, CreditInput, CriticSpec, LossInput, LossOutput, PluginContext, ValueInput, Wants
+from dynaweb.trainer.advantages import chains, gae, peaks, token_rewards, unchain, whiten
+from dynaweb.trainer.losses import Tokens, Window, clean, clip_shares, clipped_gain
 from dynaweb_opt_ppo import PpoConfig
 
 

@@ -15,11 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynaweb.backends.advantages import group_advantages
-from dynaweb.backends.loss import Tokens, Window, clip_shares, clipped_gain
-from dynaweb.backends.returns import chains, discounted, peaks, token_rewards, unchain, whiten
-from dynaweb.credit import Credit, CreditInput, Wants
-from dynaweb.protocols import LossInput, LossOutput, PluginContext
+from dynaweb.protocols import Credit, CreditInput, LossInput, LossOutput, PluginContext, Wants
+from dynaweb.trainer.advantages import chains, discounted, group_advantages, peaks, token_rewards, unchain, whiten
+from dynaweb.trainer.losses import Tokens, Window, clip_shares, clipped_gain
 from dynaweb_opt_reinforce_pp import ReinforcePpConfig
 
 

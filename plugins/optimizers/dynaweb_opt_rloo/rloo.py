@@ -17,11 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynaweb.backends.advantages import group_advantages
-from dynaweb.backends.loss import Sequences, Tokens, Window, clip_shares, clipped_gain
-from dynaweb.backends.returns import penalised
-from dynaweb.credit import Credit, CreditInput, Wants
-from dynaweb.protocols import LossInput, LossOutput, PluginContext
+from dynaweb.protocols import Credit, CreditInput, LossInput, LossOutput, PluginContext, Wants
+from dynaweb.trainer.advantages import group_advantages, penalised
+from dynaweb.trainer.losses import Sequences, Tokens, Window, clip_shares, clipped_gain
 from dynaweb_opt_rloo import RlooConfig
 
 

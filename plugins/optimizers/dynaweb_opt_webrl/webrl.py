@@ -26,11 +26,10 @@ from collections.abc import Sequence
 
 import torch
 
-from dynaweb.backends.loss import clean
-from dynaweb.backends.returns import discounted, peaks
-from dynaweb.backends.success import cross_entropy, probability
-from dynaweb.credit import Credit, CreditInput, CriticSpec, ValueInput, Wants
-from dynaweb.protocols import LossInput, LossOutput, PluginContext
+from dynaweb.protocols import Credit, CreditInput, CriticSpec, LossInput, LossOutput, PluginContext, ValueInput, Wants
+from dynaweb.trainer.advantages import discounted, peaks
+from dynaweb.trainer.critic import cross_entropy, probability
+from dynaweb.trainer.losses import clean
 from dynaweb_opt_webrl import WebrlConfig
 
 SURE = (0.8, 0.9)

@@ -11,15 +11,15 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from dynaweb.engines.openai_engine import ChatRequest, OpenAIEngine
+from dynaweb.engines.server import ChatRequest, OpenAIEngine
 from dynaweb.errors import ConfigError, DynawebError, MissingError
-from dynaweb.seeding import derive
+from dynaweb.runs.seeding import derive
 from dynaweb.types import Judgement, Trajectory
-from dynaweb.web.actions import format_action
-from dynaweb.web.dialects import render
+from dynaweb.web.actions.grammar import format_action
+from dynaweb.web.page.text import render
 
 if TYPE_CHECKING:
-    from dynaweb.protocols import PluginContext
+    from dynaweb.protocols import JudgeContext
     from dynaweb_rm_llm_judge import LlmJudgeConfig
 
 SYSTEM = """You check the work of a web agent. You get its objective, its actions, its answer and the page it ended on.
@@ -34,13 +34,11 @@ CUT = "\n[...]\n"
 class LlmJudge:
     """`--reward llm-judge`. Raises `MissingError` when no model is named, or its key is not there."""
 
-    def __init__(self, config: LlmJudgeConfig, context: PluginContext) -> None:
+    def __init__(self, config: LlmJudgeConfig, context: JudgeContext) -> None:
         self.config = config
         self.seed = context.seed
         self.engine = OpenAIEngine(config.server)
-        count = context.services.get("count")
-        if count is not None:
-            count(self.engine)
+        context.count(self.engine)
 
     async def score(self, trajectory: Trajectory) -> Judgement:
         """The share of YES over votes, thresholded unless `soft`; None where no vote could be read.

@@ -12,23 +12,23 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dynaweb.judges.calibration import Platt
-from dynaweb.types import Judgement, Trajectory
+from dynaweb.types import Judgement, Prompt, Trajectory
 
 if TYPE_CHECKING:
-    from dynaweb.protocols import PluginContext
+    from dynaweb.protocols import JudgeContext
     from dynaweb_rm_orm import OrmConfig
 
 
 class OutcomeRewardModel:
     """`--reward orm`. Judges with the engine of `context`, whose weights were fitted for it."""
 
-    def __init__(self, config: OrmConfig, context: PluginContext) -> None:
+    def __init__(self, config: OrmConfig, context: JudgeContext) -> None:
         if context.engine is None or context.format is None:
             raise ValueError("the outcome reward model needs an engine and a prompt format: create it through a recipe")
         self.config = config
         self.engine = context.engine
         self.format = context.format
-        self.calibration: Platt = context.services.get("calibration") or Platt()
+        self.calibration = context.calibration or Platt()
 
     async def score(self, trajectory: Trajectory) -> Judgement:
         """Score in {0, 1}, or P(YES) when `soft`; None when the episode broke down or the model gave no number."""
@@ -55,7 +55,7 @@ class OutcomeRewardModel:
 
     def examples(
         self, trajectories: Sequence[Trajectory], labels: Sequence[bool]
-    ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    ) -> list[tuple[Prompt, tuple[int, ...]]]:
         """Supervised pairs: the prompt of each episode, and the token of YES or NO."""
         return [
             (self.format.judge_prompt(trajectory), (self.format.yes_id if label else self.format.no_id,))

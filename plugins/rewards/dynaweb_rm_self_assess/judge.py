@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dynaweb.protocols import GenerateRequest
-from dynaweb.seeding import derive
-from dynaweb.types import Judgement, Observation, Trajectory
+from dynaweb.runs.seeding import derive
+from dynaweb.types import Judgement, Observation, Prompt, Trajectory
 
 if TYPE_CHECKING:
-    from dynaweb.protocols import PluginContext
+    from dynaweb.protocols import JudgeContext
     from dynaweb_rm_self_assess import SelfAssessConfig
 
 _WORDS = re.compile(r"\b(YES|NO)\b")
@@ -41,7 +41,7 @@ def evident(answer: str | None, page: Observation) -> bool:
 class SelfAssessJudge:
     """Judges with the engine of `context`: the frozen base model or the policy, as configured."""
 
-    def __init__(self, config: SelfAssessConfig, context: PluginContext) -> None:
+    def __init__(self, config: SelfAssessConfig, context: JudgeContext) -> None:
         if context.engine is None or context.format is None:
             raise ValueError("the self-assess judge needs an engine and a prompt format: create it through a recipe")
         self.config = config
@@ -77,7 +77,7 @@ class SelfAssessJudge:
     def _votes(self) -> range:
         return range(self.config.votes)
 
-    async def _vote(self, trajectory: Trajectory, prompt: tuple[int, ...], vote: int) -> bool | None:
+    async def _vote(self, trajectory: Trajectory, prompt: Prompt, vote: int) -> bool | None:
         """One sampled reply: whether its last verdict is YES; None when it has none."""
         reply = await self.engine.generate(
             GenerateRequest(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dynaweb.errors import ConfigError, DynawebError, MissingError
 from dynaweb.types import Judgement, Trajectory
-from dynaweb.web.dialects import render
+from dynaweb.web.page.text import render
 from dynaweb_rm_webvoyager_judge.seeing import LookRequest, SeeingEngine
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ class WebvoyagerJudge:
         ]
 
     def _pictures(self, trajectory: Trajectory) -> tuple[bytes, ...]:
-        taken = [str(step.info["screenshot"]) for step in trajectory.steps if step.info.get("screenshot")]
-        paths = [str(path) for path in trajectory.info.get("screenshots") or taken]
+        taken = [step.facts.screenshot for step in trajectory.steps if step.facts.screenshot]
+        paths = trajectory.facts.screenshots or taken
         chosen = paths[-self.config.pictures :] if self.config.pictures else []
         return tuple(Path(path).read_bytes() for path in chosen if Path(path).is_file())
 

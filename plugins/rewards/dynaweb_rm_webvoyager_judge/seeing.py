@@ -6,7 +6,7 @@ import base64
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynaweb.engines.openai_engine import ChatRequest, OpenAIEngine
+from dynaweb.engines.server import ChatRequest, OpenAIEngine
 
 if TYPE_CHECKING:
     from dynaweb.config.server import Server

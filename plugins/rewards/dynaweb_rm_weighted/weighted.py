@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from dynaweb.judges.scores import checked
-from dynaweb.returned import judgement
+from dynaweb.plugin.contracts import judgement
 from dynaweb.types import Judgement, Trajectory
 
 if TYPE_CHECKING:
-    from dynaweb.protocols import Judge, PluginContext
+    from dynaweb.protocols import JudgeContext
     from dynaweb_rm_weighted import WeightedConfig
 
 
 class WeightedJudge:
-    """`--reward weighted`. `context.services["judges"]` makes a judge from its name and settings."""
+    """`--reward weighted`. `context.judges` makes a judge from its name and settings."""
 
-    def __init__(self, config: WeightedConfig, context: PluginContext) -> None:
-        make = context.services.get("judges")
+    def __init__(self, config: WeightedConfig, context: JudgeContext) -> None:
+        make = context.judges
         if make is None:
             raise ValueError("a combination is made of other judges: create it through a recipe")
         self.config = config
-        self.judges = {name: cast("Judge", make(name, part.settings)) for name, part in config.judges.items()}
+        self.judges = {name: make(name, part.settings) for name, part in config.judges.items()}
 
     async def score(self, trajectory: Trajectory) -> Judgement:
         """sum of weight x score / sum of weights; None as `missing` says. The probability is combined in the same

@@ -12,24 +12,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dynaweb.seeding import derive
-from dynaweb.types import Action, Observation, Prediction, Transition
+from dynaweb.runs.seeding import derive
+from dynaweb.types import Action, Observation, Prediction, Prompt, Transition
 from dynaweb.worldmodels.attempts import LocalModel, attempts
 from dynaweb.worldmodels.change import Words, change_text, goal_of, history_of, read_change, split_change, words_of
 from dynaweb.worldmodels.pages import page_text, read_page
 from dynaweb.worldmodels.prompts import recent
 
 if TYPE_CHECKING:
-    from dynaweb.protocols import PluginContext
+    from dynaweb.protocols import WorldModelContext
     from dynaweb_wm_delta import DeltaConfig
 
-Pair = tuple[tuple[int, ...], tuple[int, ...]]
+Pair = tuple[Prompt, tuple[int, ...]]
 
 
 class DeltaWorldModel:
-    """Predicts changes with the engine of `context`; `context.services["temperature"]` is the sampling temperature."""
+    """Predicts changes with the engine of `context`; `context.temperature` is the sampling temperature."""
 
-    def __init__(self, config: DeltaConfig, context: PluginContext) -> None:
+    def __init__(self, config: DeltaConfig, context: WorldModelContext) -> None:
         self.config = config
         self.model = LocalModel("delta", context, max_new_tokens=config.max_new_tokens, top_p=config.top_p)
         self.format = self.model.format
@@ -53,7 +53,7 @@ class DeltaWorldModel:
         return await self._rewrite(said, observation, prompt, derive(seed, "apply"))
 
     def examples(self, transitions: Sequence[Transition]) -> list[Pair]:
-        """Supervised pairs (prompt ids, target ids): page and action, and the true change in words and as a script.
+        """Supervised pairs (prompt, target ids): page and action, and the true change in words and as a script.
 
         With `apply = "llm"` the change in words only, and with `learn_apply` a second pair: the page from the words.
         """
@@ -70,7 +70,7 @@ class DeltaWorldModel:
             pairs.append((prompt, self.format.world_model_target(page_text(transition.next_observation))))
         return pairs
 
-    async def _rewrite(self, said: Prediction, before: Observation, prompt: tuple[int, ...], seed: int) -> Prediction:
+    async def _rewrite(self, said: Prediction, before: Observation, prompt: Prompt, seed: int) -> Prediction:
         """The second half of the paper's factorisation: the page from the change in words."""
         ask = self.model.ask(prompt)
         written = await attempts(ask, lambda text: read_page(text, before), retries=self.config.retries, seed=seed)
@@ -89,7 +89,7 @@ class DeltaWorldModel:
 
 def _read_words(text: str) -> Prediction:
     """Words alone: the page is still to come, so it is left empty here."""
-    from dynaweb.web.delta import Delta
+    from dynaweb.types import Delta
 
     words, _, done = split_change(text)
     return Prediction(None, Delta(sentence=words.change), words.reasoning, done)

@@ -6,7 +6,7 @@ are real transitions: the most similar ones (retrieval, as in DreamGym, arXiv 25
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,25 +18,19 @@ from dynaweb.worldmodels.pages import read_page
 from dynaweb.worldmodels.prompts import SYSTEM, question, recent, with_examples
 
 if TYPE_CHECKING:
-    from dynaweb.engines.openai_engine import OpenAIEngine
-    from dynaweb.protocols import PluginContext
-    from dynaweb.worldmodels.retrieval import Retriever
+    from dynaweb.engines.server import OpenAIEngine
+    from dynaweb.protocols import WorldModelContext
+    from dynaweb.worldmodels.memory import Retriever
     from dynaweb_wm_frozen_llm import FrozenConfig
 
 
 class FrozenWorldModel:
-    """Asks the engine of `context`, or a server.
+    """Asks the engine of `context`, or a server; examples that it shows are the transitions of `context`."""
 
-    `context.services`: `temperature`; `transitions`, a function that gives real transitions for examples; `held_out`,
-    the sites of which none may be shown; `count`, a function that is told of the server's engine so that its tokens are
-    counted.
-    """
-
-    def __init__(self, config: FrozenConfig, context: PluginContext) -> None:
+    def __init__(self, config: FrozenConfig, context: WorldModelContext) -> None:
         self.config = config
-        self.temperature = float(context.services.get("temperature", 0.7))
-        self._transitions: Callable[[], Sequence[Transition]] = context.services.get("transitions", list)
-        self._held_out: Set[str] = context.services.get("held_out", frozenset())
+        self.temperature = context.temperature
+        self._transitions, self._held_out = context.transitions, context.held_out
         self._retriever: Retriever | None = None
         self._server = _server(config, context)
         self._local = None if self._server is not None else _local(config, context)
@@ -67,7 +61,7 @@ class FrozenWorldModel:
         return self._ask_server((("system", SYSTEM[form]), ("user", user)))
 
     def _ask_server(self, messages: tuple[tuple[str, str], ...]) -> Ask:
-        from dynaweb.engines.openai_engine import ChatRequest
+        from dynaweb.engines.server import ChatRequest
 
         engine = self._server
         assert engine is not None
@@ -93,7 +87,7 @@ class FrozenWorldModel:
         return self._retriever.first(self.config.shots)
 
     def _read_examples(self) -> Retriever:
-        from dynaweb.worldmodels.retrieval import Retriever
+        from dynaweb.worldmodels.memory import Retriever
 
         found = Retriever(self._stored() if self.config.store else self._transitions())
         if not len(found):
@@ -111,17 +105,17 @@ class FrozenWorldModel:
         return (one for one in existing(Path(self.config.store)) if site_of(one) not in self._held_out)
 
 
-def _server(config: FrozenConfig, context: PluginContext) -> OpenAIEngine | None:
+def _server(config: FrozenConfig, context: WorldModelContext) -> OpenAIEngine | None:
     if not config.server.model:
         return None
-    from dynaweb.engines.openai_engine import OpenAIEngine
+    from dynaweb.engines.server import OpenAIEngine
 
     engine = OpenAIEngine(config.server)
-    context.services.get("count", lambda engine: None)(engine)
+    context.count(engine)
     return engine
 
 
-def _local(config: FrozenConfig, context: PluginContext) -> LocalModel:
+def _local(config: FrozenConfig, context: WorldModelContext) -> LocalModel:
     model = LocalModel("frozen-llm", context, max_new_tokens=config.max_new_tokens, top_p=config.top_p)
     if config.shots and not hasattr(model.format, "turns"):
         raise ConfigError(

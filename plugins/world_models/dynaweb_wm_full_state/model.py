@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dynaweb.types import Action, Observation, Prediction, Transition
+from dynaweb.types import Action, Observation, Prediction, Prompt, Transition
 from dynaweb.worldmodels.attempts import LocalModel, attempts
 from dynaweb.worldmodels.change import goal_of, history_of
 from dynaweb.worldmodels.pages import page_answer, read_page
 from dynaweb.worldmodels.prompts import recent
 
 if TYPE_CHECKING:
-    from dynaweb.protocols import PluginContext
+    from dynaweb.protocols import WorldModelContext
     from dynaweb_wm_full_state import FullStateConfig
 
 
 class FullStateWorldModel:
-    """Predicts pages with the engine of `context`; `context.services["temperature"]` is the sampling temperature."""
+    """Predicts pages with the engine of `context`; `context.temperature` is the sampling temperature."""
 
-    def __init__(self, config: FullStateConfig, context: PluginContext) -> None:
+    def __init__(self, config: FullStateConfig, context: WorldModelContext) -> None:
         self.config = config
         self.model = LocalModel("full-state", context, max_new_tokens=config.max_new_tokens, top_p=config.top_p)
         self.format = self.model.format
@@ -39,11 +39,11 @@ class FullStateWorldModel:
             self.model.ask(prompt), lambda text: read_page(text, observation), retries=self.config.retries, seed=seed
         )
 
-    def examples(self, transitions: Sequence[Transition]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Supervised pairs (prompt ids, target ids): page and action, and the true next page."""
+    def examples(self, transitions: Sequence[Transition]) -> list[tuple[Prompt, tuple[int, ...]]]:
+        """Supervised pairs (prompt, target ids): page and action, and the true next page."""
         return [self._example(transition) for transition in transitions]
 
-    def _example(self, transition: Transition) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _example(self, transition: Transition) -> tuple[Prompt, tuple[int, ...]]:
         shown = recent(history_of(transition), self.config.history)
         goal = goal_of(transition) if self.config.goal else ""
         prompt = self.format.full_page_prompt(transition.observation, transition.action, shown, goal)

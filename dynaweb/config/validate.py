@@ -1,0 +1,321 @@
+"""From merged values to a checked `Recipe`: every problem is found and told at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+from dynaweb.config.keys import code_of
+from dynaweb.config.layers import KINDS, Layers, flatten
+from dynaweb.config.recipe import ORDER, SECTIONS, Choice, Recipe
+from dynaweb.config.sections import EngineChoice
+from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError, hint
+from dynaweb.hookspecs import CORE_FORMATS
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+
+    from dynaweb.config.sections import Eval, Run
+    from dynaweb.hookspecs import Kind
+    from dynaweb.plugin.registry import Plugins
+
+
+ENGINE_ROLES = ("wm", "reward")
+"""Kinds of plugins that may have an `engine` table in their section."""
+
+
+@dataclass(slots=True)
+class Problems:
+    """What is wrong with a recipe: texts of invalid settings, and errors about plugins (and models) that it names."""
+
+    texts: list[str] = field(default_factory=list)
+    plugins: list[DynawebError] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raise one error that lists them all: `ConfigError`, or that of the plugins when nothing else is wrong."""
+        texts = [*map(str, self.plugins), *self.texts]
+        if not texts:
+            return
+        if not self.texts:
+            if len(self.plugins) == 1:
+                raise self.plugins[0]
+            broken = any(isinstance(error, PluginError) for error in self.plugins)
+            raise (PluginError if broken else MissingError)(_listed(texts))
+        raise ConfigError(_listed(texts))
+
+
+def _listed(texts: list[str]) -> str:
+    if len(texts) == 1:
+        return texts[0]
+    return "\n".join([f"{len(texts)} problems:", *(f"  - {text}" for text in texts)])
+
+
+def validate(name: str, description: str, layers: Layers, plugins: Plugins, problems: Problems) -> Recipe:
+    """Build the recipe. Raises through `Problems.check` with everything that is wrong, earlier problems included."""
+    tree = layers.tree()
+    for key in tree:
+        if key not in ORDER:
+            problems.texts.append(f"{_where(layers, key)}: no section is called {key!r}; {hint(key, ORDER)}")
+    sections: dict[str, Any] = {}
+    for section, model in SECTIONS.items():
+        sections[section] = _parse(model, tree.get(section, {}), section, layers, problems)
+    for kind in KINDS:
+        sections[kind] = _choice(kind, tree.get(kind, {}), layers, plugins, problems)
+    if sections["run"] is not None:
+        _observers(sections["run"], layers, plugins, problems)
+    _environments(sections["env"], sections["eval"], layers, plugins, problems)
+    if sections["model"] is not None:
+        _prompts(sections["model"].format, layers, plugins, problems)
+    policy = sections["policy"]
+    if policy is not None:
+        _engine(policy.engine.model_dump(), "policy.engine", layers, plugins, problems)
+    problems.check()
+    recipe = Recipe(name=name, description=description, **sections)
+    origins = {path: _origin(layers, path) for path in recipe.flat()}
+    object.__setattr__(recipe, "origins", origins)
+    return recipe
+
+
+def _choice(kind: Kind, data: Any, layers: Layers, plugins: Plugins, problems: Problems) -> Choice | None:
+    if not isinstance(data, Mapping):
+        problems.texts.append(_no_table(kind, data, layers))
+        return None
+    name = data.get("name")
+    if not isinstance(name, str):
+        what = "is missing" if name is None else f"must be a name, not {name!r}"
+        problems.texts.append(f"{_where(layers, f'{kind}.name')}: {kind}.name {what}; {hint('', plugins.names(kind))}")
+        return None
+    try:
+        plugin = plugins.find(kind, name)
+    except (MissingError, PluginError) as error:
+        problems.plugins.append(type(error)(f"{_where(layers, f'{kind}.name')}: {error}"))
+        return None
+    apart = ("name", "engine") if kind in ENGINE_ROLES else ("name",)
+    rest = {key: value for key, value in data.items() if key not in apart}
+    config = _parse(plugin.spec.config, rest, kind, layers, problems)
+    engine = EngineChoice()
+    if "engine" in data and "engine" in apart:
+        engine = _engine(data["engine"], f"{kind}.engine", layers, plugins, problems)
+    return Choice(kind, name, config, code_of(plugin), engine) if config is not None else None
+
+
+def _engine(data: Any, section: str, layers: Layers, plugins: Plugins, problems: Problems) -> EngineChoice:
+    """The engine of a role, its settings checked by the engine's own plugin."""
+    choice = _parse(EngineChoice, data, section, layers, problems)
+    if not isinstance(choice, EngineChoice):
+        return EngineChoice()
+    try:
+        plugin = plugins.find("engine", choice.name)
+    except (MissingError, PluginError) as error:
+        problems.plugins.append(type(error)(f"{_where(layers, f'{section}.name')}: {error}"))
+        return choice
+    _parse(plugin.spec.config, choice.settings, section, layers, problems)
+    return choice
+
+
+def _prompts(name: str, layers: Layers, plugins: Plugins, problems: Problems) -> None:
+    """Check the name of the prompt layer: one of the core, or a part of a plugin's format."""
+    try:
+        if name not in CORE_FORMATS["prompt"]:
+            plugins.find("format", name, part="prompt")
+    except (MissingError, PluginError) as error:
+        problems.plugins.append(type(error)(f"{_where(layers, 'model.format')}: {error}"))
+
+
+def _observers(run: Run, layers: Layers, plugins: Plugins, problems: Problems) -> None:
+    """Check the names of the observers, and the settings of each, also of those that are not switched on."""
+    for name in dict.fromkeys([*run.observers, *run.observer_settings]):
+        try:
+            model = plugins.find("observer", name).spec.config
+        except (MissingError, PluginError) as error:
+            problems.plugins.append(type(error)(f"{_where(layers, 'run.observers')}: {error}"))
+        else:
+            _parse(model, run.observer_settings.get(name, {}), f"run.observer_settings.{name}", layers, problems)
+
+
+def _environments(
+    env: Choice | None, evaluation: Eval | None, layers: Layers, plugins: Plugins, problems: Problems
+) -> None:
+    """Check the environments of the tasks that are dreamed of and of the evaluation, with their settings."""
+    if env is not None and "dreams" in plugins.find("env", env.name).spec.capabilities:
+        config = env.config.model_dump()
+        if isinstance(name := config.get("tasks"), str):
+            settings = config.get("task_settings", {})
+            _environment(name, "env.tasks", settings, "env.task_settings", layers, plugins, problems)
+    if evaluation is not None and evaluation.env:
+        _environment(
+            evaluation.env, "eval.env", evaluation.env_settings, "eval.env_settings", layers, plugins, problems
+        )
+
+
+def _environment(
+    name: str, named: str, settings: Any, section: str, layers: Layers, plugins: Plugins, problems: Problems
+) -> None:
+    try:
+        model = plugins.find("env", name).spec.config
+    except (MissingError, PluginError) as error:
+        problems.plugins.append(type(error)(f"{_where(layers, named)}: {error}"))
+    else:
+        _parse(model, settings, section, layers, problems)
+
+
+def _parse(model: type[BaseModel], data: Any, section: str, layers: Layers, problems: Problems) -> BaseModel | None:
+    from pydantic import ValidationError
+
+    if not isinstance(data, Mapping):
+        problems.texts.append(_no_table(section, data, layers))
+        return None
+    odd = {f"{section}.{path}": text for path, text in misfits(model, data)}
+    problems.texts += [f"{_where(layers, path)}: {path} = {text}" for path, text in odd.items()]
+    try:
+        config = model.model_validate(data)
+    except ValidationError as error:
+        problems.texts += _explain(model, data, error, section, layers, told=odd)
+        return None
+    # A third-party config class may ignore unknown keys; a typo must not pass for a setting all the same.
+    unknown = [key for key in data if key not in _keys(model)] if model.model_config.get("extra") != "allow" else []
+    problems.texts += [_unknown(model, section, (key,), layers) for key in unknown]
+    return config
+
+
+def _explain(
+    model: type[BaseModel], data: Any, error: ValidationError, section: str, layers: Layers, *, told: Collection[str]
+) -> list[str]:
+    """What is wrong at each path, those that were `told` already left out. A value that fits none of several kinds is
+    told of once."""
+    texts: list[str] = []
+    wrong: dict[str, tuple[Any, list[str]]] = {}
+    for problem in error.errors(include_url=False, include_context=False):
+        loc = problem["loc"]
+        if problem["type"] == "extra_forbidden":
+            texts.append(_unknown(model, section, loc, layers))
+            continue
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "missing":
+            texts.append(f"{'.'.join([section, *map(str, loc)])} has no value: {message}")
+            continue
+        path = ".".join([section, *placed(loc, data)])
+        if not any(path == one or path.startswith(f"{one}.") for one in told):
+            wrong.setdefault(path, (problem["input"], []))[1].append(f"{message[0].lower()}{message[1:]}")
+    for path, (given, messages) in wrong.items():
+        texts.append(f"{_where(layers, path)}: {path} = {given!r}: {', or '.join(dict.fromkeys(messages))}")
+    return texts
+
+
+def _unknown(model: type[BaseModel], section: str, loc: tuple[int | str, ...], layers: Layers) -> str:
+    path = ".".join([section, *(str(part) for part in loc)])
+    return f"{_where(layers, path)}: no setting is called {path!r}; {hint(str(loc[-1]), _valid_at(model, loc[:-1]))}"
+
+
+def _valid_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> set[str]:
+    from pydantic import BaseModel
+
+    for part in loc:
+        info = model.model_fields.get(str(part))
+        inner = info.annotation if info is not None else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return set()
+        model = inner
+    return _keys(model)
+
+
+def _keys(model: type[BaseModel]) -> set[str]:
+    aliases = {info.alias for info in model.model_fields.values() if info.alias}
+    return set(model.model_fields) | aliases
+
+
+def _no_table(section: str, data: Any, layers: Layers) -> str:
+    return f"{_where(layers, section)}: {section} must be a table such as [{section}], not {data!r}"
+
+
+def _where(layers: Layers, path: str) -> str:
+    """The origin of a path, of the value that it lies in, or of the first value below it."""
+    parts = path.split(".")
+    for length in range(len(parts), 0, -1):
+        if origin := layers.origins.get(".".join(parts[:length])):
+            return origin
+    return next((origin for known, origin in layers.origins.items() if known.startswith(f"{path}.")), "recipe")
+
+
+def _origin(layers: Layers, path: str) -> str:
+    parts = path.split(".")
+    known = (".".join(parts[:length]) for length in range(len(parts), 1, -1))
+    return next((layers.origins[one] for one in known if one in layers.origins), "default")
+
+
+# --- Values that a settings class would take and that nobody means, and where in a table an error lies.
+
+_NOTHING = object()
+
+
+def misfits(model: type[BaseModel], data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Dotted path, and value with what is wrong: `true` where a number is meant (it would count as 1), and nan.
+
+    Infinity is up to the class: sections of dynaweb refuse it, another package may mean "no limit" by it.
+    """
+    from pydantic import BaseModel
+
+    for name, info in model.model_fields.items():
+        key = name if name in data or info.alias is None else info.alias
+        value, kind = data.get(key), info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, Mapping):
+            yield from ((f"{key}.{path}", text) for path, text in misfits(kind, value))
+        elif any(isinstance(leaf, bool) for leaf in _leaves(value)) and _is_number(kind):
+            yield key, f"{_toml(value)}: must be a number, not true or false"
+        elif any(isinstance(leaf, float) and math.isnan(leaf) for leaf in _leaves(value)):
+            yield key, f"{_toml(value)}: must be a finite number"
+
+
+def placed(loc: Sequence[int | str], data: Any) -> list[str]:
+    """The path of an error without the marks that pydantic puts in for the kinds of a union."""
+    path = []
+    for part in loc:
+        inner = _inside(data, part)
+        if inner is not _NOTHING:
+            path.append(str(part))
+            data = inner
+    return path
+
+
+def _inside(data: Any, part: int | str) -> Any:
+    if isinstance(data, Mapping):
+        return data.get(part, _NOTHING)
+    if isinstance(data, list | tuple) and isinstance(part, int) and part < len(data):
+        return data[part]
+    return _NOTHING
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if not isinstance(value, list | tuple):
+        yield value
+        return
+    for inner in value:
+        yield from _leaves(inner)
+
+
+def _is_number(kind: Any) -> bool:
+    """Whether a field holds numbers, and nothing that may be true or false or have a field that is."""
+    kinds = set(_kinds(kind))
+    return bool(kinds & {int, float}) and kinds <= {int, float, str, NoneType}
+
+
+def _kinds(kind: Any) -> Iterator[Any]:
+    if get_origin(kind) is Literal:
+        yield from map(type, get_args(kind))
+        return
+    if kind is Any or (isinstance(kind, type) and not get_args(kind)):
+        yield kind
+    for inner in get_args(kind):
+        yield from _kinds(inner)
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool | float) else repr(value)
+
+
+__all__ = ["Problems", "flatten", "misfits", "placed", "validate"]

@@ -1,0 +1,418 @@
+"""Batches that are being decoded: a common face for the compact Llama forward and for any other model of transformers.
+
+A *runner* belongs to a model, a *session* to one batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from transformers import DynamicCache
+
+from dynaweb.engines.local import decoding, llama
+from dynaweb.engines.local.recording import (
+    FixedGeneric,
+    FixedLlama,
+    FixedLlamaSession,
+    FixedSession,
+    Recorders,
+    fixable,
+    no_recorder,
+    recorder_for,
+)
+from dynaweb.engines.local.sharing import Ids, Lanes, Plan, spans
+from dynaweb.types import Prompt
+
+PREFILL_TOKENS = 2048
+"""Padded tokens of one prefill pass: small enough for the processor's caches, large enough to keep it busy."""
+GPU_PREFILL_TOKENS = 16_384
+"""The same on a GPU, which fewer tokens leave waiting for launches."""
+
+FIRST_ROOM = 32
+"""New tokens that a cache has room for at first, at least."""
+
+
+class Session(Protocol):
+    """One batch. `logits` [B, V] float32 are those of the next token of each row.
+
+    Row i answers prompt `order[i]` of those that the session was started with; `computed` counts the prompt tokens that
+    went through the model.
+    """
+
+    logits: torch.Tensor
+    order: Sequence[int]
+    computed: int
+
+    def step(self, token_B: torch.Tensor) -> None:
+        """Append one token to every row and compute the next logits."""
+        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, in this order."""
+        ...
+
+
+class Runner(Protocol):
+    """Computes prompts and opens sessions."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors live."""
+        ...
+
+    def start(self, prompts: Sequence[Prompt], room: int) -> Session:
+        """A session with one row per prompt and room for that many new tokens in each row."""
+        ...
+
+    def next_logits(self, prompts: Sequence[Prompt]) -> torch.Tensor:
+        """Float32 logits [B, V] after each prompt."""
+        ...
+
+    def weights_changed(self) -> None:
+        """The model's parameters have new values."""
+        ...
+
+
+def runner_for(model: nn.Module, pad_id: int, *, static: bool = True) -> Runner:
+    """The fastest runner that serves the model; with `static`, decoding steps are recorded where that is faster."""
+    recorders = recorder_for if static else no_recorder
+    kind = GenericRunner if llama.unsupported(model) else LlamaRunner
+    return kind(model, pad_id, recorders)
+
+
+def pad_right(prompts: Sequence[Ids], pad_id: int, device: torch.device) -> torch.Tensor:
+    """Token ids [B, T], padding behind each prompt."""
+    width = max(map(len, prompts))
+    return torch.tensor([[*prompt, *[pad_id] * (width - len(prompt))] for prompt in prompts], device=device)
+
+
+class LlamaRunner:
+    """Runs `dynaweb.engines.local.llama`; gathers the fused weights again when the model's own have changed."""
+
+    def __init__(self, model: nn.Module, pad_id: int, recorders: Recorders = recorder_for) -> None:
+        self._model = model
+        self._pad_id = pad_id
+        self._recorders = recorders
+        self._weights: llama.Weights | None = None
+        self._fixed: FixedLlama | None = None
+        self._steps: tuple[llama.Weights, decoding.Decode] | None = None
+        self._seen: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is now."""
+        return next(self._model.parameters()).device
+
+    @property
+    def _pass_tokens(self) -> int:
+        return PREFILL_TOKENS if self.device.type == "cpu" else GPU_PREFILL_TOKENS
+
+    @property
+    def weights(self) -> llama.Weights:
+        """Fused weights that agree with the model's present ones (in-place updates are noticed by themselves)."""
+        seen = tuple((p.data_ptr(), p._version) for p in self._model.parameters())
+        if self._weights is None or seen != self._seen:
+            with torch.no_grad():
+                self._weights = llama.fuse(self._model)
+            self._seen = seen
+        return self._weights
+
+    def weights_changed(self) -> None:
+        """Gather the weights anew at the next call, also after writes that leave no trace (`tensor.data`)."""
+        self._weights = None
+
+    def next_logits(self, prompts: Sequence[Prompt]) -> torch.Tensor:
+        """Prefill only."""
+        parts = spans([len(prompt) for prompt in prompts], self._pass_tokens)
+        return torch.cat([self._prefill([prompt.ids for prompt in prompts[part]], None) for part in parts])
+
+    def start(self, prompts: Sequence[Prompt], room: int) -> Session:
+        """Compute what prompts share once, then what is their own."""
+        plan = Plan.of(prompts)
+        fixed = self._recorded()
+        session = self._start_fixed(plan, prompts, room, fixed) if fixed else self._start_growing(plan, prompts, room)
+        session.computed = plan.computed
+        return session
+
+    def _recorded(self) -> FixedLlama | None:
+        """Recorded steps on the present weights, where there is something to gain."""
+        weights = self.weights
+        if self._fixed is not None:
+            if self._fixed.weights is weights:
+                return self._fixed
+            if self._fixed.renew(weights):
+                self._weights = self._fixed.weights
+                return self._fixed
+        record = self._recorders(self.device)
+        self._fixed = FixedLlama(weights, record) if record else None
+        return self._fixed
+
+    def _start_fixed(self, plan: Plan, prompts: Sequence[Prompt], room: int, fixed: FixedLlama) -> FixedLlamaSession:
+        cache = fixed.cache(len(prompts), plan.columns + room)
+        logits = self._start(plan, cache, _session_rows(plan), cache, None)
+        return FixedLlamaSession(fixed, cache, [len(prompts[row]) for row in plan.order], logits, plan.order)
+
+    def _start_growing(self, plan: Plan, prompts: Sequence[Prompt], room: int) -> LlamaSession:
+        lanes = plan.lanes() if self.device.type == "cpu" else None
+        if lanes is None:
+            cache = self._cache(len(prompts), plan.columns, room)
+            logits = self._start(plan, cache, _session_rows(plan), cache, None)
+            lengths = [len(prompts[row]) for row in plan.order]
+            return LlamaSession(self._decode(), cache, lengths, logits, plan.order)
+        cache = self._cache(len(prompts), plan.widest, room)
+        common = Common.of(self.weights, lanes, plan.order)
+        logits = self._start(plan, common.cache, lanes.lane, cache, common)
+        lengths = [len(prompts[row]) - lanes.lengths[row] for row in plan.order]
+        return LlamaSession(self._decode(), cache, lengths, logits, plan.order, common)
+
+    def _decode(self) -> decoding.Decode:
+        """What takes steps with the present weights."""
+        weights = self.weights
+        if self._steps is None or self._steps[0] is not weights:
+            self._steps = (
+                weights,
+                decoding.SmallSteps(weights) if decoding.small(weights) else partial(decoding.decode, weights),
+            )
+        return self._steps[1]
+
+    def _start(
+        self,
+        plan: Plan,
+        beginnings: decoding.Cache,
+        position: Mapping[int, int],
+        own: decoding.Cache,
+        common: Common | None,
+    ) -> torch.Tensor:
+        """Logits [B, V] in plan order. Row r's beginning goes to `position[r]` of `beginnings`, its tail to `own`."""
+        for part in spans([len(prefix) for prefix, _ in plan.prefixes], self._pass_tokens):
+            ids_BT = pad_right([prefix for prefix, _ in plan.prefixes[part]], self._pad_id, self.device)
+            target = self._target(beginnings, plan.prefixes[part], position)
+            decoding.prefill(self.weights, ids_BT, None, target)
+        parts = [*self._start_tails(plan, own, common)]
+        for part in spans([len(prompt) for prompt, _ in plan.whole], self._pass_tokens):
+            chosen = plan.whole[part]
+            owner = self._index([i for i, (_, rows) in enumerate(chosen) for _ in rows])
+            logits = self._prefill([prompt for prompt, _ in chosen], self._target(beginnings, chosen, position))
+            parts.append(logits.index_select(0, owner))
+        return torch.cat(parts)
+
+    def _start_tails(self, plan: Plan, own: decoding.Cache, common: Common | None) -> Iterator[torch.Tensor]:
+        for part in spans([len(tail.ids) for tail in plan.tails], self._pass_tokens):
+            tails = plan.tails[part]
+            ids_BT = pad_right([tail.ids for tail in tails], self._pad_id, self.device)
+            start = [tail.start if common is None else 0 for tail in tails]
+            last_B = self._index([len(tail.ids) - 1 for tail in tails])
+            columns = max(start) + ids_BT.shape[1]
+            shared = None if common is None else common.shared(part)
+            yield decoding.extend(self.weights, ids_BT, self._index(start), last_B, own, part, columns, shared)
+
+    def _cache(self, rows: int, columns: int, room: int) -> decoding.Cache:
+        """A cache that begins with as much room as there are columns, or a little more."""
+        first = columns + min(room, max(columns, FIRST_ROOM))
+        return decoding.Cache(self.weights, rows, first, ragged=columns, limit=columns + room)
+
+    def _target(
+        self, cache: decoding.Cache, chosen: Sequence[tuple[Ids, tuple[int, ...]]], position: Mapping[int, int]
+    ) -> decoding.Target:
+        """Each sequence goes to the positions of all its rows."""
+        pairs = [(i, at) for i, (_, rows) in enumerate(chosen) for at in dict.fromkeys(position[row] for row in rows)]
+        return decoding.Target(cache, self._index([at for _, at in pairs]), self._index([i for i, _ in pairs]))
+
+    def _prefill(self, prompts: Sequence[Ids], target: decoding.Target | None) -> torch.Tensor:
+        ids_BT = pad_right(prompts, self._pad_id, self.device)
+        last_B = self._index([len(prompt) - 1 for prompt in prompts])
+        logits_BV = decoding.prefill(self.weights, ids_BT, last_B, target)
+        assert logits_BV is not None
+        return logits_BV
+
+    def _index(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self.device)
+
+
+class Common:
+    """What the rows of a session share, in lanes; a lane without rows is overwritten by the last one."""
+
+    def __init__(self, cache: decoding.Cache, lanes: Sequence[int], lengths: Sequence[int]) -> None:
+        self.cache = cache
+        self._lanes = list(lanes)
+        self._lengths = list(lengths)
+
+    @classmethod
+    def of(cls, weights: llama.Weights, lanes: Lanes, order: Sequence[int]) -> Common:
+        """Empty lanes for the rows of a plan."""
+        cache = decoding.Cache(weights, lanes.count, lanes.width, ragged=lanes.width)
+        return cls(cache, [lanes.lane[row] for row in order], [lanes.lengths[row] for row in order])
+
+    def shared(self, rows: slice) -> decoding.Shared:
+        """What some rows read."""
+        return decoding.Shared.of(self.cache, self._lanes[rows], self._lengths[rows])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, in this order."""
+        count = max(self._lanes) + 1
+        self._lanes = [self._lanes[row] for row in rows]
+        self._lengths = [self._lengths[row] for row in rows]
+        live = set(self._lanes)
+        kept = survivors([lane not in live for lane in range(count)])
+        self.cache.keep(kept, max(self._lengths))
+        now = {source: target for target, source in enumerate(kept)}
+        self._lanes = [now[lane] for lane in self._lanes]
+
+
+class LlamaSession:
+    """Rows of one cache; rows that end are overwritten by the last ones, so the live rows stay together.
+
+    `lengths` counts the tokens that lie in each row of `cache`, those in lanes (`common`) not among them. All rows
+    store their next token in the same column; what shorter rows leave unwritten before it is hidden from them.
+    """
+
+    def __init__(
+        self,
+        decode: decoding.Decode,
+        cache: decoding.Cache,
+        lengths: Sequence[int],
+        logits: torch.Tensor,
+        order: Sequence[int],
+        common: Common | None = None,
+    ) -> None:
+        self.logits = logits
+        self.order = order
+        self.computed = sum(lengths)
+        self._decode = decode
+        self._cache = cache
+        self._common = common
+        self._lengths = list(lengths)
+        self._first = max(lengths)
+        self._new = 0
+        self._see()
+
+    def step(self, token_B: torch.Tensor) -> None:
+        """One decoding step of all live rows."""
+        column, position_B = self._first + self._new, self._position_B + self._new
+        self.logits = self._decode(token_B, position_B, self._cache, column, self._mask, self._shared)
+        self._new += 1
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows, as made by `survivors`."""
+        self._cache.keep(rows, self._first + self._new)
+        self.logits = self.logits[list(rows)]
+        self._lengths = [self._lengths[row] for row in rows]
+        if self._common is not None:
+            self._common.keep(rows)
+        self._see()
+
+    def _see(self) -> None:
+        """What the live rows see: what they share, and their own columns but the unwritten ones."""
+        length_B = torch.tensor(self._lengths, device=self.logits.device)
+        mask = decoding.hidden(length_B, self._first, self._cache.key.dtype)
+        ragged = min(self._lengths) < self._first
+        self._shared, self._position_B, self._mask = None, length_B, mask if ragged else None
+        if self._common is not None:
+            shared = self._shared = self._common.shared(slice(0, len(self._lengths)))
+            self._position_B = length_B + shared.length_B
+            self._mask = torch.cat([decoding.hidden(shared.length_B, shared.columns, mask.dtype), mask], dim=-1)
+
+
+def _session_rows(plan: Plan) -> dict[int, int]:
+    """The row of the session that answers each prompt."""
+    return {row: i for i, row in enumerate(plan.order)}
+
+
+def survivors(ended: Sequence[bool]) -> list[int]:
+    """The rows that go on, in an order that moves as few of them as possible: gaps are filled from the end."""
+    count = len(ended) - sum(ended)
+    spare = iter([row for row in range(count, len(ended)) if not ended[row]])
+    return [next(spare) if ended[row] else row for row in range(count)]
+
+
+class GenericRunner:
+    """Any causal language model of transformers: left padding, attention mask and its own cache."""
+
+    def __init__(self, model: nn.Module, pad_id: int, recorders: Recorders = recorder_for) -> None:
+        self._model: Any = model
+        self._pad_id = pad_id
+        self._recorders = recorders
+        self._fixed: FixedGeneric | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is now."""
+        return next(self._model.parameters()).device  # type: ignore[no-any-return]
+
+    def weights_changed(self) -> None:
+        """Nothing is kept between calls."""
+
+    def next_logits(self, prompts: Sequence[Prompt]) -> torch.Tensor:
+        """Prefill only."""
+        return self._session(prompts).logits
+
+    def start(self, prompts: Sequence[Prompt], room: int) -> Session:
+        """Compute the distinct prompts and repeat their cache for the rows that share them."""
+        distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
+        session = self._session(list(distinct))
+        if len(distinct) < len(prompts):
+            session.keep([distinct[prompt] for prompt in prompts])
+        session.order = range(len(prompts))
+        session.computed = sum(map(len, distinct))
+        fixed = self._recorded()
+        if fixed is None:
+            return session
+        return FixedSession(session, fixed.shape(len(prompts), max(map(len, prompts)) + room))
+
+    def _recorded(self) -> FixedGeneric | None:
+        """Recorded steps, where there is something to gain."""
+        if self._fixed is None and (record := self._recorders(self.device)) and fixable(self._model):
+            self._fixed = FixedGeneric(self._model, record)
+        return self._fixed
+
+    def _session(self, prompts: Sequence[Prompt]) -> GenericSession:
+        width = max(map(len, prompts))
+        ids = [[*[self._pad_id] * (width - len(prompt)), *prompt.ids] for prompt in prompts]
+        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        mask_BT = torch.tensor(mask, device=self.device)
+        return GenericSession(self._model, torch.tensor(ids, device=self.device), mask_BT)
+
+
+class GenericSession:
+    """A batch of a `GenericRunner`; rows share the column of their newest token."""
+
+    def __init__(self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> None:
+        self.order: Sequence[int] = range(len(ids_BT))
+        self.computed = int(mask_BT.sum())
+        self._model = model
+        self.mask = mask_BT
+        self.cache = DynamicCache(config=model.config)
+        # transformers renamed the argument in 5.24.
+        forward = inspect.signature(model.forward).parameters
+        self._keyword = "cache" if "cache" in forward else "past_key_values"
+        self.logits = self.run(ids_BT, mask_BT, (mask_BT.cumsum(-1) - 1).clamp_min(0), self.cache)
+
+    def run(self, ids_BT: torch.Tensor, mask: torch.Tensor, position_BT: torch.Tensor, cache: Any) -> torch.Tensor:
+        """Float32 logits [B, V] after the last of the tokens; the mask is [B, all columns] or has four axes."""
+        out = self._model(
+            input_ids=ids_BT,
+            attention_mask=mask,
+            position_ids=position_BT,
+            use_cache=True,
+            logits_to_keep=1,
+            **{self._keyword: cache},
+        )
+        logits: torch.Tensor = out.logits[:, -1].float()
+        return logits
+
+    def step(self, token_B: torch.Tensor) -> None:
+        """One decoding step."""
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], dim=1)
+        self.logits = self.run(token_B[:, None], self.mask, self.mask.sum(-1, keepdim=True) - 1, self.cache)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Select or repeat rows of the cache."""
+        index = torch.tensor(rows, device=self.mask.device)
+        self.cache.batch_select_indices(index)
+        self.mask = self.mask.index_select(0, index)
+        self.logits = self.logits.index_select(0, index)

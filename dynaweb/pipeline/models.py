@@ -1,0 +1,321 @@
+"""The models and engines of a run: weights, tokenizer and prompt layer, and an engine for each role.
+
+Models are loaded where they are asked for, and shared where they are the same. An engine belongs to a model and to a
+role (`policy`, `wm`, `reward`); roles that choose the same engine on the same model share it. Engines live as long as
+the stage that asked for them, so that those of a finished stage are freed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from dynaweb.config.keys import code_of, decisive
+from dynaweb.errors import CheckpointError, MissingError
+from dynaweb.pipeline.artifacts import LoadedModel, files_hash
+from dynaweb.protocols import BaseEngine, Completion, Engine, EngineContext, GenerateRequest, WorldModelContext
+from dynaweb.trainer.models import WEIGHT_FOLDERS
+from dynaweb.types import Prompt
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dynaweb.config import Recipe
+    from dynaweb.engines.scheduler import Lockstep
+    from dynaweb.plugin.registry import Plugins
+    from dynaweb.protocols import Counted, PromptFormat, WorldModel
+    from dynaweb.trainer.distributed.team import Team
+    from dynaweb.types import Transition
+
+Role = Literal["policy", "wm", "reward"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+class Models:
+    """The models of a run and the engines of the stage in progress; `count` is told of every engine that is made."""
+
+    def __init__(
+        self, recipe: Recipe, plugins: Plugins, seed: Callable[..., int], count: Callable[[Counted], None]
+    ) -> None:
+        self._recipe, self._plugins, self._seed, self._count = recipe, plugins, seed, count
+        self._engines: list[tuple[nn.Module, str, Engine]] = []
+        self.team: Team | None = None
+        """The other ranks, where a launcher started several."""
+        self.fitted_judge: Path | None = None
+        """The folder of the judge that was fitted for this run."""
+
+    # Weights
+
+    def load(self, path: Path | None = None) -> LoadedModel:
+        """A model of its own: the base weights, or those in a folder, with the tokenizer that the folder brings.
+
+        Raises `CheckpointError` when the folder's tokenizer is not that of the base model and the base model judges.
+        """
+        import torch
+
+        from dynaweb.policy.formats import format_for
+
+        settings = self._recipe.model
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        base_judges = getattr(self._recipe.reward.config, "model", None) == "base"
+        tokenizer = self.tokenizer if path is None else tokenizer_of(path, self.tokenizer, base_judges=base_judges)
+        prompts = self.format if tokenizer is self.tokenizer else format_for(tokenizer, settings.format)
+        model = self._read(str(path or settings.path))
+        if path is not None:
+            check_size(path, model, tokenizer)
+        return LoadedModel(model, tokenizer, prompts)
+
+    def _read(self, path: str) -> Any:
+        from dynaweb.trainer.models import load_model
+
+        settings = self._recipe.model
+        if self.team is None:
+            return load_model(path, settings.dtype, settings.device)
+        return self.team.make("dynaweb.trainer.models:load_model", path, settings.dtype, settings.device)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the base model, shared by all weights of the run."""
+        from dynaweb.trainer.models import resolve
+
+        return read_tokenizer(resolve(self._recipe.model.path))
+
+    @cached_property
+    def format(self) -> PromptFormat:
+        """The prompt layer of the model."""
+        from dynaweb.policy.formats import format_for
+
+        return format_for(self.tokenizer, self._recipe.model.format)
+
+    @cached_property
+    def base(self) -> LoadedModel:
+        """The base model, frozen: judge, and world model when that is not fitted."""
+        return self.load()
+
+    @cached_property
+    def base_engine(self) -> Engine:
+        """The judge's engine on the frozen base model."""
+        return self.engine(self.base, "reward")
+
+    def world_model(
+        self,
+        model: LoadedModel,
+        *,
+        temperature: float,
+        transitions: Callable[[], Sequence[Transition]] = list,
+        held_out: Set[str] = frozenset(),
+    ) -> WorldModel:
+        """The chosen world model on these weights; examples it shows are `transitions`, of no site in `held_out`."""
+        context = WorldModelContext(
+            engine=self.engine(model, "wm"),
+            format=model.format,
+            weights=model,
+            seed=self._seed("world-model"),
+            temperature=temperature,
+            transitions=transitions,
+            held_out=held_out,
+            count=self._count,
+        )
+        return cast("WorldModel", self._plugins.create("wm", self._recipe.wm.name, self._recipe.wm.config, context))
+
+    # Keys
+
+    @cached_property
+    def base_key(self) -> str:
+        """What identifies the base weights: a hash of the files in a folder, or the model's name."""
+        from dynaweb.trainer.models import resolve
+
+        source = resolve(self._recipe.model.path)
+        return files_hash(Path(source)) if Path(source).is_dir() else source
+
+    @cached_property
+    def device(self) -> str:
+        """Where weights live: what `model.device` comes to on this machine."""
+        from dynaweb.trainer.models import pick_device
+
+        return str(pick_device(self._recipe.model.device))
+
+    # Engines
+
+    @cached_property
+    def lockstep(self) -> Lockstep:
+        """What gathers the model calls of all episodes."""
+        from dynaweb.engines.scheduler import Lockstep
+
+        return Lockstep()
+
+    def engine(self, model: LoadedModel, role: Role = "policy") -> Engine:
+        """The engine of a role on a model, one for all roles that choose the same; its tokens count in the costs."""
+        choice = self._recipe.engine_of(role)
+        kind = f"{choice.name} {choice.settings}"
+        for served, known, engine in self._engines:
+            if served is model.model and known == kind:
+                return engine
+        engine = self._make(model, role)
+        self._engines.append((model.model, kind, engine))
+        self._count(engine)
+        return engine
+
+    def _make(self, model: LoadedModel, role: Role) -> Engine:
+        choice = self._recipe.engine_of(role)
+        seed = self._seed("engine", role)
+        context = EngineContext(weights=model, batching=self.lockstep, role=role, seed=seed)
+        engine = self._plugins.create("engine", choice.name, choice.settings, context)
+        if self.team is None or choice.name != "transformers":
+            return completed(engine)
+        from dynaweb.trainer.distributed.team_engine import TeamEngine
+
+        return TeamEngine(self.team, engine, model.format.pad_id)
+
+    def require(self) -> None:
+        """Raise `MissingError` now, not after an hour, when a chosen engine or the backend is not installed."""
+        recipe = self._recipe
+        for name in {recipe.engine_of(role).name for role in ROLES} - {"transformers"}:
+            getattr(self._plugins.load_class("engine", name), "require", BaseEngine.require)()
+        if recipe.backend.name == "deepspeed":
+            from dynaweb.trainer.distributed.deepspeed import import_deepspeed
+
+            import_deepspeed()
+
+    async def rest(self) -> None:
+        """Let all engines give their memory to the trainer: a judge's engine holds as much as the policy's."""
+        for _, _, engine in self._engines:
+            await engine.rest()
+
+    async def release(self) -> None:
+        """Forget the engines of a finished stage, which hold on to models, and what gathered their calls."""
+        await self.close()
+        for name in ("lockstep", "base_engine"):
+            self.__dict__.pop(name, None)
+
+    async def close(self) -> None:
+        """End what engines hold open."""
+        engines, self._engines = self._engines, []
+        for _, _, engine in engines:
+            await engine.close()
+
+
+class CompletedEngine(BaseEngine):
+    """An engine plugin that leaves some of `Engine` out: what it has is its own, what it lacks is `BaseEngine`'s.
+
+    Nowhere else is an engine asked what it has.
+    """
+
+    def __init__(self, plugin: Any) -> None:
+        self._plugin = plugin
+        self.correction = float(getattr(plugin, "correction", self.correction))
+        self.stats = getattr(plugin, "stats", self.stats)
+
+    @property
+    def mismatch(self) -> Mapping[str, float]:  # type: ignore[override]
+        """What it found last."""
+        return getattr(self._plugin, "mismatch", {})
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Sample one completion."""
+        completion: Completion = await self._plugin.generate(request)
+        return completion
+
+    async def choice_logprobs(self, prompt: Prompt, choices: tuple[int, ...]) -> tuple[float, ...]:
+        """Natural-log probability of each choice."""
+        logprobs: tuple[float, ...] = await self._plugin.choice_logprobs(prompt, choices)
+        return logprobs
+
+    def weights_changed(self) -> None:
+        """Count, and hand on."""
+        super().weights_changed()
+        getattr(self._plugin, "weights_changed", lambda: None)()
+
+    async def rest(self) -> None:
+        """Hand on."""
+        await self._awaited("rest")
+
+    async def close(self) -> None:
+        """Hand on."""
+        await self._awaited("close")
+
+    async def _awaited(self, name: str) -> None:
+        done = getattr(self._plugin, name, lambda: None)()
+        if inspect.isawaitable(done):
+            await done
+
+
+def completed(plugin: object) -> Engine:
+    """An engine plugin with all of `Engine`."""
+    return plugin if isinstance(plugin, Engine) else CompletedEngine(plugin)
+
+
+def engine_key(recipe: Recipe, plugins: Plugins, *roles: str) -> dict[str, Any]:
+    """What results depend on of the roles' engines, for cache keys: nothing of the engine in this process."""
+    keys: dict[str, Any] = {}
+    for role in roles:
+        choice = recipe.engine_of(role)
+        if choice.name != "transformers":
+            plugin = plugins.find("engine", choice.name)
+            settings = decisive(plugin.spec.config.model_validate(choice.settings))
+            keys[f"{role} engine"] = {"name": choice.name, **settings, "package": code_of(plugin)}
+    return keys
+
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def world_model_weights(folder: Path | None) -> Path | None:
+    """The weights in a folder, or in that of a run which fitted a world model. Raises `MissingError` where none are."""
+    if folder is None:
+        return None
+    for part in WEIGHT_FOLDERS:
+        if (folder / part / "config.json").is_file():
+            return folder / part
+    why = "no config.json in it" if folder.is_dir() else "no such folder"
+    raise MissingError(
+        f"there are no weights in {folder} ({why}); dynaweb wm fit puts them into checkpoints/world-model of its folder"
+    )
+
+
+def read_tokenizer(source: str) -> Any:
+    """The tokenizer of a folder or of a Hugging Face name.
+
+    Raises `CheckpointError` (a folder whose tokenizer cannot be read) and `MissingError` (no such model).
+    """
+    from transformers import AutoTokenizer
+
+    from dynaweb.trainer.models import unknown_model
+
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise unknown_model(source, Path(source).is_dir(), error) from error
+
+
+def tokenizer_of(folder: Path, base: Any, *, base_judges: bool) -> Any:
+    """The tokenizer in a folder of weights; `base`, that of the base model, where there is none or it is the same.
+
+    Raises `CheckpointError` when it is another one and the base model judges: one of the two would read tokens that it
+    does not know.
+    """
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return base
+    own = read_tokenizer(str(folder))
+    if own.get_vocab() == base.get_vocab():
+        return base
+    if base_judges:
+        raise CheckpointError(
+            f"the weights in {folder} have another tokenizer ({len(own)} tokens) than the base model that judges them "
+            f"({len(base)} tokens); set model.path to the model that they were trained from, or use --reward checker"
+        )
+    return own
+
+
+def check_size(folder: Path, model: Any, tokenizer: Any) -> None:
+    """Raise `CheckpointError` when a tokenizer has tokens that the weights of `folder` do not know."""
+    known = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > known:
+        raise CheckpointError(
+            f"the weights in {folder} know {known} tokens, but the tokenizer has {len(tokenizer)}: they belong to "
+            "another model; set model.path to the model that they were trained from"
+        )

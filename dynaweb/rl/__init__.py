@@ -1,0 +1,13 @@
+"""What the RL stage of a run is made of; `dynaweb.train` has its loop.
+
+sources      where rollouts come from: dreams, real pages, recorded episodes
+rows         steps as token rows with their log-probabilities
+batch        rollouts as token rows with advantages, old and reference log-probabilities
+importance   importance weights between an engine's probabilities and the trainer's
+updater      the gradient steps of one update
+replay       WebRL's replay buffer
+audit        rollouts repeated on real pages: is the judge still right?
+refresh      the world model kept true by real steps of the policy
+checkpoints  what is saved with the policy, and how a run that was killed goes on
+key          the cache key of the stage
+"""

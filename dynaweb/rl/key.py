@@ -1,0 +1,27 @@
+"""What the result of reinforcement learning depends on: the cache key of the stage `rl`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from dynaweb.pipeline.keys import stage_key
+from dynaweb.stages.demos import pool_key
+
+if TYPE_CHECKING:
+    from dynaweb.config.keys import Activity
+    from dynaweb.pipeline.artifacts import Artifacts, StageKey
+    from dynaweb.pipeline.context import RunContext
+
+Mode = Literal["policy", "filtered-bc"]
+
+
+def rl_key(ctx: RunContext, have: Artifacts, mode: Mode, *, done: int | None = None) -> StageKey:
+    """The cache key of the stage; `done` is the number of updates when the time budget ended it early."""
+    recipe, dreams = ctx.recipe, ctx.envs.dreams
+    does: list[Activity] = ["rl", "dreams" if dreams else "real-rollouts"]
+    does += ["policy-gradient"] if mode == "policy" else []
+    does += ["replay"] if mode == "policy" and recipe.replay.capacity else []
+    does += ["audit"] if recipe.audit.every else []
+    does += ["refresh"] if dreams and recipe.wm_fit.refresh_every else []
+    does += ["validation"] if recipe.rl.validate_every else []
+    return stage_key(ctx, *does, done=done, **pool_key(ctx), **have.keys())

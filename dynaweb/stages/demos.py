@@ -1,0 +1,155 @@
+"""Demonstrations: scripted experts play a few training tasks in the real environment.
+
+With `data.experts = "few"` these are all the expert data of a run: SFT, its longer controls, expert mixing and the
+behaviour-cloning term see the same ones. `"all"` (the paper's looser setting) adds an expert for every RL task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dynaweb import events
+from dynaweb.errors import MissingError, TrainingError
+from dynaweb.judges.reward import grading, success_of
+from dynaweb.pipeline.episodes import play_in_batches
+from dynaweb.pipeline.keys import stage_key
+from dynaweb.rollout.agents import ExpertPlayer
+from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure
+from dynaweb.rollout.group import by_task
+from dynaweb.rollout.tasks import one_per_template
+from dynaweb.types import Task, Trajectory
+
+if TYPE_CHECKING:
+    from dynaweb.pipeline.artifacts import Artifact, StageKey
+    from dynaweb.pipeline.context import RunContext
+    from dynaweb.protocols import TaskSource
+    from dynaweb.runs import Stage
+
+MOST = 16_384
+"""Most tasks that reinforcement learning draws before its first update, which takes seconds; a longer run plays them
+again."""
+SLACK = 2
+"""Steps that an expert may take beyond the longest best case."""
+POOL = 256
+"""Smallest number of training tasks that are drawn: enough to hold one of each template."""
+
+
+def training_tasks(ctx: RunContext, count: int) -> list[Task]:
+    """At least `count` training tasks, templates in rotation: demonstrations, exploration and RL draw from them.
+
+    Each stage asks for its own number, so that no stage depends on the settings of another.
+    """
+    return ctx.envs.tasks("train", max(POOL, count))
+
+
+def rl_tasks(ctx: RunContext) -> list[Task]:
+    """The training tasks of reinforcement learning: one for each place of each update, `MOST` at most."""
+    return training_tasks(ctx, min(MOST, ctx.recipe.rl.updates * ctx.recipe.rl.tasks))
+
+
+def pool_key(ctx: RunContext) -> dict[str, int]:
+    """What cache keys hold where `MOST` limits the tasks; runs that draw fewer do not depend on it."""
+    return {"pool": MOST} if ctx.recipe.rl.updates * ctx.recipe.rl.tasks > MOST else {}
+
+
+def learns(ctx: RunContext) -> bool:
+    """Whether anything of the run learns from demonstrations; else the model is used as it is."""
+    recipe = ctx.recipe
+    return bool(recipe.sft.steps or recipe.rl.updates or any(recipe.controls.sft_steps))
+
+
+async def demos(ctx: RunContext) -> Artifact:
+    """Stage `demos`: the demonstrations that SFT sees."""
+    tasks = one_per_template(scripted(ctx, training_tasks(ctx, ctx.recipe.data.demos)), ctx.recipe.data.demos)
+    made = await _played(ctx, tasks, stage_key(ctx, "demos"))
+    ctx.keep(made, "demos")
+    return made
+
+
+async def no_demos(ctx: RunContext) -> Artifact:
+    """Stage `demos` of a run that learns from none: no episode, and no need for a scripted expert."""
+
+    async def body(stage: Stage) -> None:
+        save_episodes(stage, [])
+
+    return await ctx.stage("demos", stage_key(ctx), body)
+
+
+async def all_experts(ctx: RunContext, few: Artifact) -> Artifact:
+    """The expert data of RL and of the SFT controls: the demonstrations, or with `all` an expert for each RL task."""
+    if ctx.recipe.data.experts == "few" or not learns(ctx):
+        return few
+    key = stage_key(ctx, "experts", **pool_key(ctx))
+    made = await _played(ctx, scripted(ctx, rl_tasks(ctx)), key)
+    ctx.keep(made, "experts")
+    return made
+
+
+def scripted(ctx: RunContext, tasks: Sequence[Task]) -> list[Task]:
+    """The tasks that have a scripted expert. Raises `MissingError` when none has."""
+    solvable = [task for task in tasks if has_expert(ctx.envs.source, task)]
+    if not solvable:
+        name, _ = ctx.envs.task_settings
+        raise MissingError(
+            f"environment {name!r} has no scripted expert for any of {len(tasks)} training tasks, so there is nothing "
+            "to demonstrate; evaluate a policy of your own with --policy DIR, or use an environment with experts"
+        )
+    return solvable
+
+
+def has_expert(source: TaskSource, task: Task) -> bool:
+    """Whether the environment brings a scripted expert for a task."""
+    try:
+        source.expert(task)
+    except MissingError:
+        return False
+    return True
+
+
+async def _played(ctx: RunContext, tasks: Sequence[Task], key: StageKey) -> Artifact:
+    async def body(stage: Stage) -> None:
+        played = await play_experts(ctx, stage, tasks)
+        save_episodes(stage, played)
+        for trajectory in played:
+            ctx.tell(events.Rollout("demos", trajectory))
+            if success_of(trajectory) != 1.0:
+                ctx.tell(events.Failure(where=f"expert of {trajectory.task.id}", error=why_failed(trajectory)))
+        if not by_task(played):
+            raise TrainingError(f"no expert succeeded on any of {len(tasks)} tasks; the first: {why_failed(played[0])}")
+
+    return await ctx.stage("demos", key, body, resumable=True)
+
+
+async def play_experts(ctx: RunContext, stage: Stage, tasks: Sequence[Task]) -> list[Trajectory]:
+    """One expert episode per task, graded by the environment."""
+    episodes = [Episode(f"expert/{i}/{task.id}", task, ctx.seed("demos", task.id)) for i, task in enumerate(tasks)]
+    played = await play_in_batches(
+        ctx,
+        stage,
+        episodes,
+        ctx.envs.source.environment,
+        lambda task: ExpertPlayer(ctx.envs.source.expert(task)),
+        rules=Rules(ctx.recipe.data.max_best_steps + SLACK, source="expert", invalid_ends=True),
+        phase="demos",
+        finish=grading(ctx.envs.source),
+    )
+    refuse_total_failure(played, "demonstrations")
+    return played
+
+
+def why_failed(trajectory: Trajectory) -> str:
+    """Why an episode did not succeed, in words."""
+    facts = trajectory.facts
+    last = trajectory.steps[-1].error if trajectory.steps else ""
+    return facts.failure or last or (facts.verdict.why if facts.verdict else "") or f"it ended by {trajectory.end}"
+
+
+def save_episodes(stage: Stage, episodes: Sequence[Trajectory]) -> None:
+    """Write episodes into a stage's folder."""
+    from dynaweb.data.store import TrajectoryStore
+    from dynaweb.pipeline.artifacts import EPISODES
+
+    path = stage.folder / EPISODES
+    path.unlink(missing_ok=True)
+    TrajectoryStore(path).append(episodes)

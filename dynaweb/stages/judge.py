@@ -1,0 +1,208 @@
+"""Fitting a trainable judge on real episodes whose outcome the environment knows.
+
+Sites are whole: some are fitted on, of the others one half calibrates the probabilities and the rest measures them, so
+that accuracy, AUC and Brier score are of sites that the judge knows nothing about. Successes and failures weigh the
+same in the loss, however rare either is; calibration puts the base rate back. Episodes that did not end by themselves
+are scored by code, never by a judge, and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from dynaweb import events
+from dynaweb.config.keys import code_of, decisive
+from dynaweb.errors import MissingError, TrainingError
+from dynaweb.judges.calibration import Platt, Quality, fit_platt, quality
+from dynaweb.judges.reward import SUCCESS, answers_for, success_of
+from dynaweb.pipeline.fit import fit
+from dynaweb.pipeline.judge import FITTED, TRAINABLE, to_fit
+from dynaweb.pipeline.keys import stage_key
+from dynaweb.pipeline.models import engine_key
+from dynaweb.plugin import contracts
+from dynaweb.protocols import JudgeContext, TokenRow, TrainableJudge
+from dynaweb.runs import write_json
+from dynaweb.stages.graded import graded_rollouts
+from dynaweb.stages.world_model import split_by
+from dynaweb.types import Trajectory
+
+if TYPE_CHECKING:
+    from dynaweb.pipeline.artifacts import Artifact, LoadedModel
+    from dynaweb.pipeline.context import RunContext
+    from dynaweb.runs import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Graded episodes to fit on, to calibrate on, and to measure on; no site is in two of them unless there is one."""
+
+    fitted: list[Trajectory]
+    calibration: list[Trajectory]
+    measured: list[Trajectory]
+
+    @classmethod
+    def of(cls, episodes: Sequence[Trajectory], holdout: float, *, seed: int) -> Parts:
+        """Split by site; where a single site is held out, its episodes are dealt out in turn.
+
+        Experts' episodes are fitted on only: they nearly always succeed, which would shift the base rate that
+        probabilities are calibrated to.
+        """
+        usable = [episode for episode in episodes if success_of(episode) is not None and answers_for(episode)]
+        known, away = split_by(usable, lambda episode: episode.task.site_key, holdout, seed=seed)
+        away = [episode for episode in away if episode.source != "expert"]
+        measured, calibration = split_by(away, lambda episode: episode.task.site_key, 0.5, seed=seed)
+        if away and not calibration:
+            measured, calibration = away[::2], away[1::2]
+        return cls(known, calibration, measured)
+
+
+async def fitted_judge(ctx: RunContext, policy: Artifact, demos: Artifact) -> Artifact | None:
+    """Fit the recipe's judge if it needs that; None when it does not. `ctx.models` uses it from then on."""
+    if to_fit(ctx) is None:
+        return None
+    fit_settings = ctx.recipe.judge_fit
+    played = await graded_rollouts(
+        ctx, policy, split="train", count=fit_settings.episodes, temperature=fit_settings.temperature
+    )
+    return await fit_judge(ctx, [*played.episodes(), *demos.episodes()], upstream={"graded": played, "demos": demos})
+
+
+async def fit_judge(
+    ctx: RunContext, episodes: Sequence[Trajectory], *, upstream: Mapping[str, Artifact | str]
+) -> Artifact:
+    """Stage `judge-fit`: the judge's weights, and `judge.json` with its calibration and quality on held-out sites."""
+    spec = to_fit(ctx)
+    if spec is None:
+        raise MissingError(
+            f"the judge {ctx.recipe.reward.name!r} cannot be fitted, or has its weights; use --reward orm"
+        )
+    name, config = spec
+
+    async def body(stage: Stage) -> None:
+        extra = _stored(ctx.recipe.judge_fit.data)
+        parts = Parts.of([*episodes, *extra], ctx.recipe.judge_fit.holdout, seed=ctx.seed("judge", "holdout"))
+        await _fit(ctx, stage, name, config, parts)
+
+    fitted = {"name": name, "settings": decisive(config), "package": code_of(ctx.plugins.find("reward", name))}
+    engine = engine_key(ctx.recipe, ctx.plugins, "reward")
+    key = stage_key(ctx, "judge-fit", judge=fitted, **engine, **upstream)
+    artifact = await ctx.stage("judge-fit", key, body, resumable=True)
+    ctx.keep(artifact, "judge")
+    if ctx.folder is not None:
+        from dynaweb.pipeline.artifacts import link
+
+        link(artifact.folder / FITTED, ctx.folder.checkpoints / "judge" / FITTED)
+    ctx.models.fitted_judge = artifact.folder
+    return artifact
+
+
+async def _fit(ctx: RunContext, stage: Stage, name: str, config: Any, parts: Parts) -> None:
+    model = ctx.models.load()
+    judge = _judge_on(ctx, model, name, config)
+    rows = balanced_rows(judge, parts.fitted, prefixes=ctx.recipe.judge_fit.prefixes)
+    settings = ctx.recipe.judge_fit
+    await fit(ctx, stage, model, rows, name="judge-fit", steps=settings.steps, batch=settings.batch, lr=settings.lr)
+    judge = _judge_on(ctx, model, name, config)
+    platt = await _calibrated(judge, parts.calibration)
+    quality = await measured(judge, parts.measured, platt, threshold=float(getattr(config, "threshold", 0.5)))
+    counts = {part: len(getattr(parts, part)) for part in ("fitted", "calibration", "measured")}
+    write_json(
+        stage.folder / FITTED,
+        {"judge": name, "episodes": counts, "calibration": platt.data(), "quality": asdict(quality)},
+    )
+    metrics = {key: one.value for key, one in quality.estimates().items() if one.value is not None}
+    ctx.tell(events.Update("judge-quality", 0, {**metrics, "n": float(counts["measured"])}))
+
+
+def _judge_on(ctx: RunContext, model: LoadedModel, name: str, config: Any) -> TrainableJudge:
+    """The judge on weights of its own, uncalibrated."""
+    assert TRAINABLE in ctx.plugins.find("reward", name).spec.capabilities
+    context = JudgeContext(engine=ctx.models.engine(model, "reward"), format=model.format, seed=ctx.seed("judge"))
+    return cast("TrainableJudge", ctx.plugins.create("reward", name, config, context))
+
+
+def balanced_rows(judge: TrainableJudge, episodes: Sequence[Trajectory], *, prefixes: bool = False) -> list[TokenRow]:
+    """Supervised rows in which successes weigh as much as failures. Raises `TrainingError` where either is missing."""
+    labels = [(success_of(episode) or 0.0) >= SUCCESS for episode in episodes]
+    pairs = list(zip(episodes, labels, strict=True))
+    if prefixes:
+        pairs = [(part, label) for episode, label in pairs for part in prefixes_of(episode)]
+    good, bad = sum(label for _, label in pairs), sum(not label for _, label in pairs)
+    if not good or not bad:
+        raise TrainingError(
+            f"a judge learns from successes and failures, and there are {good} and {bad}; raise judge_fit.episodes, "
+            "or judge_fit.temperature for more variety"
+        )
+    weight = {True: len(pairs) / (2 * good), False: len(pairs) / (2 * bad)}
+    targets = contracts.pairs(
+        "reward",
+        judge,
+        judge.examples([episode for episode, _ in pairs], [label for _, label in pairs]),
+        count=len(pairs),
+    )
+    return [
+        TokenRow(prompt, target, weight=weight[label])
+        for (prompt, target), (_, label) in zip(targets, pairs, strict=True)
+    ]
+
+
+def prefixes_of(trajectory: Trajectory) -> list[Trajectory]:
+    """The episode as it stood after each of its steps, the whole one last."""
+    pages = [step.observation for step in trajectory.steps[1:]]
+    early = [
+        replace(trajectory, id=f"{trajectory.id}@{k}", steps=trajectory.steps[:k], final=page)
+        for k, page in enumerate(pages, 1)
+    ]
+    return [*early, trajectory]
+
+
+async def _calibrated(judge: TrainableJudge, episodes: Sequence[Trajectory]) -> Platt:
+    odds, labels = await _odds(judge, episodes)
+    return fit_platt(odds, labels)
+
+
+async def measured(judge: TrainableJudge, episodes: Sequence[Trajectory], platt: Platt, *, threshold: float) -> Quality:
+    """How well the calibrated judge does on episodes of sites that it was not fitted on."""
+    odds, labels = await _odds(judge, episodes)
+    decisions = [platt.evidence(value) >= threshold for value in odds]
+    return quality([platt.probability(value) for value in odds], labels, decisions)
+
+
+async def _odds(judge: TrainableJudge, episodes: Sequence[Trajectory]) -> tuple[list[float], list[bool]]:
+    import asyncio
+    import math
+
+    values = await asyncio.gather(*map(judge.log_odds, episodes))
+    known = [(v, (success_of(e) or 0.0) >= SUCCESS) for v, e in zip(values, episodes, strict=True) if math.isfinite(v)]
+    return [value for value, _ in known], [label for _, label in known]
+
+
+def _stored(path: str) -> list[Trajectory]:
+    return read_graded(Path(path)) if path else []
+
+
+def read_graded(path: Path) -> list[Trajectory]:
+    """The graded episodes of a trajectory store. Raises `MissingError` when there are none."""
+    from dynaweb.data.store import TrajectoryStore
+
+    if not path.is_file():
+        raise MissingError(f"there is no trajectory store {path}; runs leave theirs in their folder trajectories/")
+    graded = [trajectory for trajectory in TrajectoryStore(path) if success_of(trajectory) is not None]
+    if not graded:
+        raise MissingError(f"{path} holds no real episode with a verdict of its environment; dreams have none")
+    return graded
+
+
+def file_key(path: Path) -> str:
+    """A hash of a store's content. Raises `MissingError` when it is not there."""
+    import hashlib
+
+    if not path.is_file():
+        raise MissingError(
+            f"there is no trajectory store {path}; give one that a run has left in its folder trajectories/"
+        )
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:20]

@@ -1,0 +1,107 @@
+"""Settings that are valid alone and cannot work together: said before anything is made, not after the first stages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynaweb.config import agreement
+from dynaweb.errors import ConfigError
+from dynaweb.pipeline.context import make_optimizer
+from dynaweb.pipeline.judge import TRAINABLE, parts, weights_of
+from dynaweb.stages.curriculum import chosen_generator
+from dynaweb.stages.world_model import check_fit
+
+if TYPE_CHECKING:
+    from dynaweb.pipeline.context import RunContext
+    from dynaweb.protocols import PolicyOptimizer, Wants
+
+
+STEPS = 4
+"""Steps of the rollouts that an optimizer is asked about; some learn of no step of an episode of one."""
+
+
+def check_together(ctx: RunContext) -> None:
+    """Raise `ConfigError` when parts of the recipe clash, `MissingError` for a judge or a model that is not there."""
+    recipe = ctx.recipe
+    check_model(ctx)
+    agreement.check_lookahead(recipe, ctx.plugins)
+    agreement.check_offline(recipe, ctx.plugins)
+    if recipe.phases.count > 1 and recipe.rl.updates:
+        chosen_generator(ctx, recipe.phases)
+    if recipe.replay.capacity and recipe.rl.updates:
+        check_replay(ctx, optimizer_wants(ctx))
+    if recipe.offline.episodes and recipe.rl.updates and recipe.rl.mode == "policy":
+        check_offline(ctx, make_optimizer(ctx))
+    check_judge(ctx)
+
+
+def check_model(ctx: RunContext) -> None:
+    """Raise `MissingError` when there is no base model, or when one that has to be downloaded cannot be.
+
+    Its tokenizer says so before anything is spent: it is small, and needed anyway.
+    """
+    _ = ctx.models.tokenizer
+
+
+def check_seam(ctx: RunContext) -> None:
+    """Raise `ConfigError` when the judge cannot score what the environment gives: a verdict needs real pages.
+
+    Also, for dreams, what `check_fit` and `agreement.check_refresh` raise.
+    """
+    if ctx.envs.dreams:
+        check_fit(ctx)
+        agreement.check_refresh(ctx.recipe, ctx.plugins)
+    agreement.check_scored(ctx.recipe, ctx.plugins)
+
+
+def check_judge(ctx: RunContext) -> None:
+    """Raise where a part of the judge does not exist, or its settings or weights are not what they should be."""
+    for name, config in parts(ctx, ctx.recipe.reward.name, ctx.recipe.reward.config):
+        able = TRAINABLE in ctx.plugins.find("reward", name).spec.capabilities
+        if able and str(getattr(config, "weights", "")):
+            weights_of(ctx, name, config)
+
+
+def check_replay(ctx: RunContext, wants: Wants) -> None:
+    """Raise `ConfigError` for a replay buffer whose steps the optimizer could not value one by one."""
+    if wants.critic is None:
+        raise ConfigError(
+            f"replay.capacity asks for a replay buffer, and opt {ctx.recipe.opt.name!r} compares the rollouts of a "
+            "task with each other; use --opt webrl, awr or digirl, or set replay.capacity = 0"
+        )
+
+
+def check_offline(ctx: RunContext, optimizer: PolicyOptimizer) -> None:
+    """Raise `ConfigError` for recorded episodes of which the optimizer could learn nothing: there is one of a task."""
+    if not learns_alone(optimizer):
+        raise ConfigError(
+            f"offline.episodes records one episode of a task, and opt {ctx.recipe.opt.name!r} compares the rollouts of "
+            "a task with each other, so that it would learn nothing; use --opt awr, set rl.mode = filtered-bc, or set "
+            "offline.episodes = 0"
+        )
+
+
+def learns_alone(optimizer: PolicyOptimizer) -> bool:
+    """Whether rollouts that are each alone in their group, a success and a failure, can move the policy.
+
+    A critic, if there is one, says 0 of everything.
+    """
+    from dynaweb.plugin.contracts import credit_of
+    from dynaweb.protocols import CreditInput, CreditRow, wants
+
+    critic = wants(optimizer).critic
+    said: list[list[float]] = [] if critic is None else [[0.0] * critic.outputs]
+    rows = [
+        CreditRow(i, k, 1, anchor=f"{i} {k}", old_logps=(0.0,), ref_logps=(0.0,), values=said)
+        for i in range(2)
+        for k in range(STEPS)
+    ]
+    credit = credit_of(optimizer, CreditInput([1.0, 0.0], ["a", "b"], rows))
+    return any(credit.moves(n, row.trajectory) for n, row in enumerate(rows))
+
+
+def optimizer_wants(ctx: RunContext) -> Wants:
+    """What the recipe's optimizer needs."""
+    from dynaweb.protocols import wants
+
+    return wants(make_optimizer(ctx))

@@ -1,0 +1,362 @@
+"""Fitting the world model on real transitions, measuring how true it is, and how far its dreams can be trusted.
+
+Only transitions that need a model are learned from (`rules.needs_prediction`). Some sites are held out: nothing of them
+is fitted on, whether it comes from exploration or from `wm_fit.data`, and fidelity is measured there, on the steps of
+exploration and of the demonstrations, which tell what the expert did next. A question that the other sites hold too
+(the very page and action) is left out, for fitted and frozen models alike: all of them answer the same questions.
+Demonstrations on the other sites are measured apart, as `seen`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from dynaweb import events
+from dynaweb.config import agreement
+from dynaweb.config.keys import file_key
+from dynaweb.data.inspect import site_of as transition_site
+from dynaweb.data.store import existing
+from dynaweb.errors import ConfigError, MissingError
+from dynaweb.pipeline.fit import MAX_ROWS, EarlyStop, fit
+from dynaweb.pipeline.keys import stage_key
+from dynaweb.plugin import contracts
+from dynaweb.plugin.discovery import library
+from dynaweb.protocols import TokenRow
+from dynaweb.runs import write_json
+from dynaweb.stages.demos import save_episodes
+from dynaweb.worldmodels.calibration import check_enough
+from dynaweb.worldmodels.dynamics import needs_prediction
+from dynaweb.worldmodels.fidelity import (
+    SEEN,
+    Probe,
+    estimates,
+    grade,
+    measure,
+    predictions,
+    probe_episodes,
+    probes_of,
+    rules_hold,
+    transitions_of,
+)
+from dynaweb.worldmodels.memory import question
+from dynaweb.worldmodels.open_loop import follows
+
+if TYPE_CHECKING:
+    from dynaweb.config.keys import Activity
+    from dynaweb.pipeline.artifacts import Artifact, LoadedModel
+    from dynaweb.pipeline.context import RunContext
+    from dynaweb.protocols import TrainableWorldModel, WorldModel
+    from dynaweb.runs import Stage
+    from dynaweb.stats import Estimate
+    from dynaweb.types import Trajectory, Transition
+    from dynaweb.worldmodels.calibration import Calibration, Fidelity
+
+FIDELITY = "fidelity.json"
+CALIBRATION = "calibration.json"
+MAX_PROBES = 256
+"""Transitions of each kind that are predicted, at most."""
+
+T = TypeVar("T")
+
+
+async def fit_world_model(ctx: RunContext, explored: Artifact, demos: Artifact) -> Artifact:
+    """Stage `world-model`: weights (unless frozen) and `fidelity.json`: probes, and how often the code's rules held.
+
+    With an automatic horizon also `calibration.json`.
+    """
+
+    def material() -> Material:
+        return Material.of_episodes(ctx, explored.episodes(), demos.episodes())
+
+    return await _stage(ctx, material, explored=explored, demos=demos)
+
+
+async def fit_on_store(ctx: RunContext, store: Path) -> Artifact:
+    """Stage `world-model` from a transition store alone: no policy, no browser."""
+    return await _stage(ctx, lambda: Material.of_store(ctx, store), store=file_key(existing(store).path))
+
+
+def check_fit(ctx: RunContext) -> None:
+    """Raise, before anything is played or trained, what would stop the fit later.
+
+    `MissingError` for stores and packages that are not there, `ConfigError` for settings that contradict each other.
+    """
+    settings = ctx.recipe.wm_fit
+    if settings.data:
+        existing(Path(settings.data))
+    for name in getattr(ctx.recipe.wm.config, "FILES", ()):
+        path = str(getattr(ctx.recipe.wm.config, name))
+        if path and not Path(path).is_file():
+            raise MissingError(f"there is no file {path}, which wm.{name} names; give another path")
+    if settings.lora_rank and trains(ctx):
+        library("peft", "lora", what="wm_fit.lora_rank")
+    agreement.check_validation(ctx.recipe, ctx.plugins)
+
+
+async def _stage(ctx: RunContext, material: Callable[[], Material], **upstream: Any) -> Artifact:
+    async def body(stage: Stage) -> None:
+        data = material()
+        if ctx.recipe.dream.horizon == "auto":
+            check_enough(len(data.questions.unseen))
+        model = ctx.models.load()
+        if trains(ctx):
+            await _fit(ctx, stage, model, data)
+        await _measure(ctx, stage, model, data)
+
+    check_fit(ctx)
+    does: list[Activity] = ["world-model"]
+    does += ["wm-training"] if trains(ctx) else []
+    does += ["calibration"] if ctx.recipe.dream.horizon == "auto" else []
+    made = await ctx.stage("world-model", stage_key(ctx, *does, **upstream), body, resumable=True)
+    ctx.keep(made, "world-model")
+    return made
+
+
+def trains(ctx: RunContext) -> bool:
+    """Whether the chosen world model is fitted: it can be, and the recipe gives it updates."""
+    capabilities = ctx.plugins.find("wm", ctx.recipe.wm.name).spec.capabilities
+    return "trainable" in capabilities and ctx.recipe.wm_fit.steps > 0
+
+
+def calibration_of(artifact: Artifact) -> Calibration:
+    """The calibration that a stage left. Raises `ConfigError` when it left none."""
+    from dynaweb.worldmodels.calibration import Calibration
+
+    if not (artifact.folder / CALIBRATION).exists():
+        raise ConfigError('the world model was fitted without dream.horizon = "auto" and has no calibration')
+    return Calibration.of_data(artifact.data(CALIBRATION))
+
+
+def real_transitions(ctx: RunContext, explored: Sequence[Trajectory]) -> list[Transition]:
+    """The transitions that a world model may know: exploration and `wm_fit.data`, both without the held-out sites."""
+    fitted, held_out = split(explored, ctx.recipe.wm_fit.holdout, seed=ctx.seed("holdout"))
+    return [*transitions_of(fitted), *_extra(ctx, sites_of(held_out))]
+
+
+def held_out_sites(ctx: RunContext, explored: Sequence[Trajectory]) -> set[str]:
+    """The sites of exploration that nothing may be fitted on."""
+    return sites_of(split(explored, ctx.recipe.wm_fit.holdout, seed=ctx.seed("holdout"))[1])
+
+
+def sites_of(episodes: Sequence[Trajectory]) -> set[str]:
+    """The sites of episodes."""
+    return {episode.task.site_key for episode in episodes}
+
+
+def split(episodes: Sequence[Trajectory], holdout: float, *, seed: int) -> tuple[list[Trajectory], list[Trajectory]]:
+    """Episodes to fit on, and those of held-out sites: `holdout` of all sites, one at least; one at least is fitted.
+
+    Sites are whole: no page of a held-out one is in the first part. With a single site nothing can be held out.
+    """
+    return split_by(episodes, lambda episode: episode.task.site_key, holdout, seed=seed)
+
+
+def split_by(items: Sequence[T], site: Callable[[T], str], holdout: float, *, seed: int) -> tuple[list[T], list[T]]:
+    """`split` for anything that belongs to a site."""
+    sites = sorted({site(item) for item in items})
+    random.Random(seed).shuffle(sites)
+    count = min(max(1, round(holdout * len(sites))), len(sites) - 1) if holdout > 0 else 0
+    chosen = set(sites[: max(0, count)])
+    return [item for item in items if site(item) not in chosen], [item for item in items if site(item) in chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What fidelity is measured on: probes of `unseen` and of `seen` sites, none of which could be fitted on.
+
+    `transitions` are all real steps on unseen sites, for the rules of the code.
+    """
+
+    unseen: list[Probe]
+    seen: list[Probe]
+    transitions: list[Transition]
+
+    @classmethod
+    def of(
+        cls,
+        known: Sequence[Transition],
+        fitted: Sequence[Trajectory],
+        held_out: Sequence[Trajectory],
+        demos: Sequence[Trajectory],
+    ) -> Questions:
+        """`known` is what may be fitted on: of the episodes `fitted`, and of other data, whose sites are seen too."""
+        sites = sites_of(fitted) | {transition_site(transition) for transition in known}
+        here = [demo for demo in demos if demo.task.site_key in sites]
+        away = [demo for demo in demos if demo.task.site_key not in sites]
+        unseen = [*new(probes(modelled(held_out)), known), *new(probes_of(away), known)]
+        return cls(unseen, new(probes_of(here), known), transitions_of(held_out))
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What a world model is made from and measured on. `known` is fitted (nothing, for a model that is not), `real` are
+    all transitions of those sites, `away` those of the held-out sites that need a model (for early stopping), `walks`
+    the whole real episodes there."""
+
+    known: list[Transition]
+    real: list[Transition]
+    away: list[Transition]
+    questions: Questions
+    walks: list[Transition]
+
+    @property
+    def held_out(self) -> set[str]:
+        """The sites that questions are about: a model is shown nothing of them."""
+        asked_about = [probe.transition for probe in self.questions.unseen]
+        return {transition_site(one) for one in (*self.away, *self.walks, *asked_about)}
+
+    def asked_of(self, ctx: RunContext, model: LoadedModel, *, temperature: float) -> WorldModel:
+        """The chosen world model on these weights, with no example of a held-out site."""
+        return ctx.models.world_model(
+            model, temperature=temperature, transitions=lambda: self.real, held_out=self.held_out
+        )
+
+    @classmethod
+    def of_episodes(cls, ctx: RunContext, explored: Sequence[Trajectory], demos: Sequence[Trajectory]) -> Material:
+        """Exploration and demonstrations of a run, and the store of `wm_fit.data`."""
+        fitted, held_out = split(explored, ctx.recipe.wm_fit.holdout, seed=ctx.seed("holdout"))
+        real = [*transitions_of(fitted), *_extra(ctx, sites_of(held_out))]
+        questions = Questions.of(asked(real), fitted, held_out, demos)
+        here = {transition_site(transition) for transition in real}
+        demonstrated = transitions_of(demo for demo in demos if demo.task.site_key not in here)
+        walks = [*demonstrated, *transitions_of(held_out)]
+        return cls(asked(real) if trains(ctx) else [], real, modelled(held_out), questions, walks)
+
+    @classmethod
+    def of_store(cls, ctx: RunContext, path: Path) -> Material:
+        """A transition store alone; its sites are what the data call so, else hosts."""
+        holdout = ctx.recipe.wm_fit.holdout
+        real, away = split_by(list(existing(path)), transition_site, holdout, seed=ctx.seed("holdout"))
+        real = [*real, *_extra(ctx, {transition_site(transition) for transition in away})]
+        questions = Questions(new(probes_in(away), asked(real)), [], away)
+        return cls(asked(real) if trains(ctx) else [], real, asked(away), questions, away)
+
+    @classmethod
+    def for_evaluation(cls, path: Path) -> Material:
+        """A transition store of which nothing was fitted: all of it is asked about."""
+        items = list(existing(path))
+        return cls([], [], asked(items), Questions(probes_in(items)[:MAX_PROBES], [], items), items)
+
+
+def probes(transitions: Sequence[Transition]) -> list[Probe]:
+    """Questions without an expert's next action."""
+    return [Probe(transition) for transition in transitions]
+
+
+def probes_in(transitions: Sequence[Transition]) -> list[Probe]:
+    """Questions among transitions in their order; the next action of the same episode is the one to be possible."""
+    following = [*transitions[1:], None]
+    return [
+        Probe(one, after.action if after is not None and follows(one, after) else None)
+        for one, after in zip(transitions, following, strict=False)
+        if needs_prediction(one.observation, one.action)
+    ]
+
+
+def new(probes: Sequence[Probe], known: Sequence[Transition]) -> list[Probe]:
+    """The questions that were not fitted on, `MAX_PROBES` at most."""
+    seen = {question(t.observation, t.action) for t in known}
+    asked_for = [(probe, question(probe.transition.observation, probe.transition.action)) for probe in probes]
+    return [probe for probe, key in asked_for if key not in seen][:MAX_PROBES]
+
+
+def modelled(episodes: Sequence[Trajectory]) -> list[Transition]:
+    """The transitions of episodes that only a world model can predict."""
+    return asked(transitions_of(episodes))
+
+
+def asked(transitions: Sequence[Transition]) -> list[Transition]:
+    """The transitions that only a world model can predict."""
+    return [t for t in transitions if needs_prediction(t.observation, t.action)]
+
+
+def rows_for(world_model: object, transitions: Sequence[Transition]) -> list[TokenRow]:
+    """Supervised rows of a trainable world model."""
+    able = cast("TrainableWorldModel", world_model)
+    pairs = contracts.pairs("wm", world_model, able.examples(transitions))
+    return [TokenRow(prompt=prompt, response_ids=target) for prompt, target in pairs]
+
+
+def _extra(ctx: RunContext, held_out: Set[str]) -> list[Transition]:
+    """The transitions of `wm_fit.data` that are not of held-out sites."""
+    data = ctx.recipe.wm_fit.data
+    return [item for item in existing(Path(data)) if transition_site(item) not in held_out] if data else []
+
+
+async def _fit(ctx: RunContext, stage: Stage, model: LoadedModel, material: Material) -> None:
+    from dynaweb.pipeline.fit import with_adapters
+
+    settings = ctx.recipe.wm_fit
+    world_model = ctx.models.world_model(model, temperature=0.0)
+    rows = rows_for(world_model, material.known)
+    watch = None
+    if settings.validate_every and material.away:
+        held = rows_for(world_model, material.away)[:MAX_ROWS]
+        watch = EarlyStop(held, settings.validate_every, settings.patience, stage.scratch)
+    trained = with_adapters(model, settings.lora_rank, seed=ctx.seed("lora"))
+    options: dict[str, Any] = {"steps": settings.steps, "batch": settings.batch, "lr": settings.lr}
+    await fit(ctx, stage, trained, rows, name="world-model", watch=watch, **options)
+
+
+async def _measure(ctx: RunContext, stage: Stage, model: LoadedModel, material: Material) -> None:
+    questions = material.questions
+    world_model = material.asked_of(ctx, model, temperature=0.0)
+    answers = await predictions(world_model, questions.unseen, seed=ctx.seed("fidelity"))
+    unseen = [grade(probe, answer) for probe, answer in zip(questions.unseen, answers, strict=True)]
+    save_episodes(stage, probe_episodes(questions.unseen, answers))
+    seen = await measure(world_model, questions.seen, seed=ctx.seed("fidelity", "seen"))
+    rules = rules_hold(questions.transitions)
+    write_json(stage.folder / FIDELITY, {"probes": unseen, "seen": seen, "rules": rules})
+    apart = {f"{SEEN}{name}": value for name, value in means(seen).items()}
+    measures = means(unseen, rules) | apart
+    if ctx.recipe.dream.horizon == "auto":
+        measures |= await _calibrate(ctx, stage, model, material)
+    ctx.tell(events.Update("fidelity", 0, measures))
+
+
+async def _calibrate(ctx: RunContext, stage: Stage, model: LoadedModel, material: Material) -> dict[str, float]:
+    """Calibrate confidence at the temperature of dreams; writes it, and returns its score."""
+    calibration = await calibrate_on(
+        material.asked_of(ctx, model, temperature=ctx.recipe.dream.temperature),
+        material.questions.unseen,
+        seed=ctx.seed("calibration"),
+        fidelity=ctx.recipe.dream.fidelity,
+    )
+    write_json(stage.folder / CALIBRATION, calibration.data())
+    return {"calibration.brier": calibration.brier, "calibration.brier_of_base_rate": calibration.brier_of_base_rate}
+
+
+async def calibrate_on(
+    world_model: Any, questions: Sequence[Probe], *, seed: int, fidelity: Fidelity = "structure"
+) -> Calibration:
+    """The calibration of a world model on questions that it was not fitted on."""
+    from dynaweb.worldmodels.calibration import Case, calibrate, is_sound, last_tokens
+
+    answers = await predictions(world_model, questions, seed=seed)
+    cases = [
+        Case(
+            answer.logprob,
+            last_tokens(answer),
+            is_sound(grade(probe, answer), fidelity),
+            transition_site(probe.transition),
+        )
+        for probe, answer in zip(questions, answers, strict=True)
+        if answer.next_observation is not None
+    ]
+    return calibrate(cases)
+
+
+def means(probes: Sequence[Mapping[str, float | None]], rules: Sequence[float] = ()) -> dict[str, float]:
+    """Mean of each measure over the probes it applies to, `n`, and the share of code-decided steps that came true."""
+    values = {name: one.value for name, one in estimates(probes, rules).items() if one.value is not None}
+    return {**values, "n": float(len(probes))}
+
+
+def fidelity_estimates(data: Mapping[str, Any]) -> dict[str, Estimate]:
+    """The measures of a `fidelity.json` with their 95 % intervals and n; those of seen sites as `seen_...`."""
+    seen = {f"{SEEN}{name}": value for name, value in estimates(data.get("seen", ())).items()}
+    return estimates(data["probes"], data.get("rules", ())) | seen

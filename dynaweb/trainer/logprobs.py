@@ -1,0 +1,387 @@
+"""Log-probabilities of response tokens, with gradients, without a [batch, length, vocabulary] tensor.
+
+`LlamaScorer` computes each prompt once however many responses it has, and the last layer and the output head only where
+a response token is predicted. `GenericScorer` serves any other causal language model of transformers: rows are packed
+without padding where the model allows it, and the output head is at response positions. Both give the same gradients.
+
+Shapes: see `dynaweb.trainer.batching.MicroBatch`; D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from dynaweb.engines.local import llama
+from dynaweb.engines.local.llama import widen
+from dynaweb.errors import ConfigError
+from dynaweb.protocols import TokenRow
+from dynaweb.trainer import batching
+from dynaweb.trainer.batching import Layout, MicroBatch, can_pack, packed_attention, run_packed
+from dynaweb.trainer.masters import HALF
+from dynaweb.trainer.models import frozen
+
+HEAD_ELEMENTS = 1 << 25
+"""Logits that exist at once."""
+
+
+class Scorer(Protocol):
+    """Computes micro-batches with one kind of model; `shares_prompts` tells how rows should be grouped, and `packs`
+    whether padding is left out of what it computes."""
+
+    shares_prompts: bool
+
+    @property
+    def packs(self) -> bool:
+        """Whether a micro-batch costs its real tokens, not the padded ones."""
+        ...
+
+    def step(self) -> AbstractContextManager[None]:
+        """Around all micro-batches of one optimizer step; gradients are complete when it is left."""
+        ...
+
+    def logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Natural-log probability and entropy [N] of the response tokens, float32; only the first has a gradient."""
+        ...
+
+    def hidden(self, batch: MicroBatch) -> torch.Tensor:
+        """Final hidden states [N, D] that predict the response tokens, in the model's precision, with gradient."""
+        ...
+
+
+def scorer_for(model: nn.Module, *, checkpointing: bool = False) -> Scorer:
+    """The fastest scorer that serves the model; with `checkpointing` it makes activations again in backward passes."""
+    if llama.unsupported(model):
+        return GenericScorer(model, checkpointing=checkpointing)
+    return LlamaScorer(model, checkpointing=checkpointing)
+
+
+def micro_batches(
+    scorer: Scorer, rows: Sequence[TokenRow], chosen: Sequence[int], micro_tokens: int, device: torch.device
+) -> list[MicroBatch]:
+    """The chosen rows as micro-batches of at most `micro_tokens` tokens, as the scorer counts and groups them."""
+    units = batching.units(rows, chosen, share=scorer.shares_prompts)
+    return [batching.collate(rows, part, device) for part in batching.plan(units, micro_tokens, packed=scorer.packs)]
+
+
+class LlamaScorer:
+    """Prefix and tails of each unit on the compact Llama forward."""
+
+    shares_prompts = True
+    packs = False
+
+    def __init__(self, model: nn.Module, *, checkpointing: bool = False) -> None:
+        self._model = model
+        self._checkpointing = checkpointing
+        self._proxies: llama.Proxies | None = None
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Fuse the weights once for all micro-batches, and send their gradients on at the end."""
+        self._proxies = llama.Proxies(self._model)
+        try:
+            yield
+            self._proxies.push()
+        finally:
+            self._proxies = None
+
+    def logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities and entropies [N] of response tokens."""
+        weights = self._weights()
+        return head_scores(weights.head_VD, None, self._predictors(weights, batch), batch.target_N)
+
+    def hidden(self, batch: MicroBatch) -> torch.Tensor:
+        """Final hidden states [N, D] that predict the response tokens."""
+        return self._predictors(self._weights(), batch)
+
+    def _predictors(self, weights: llama.Weights, batch: MicroBatch) -> torch.Tensor:
+        hidden = shared_hidden(weights, batch, checkpointing=self._checkpointing)
+        hidden_ND = hidden.flatten(0, 1).index_select(0, batch.flat_N)
+        return llama.normalise(hidden_ND, weights.eps) * weights.norm_D
+
+    def _weights(self) -> llama.Weights:
+        return llama.fuse(self._model) if self._proxies is None else self._proxies.weights
+
+
+def shared_hidden(weights: llama.Weights, batch: MicroBatch, *, checkpointing: bool = False) -> torch.Tensor:
+    """Final hidden states [U, Q, D] of the tails, each of which sees its prefix and its own earlier tokens."""
+    columns = torch.arange(batch.prefix_UP.shape[1], device=batch.prefix_UP.device)
+    turns = llama.rotary(weights, columns), llama.rotary(weights, batch.position_UQ)
+    mask = tail_mask(batch)
+    prefix, tail = F.embedding(batch.prefix_UP, weights.embed_VD), F.embedding(batch.tail_UQ, weights.embed_VD)
+    for index, layer in enumerate(weights.layers):
+        block = partial(_block, weights, layer, turns, mask, index == len(weights.layers) - 1)
+        prefix, tail = recomputed(block, prefix, tail) if checkpointing else block(prefix, tail)
+    return tail
+
+
+def _block(
+    weights: llama.Weights,
+    layer: llama.Layer,
+    turns: tuple[torch.Tensor, torch.Tensor],
+    mask: torch.Tensor,
+    final: bool,
+    prefix: torch.Tensor,
+    tail: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One layer; the final one leaves the prefixes as they are, since nothing looks at them any more."""
+    if final:
+        prefix_key, prefix_value = llama.project_keys(weights, layer, prefix, turns[0])
+    else:
+        query, prefix_key, prefix_value = llama.project(weights, layer, prefix, turns[0])
+        prefix = llama.finish(weights, layer, prefix, llama.attend(query, prefix_key, prefix_value, is_causal=True))
+    query, key, value = llama.project(weights, layer, tail, turns[1])
+    keys, values = torch.cat([prefix_key, key], dim=1), torch.cat([prefix_value, value], dim=1)
+    return prefix, llama.finish(weights, layer, tail, llama.attend(query, keys, values, attn_mask=mask))
+
+
+def tail_mask(batch: MicroBatch) -> torch.Tensor:
+    """Bool [U, 1, Q, P+Q]: tail tokens see their whole prefix, and themselves and earlier tokens of their own row."""
+    columns = torch.arange(batch.prefix_UP.shape[1], device=batch.prefix_UP.device)
+    prefix = (columns < batch.prefix_U[:, None])[:, None, :].expand(-1, batch.tail_UQ.shape[1], -1)
+    same = batch.segment_UQ[:, :, None] == batch.segment_UQ[:, None, :]
+    return torch.cat([prefix, same.tril()], dim=-1)[:, None]
+
+
+class GenericScorer:
+    """The model's own forward; one row per unit. Rows are packed without padding where the model can take that."""
+
+    shares_prompts = False
+
+    def __init__(self, model: nn.Module, *, checkpointing: bool = False) -> None:
+        self._model: Any = model
+        self._checkpointing = checkpointing
+
+    @cached_property
+    def packs(self) -> bool:
+        """Whether rows are packed: tried once. Not where head and body are not apart: the whole model pads."""
+        if self._head is None:
+            return False
+        with frozen(self._model):
+            return can_pack(self._model, self._body)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Attention and layers stay as the passes need them until the backward passes are over."""
+        with ExitStack() as stack:
+            if self.packs:
+                stack.enter_context(packed_attention(self._model))
+            if self._checkpointing:
+                stack.enter_context(recomputing(self._model))
+            yield
+
+    def logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities and entropies [N] of response tokens."""
+        if self._head is not None:
+            return head_scores(self._head.weight, self._head.bias, self.hidden(batch), batch.target_N)
+        joined = Joined.of(batch)
+        logits = self._model(input_ids=joined.ids_UL, attention_mask=joined.mask_UL.long(), use_cache=False).logits
+        return token_scores(logits.flatten(0, 1).index_select(0, joined.flat_N), batch.target_N)
+
+    def hidden(self, batch: MicroBatch) -> torch.Tensor:
+        """Final hidden states [N, D] that predict the response tokens."""
+        joined = Joined.of(batch)
+        if not self.packs:
+            inputs = {"input_ids": joined.ids_UL, "attention_mask": joined.mask_UL.long(), "use_cache": False}
+            hidden: torch.Tensor = self._body(**inputs).last_hidden_state
+            return hidden.flatten(0, 1).index_select(0, joined.flat_N)
+        layout = Layout.of(joined.mask_UL)
+        with packed_attention(self._model):
+            hidden_TD = run_packed(self._body, joined.ids_UL[joined.mask_UL], layout)
+        return hidden_TD.index_select(0, joined.packed_N)
+
+    @cached_property
+    def _body(self) -> Any:
+        """The model without its head; None where it has no such part."""
+        return getattr(self._model, self._model.base_model_prefix, None)
+
+    @cached_property
+    def _head(self) -> nn.Linear | None:
+        """The head, used apart from the body only where together they are the model: no soft cap or scale between."""
+        head, body = self._model.get_output_embeddings(), self._body
+        if not isinstance(head, nn.Linear) or body is None:
+            return None
+        ids = torch.arange(4, device=head.weight.device)[None]
+        with frozen(self._model), torch.no_grad():
+            whole = self._model(input_ids=ids, use_cache=False).logits
+            parts = head(body(input_ids=ids, use_cache=False).last_hidden_state)
+        return head if whole.shape == parts.shape and torch.equal(whole, parts) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Whole rows [U, L], padded on the right, and the index of each response token's predictor: `flat_N` among all
+    U*L tokens, `packed_N` among the real ones."""
+
+    ids_UL: torch.Tensor
+    mask_UL: torch.Tensor
+    flat_N: torch.Tensor
+    packed_N: torch.Tensor
+
+    @classmethod
+    def of(cls, batch: MicroBatch) -> Joined:
+        """Prefixes and tails of a micro-batch put together; each unit must be one row."""
+        count, width = batch.prefix_UP.shape
+        real_UQ = batch.segment_UQ >= 0
+        lengths = batch.prefix_U + real_UQ.sum(-1)
+        length = int(lengths.max())
+        ids_UL = batch.prefix_UP.new_zeros(count, max(length, width))
+        ids_UL[:, :width] = batch.prefix_UP
+        unit, column = real_UQ.nonzero(as_tuple=True)
+        ids_UL[unit, batch.position_UQ[unit, column]] = batch.tail_UQ[unit, column]
+        mask_UL = torch.arange(length, device=ids_UL.device) < lengths[:, None]
+        tail = batch.tail_UQ.shape[1]
+        owner = torch.div(batch.flat_N, tail, rounding_mode="floor")
+        position = batch.position_UQ[owner, batch.flat_N % tail]
+        packed = (lengths.cumsum(0) - lengths)[owner] + position
+        return cls(ids_UL[:, :length], mask_UL, owner * length + position, packed)
+
+
+# The output head on agent tokens only: log-probabilities in float32, without keeping logits or a wide head. Shapes: N
+# response tokens, D width, V vocabulary.
+
+
+def token_scores(logits_NV: torch.Tensor, target_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability [N] of the targets and entropy [N] (nats, detached) of logits."""
+    logp_NV = torch.log_softmax(widen(logits_NV), dim=-1)
+    return logp_NV.gather(1, target_N[:, None])[:, 0], _entropy(logp_NV.detach())
+
+
+def head_scores(
+    weight_VD: torch.Tensor, bias_V: torch.Tensor | None, hidden_ND: torch.Tensor, target_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`token_scores` of the output head on hidden states, computed in float32 at least.
+
+    A head in half precision would round logits of about 10 by up to 0.03, more than policies move in an update. Logits
+    are made in parts of `HEAD_ELEMENTS` and made again in the backward pass, where the gradient of the head adds up in
+    float32; what stays in between is the hidden states and one number per token.
+    """
+    return _HeadScores.apply(hidden_ND, weight_VD, bias_V, target_N)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _HeadScores(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_ND: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None, target_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        head = _Head(weight_VD, bias_V)
+        logps, entropies, sums = [], [], []
+        for part in head.parts(len(hidden_ND)):
+            logits = head.logits(hidden_ND[part])
+            sums.append(logits.logsumexp(-1))
+            logits -= sums[-1][:, None]
+            logps.append(logits.gather(1, target_N[part, None])[:, 0])
+            entropies.append(_entropy(logits))
+        sum_N = torch.cat(sums) if sums else hidden_ND.new_zeros(0)
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, sum_N)
+        logp_N = torch.cat(logps) if logps else widen(hidden_ND.new_zeros(0))
+        entropy_N = torch.cat(entropies) if entropies else torch.zeros_like(logp_N)
+        ctx.mark_non_differentiable(entropy_N)
+        return logp_N, entropy_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_N: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
+        """d logp / d logits = [v = target] - p_v."""
+        hidden_ND, weight_VD, bias_V, target_N, sum_N = ctx.saved_tensors
+        head = _Head(weight_VD, bias_V)
+        grad_hidden = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.zeros_like(head.weight, dtype=sum_N.dtype) if ctx.needs_input_grad[1] else None
+        grad_bias = torch.zeros_like(bias_V, dtype=sum_N.dtype) if ctx.needs_input_grad[2] else None
+        for part in head.parts(len(hidden_ND)):
+            grad = (head.logits(hidden_ND[part]) - sum_N[part, None]).exp_().mul_(-grad_N[part, None])
+            grad.scatter_add_(1, target_N[part, None], grad_N[part, None].to(grad.dtype))
+            if grad_hidden is not None:
+                grad_hidden[part] = head.times(grad)
+            if grad_weight is not None:
+                head.add_outer(grad_weight, grad, hidden_ND[part])
+            if grad_bias is not None:
+                grad_bias += grad.sum(0)
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight_VD.dtype),
+            None if grad_bias is None else grad_bias.to(bias_V.dtype),
+            None,
+        )
+
+
+class _Head:
+    """Products with the head whose sums are float32: on a GPU half-precision factors stay as they are, and the head is
+    not copied; elsewhere they are widened for a while."""
+
+    def __init__(self, weight_VD: torch.Tensor, bias_V: torch.Tensor | None) -> None:
+        product: Any = torch.ops.aten.mm
+        self._native = weight_VD.is_cuda and weight_VD.dtype in HALF and "dtype" in product.overloads()
+        self.weight = weight_VD if self._native else widen(weight_VD)
+        self._bias = None if bias_V is None else widen(bias_V)
+
+    def parts(self, count: int) -> list[slice]:
+        """Slices of `count` tokens that bound the logits."""
+        rows = max(1, HEAD_ELEMENTS // len(self.weight))
+        return [slice(i, i + rows) for i in range(0, count, rows)]
+
+    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """Logits [N, V], float32 or wider."""
+        if not self._native:
+            return F.linear(widen(hidden_ND), self.weight, self._bias)
+        logits = torch.mm(hidden_ND, self.weight.T, out_dtype=torch.float32)
+        return logits if self._bias is None else logits.add_(self._bias)
+
+    def times(self, grad_NV: torch.Tensor) -> torch.Tensor:
+        """The gradient [N, D] of the hidden states."""
+        return grad_NV.to(self.weight.dtype) @ self.weight
+
+    def add_outer(self, total_VD: torch.Tensor, grad_NV: torch.Tensor, hidden_ND: torch.Tensor) -> None:
+        """Add grad^T x hidden, the head's gradient, in float32."""
+        if self._native:
+            total_VD += torch.mm(grad_NV.T.to(hidden_ND.dtype), hidden_ND, out_dtype=torch.float32)
+        else:
+            total_VD.addmm_(grad_NV.T, hidden_ND.to(grad_NV.dtype))
+
+
+def _entropy(logp_NV: torch.Tensor) -> torch.Tensor:
+    """Entropy [N] in nats of log-probabilities."""
+    return -(logp_NV.exp() * logp_NV).sum(-1)
+
+
+# Gradient checkpointing (Chen et al., arXiv 1604.06174): activations of a layer are made again in the backward pass.
+# What stays in memory is one hidden state per layer; the price is one more forward pass, a third of the time.
+
+
+def recomputed(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """The function's result, without what its backward pass needs: that is computed when it is needed."""
+    if not torch.is_grad_enabled():
+        return function(*args, **named)
+    return checkpoint(partial(function, **named), *args, use_reentrant=False, preserve_rng_state=False)
+
+
+@contextmanager
+def recomputing(model: nn.Module) -> Iterator[None]:
+    """While it lasts, the layers of a model of transformers are `recomputed`.
+
+    Its own switch works in training mode only, where dropout would be on. Raises `ConfigError` when it has no layers
+    that are made for it.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"{type(model).__name__} has no layers that can be recomputed; set model.checkpointing = false"
+        )
+    for layer in layers:
+        layer.forward = partial(recomputed, layer.forward)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward

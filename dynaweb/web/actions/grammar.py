@@ -1,0 +1,64 @@
+"""What a policy says, parsed to an `Action`, and printed back, in any grammar.
+
+`compact` (for small models; the last line of the reply is the action, lines before it are reasoning):
+
+    click 'Name' [12]                    hover 'Name' [3]
+    type 'Name' [2] 'text'               type 'Name' [2] 'text' enter
+    select 'Name' [4] 'Option'           press 'Enter'
+    scroll down | scroll up              goto 'shop.localhost/cart'
+    go_back  go_forward  new_tab  close_tab  wait  tab_focus 1  stop 'answer'
+
+Other grammars are parts of formats, which plugins bring (`dynaweb.web.formats`). Actions that a grammar does not have
+of itself are added in its own style, so that every action can be printed in every grammar. `press` and `scroll` may
+name an element.
+
+No string crashes a parser: it gives an action, or an error text that the policy can read. Texts of every alphabet,
+with quotes, brackets and newlines, come back exactly.
+"""
+
+from __future__ import annotations
+
+from dynaweb.types import Action, Observation
+from dynaweb.web import formats
+from dynaweb.web.actions import compact, rules
+from dynaweb.web.actions.rules import EDITABLE, SELECTABLE, Refused
+
+__all__ = ["EDITABLE", "SELECTABLE", "format_action", "parse_action", "resolve", "split_reply"]
+
+_COMPACT = formats.Grammar(compact.parse, compact.print_action)
+
+
+def parse_action(reply: str, observation: Observation, grammar: str = "compact") -> Action | str:
+    """The action of a reply, or an error text that says what is wrong and what is valid.
+
+    `target_role` and `target_name` of the action come from the observation. An element number that is not there, a name
+    that does not belong to it, a role that cannot take the action and an unknown option are errors. Never raises, but
+    `MissingError` for a grammar that nobody offers.
+    """
+    try:
+        return _grammar(grammar).parse(reply, observation)
+    except Refused as refusal:
+        return str(refusal)
+
+
+def split_reply(reply: str) -> tuple[str, str]:
+    """(reasoning, action line): the last line that is not blank, and everything before it."""
+    lines = reply.strip().split("\n")
+    return "\n".join(lines[:-1]).strip(), lines[-1].strip()
+
+
+def format_action(action: Action, grammar: str = "compact", *, with_id: bool = True) -> str:
+    """The action in a grammar. Without `with_id` it is the form for histories: names, no numbers."""
+    return _grammar(grammar).format(action, with_id)
+
+
+def resolve(action: Action, observation: Observation) -> Action | str:
+    """Check an action against its page and record its target's role and name; an error text if it cannot be done."""
+    try:
+        return rules.resolve(action, observation)
+    except Refused as refusal:
+        return str(refusal)
+
+
+def _grammar(name: str) -> formats.Grammar:
+    return _COMPACT if name == "compact" else formats.grammar(name)

@@ -1,0 +1,128 @@
+"""Where the elements of a page are, and which of them listen to clicks: read from one DOMSnapshot of all frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from dynaweb.types import Node
+from dynaweb.web.session import VIEWPORT
+
+_CONTROLS = frozenset({"A", "BUTTON", "INPUT", "SELECT", "TEXTAREA", "OPTION", "LABEL", "HTML", "BODY", "#document"})
+"""Tags that are clickable by nature, or so large that a listener on them says nothing."""
+
+
+class Box(NamedTuple):
+    """A rectangle in CSS pixels of the main viewport: its top left corner may lie outside of it."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    def meets(self, width: float, height: float) -> bool:
+        """Whether any part of it shows in a viewport of that size."""
+        inside = self.x < width and self.y < height and self.x + self.width > 0 and self.y + self.height > 0
+        return inside and self.width > 0 and self.height > 0
+
+    @property
+    def shows(self) -> bool:
+        """Whether any part of it shows in the window."""
+        return self.meets(VIEWPORT["width"], VIEWPORT["height"])
+
+
+@dataclass(slots=True)
+class Layout:
+    """Boxes by backend node id, and the ids of elements with a click listener that have no control of their own."""
+
+    boxes: dict[int, Box] = field(default_factory=dict)
+    clickable: set[int] = field(default_factory=set)
+
+
+def read_layout(snapshot: Mapping[str, Any]) -> Layout:
+    """Read the answer of `DOMSnapshot.captureSnapshot`; boxes in frames are off by the width of the frame's border."""
+    layout = Layout()
+    documents, strings = snapshot["documents"], snapshot["strings"]
+    pending = [(0, 0.0, 0.0)] if documents else []
+    while pending:
+        index, left, top = pending.pop()
+        document = documents[index]
+        shift = (left - document.get("scrollOffsetX", 0.0), top - document.get("scrollOffsetY", 0.0))
+        boxes = _boxes(document, *shift)
+        backends = document["nodes"]["backendNodeId"]
+        layout.boxes.update((backends[at], box) for at, box in boxes.items())
+        layout.clickable.update(_clickable(document["nodes"], strings))
+        content = document["nodes"].get("contentDocumentIndex", {"index": (), "value": ()})
+        for at, child in zip(content["index"], content["value"], strict=True):
+            if at in boxes:
+                pending.append((child, boxes[at].x, boxes[at].y))
+    return layout
+
+
+def visible_nodes(snapshot: Mapping[str, Any], layout: Layout) -> set[int]:
+    """Backend ids of what shows of the main document in its viewport, and of everything that it stands in."""
+    nodes = snapshot["documents"][0]["nodes"]
+    backends, parents = nodes["backendNodeId"], nodes["parentIndex"]
+    listening: set[int] = set()
+    for start, backend in enumerate(backends):
+        box = layout.boxes.get(backend)
+        if box is None or not box.shows:
+            continue
+        at = start
+        while at >= 0 and backends[at] not in listening:
+            listening.add(backends[at])
+            at = parents[at]
+    return listening
+
+
+def within(raw: Sequence[Node], layout: Layout) -> list[Node]:
+    """The nodes of a raw tree that show in the viewport, in order; children of nodes that do not stay if they do.
+
+    A node without a box (an option, `display: contents`) goes with the nearest node above it that has one.
+    """
+    kept: list[Node] = []
+    above: list[tuple[int, bool]] = []
+    for node in raw:
+        while above and above[-1][0] >= node.depth:
+            above.pop()
+        backend = backend_of(node.ref)
+        box = None if backend is None else layout.boxes.get(backend)
+        shows = (
+            (not above or above[-1][1])
+            if box is None or not above
+            else box.meets(VIEWPORT["width"], VIEWPORT["height"])
+        )
+        above.append((node.depth, shows))
+        if shows:
+            kept.append(node)
+    return kept
+
+
+def backend_of(ref: str | None) -> int | None:
+    """The backend node id that a node's `ref` carries."""
+    _, _, backend = (ref or "").rpartition(":")
+    return int(backend) if backend.isdigit() else None
+
+
+def frame_of(ref: str | None) -> str:
+    """The frame id that a node's `ref` carries; empty for the main frame."""
+    return (ref or "").rpartition(":")[0]
+
+
+def _boxes(document: Mapping[str, Any], left: float, top: float) -> dict[int, Box]:
+    """Boxes by node index of the document, moved to the main viewport; the first box of a node counts."""
+    boxes: dict[int, Box] = {}
+    for at, (x, y, width, height) in zip(document["layout"]["nodeIndex"], document["layout"]["bounds"], strict=True):
+        if at not in boxes:
+            boxes[at] = Box(x + left, y + top, width, height)
+    return boxes
+
+
+def _clickable(nodes: Mapping[str, Any], strings: Sequence[str]) -> list[int]:
+    names = nodes["nodeName"]
+    return [
+        nodes["backendNodeId"][at]
+        for at in nodes.get("isClickable", {}).get("index", ())
+        if strings[names[at]].upper() not in _CONTROLS
+    ]

@@ -1,0 +1,332 @@
+"""One Chromium, many browsing contexts: `BrowserPool` hands out `ChromiumSession`s.
+
+    async with BrowserPool(hosts=("*.localhost", "127.0.0.1")) as pool:
+        session = await pool.session()
+        await session.reset()
+        await session.goto("http://shop.localhost:8123/")
+        observation = await session.observe()
+
+Contexts are reset between episodes and used again, because a fresh one costs four times as much. A browser that died
+is started again at the next reset; one that has played `recycle` episodes is replaced, because Chromium keeps some
+memory for every context it ever had. Hosts off the allow-list are refused by Chromium's own resolver when the list is
+loopback only (asking Python about every request would be slow), else by a route handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import os
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from dynaweb.errors import BrowserError, MissingError
+from dynaweb.web.chromium.browser import Running
+from dynaweb.web.chromium.downloads import DOWNLOAD_BUDGET, MAX_DOWNLOAD, Budget
+from dynaweb.web.chromium.install import Chromium, find
+from dynaweb.web.page.view import MAX_NODES
+from dynaweb.web.session import QUIET_WINDOW, VIEWPORT, Region, UrlMap
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Route, WebSocketRoute
+
+    from dynaweb.protocols import BrowserSettings
+    from dynaweb.web.chromium.context import OpenContext
+    from dynaweb.web.chromium.session import ChromiumSession
+
+DOWNLOADS = "downloads"
+"""Folder of downloaded files within a run's."""
+LOOPBACK = ("*.localhost", "localhost", "127.0.0.1")
+_FLAGS = (
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    # All frames in one process, as the headless shell has them: one DevTools session then reaches every frame.
+    "--disable-site-isolation-trials",
+    # The last such flag wins, so this one repeats what Playwright turns off. The first line is ours: without
+    # `RenderDocument` a navigation within a site keeps its frame and takes a third less time.
+    "--disable-features=RenderDocument,IsolateOrigins,IsolateSandboxedIframes,site-per-process,AimEnabled,AutoDeElevate,AvoidUnnecessaryBeforeUnloadCheckSync,"
+    "DestroyProfileOnBrowserClose,DialMediaRouteProvider,GlobalMediaControls,HttpsFirstBalancedModeAutoEnable,"
+    "HttpsUpgrades,LensOverlay,MediaRouter,NetworkTimeServiceQuerying,OptimizationHints,PaintHolding,PreconnectToSearch,"
+    "ThirdPartyStoragePartitioning,Translate",
+)
+_LAUNCH_SECONDS = 60.0
+
+
+class BrowserPool:
+    """One browser, its contexts, and a limit on how many browser operations run at once.
+
+    `browser`: path of a Chromium (empty = look for one). `workers`: operations at once, 0 = number of cores.
+    `timeout`: seconds that a page may take to load before it is read as it is. `deadline`: seconds after which a
+    browser that does not answer is given up (`BrowserError`). `hosts`: allowed host names, with `*` as wildcard.
+    `urls`: real <-> canonical addresses. `view`, `region`, `max_nodes` and `max_chars` (0 = no limit): what of a page
+    is shown. `dialogs`: what happens to `confirm`, `prompt` and `alert`. `downloads`: a folder that keeps downloaded
+    files of up to `max_download` bytes, and of `download_budget` bytes over the pool's life (see `Budget`); without one
+    they are only reported. Permissions are denied. `keep_cache`: keep what the HTTP cache holds between episodes, for
+    sites whose files never change. `quiet`: seconds without a change after which a page with scripts counts as settled;
+    less where scripts do everything at once.
+
+    A pool belongs to one event loop at a time: close it in the loop that used it. A forgotten browser is ended when the
+    pool is next used, or with the process.
+    """
+
+    def __init__(
+        self,
+        *,
+        browser: str = "",
+        workers: int = 0,
+        timeout: float = 3.0,
+        deadline: float = 15.0,
+        hosts: tuple[str, ...] = LOOPBACK,
+        urls: UrlMap | None = None,
+        view: str = "compact",
+        max_nodes: int = MAX_NODES,
+        max_chars: int = 0,
+        region: Region = "page",
+        dialogs: Literal["accept", "dismiss"] = "accept",
+        recycle: int = 400,
+        downloads: Path | None = None,
+        max_download: int = MAX_DOWNLOAD,
+        download_budget: int = DOWNLOAD_BUDGET,
+        keep_cache: bool = False,
+        quiet: float = QUIET_WINDOW,
+    ) -> None:
+        self.browser = browser
+        self.timeout = timeout
+        self.deadline = deadline
+        self.hosts = hosts
+        self.urls = urls or UrlMap()
+        self.view = view
+        self.max_nodes = max_nodes
+        self.max_chars = max_chars
+        self.region: Region = region
+        self.dialogs: Literal["accept", "dismiss"] = dialogs
+        self.recycle = recycle
+        self.downloads = downloads
+        self.max_download = max_download
+        self.download_budget = Budget(download_budget)
+        self.keep_cache = keep_cache
+        self.quiet = quiet
+        self.blocked: Counter[str] = Counter()
+        """Requests refused by the allow-list, by host, over the pool's life."""
+        self.launches = 0
+        """How often a browser was started."""
+        self._workers = workers or os.cpu_count() or 1
+        self._slots: asyncio.Semaphore | None = None
+        self._lock: asyncio.Lock | None = None
+        self._running: Running | None = None
+        self._idle: list[OpenContext] = []
+        """Clean contexts of the running browser."""
+        self._retired: list[Running] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def session(self) -> ChromiumSession:
+        """A new session; the browser starts with its first `reset`."""
+        from dynaweb.web.chromium.session import ChromiumSession
+
+        return ChromiumSession(self)
+
+    async def __aenter__(self) -> BrowserPool:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End every browser; calling it twice is allowed, and a later reset starts a new one."""
+        ending, self._retired = self._retired, []
+        if self._running is not None:
+            ending.append(self._running)
+            self._running = None
+            self._idle = []
+        for running in ending:
+            await running.close()
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Wait for a turn: at most `workers` operations run at once."""
+        slots, _ = self._locks()
+        async with slots:
+            yield
+
+    def allows(self, url: str) -> bool:
+        """Whether the allow-list admits the host of an address."""
+        host = urlsplit(url).hostname or ""
+        return any(fnmatch.fnmatchcase(host, pattern) for pattern in self.hosts)
+
+    def refuse(self, url: str) -> str:
+        """Count a request to a host that is not allowed, and name the host."""
+        host = urlsplit(url).hostname or url[:40]
+        self.blocked[host] += 1
+        return host
+
+    async def acquire(self, *, storage_state: Path | None = None, har: Path | None = None) -> OpenContext:
+        """A clean context for one session: an idle one, or a fresh one (always for a stored login or a recording)."""
+        running = await self._ensure()
+        running.users += 1
+        running.episodes += 1
+        if self._idle and storage_state is None and har is None:
+            return self._idle.pop()
+        try:
+            return await self._new_context(running, storage_state, har)
+        except BaseException:
+            running.users -= 1
+            raise
+
+    async def give_back(self, opened: OpenContext) -> None:
+        """A session is done with its context: a clean one waits for the next session, a dirty one is closed."""
+        running = opened.running
+        running.users -= 1
+        if not opened.dirty and running is self._running and running.alive:
+            self._idle.append(opened)
+        else:
+            await opened.close()
+        if running in self._retired and running.users == 0:
+            self._retired.remove(running)
+            await running.close()
+
+    def outdated(self, running: Running) -> bool:
+        """Whether a session should move to another browser at its next reset."""
+        return running is not self._running or not running.alive or running.episodes >= self.recycle
+
+    async def _ensure(self) -> Running:
+        _, lock = self._locks()
+        async with lock:
+            current = self._running
+            if current is not None and not self.outdated(current):
+                return current
+            if current is not None:
+                await self._retire(current)
+            self._running = await self._launch()
+            return self._running
+
+    async def _retire(self, running: Running) -> None:
+        self._running = None
+        self._idle = []
+        if running.alive and running.users:
+            self._retired.append(running)
+        else:
+            await running.close()
+
+    async def _launch(self) -> Running:
+        chosen = find(self.browser)
+        try:
+            from playwright.async_api import async_playwright
+        except ImportError:
+            raise MissingError("Playwright is not installed: pip install 'dynaweb[web]'") from None
+        playwright = await async_playwright().start()
+        try:
+            # Ctrl-C reaches the driver too. It would end itself and the browser, while this process still says what it
+            # was doing and closes both.
+            launching = playwright.chromium.launch(
+                executable_path=str(chosen.path), headless=True, args=self._arguments(), handle_sigint=False
+            )
+            browser = await asyncio.wait_for(launching, _LAUNCH_SECONDS)
+            running = Running(playwright, browser, asyncio.get_running_loop())
+            running.browser_pid = await _browser_pid(browser)
+        except BaseException as error:
+            # Also for an interrupt, until the pool knows of the browser: a driver that nobody stops leaves its browser
+            # running and complains when the event loop ends.
+            with suppress(Exception):
+                await playwright.stop()
+            if not isinstance(error, Exception):
+                raise
+            raise _launch_error(chosen, error) from None
+        self.launches += 1
+        return running
+
+    def _arguments(self) -> list[str]:
+        if not self._loopback_only:
+            return list(_FLAGS)
+        # A proxy would resolve names itself, past these rules.
+        excluded = ", ".join(f"EXCLUDE {host}" for host in self.hosts)
+        return [*_FLAGS, f"--host-resolver-rules=MAP * ~NOTFOUND, {excluded}", "--no-proxy-server"]
+
+    @property
+    def _loopback_only(self) -> bool:
+        return all(host in LOOPBACK or host.endswith(".localhost") for host in self.hosts)
+
+    async def _new_context(self, running: Running, storage_state: Path | None, har: Path | None) -> OpenContext:
+        from dynaweb.web.chromium.context import OpenContext
+
+        options: dict[str, Any] = {
+            "viewport": VIEWPORT,
+            "service_workers": "block",
+            "accept_downloads": self.downloads is not None,
+        }
+        if storage_state is not None:
+            options["storage_state"] = str(storage_state)
+        if har is not None:
+            # Any other way of recording leaves out what was posted.
+            options |= {"record_har_path": str(har), "record_har_content": "embed"}
+        try:
+            context = await asyncio.wait_for(running.browser.new_context(**options), _LAUNCH_SECONDS)
+            if not self._loopback_only:
+                await context.route("**/*", self._guard)
+                await context.route_web_socket("**/*", self._guard_socket)
+        except Exception as error:
+            raise BrowserError(f"could not open a browsing context: {str(error).splitlines()[0]}") from None
+        return await OpenContext.open(self, running, context, fresh=storage_state is not None or har is not None)
+
+    async def _guard(self, route: Route) -> None:
+        if self.allows(route.request.url):
+            await route.continue_()
+        else:
+            await route.abort("blockedbyclient")
+
+    async def _guard_socket(self, socket: WebSocketRoute) -> None:
+        if self.allows(socket.url):
+            socket.connect_to_server()
+        else:
+            self.refuse(socket.url)
+            await socket.close()
+
+    def _locks(self) -> tuple[asyncio.Semaphore, asyncio.Lock]:
+        """Locks of the running event loop; a pool may serve several `asyncio.run` one after another."""
+        loop = asyncio.get_running_loop()
+        if self._slots is None or self._lock is None or self._loop is not loop:
+            self._loop = loop
+            self._slots, self._lock = asyncio.Semaphore(self._workers), asyncio.Lock()
+        return self._slots, self._lock
+
+
+def pool_of(web: BrowserSettings, folder: Path | None = None, **options: Any) -> BrowserPool:
+    """A pool with a recipe's browser settings, for environments; `options` are those of `BrowserPool`.
+
+    What pages offer for download is kept in `downloads` below `folder`, where a plugin may write; None keeps nothing.
+    """
+    downloads = folder / DOWNLOADS if folder is not None else None
+    own: dict[str, Any] = {
+        "browser": web.browser,
+        "workers": web.workers,
+        "timeout": web.action_timeout,
+        "downloads": downloads,
+    }
+    return BrowserPool(**(own | options))
+
+
+async def _browser_pid(browser: Browser) -> int:
+    """Process id of the browser; 0 when it does not say."""
+    with suppress(Exception):
+        cdp = await browser.new_browser_cdp_session()
+        answer = await asyncio.wait_for(cdp.send("SystemInfo.getProcessInfo"), 5.0)
+        await cdp.detach()
+        return next(int(process["id"]) for process in answer["processInfo"] if process["type"] == "browser")
+    return 0
+
+
+def _launch_error(chosen: Chromium, error: Exception) -> BrowserError:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return BrowserError(
+        f"{chosen.path} (found by: {chosen.origin}) did not start: {lines[0] if lines else type(error).__name__}. "
+        "Try it by hand with --headless --version, or name another browser with --set web.browser=PATH."
+    )

@@ -1,0 +1,373 @@
+"""`ChromiumSession`: an episode's browsing context, read and acted on through the DevTools protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+from dynaweb.config.files import read_json
+from dynaweb.errors import BrowserError, ConfigError
+from dynaweb.runs.atomic import write_text
+from dynaweb.types import TARGETED, Action, Node, Observation
+from dynaweb.types import Tab as OpenTab
+from dynaweb.web.chromium import act, scripts
+from dynaweb.web.chromium.browser import Settings
+from dynaweb.web.chromium.context import BLANK
+from dynaweb.web.chromium.devtools import TabError
+from dynaweb.web.chromium.layout import Box, Layout, backend_of, within
+from dynaweb.web.chromium.read import Reading, read_tab
+from dynaweb.web.chromium.tab import Tab
+from dynaweb.web.formats import part_of
+from dynaweb.web.page.view import VIEWS, cut
+from dynaweb.web.quoting import quote
+from dynaweb.web.session import is_address
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from dynaweb.web.chromium.browser import Running
+    from dynaweb.web.chromium.context import OpenContext
+    from dynaweb.web.session import Region, UrlMap
+
+_UNAVAILABLE = (Node(1, "heading", "This page is not available"),)
+_TOO_LARGE = (Node(0, "heading", "This page is too large to be read"),)
+
+
+class Contexts(Settings, Protocol):
+    """What a session needs of its pool: its settings, and contexts to play in."""
+
+    hosts: tuple[str, ...]
+    urls: UrlMap
+    view: str
+    max_nodes: int
+    max_chars: int
+    region: Region
+
+    def slot(self) -> AbstractAsyncContextManager[None]:
+        """Wait for a turn."""
+        ...
+
+    async def acquire(self, *, storage_state: Path | None = None, har: Path | None = None) -> OpenContext:
+        """A clean context."""
+        ...
+
+    async def give_back(self, opened: OpenContext) -> None:
+        """The session is done with a context."""
+        ...
+
+    def outdated(self, running: Running) -> bool:
+        """Whether a session should move to another browser at its next reset."""
+        ...
+
+
+class ChromiumSession:
+    """Implements `dynaweb.web.session.Session` on a context of a `BrowserPool`."""
+
+    def __init__(self, pool: Contexts) -> None:
+        self._pool = pool
+        self._open: OpenContext | None = None
+        self._last: Observation | None = None
+        self._layout: Layout | None = None
+        self._stops = 0
+
+    def boxes(self) -> dict[int, Box]:
+        """Where the elements of the last observation are in the viewport, by number.
+
+        Empty unless the pool reads layout (`region="viewport"`) or the page has scripts; elements without a box, such
+        as the options of a list, are left out.
+        """
+        if self._layout is None or self._last is None:
+            return {}
+        boxed = ((node.id, self._layout.boxes.get(backend_of(node.ref) or 0)) for node in self._last.nodes)
+        return {number: box for number, box in boxed if box is not None}
+
+    @property
+    def failed(self) -> str:
+        """The address that the current tab could not load; '' when it shows a page."""
+        return self._open.current.failed_url if self._open is not None else ""
+
+    async def reset(
+        self,
+        *,
+        headers: Mapping[str, str] | None = None,
+        storage_state: Path | None = None,
+        har: Path | None = None,
+    ) -> None:
+        """See `Session.reset`. `har` records the traffic with all bodies into a file that is there after `close`."""
+        if storage_state is not None:
+            _check_login(storage_state)
+        async with self._pool.slot():
+            try:
+                await self._clean(storage_state, headers or {}, har)
+            except (BrowserError, TabError):
+                # The context or its browser died since the last episode: once more, with a new one.
+                await self._discard()
+                await self._clean(storage_state, headers or {}, har)
+        self._last, self._layout, self._stops = None, None, 0
+
+    async def goto(self, url: str) -> None:
+        """See `Session.goto`."""
+        async with self._pool.slot():
+            opened = self._context()
+            refusal = await self._load(opened.current, self._pool.urls.real(url))
+            if refusal:
+                opened.notices.append(refusal)
+
+    async def observe(self) -> Observation:
+        """See `Session.observe`."""
+        async with self._pool.slot():
+            opened = self._context()
+            await opened.adopted()
+            try:
+                self._last = await self._read(opened, opened.current)
+            except TabError:
+                # The document was replaced while it was being read.
+                await opened.current.settle()
+                self._last = await self._read(opened, opened.current)
+        return self._last
+
+    async def act(self, action: Action) -> str:
+        """See `Session.act`. The reason is also a notice of the next observation."""
+        async with self._pool.slot():
+            opened = self._context()
+            try:
+                reason = await self._act(opened, action)
+            except TabError as error:
+                reason = f"{action.kind} failed: {error}"
+            await opened.after_action()
+        if reason:
+            opened.notices.append(reason)
+        return reason
+
+    async def html(self, url: str) -> str:
+        """See `Session.html`."""
+        return str(await self.evaluate(url, "document.documentElement ? document.documentElement.outerHTML : ''"))
+
+    async def evaluate(self, url: str, script: str) -> Any:
+        """See `Session.evaluate`. Raises `ConfigError` for a script that throws (it belongs to a task's evaluation)."""
+        async with self._pool.slot():
+            opened = self._context()
+            tab = opened.current if url == "last" else await self._second_page(opened, self._pool.urls.real(url))
+            try:
+                return await tab.evaluate(script, wait=True)
+            except TabError as error:
+                raise ConfigError(f"the expression {quote(script[:200])} failed on {url}: {error}") from None
+
+    async def save_login(self, path: Path) -> None:
+        """Store cookies and local storage of this session, for `reset(storage_state=path)`.
+
+        The file is replaced as a whole. Raises `ConfigError` when it cannot be written.
+        """
+        async with self._pool.slot():
+            opened = self._context()
+            state = await opened.guarded(opened.context.storage_state(), "save the login")
+        # What was signed in must not reach the next episode through the pool.
+        opened.spoil()
+        try:
+            write_text(path, json.dumps(state))
+            # It opens an account.
+            path.chmod(0o600)
+        except OSError as error:
+            raise ConfigError(f"the login {path} cannot be stored ({error.strerror}); choose another folder") from None
+
+    async def screenshot(self) -> bytes:
+        """What is seen of the current page, as PNG."""
+        async with self._pool.slot():
+            opened = self._context()
+            return await opened.guarded(opened.current.page.screenshot(), "take a picture")
+
+    async def close(self) -> None:
+        """See `Session.close`."""
+        opened, self._open, self._last = self._open, None, None
+        if opened is None:
+            return
+        with suppress(BrowserError, TabError):
+            if not opened.dirty and opened.running.alive:
+                await opened.wipe()
+                await self._pool.give_back(opened)
+                return
+        opened.spoil()
+        await self._pool.give_back(opened)
+
+    # --- episodes ---
+
+    async def _clean(self, storage_state: Path | None, headers: Mapping[str, str], har: Path | None) -> None:
+        opened = self._open
+        fresh = storage_state is not None or har is not None
+        if opened is not None and (opened.dirty or fresh or self._pool.outdated(opened.running)):
+            await self._discard()
+        if self._open is None:
+            self._open = await self._pool.acquire(storage_state=storage_state, har=har)
+        else:
+            await self._open.wipe()
+            self._open.running.episodes += 1
+        await self._open.set_headers(headers)
+
+    async def _discard(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.spoil()
+            await self._pool.give_back(opened)
+
+    # --- reading ---
+
+    async def _read(self, opened: OpenContext, tab: Tab) -> Observation:
+        pool = self._pool
+        page = await self._reading(tab)
+        view = VIEWS.get(pool.view) or part_of(pool.view, "view")
+        viewed = cut(view(page.nodes, max_nodes=pool.max_nodes), pool.max_chars)
+        url, title, nodes = page.url, page.title, viewed.nodes
+        if tab.failed_url or url.startswith("chrome-error:"):
+            url, title, nodes = tab.failed_url or url, "", _UNAVAILABLE
+        opened.notices.extend(self._remarks(tab))
+        notice = "; ".join(dict.fromkeys(opened.notices))
+        opened.notices.clear()
+        if pool.view == "compact":
+            return Observation(pool.urls.canonical(url), nodes, notice=notice, truncated=viewed.truncated)
+        tabs = await self._open_tabs(opened)
+        return Observation(pool.urls.canonical(url), nodes, title, tabs, notice, viewed.truncated)
+
+    async def _reading(self, tab: Tab) -> Reading:
+        """What the tab shows; a heading that says so for a page that is too large."""
+        if tab.late:
+            # What had arrived when loading was stopped may have been parsed only now.
+            await tab.look()
+        if tab.huge:
+            return Reading(tab.page.url, "", _TOO_LARGE)
+        by_viewport = self._pool.region == "viewport"
+        page = await read_tab(tab, layout=by_viewport, verbose=self._pool.view not in VIEWS)
+        self._layout = page.layout
+        if by_viewport and page.layout is not None:
+            page.nodes = tuple(within(page.nodes, page.layout))
+        return page
+
+    def _remarks(self, tab: Tab) -> Iterator[str]:
+        """What happened to the page itself; said once."""
+        if tab.late:
+            yield f"the page had not loaded after {self._pool.timeout:g} s; this is what was there"
+        if tab.huge:
+            yield f"the page is too large to be read ({tab.huge}); go back or open another one"
+        if tab.stops > self._stops:
+            yield f"a script of the page did not end within {self._pool.deadline:g} s and was stopped"
+        tab.late, self._stops = False, tab.stops
+
+    async def _open_tabs(self, opened: OpenContext) -> tuple[OpenTab, ...]:
+        titles = await asyncio.gather(*(_title(tab) for tab in opened.tabs))
+        return tuple(
+            OpenTab(title, self._pool.urls.canonical(tab.page.url), tab is opened.current)
+            for title, tab in zip(titles, opened.tabs, strict=True)
+        )
+
+    # --- acting ---
+
+    async def _act(self, opened: OpenContext, action: Action) -> str:
+        tab = opened.current
+        if action.kind in TARGETED or action.target is not None:
+            node = self._last.node(action.target) if self._last and action.target is not None else None
+            if node is None:
+                return f"there is no element [{action.target}] on this page"
+            if action.target_role and (action.target_role, action.target_name) != (node.role, node.name):
+                said = f"{action.target_role} {quote(action.target_name)}"
+                return f"[{node.id}] is {node.role} {quote(node.name)} now, not {said}; look at the page again"
+            return await act.perform(tab, action, node)
+        others: dict[str, Callable[[], Awaitable[str]]] = {
+            "press": lambda: act.press(tab, action.text),
+            "scroll": lambda: _scroll(tab, action.text),
+            "goto": lambda: self._load(tab, self._pool.urls.real(action.text)),
+            "go_back": lambda: _history(tab, -1),
+            "go_forward": lambda: _history(tab, +1),
+            "new_tab": lambda: _new_tab(opened),
+            "tab_focus": lambda: _focus(opened, action.index),
+            "close_tab": lambda: _close_tab(opened),
+            "wait": lambda: self._wait(tab),
+        }
+        return await others[action.kind]() if action.kind in others else ""
+
+    async def _load(self, tab: Tab, url: str) -> str:
+        no_address = f"goto {quote(url[:120])}: this is no address; write one such as 'shop.localhost/cart'"
+        if not is_address(url):
+            return no_address
+        if urlsplit(url).scheme not in ("http", "https") and url != BLANK:
+            return f"goto {quote(url[:120])}: only http and https addresses can be opened"
+        if url != BLANK and not self._pool.allows(url):
+            self._pool.refuse(url)
+            return f"goto {quote(url[:120])}: this host is not allowed; allowed are {', '.join(self._pool.hosts)}"
+        try:
+            await tab.navigate(url)
+        except TabError:
+            # Such as a port above 65535.
+            return no_address
+        await tab.settle()
+        return ""
+
+    async def _wait(self, tab: Tab) -> str:
+        """Nothing can change by itself on a page without scripts."""
+        if tab.live:
+            await asyncio.sleep(min(1.0, self._pool.timeout))
+        await tab.settle()
+        return ""
+
+    async def _second_page(self, opened: OpenContext, url: str) -> Tab:
+        tab = await opened.second_page()
+        refusal = await self._load(tab, url)
+        if refusal or tab.failed_url:
+            raise BrowserError(refusal or f"{url} could not be loaded")
+        return tab
+
+    def _context(self) -> OpenContext:
+        if self._open is None:
+            raise BrowserError("the session has no page: call reset() first")
+        return self._open
+
+
+async def _title(tab: Tab) -> str:
+    with suppress(TabError):
+        return str(await tab.evaluate("document.title"))
+    return ""
+
+
+async def _history(tab: Tab, by: int) -> str:
+    answer = await tab.send("Page.getNavigationHistory")
+    entries, index = answer["entries"], answer["currentIndex"] + by
+    if not 0 <= index < len(entries) or entries[index]["url"] == BLANK:
+        return f"there is no page to go {'back' if by < 0 else 'forward'} to"
+    await tab.send("Page.navigateToHistoryEntry", entryId=entries[index]["id"])
+    await tab.settle(likely=True)
+    return ""
+
+
+async def _scroll(tab: Tab, direction: str) -> str:
+    await tab.evaluate(scripts.SCROLL % (1 if direction == "down" else -1))
+    await tab.settle()
+    return ""
+
+
+async def _new_tab(opened: OpenContext) -> str:
+    await opened.new_tab()
+    return ""
+
+
+async def _focus(opened: OpenContext, index: int | None) -> str:
+    if index is None or not 0 <= index < len(opened.tabs):
+        return f"there is no tab {index}; tabs are 0 to {len(opened.tabs) - 1}"
+    await opened.focus(opened.tabs[index])
+    return ""
+
+
+async def _close_tab(opened: OpenContext) -> str:
+    if len(opened.tabs) == 1:
+        return "this is the only tab; it stays open"
+    await opened.close_tab(opened.current)
+    return ""
+
+
+def _check_login(path: Path) -> None:
+    """A stored login is JSON with `cookies`. Raises `ConfigError` that says what is wrong."""
+    stored = read_json(path, dict, error=ConfigError, advice="log in and save it again")
+    if not isinstance(stored.get("cookies"), list):
+        raise ConfigError(f"the stored login {path} has no `cookies` list; save it with Playwright's storage_state")

@@ -1,0 +1,346 @@
+"""HTML without a browser: a parsed document, the state of its controls, and its raw accessibility tree.
+
+`StaticPage.tree()` gives the raw tree that `dynaweb.web.page.tree` reads from Chromium, for plain server-rendered
+HTML: no scripts, and style sheets that neither hide elements nor turn inline elements into blocks. Views are made of
+it by `dynaweb.web.page.view`, so both drivers share every rule above the tree. Names follow "HTML Accessibility API
+Mappings" and "Accessible Name and Description Computation" of the W3C where Chromium does, and Chromium where it does
+not.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from lxml import etree
+
+from dynaweb.types import Node
+from dynaweb.web.actions.rules import TEXTBOXES
+
+# lxml has no type stubs; an element is what lxml gives.
+Element = Any
+
+INPUT_ROLES = {
+    **dict.fromkeys(("submit", "button", "reset", "image", "file"), "button"),
+    **{"checkbox": "checkbox", "radio": "radio", "search": "searchbox", "number": "spinbutton", "range": "slider"},
+}
+"""Roles of `<input>` by type; every other type is a textbox."""
+CONTROLS = frozenset({"input", "select", "textarea", "button"})
+
+_ROLES = {
+    **{f"h{level}": "heading" for level in range(1, 7)},
+    **{"p": "paragraph", "ul": "list", "ol": "list", "li": "listitem", "dl": "DescriptionList", "dt": "term"},
+    **{"dd": "definition", "table": "table", "tr": "row", "th": "columnheader", "td": "cell", "nav": "navigation"},
+    **{"main": "main", "aside": "complementary", "header": "banner", "footer": "contentinfo", "form": "form"},
+    **{"article": "article", "button": "button", "textarea": "textbox", "select": "combobox", "label": "LabelText"},
+    **{
+        "img": "image",
+        "br": "LineBreak",
+        "summary": "DisclosureTriangle",
+        "dialog": "dialog",
+        "option": "option",
+        "output": "status",
+    },
+    **{"strong": "strong", "em": "emphasis", "time": "time", "code": "code", "mark": "mark", "sub": "subscript"},
+    **{"sup": "superscript", "ins": "insertion", "del": "deletion", "s": "deletion", "abbr": "Abbr"},
+}
+# Chromium leaves these out of its tree unless an attribute makes them interesting.
+_INLINE = frozenset(
+    {"span", "b", "i", "small", "u", "a", "font", "cite", "q", "kbd", "samp", "var", "bdi", "bdo", "label"}
+)
+_INLINE_ROLES = frozenset(
+    {"strong", "emphasis", "time", "code", "mark", "subscript", "superscript", "insertion", "deletion", "Abbr", "image"}
+)
+_SKIPPED = frozenset({"script", "style", "template", "noscript", "datalist", "title", "meta", "link", "svg"})
+_LEAVES = frozenset({"input", "select", "textarea"})
+_FROM_CONTENT = frozenset({"link", "button", "heading", "option", "checkbox", "radio", "DisclosureTriangle", "tab"})
+_NUMBER = re.compile(r"-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_PARSER = etree.HTMLParser(encoding="utf-8", remove_pis=True)
+
+
+@dataclass(slots=True)
+class StaticPage:
+    """One loaded document. Typed, ticked and selected state lives here, beside the unchanged HTML."""
+
+    url: str
+    root: Element
+    elements: list[Element] = field(default_factory=list)
+    """Elements of the last `tree()`; `ref` of a node is an index into it."""
+    values: dict[Element, str] = field(default_factory=dict)
+    checks: dict[Element, bool] = field(default_factory=dict)
+    choices: dict[Element, Element] = field(default_factory=dict)
+    labels: dict[Element, list[Element]] = field(default_factory=dict)
+    ids: dict[str, Element] = field(default_factory=dict)
+    controls: list[Element] = field(default_factory=list)
+
+    def tree(self) -> list[Node]:
+        """The raw accessibility tree in page order, ids 0."""
+        self.elements.clear()
+        nodes: list[Node] = []
+        opened: list[bool] = []
+        depth = 0
+        walk = etree.iterwalk(self.root, events=("start", "end", "comment"))
+        for event, element in walk:
+            if event == "start":
+                role = None if _is_hidden(element) else role_of(element)
+                opened.append(bool(role))
+                if role:
+                    nodes.append(self._node(element, role, depth))
+                    depth += 1
+                if role is None or element.tag in _LEAVES:
+                    nodes.extend(self._option_nodes(element, depth))
+                    walk.skip_subtree()
+                elif element.text and not element.text.isspace():
+                    nodes.append(Node(0, "StaticText", element.text, depth=depth))
+                continue
+            if event == "end":
+                depth -= opened.pop()
+            if element.tail and not element.tail.isspace() and element is not self.root:
+                nodes.append(Node(0, "StaticText", element.tail, depth=depth))
+        return nodes
+
+    def html(self) -> str:
+        """The document as HTML text."""
+        return str(etree.tostring(self.root, method="html", encoding="unicode"))
+
+    def value(self, control: Element) -> str:
+        """The content of a text control, or the label of the selected option."""
+        if control.tag == "select":
+            option = self.choice(control)
+            return "" if option is None else option_label(option)
+        if control in self.values:
+            return self.values[control]
+        if control.tag == "textarea":
+            return "".join(control.itertext()).replace("\r\n", "\n").removeprefix("\n")
+        text: str = control.get("value", "")
+        return text if input_type(control) != "number" or is_number(text) else ""
+
+    def checked(self, control: Element) -> bool:
+        """Whether a checkbox or radio button is on."""
+        return self.checks.get(control, control.get("checked") is not None)
+
+    def choice(self, select: Element) -> Element | None:
+        """The selected option: the chosen one, the last marked one, or the first that is enabled."""
+        if select in self.choices:
+            return self.choices[select]
+        options = list(select.iter("option"))
+        marked = [option for option in options if option.get("selected") is not None]
+        enabled = [option for option in options if option.get("disabled") is None]
+        return marked[-1] if marked else next(iter(enabled), None)
+
+    def form_of(self, control: Element) -> Element | None:
+        """The form that owns a control: its `form` attribute, else the form around it."""
+        if control.get("form") is not None:
+            return self.ids.get(control.get("form"))
+        return next(control.iterancestors("form"), None)
+
+    def name(self, element: Element, role: str) -> str:
+        """The accessible name, white space collapsed; '' when there is none."""
+        labelled = [self.ids[key] for key in element.get("aria-labelledby", "").split() if key in self.ids]
+        if labelled:
+            return _squeeze(" ".join(self.content(label, element) for label in labelled))
+        if _squeeze(element.get("aria-label", "")):
+            return _squeeze(element.get("aria-label"))
+        name = self._native_name(element, role)
+        return name or _squeeze(element.get("title", "")) or _squeeze(element.get("placeholder", ""))
+
+    def content(self, element: Element, own: Element | None = None) -> str:
+        """The text in an element as a name reads it; `own` is the control that is being named (it is left out)."""
+        if not len(element):
+            return _squeeze(element.text or "")
+        parts: list[str] = []
+        walk = etree.iterwalk(element, events=("start", "end", "comment"))
+        for event, part in walk:
+            if event == "start":
+                parts.append(self._content_start(part, element, own))
+                if part is not element and (_is_leaf(part) or _is_hidden(part)):
+                    walk.skip_subtree()
+                continue
+            if event == "end" and _is_block(part):
+                parts.append(" ")
+            if part is not element:
+                parts.append(part.tail or "")
+        return _squeeze("".join(parts))
+
+    def _content_start(self, part: Element, root: Element, own: Element | None) -> str:
+        if part is root:
+            return part.text or ""
+        if part is own or part.tag in _SKIPPED or _is_hidden(part):
+            return ""
+        if part.tag == "img" or part.get("aria-label"):
+            return str(part.get("aria-label") or part.get("alt", ""))
+        if part.tag in _LEAVES:
+            role = role_of(part)
+            text = f" {self.value(part)} " if role in TEXTBOXES or role == "combobox" else ""
+            return self.name(part, "button") if role == "button" else text
+        return f"{' ' if _is_block(part) else ''}{part.text or ''}"
+
+    def _native_name(self, element: Element, role: str) -> str:
+        labels = self.labels.get(element)
+        if labels:
+            name = _squeeze(" ".join(self.content(label, element) for label in labels))
+            if name:
+                return name
+        if element.tag == "input":
+            return _squeeze(_button_text(element)) if role == "button" else ""
+        if element.tag == "img":
+            return _squeeze(element.get("alt", ""))
+        return self.content(element) if role in _FROM_CONTENT else ""
+
+    def _node(self, element: Element, role: str, depth: int) -> Node:
+        ref = str(len(self.elements))
+        self.elements.append(element)
+        named = role in _FROM_CONTENT or element.tag in CONTROLS or role == "dialog" or role == "image"
+        value = self._value_shown(element, role)
+        return Node(0, role, self.name(element, role) if named else "", value, self._props(element, role), depth, ref)
+
+    def _value_shown(self, element: Element, role: str) -> str | None:
+        if role not in TEXTBOXES and role != "combobox":
+            return None
+        text = self.value(element) if element.tag in _LEAVES else ""
+        if input_type(element) == "password":
+            text = "•" * len(text)
+        return (_as_number(text) if input_type(element) == "number" else text) or None
+
+    def _props(self, element: Element, role: str) -> tuple[tuple[str, str], ...]:
+        if element.tag not in CONTROLS:
+            return ()
+        props = []
+        if role in ("checkbox", "radio") and self.checked(element):
+            props.append(("checked", "true"))
+        if is_disabled(element):
+            props.append(("disabled", "true"))
+        if role in TEXTBOXES and element.get("required") is not None:
+            props.append(("required", "true"))
+        return tuple(props)
+
+    def _option_nodes(self, element: Element, depth: int) -> Iterator[Node]:
+        """A native select's options as Chromium shows them: in a popup, named, without text."""
+        if element.tag != "select" or _is_hidden(element):
+            return
+        yield Node(0, "MenuListPopup", depth=depth)
+        for option in element.iter("option"):
+            yield Node(0, "option", option_label(option), depth=depth + 1)
+
+
+def load(url: str, source: bytes) -> StaticPage:
+    """Parse the UTF-8 bytes of an HTML document."""
+    page = StaticPage(url, _parse(source))
+    own_labels: list[Element] = []
+    for element in page.root.iter(etree.Element):
+        if element.get("id"):
+            page.ids.setdefault(element.get("id"), element)
+        if element.tag in CONTROLS:
+            page.controls.append(element)
+        elif element.tag == "label":
+            own_labels.append(element)
+    for label in own_labels:
+        control = _labelled(page, label)
+        if control is not None:
+            page.labels.setdefault(control, []).append(label)
+    return page
+
+
+def _parse(source: bytes) -> Element:
+    try:
+        root = etree.fromstring(source, _PARSER)
+    except etree.XMLSyntaxError:
+        root = None
+    # Nothing is left of empty documents and of those that hold comments only.
+    return etree.fromstring(b"<html><body></body></html>", _PARSER) if root is None else root
+
+
+def role_of(element: Element) -> str | None:
+    """Chromium's role; '' for what the tree looks through, None for what is not shown at all."""
+    tag = element.tag
+    if tag in _SKIPPED:
+        return None
+    said = element.get("role", "").split()
+    if said and said[0] not in ("none", "presentation"):
+        return str(said[0])
+    if tag == "input":
+        kind = input_type(element)
+        return None if kind == "hidden" else INPUT_ROLES.get(kind, "textbox")
+    if tag == "a" and element.get("href") is not None:
+        return "link"
+    if tag in _ROLES:
+        return _ROLES[tag]
+    marked = element.get("id") or element.get("title") or element.get("lang") or element.get("aria-label")
+    return "generic" if tag not in _INLINE or marked else ""
+
+
+def input_type(element: Element) -> str:
+    """The type of an `<input>`, `text` when it has none; '' for other elements."""
+    return str(element.get("type") or "text").lower() if element.tag == "input" else ""
+
+
+def is_disabled(element: Element) -> bool:
+    """Whether a control is disabled, by itself or by the fieldset around it."""
+    if element.tag not in CONTROLS:
+        return False
+    fieldsets = element.iterancestors("fieldset")
+    return element.get("disabled") is not None or any(field.get("disabled") is not None for field in fieldsets)
+
+
+def is_number(text: str) -> bool:
+    """Whether a number input takes the text."""
+    return _NUMBER.fullmatch(text) is not None and abs(float(text)) < 3.4e38
+
+
+def _as_number(text: str) -> str:
+    """A number as Chromium's tree gives it: in single precision, `1.50` as `1.5`."""
+    if not text:
+        return ""
+    number: float = struct.unpack("f", struct.pack("f", float(text)))[0]
+    return str(int(number)) if number.is_integer() else f"{number:g}"
+
+
+def option_label(option: Element) -> str:
+    """What a list shows for an option."""
+    return _squeeze(option.get("label") or "".join(option.itertext()))
+
+
+def option_value(option: Element) -> str:
+    """What a form sends for an option."""
+    value = option.get("value")
+    return _squeeze("".join(option.itertext())) if value is None else str(value)
+
+
+def _labelled(page: StaticPage, label: Element) -> Element | None:
+    """The control that a label names."""
+    if label.get("for") is not None:
+        target = page.ids.get(label.get("for"))
+        return target if target is not None and target.tag in CONTROLS else None
+    return next((part for part in label.iter(*CONTROLS) if input_type(part) != "hidden"), None)
+
+
+def _button_text(element: Element) -> str:
+    kind = input_type(element)
+    if kind == "image":
+        return str(element.get("alt") or element.get("title") or "Submit")
+    if kind == "file":
+        return "Choose File"
+    value = element.get("value")
+    return str(value) if value is not None else {"submit": "Submit", "reset": "Reset"}.get(kind, "")
+
+
+def _is_hidden(element: Element) -> bool:
+    style = element.get("style", "").replace(" ", "")
+    gone = "display:none" in style or "visibility:hidden" in style
+    return gone or element.get("hidden") is not None or element.get("aria-hidden") == "true"
+
+
+def _is_leaf(element: Element) -> bool:
+    return element.tag in _LEAVES or element.tag in _SKIPPED or bool(element.get("aria-label"))
+
+
+def _is_block(element: Element) -> bool:
+    role = _ROLES.get(element.tag, "")
+    return not (element.tag in _INLINE or element.tag in CONTROLS or role in _INLINE_ROLES)
+
+
+def _squeeze(text: str) -> str:
+    return " ".join(text.split())

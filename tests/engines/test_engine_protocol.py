@@ -1,0 +1,67 @@
+"""The whole protocol of engines: what a plugin of two methods gets, and what of its own is kept."""
+
+from __future__ import annotations
+
+from dynaweb.pipeline.models import completed
+from dynaweb.protocols import BaseEngine, Completion, Engine, EngineStats, GenerateRequest
+from dynaweb.types import Prompt
+
+
+class Small:
+    """Two methods, as the documentation asks for."""
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        return Completion(request.prompt.ids, (-1.0,) * len(request.prompt), True)
+
+    async def choice_logprobs(self, prompt: Prompt, choices: tuple[int, ...]) -> tuple[float, ...]:
+        return tuple(-float(choice) for choice in choices)
+
+
+class Large(Small):
+    """Some of the others, with a `close` that waits for nothing."""
+
+    def __init__(self) -> None:
+        self.stats, self.correction, self.mismatch = EngineStats(new_tokens=5), 2.0, {"engine.probe_mean": 0.1}
+        self.calls: list[str] = []
+
+    def weights_changed(self) -> None:
+        self.calls.append("weights")
+        self.mismatch = {"engine.probe_mean": 0.2}
+
+    async def rest(self) -> None:
+        self.calls.append("rest")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+async def test_two_methods_are_an_engine() -> None:
+    engine = completed(Small())
+    assert isinstance(engine, Engine)
+    assert (await engine.generate(GenerateRequest(Prompt((1, 2)), 4))).token_ids == (1, 2)
+    assert await engine.choice_logprobs(Prompt((1,)), (3,)) == (-3.0,)
+    assert (engine.correction, dict(engine.mismatch), engine.stats) == (0, {}, EngineStats())
+    await engine.rest()
+    await engine.close()
+    engine.require()
+    engine.weights_changed()
+    assert engine.weights_version is None, "nobody has begun to count"
+
+
+async def test_what_a_plugin_has_is_its_own() -> None:
+    plugin = Large()
+    engine = completed(plugin)
+    engine.weights_version = 7
+    engine.weights_changed()
+    await engine.rest()
+    await engine.close()
+    assert plugin.calls == ["weights", "rest", "close"] and engine.weights_version == 8
+    assert (engine.correction, engine.mismatch["engine.probe_mean"], engine.stats.new_tokens) == (2.0, 0.2, 5)
+
+
+def test_a_whole_engine_is_left_as_it_is() -> None:
+    class Whole(Small, BaseEngine):
+        pass
+
+    engine = Whole()
+    assert completed(engine) is engine and engine.stats is engine.stats is not Whole().stats

@@ -1,0 +1,150 @@
+"""BrowserGym's MiniWoB through the bridge, in its own environment (`dynaweb env install browsergym`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynaweb.errors import ConfigError, InfrastructureError, MissingError
+from dynaweb.protocols import EnvironmentContext
+from dynaweb.runs import sidecar
+from dynaweb.types import Action, Observation, Step, Task, Trajectory
+from dynaweb_env_browsergym import BrowsergymConfig
+from dynaweb_env_browsergym.actions import call_of
+from dynaweb_env_browsergym.env import BrowsergymSource
+from dynaweb_env_browsergym.process import Worker
+from dynaweb_env_miniwob.expert import MiniwobExpert
+
+# Before any test points the cache elsewhere.
+PYTHON = sidecar._python(sidecar.root() / "browsergym")
+needs_browsergym = pytest.mark.skipif(not PYTHON.exists(), reason="needs: dynaweb env install browsergym")
+
+
+@pytest.fixture
+async def environments() -> AsyncIterator[Any]:
+    """Makes (source, environment) and ends their processes."""
+    made: list[Any] = []
+
+    def make(name: str, **settings: Any) -> Any:
+        source = BrowsergymSource(BrowsergymConfig(id=name, python=str(PYTHON), **settings), EnvironmentContext())
+        made.append(source.environment())
+        return source, made[-1]
+
+    yield make
+    for one in made:
+        await one.close()
+        await one.close()
+
+
+@needs_browsergym
+async def test_its_miniwob_is_played_to_its_reward(environments: Any) -> None:
+    source, environment = environments("browsergym/miniwob.*")
+    tasks = {task.template: task for task in source.catalogue("test")}
+    assert [source.task(task.id) for task in tasks.values()] == list(tasks.values())
+    assert source.task("miniwob.click-test") is source.task("miniwob.nope:test:30001") is None
+    assert len(tasks) > 100 and all(task.intent == "" for task in tasks.values())
+    for name in ("click-test-2", "enter-text", "choose-list"):
+        trajectory = await _play(environment, tasks[f"miniwob.{name}"], name)
+        assert trajectory.task.intent and (await source.evaluate(environment, trajectory)).score == 1.0
+    # The same task again, played wrongly.
+    page = await environment.reset(tasks["miniwob.click-test-2"], 0)
+    wrong = next(node for node in page.nodes if node.name == "TWO")
+    result = await environment.step(Action("click", wrong.id))
+    assert result.done and environment.reward == 0.0
+
+
+@needs_browsergym
+async def test_refusals_come_back_as_errors_and_a_stop_is_told(environments: Any) -> None:
+    source, environment = environments("browsergym/miniwob.click-button")
+    (task,) = source.tasks("test", count=1, seed=0)
+    page = await environment.reset(task, 0)
+    again = await environment.reset(task, 0)
+    assert page == again and environment.task.intent.startswith("Click on the")
+    assert "no element [999]" in (await environment.step(Action("click", 999))).error
+    button = next(node for node in page.nodes if node.role == "button")
+    assert "takes no text" in (await environment.step(Action("type", button.id, "x"))).error
+    result = await environment.step(Action("goto", text="http://127.0.0.1:9/"))
+    assert result.error
+    stopped = Trajectory("e", task, (Step(page, Action("stop", text="done")),), page, "real", "stop")
+    assert (await source.evaluate(environment, stopped)).score == 0.0
+
+
+@needs_browsergym
+async def test_what_cannot_be_played_is_named(environments: Any) -> None:
+    with pytest.raises(ConfigError, match="click-button"):
+        environments("browsergym/miniwob.click-buton")[0].catalogue("test")
+    source, environment = environments("browsergym/nonesuch.x")
+    with pytest.raises(MissingError, match=r"No module named 'browsergym\.nonesuch'.* pip install browsergym-nonesuch"):
+        source.catalogue("test")
+    with pytest.raises(ConfigError, match="not of BrowserGym"):
+        await environment.reset(Task("x", "y", "z"), 0)
+
+
+def test_settings_are_checked_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match="dynaweb env install browsergym"):
+        BrowsergymSource(BrowsergymConfig(), EnvironmentContext())
+    with pytest.raises(ConfigError, match="is no id of BrowserGym"):
+        BrowsergymSource(BrowsergymConfig(id="miniwob/click", python=__file__), EnvironmentContext())
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("import sys; sys.exit('no such benchmark')", "no such benchmark"),
+        ("import time; time.sleep(60)", "did not answer 'list' within"),
+        ("print('no json', flush=True); import time; time.sleep(60)", "broke off"),
+    ],
+)
+async def test_a_process_that_fails_is_an_infrastructure_failure(
+    tmp_path: Path, script: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    import dynaweb_env_browsergym.process as process
+
+    path = tmp_path / "worker.py"
+    path.write_text(script)
+    monkeypatch.setattr(process, "WORKER", path)
+    monkeypatch.setattr(process, "_END_SECONDS", 0.2)
+    worker = Worker(Path(sys.executable), chromium="", variables={}, timeout=1.0)
+    with pytest.raises(InfrastructureError, match=said):
+        await worker.ask("list", module="x")
+    await asyncio.wait_for(worker.end(), 5)
+
+
+@pytest.mark.parametrize(
+    ("action", "call"),
+    [
+        (Action("click", 3), "click('a12')"),
+        (Action("type", 3, "it's", enter=True), "fill('a12', \"it's\")\npress('a12', 'Enter')"),
+        (Action("select", 3, "Blue"), "select_option('a12', 'Blue')"),
+        (Action("press", text="Enter"), "press('7', 'Enter')"),
+        (Action("scroll", text="up"), "scroll(0, -500)"),
+        (Action("tab_focus", index=2), "tab_focus(2)"),
+        (Action("stop", text="42"), "send_msg_to_user('42')"),
+        (Action("go_back"), "go_back()"),
+    ],
+)
+def test_actions_are_calls(action: Action, call: str) -> None:
+    assert call_of(action, "a12", focused="7") == call
+    assert call_of(Action("click", 3), "") == ""
+
+
+async def _play(environment: Any, task: Task, name: str) -> Trajectory:
+    """Play with the scripted expert of our own MiniWoB, which reads the same pages."""
+    page: Observation = await environment.reset(task, 0)
+    expert = MiniwobExpert(replace(environment.task, template=name))
+    steps: list[Step] = []
+    done = False
+    while not done and len(steps) < 8:
+        action = expert.act(page)
+        result = await environment.step(action)
+        assert not result.error
+        steps.append(Step(page, action))
+        page, done = result.observation, result.done
+    return Trajectory("e", environment.task, tuple(steps), page, "expert", "terminal")

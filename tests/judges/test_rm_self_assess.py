@@ -1,0 +1,81 @@
+"""The self-assessing judge over a fixed engine."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dynaweb.policy.formats import CompactFormat
+from dynaweb.policy.tokenizer import build_tokenizer
+from dynaweb.protocols import Completion, GenerateRequest, JudgeContext
+from dynaweb.types import Action, EndReason, Node, Observation, Prompt, Step, Task, Trajectory
+from dynaweb_rm_self_assess import SelfAssessConfig
+from dynaweb_rm_self_assess.judge import SelfAssessJudge
+
+PAGE = Observation("http://shop.localhost/", (Node(1, "link", "Home"),))
+PROMPTS = CompactFormat(build_tokenizer(["Home"], vocab_size=900))
+
+
+class FixedEngine:
+    def __init__(self, yes: float, no: float) -> None:
+        self.values = {PROMPTS.yes_id: yes, PROMPTS.no_id: no}
+        self.prompts: list[tuple[int, ...]] = []
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        raise AssertionError("a verdict needs no generation")
+
+    async def choice_logprobs(self, prompt: Prompt, choices: tuple[int, ...]) -> tuple[float, ...]:
+        self.prompts.append(prompt)
+        return tuple(self.values[choice] for choice in choices)
+
+
+def judge(yes: float, no: float, **settings: object) -> tuple[SelfAssessJudge, FixedEngine]:
+    engine = FixedEngine(yes, no)
+    config = SelfAssessConfig.model_validate(settings)
+    return SelfAssessJudge(config, JudgeContext(engine=engine, format=PROMPTS)), engine
+
+
+def episode(end: EndReason = "stop", final: Observation | None = PAGE) -> Trajectory:
+    steps = (Step(PAGE, Action("stop") if end == "stop" else Action("go_back")),)
+    return Trajectory("e", Task("t", "Open 'Home'.", ""), steps, final, "dream", end)
+
+
+@pytest.mark.parametrize(("p", "score"), [(0.9, 1.0), (0.81, 1.0), (0.79, 0.0), (0.1, 0.0)])
+async def test_the_threshold_decides(p: float, score: float) -> None:
+    # Both words may be unlikely among all tokens: only their ratio counts.
+    one, engine = judge(math.log(p) - 30, math.log(1 - p) - 30)
+    found = await one.score(episode())
+    assert found.score == score
+    assert found.probability == pytest.approx(p)
+    assert len(engine.prompts) == 1
+
+
+async def test_soft_reward_is_the_probability() -> None:
+    found = await judge(math.log(0.3), math.log(0.7), soft=True)[0].score(episode())
+    assert found.score == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("end", ["max-steps", "invalid"])
+async def test_unfinished_episodes_score_zero_and_nothing_is_asked(end: EndReason) -> None:
+    one, engine = judge(0.0, -9.0)
+    found = await one.score(episode(end))
+    assert (found.score, found.probability) == (0.0, None)
+    assert engine.prompts == []
+
+
+async def test_an_episode_that_its_environment_ended_is_judged() -> None:
+    one, engine = judge(math.log(0.9), math.log(0.1))
+    assert (await one.score(episode("terminal"))).score == 1.0
+    assert len(engine.prompts) == 1
+
+
+async def test_a_broken_episode_has_no_score() -> None:
+    assert (await judge(0.0, -9.0)[0].score(episode("infrastructure"))).score is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+async def test_numbers_that_mean_nothing_are_no_score(value: float) -> None:
+    found = await judge(value, -1.0)[0].score(episode())
+    assert found.score is None
+    assert "no usable probability" in found.why

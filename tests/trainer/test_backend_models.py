@@ -1,0 +1,146 @@
+"""Loading and saving models: clear errors for what is not there or broken."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import engine_kit as kit
+import pytest
+import torch
+
+from dynaweb.errors import CheckpointError, ConfigError, DivergedError, MissingError
+from dynaweb.trainer import models
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    models.save_model(kit.llama(), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_saved_weights_come_back(folder: Path) -> None:
+    model = models.load_model(folder, "float32", "cpu")
+    assert not model.training
+    for name, value in kit.llama().named_parameters():
+        assert torch.equal(value, model.get_parameter(name)), name
+    assert models.load_model(str(folder), "bfloat16").dtype == torch.bfloat16
+
+
+def test_saving_again_replaces_the_folder(folder: Path) -> None:
+    models.save_model(kit.llama(seed=5), folder)
+    assert torch.equal(models.load_model(folder).model.norm.weight, kit.llama(seed=5).model.norm.weight)
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_what_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MissingError, match="there is no model folder at"):
+        models.load_model(tmp_path / "nothing")
+    with pytest.raises(MissingError, match=r"without config\.json"):
+        models.load_model(tmp_path)
+    with pytest.raises(MissingError, match="there is no model folder at"):
+        models.resolve("./nothing")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(MissingError, match="no model 'someone/nothing'"):
+        models.load_model("someone/nothing")
+
+
+def test_the_tiny_model_is_told_when_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models.resources, "files", lambda package: tmp_path)
+    with pytest.raises(MissingError, match="reinstall dynaweb"):
+        models.resolve("tiny")
+
+
+@pytest.mark.parametrize("harm", ["truncated", "empty", "gone", "config", "foreign"])
+def test_broken_folders_are_told(folder: Path, harm: str) -> None:
+    weights = folder / "model.safetensors"
+    if harm == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-64])
+    elif harm == "empty":
+        weights.write_bytes(b"")
+    elif harm == "gone":
+        weights.unlink()
+    elif harm == "config":
+        (folder / "config.json").write_text("{")
+    else:
+        models.save_model(kit.llama(layers=2), folder.parent / "other")
+        weights.write_bytes((folder.parent / "other" / "model.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match="model"):
+        models.load_model(folder)
+
+
+def test_devices_and_dtypes() -> None:
+    assert models.pick_device("cpu").type == "cpu"
+    assert models.pick_device("auto").type in ("cpu", "cuda")
+    assert models.pick_dtype("float32") is torch.float32
+    with pytest.raises(ConfigError, match="valid are bfloat16, float32, float64"):
+        models.pick_dtype("int8")
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="sees no GPU"):
+            models.pick_device("cuda")
+
+
+@pytest.mark.skipif(os.name != "posix" or os.getuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_keeps_the_old_model(folder: Path) -> None:
+    folder.parent.chmod(0o500)
+    with pytest.raises(PermissionError):
+        models.save_model(kit.llama(seed=5), folder)
+    folder.parent.chmod(0o700)
+    assert torch.equal(models.load_model(folder).model.norm.weight, kit.llama().model.norm.weight)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.norm.weight"]
+)
+def test_weights_that_are_not_finite_are_told_by_name(folder: Path, name: str, value: float) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors[name].view(-1)[-1] = value
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"tensor '{name}' holds numbers that are not finite"):
+        models.load_model(folder)
+
+
+def test_large_weights_are_no_damage(folder: Path) -> None:
+    model = kit.llama()
+    torch.nn.init.constant_(model.model.norm.weight, 3e38)  # their sum is infinite
+    models.save_model(model, folder)
+    assert models.load_model(folder).model.norm.weight.detach().min().item() == pytest.approx(3e38)
+
+
+def test_a_model_that_diverged_is_not_written(folder: Path) -> None:
+    model = kit.llama(seed=5)
+    torch.nn.init.constant_(model.model.norm.weight, float("nan"))
+    with pytest.raises(DivergedError, match=r"diverged: 'model.norm.weight'.*learning rate"):
+        models.save_model(model, folder)
+    assert torch.equal(models.load_model(folder).model.norm.weight, kit.llama().model.norm.weight)
+
+
+def changed_config(folder: Path, **values: object) -> None:
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **values}), encoding="utf-8")
+
+
+def test_layers_that_the_config_does_not_know_are_told(folder: Path) -> None:
+    layers = kit.llama().config.num_hidden_layers
+    changed_config(folder, num_hidden_layers=layers - 1)
+    with pytest.raises(CheckpointError, match=rf"does not know: model\.layers\.{layers - 1}\..*num_hidden_layers"):
+        models.load_model(folder)
+    changed_config(folder, num_hidden_layers=layers + 1)
+    with pytest.raises(CheckpointError, match=rf"lacks \d+ weights of its own model: model\.layers\.{layers}\."):
+        models.load_model(folder)
+
+
+def test_a_surplus_head_is_told_and_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    surplus = {name: torch.zeros(3) for name in ("value_head.weight", "value_head.0.bias", "model.layers.0.mask")}
+    save_file({**load_file(file), **surplus}, file, metadata={"format": "pt"})
+    models.load_model(folder)
+    told = "3 weights that its model has no use for: model.layers.0.mask, value_head.0.bias, value_head.weight"
+    assert told in caplog.text

@@ -1,0 +1,225 @@
+"""What code decides in a dream, and what only the world model may."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from dynaweb.errors import MissingError
+from dynaweb.protocols import DreamContext, Environment, EnvironmentContext, TaskSource
+from dynaweb.types import Action, Node, Observation, Prediction, StepResult, Task
+from dynaweb.worldmodels.dynamics import needs_prediction
+from dynaweb_env_dream import DreamConfig
+from dynaweb_env_dream.dream import DreamEnvironment, DreamSource
+
+HOME = Observation(
+    url="http://shop.localhost/",
+    nodes=(
+        Node(1, "link", "Cart"),
+        Node(2, "textbox", "Search"),
+        Node(3, "combobox", "Sort", value="Newest", props=(("options", "Newest|Price"),)),
+        Node(4, "checkbox", "Gift wrap", props=(("required", "true"),)),
+        Node(5, "radio", "Small", props=(("checked", "true"),)),
+        Node(6, "radio", "Large"),
+        Node(7, "button", "Sold out", props=(("disabled", "true"),)),
+        Node(8, "text", "Price: 12.50"),
+    ),
+    notice="Welcome",
+)
+CART = Observation(url="http://shop.localhost/cart", nodes=(Node(1, "heading", "Cart"), Node(2, "link", "Home")))
+TASK = Task(id="t", intent="Open the cart.", start_url="http://shop.localhost/")
+
+
+class Model:
+    """A world model that always writes the same page, and counts how often it is asked."""
+
+    def __init__(self, page: Observation | None = CART) -> None:
+        self.page = page
+        self.asked: list[Action] = []
+
+    async def predict(
+        self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = (), goal: str = ""
+    ) -> Prediction:
+        self.asked.append(action)
+        return Prediction(self.page, error="" if self.page else "line 2 is not a script line", tokens=7)
+
+
+def dream(*actions: Action, model: Model | None = None) -> list[StepResult]:
+    """The results of the actions, from the home page."""
+
+    async def run() -> list[StepResult]:
+        environment = DreamEnvironment(model or Model(), lambda task: HOME)
+        await environment.reset(TASK, 0)
+        return [await environment.step(action) for action in actions]
+
+    return asyncio.run(run())
+
+
+def on(kind: str, target: int, text: str = "", **more: object) -> Action:
+    return Action(kind, target, text, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("action", "why"),
+    [
+        (on("click", 9), "no element"),
+        (on("click", 7), "disabled"),
+        (on("type", 1, "x"), "textbox"),
+        (on("select", 3, "Oldest"), "Oldest"),
+        (on("click", 1, target_name="Basket"), "not 'Basket'"),
+        (Action("go_back"), "no page to go back to"),
+        (Action("go_forward"), "no page to go forward to"),
+    ],
+)
+def test_refused_actions_are_decided_by_code(action: Action, why: str) -> None:
+    model = Model()
+    (result,) = dream(action, model=model)
+    assert why in result.error
+    assert not result.done
+    assert result.observation.notice == result.error
+    assert result.observation.nodes == HOME.nodes
+    assert model.asked == []
+    assert not needs_prediction(HOME, action)
+
+
+@pytest.mark.parametrize(
+    ("action", "node"),
+    [
+        (on("type", 2, "wool"), Node(2, "textbox", "Search", value="wool")),
+        (on("type", 2, ""), Node(2, "textbox", "Search")),
+        (on("select", 3, "Price"), Node(3, "combobox", "Sort", value="Price", props=(("options", "Newest|Price"),))),
+        (on("click", 4), Node(4, "checkbox", "Gift wrap", props=(("checked", "true"), ("required", "true")))),
+        (on("click", 6), Node(6, "radio", "Large", props=(("checked", "true"),))),
+    ],
+)
+def test_changes_inside_the_page_touch_one_element(action: Action, node: Node) -> None:
+    model = Model()
+    (result,) = dream(action, model=model)
+    assert result.observation.node(node.id) == node
+    changed = [i for i, (a, b) in enumerate(zip(HOME.nodes, result.observation.nodes, strict=True), 1) if a != b]
+    assert set(changed) <= {node.id, 5}
+    assert result.observation.notice == ""
+    assert model.asked == []
+
+
+def test_choosing_a_radio_button_clears_its_neighbour_and_a_second_click_clears_a_checkbox() -> None:
+    chosen, ticked, cleared = dream(on("click", 6), on("click", 4), on("click", 4))
+    assert chosen.observation.node(5) == Node(5, "radio", "Small")
+    assert ("checked", "true") in ticked.observation.nodes[3].props
+    assert ("checked", "true") not in cleared.observation.nodes[3].props
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        Action("wait"),
+        Action("scroll", text="down"),
+        on("hover", 1),
+        on("click", 8),
+        on("click", 2),
+        Action("press", text="Enter"),
+        Action("press", text="Tab"),
+    ],
+)
+def test_actions_without_effect_leave_the_page(action: Action) -> None:
+    model = Model()
+    (result,) = dream(action, model=model)
+    assert (result.observation.nodes, result.error, result.done) == (HOME.nodes, "", False)
+    assert model.asked == []
+
+
+def test_links_and_enter_are_dreamed() -> None:
+    for action in (on("click", 1), on("type", 2, "wool", enter=True), Action("goto", text="http://shop.localhost/x")):
+        model = Model()
+        (result,) = dream(action, model=model)
+        assert result.observation == CART
+        assert result.facts.tokens == 7
+        assert model.asked == [action]
+        assert needs_prediction(HOME, action)
+
+
+def test_enter_after_typing_is_dreamed() -> None:
+    model = Model()
+    results = dream(on("type", 2, "wool"), Action("press", text="Enter"), model=model)
+    assert results[-1].observation == CART
+    assert len(model.asked) == 1
+
+
+def test_history_returns_the_very_pages_of_the_dream() -> None:
+    model = Model()
+    typed, away, back, forward = dream(
+        on("type", 2, "wool"), on("click", 1), Action("go_back"), Action("go_forward"), model=model
+    )
+    assert away.observation == CART
+    assert back.observation == typed.observation
+    assert forward.observation == CART
+    assert len(model.asked) == 1
+
+
+def test_tabs_are_kept_apart() -> None:
+    close = Action("close_tab")
+    results = dream(on("click", 1), Action("new_tab"), Action("tab_focus", index=0), close, close)
+    assert results[1].observation.url == "about:blank"
+    assert results[2].observation == CART
+    assert results[3].observation.url == "about:blank"
+    assert "last tab" in results[4].error
+    (unknown,) = dream(Action("tab_focus", index=3))
+    assert "no tab 3" in unknown.error
+
+
+def test_stop_ends_and_an_unreadable_page_ends_with_the_reason() -> None:
+    (stopped,) = dream(Action("stop", text="12.50"))
+    assert (stopped.done, stopped.error) == (True, "")
+    (broken,) = dream(on("click", 1), model=Model(None))
+    assert (broken.done, broken.error) == (True, "line 2 is not a script line")
+    assert broken.facts.world_model_error == broken.error
+
+
+def test_a_task_without_a_start_page_is_refused() -> None:
+    environment = DreamEnvironment(Model(), lambda task: None)
+    with pytest.raises(MissingError, match="start page"):
+        asyncio.run(environment.reset(TASK, 0))
+
+
+def test_the_plugin_object_offers_what_every_task_source_offers() -> None:
+    real = cast("TaskSource", None)
+    context = DreamContext(world_model=Model(), start_page=lambda task: HOME, tasks=real)
+    source = DreamSource(DreamConfig(), context)
+    assert isinstance(source, TaskSource)
+    environment = source.environment()
+    assert isinstance(environment, Environment)
+    assert asyncio.run(environment.reset(TASK, 0)) == HOME
+    with pytest.raises(MissingError, match="world_model"):
+        DreamSource(DreamConfig(), EnvironmentContext()).environment()
+
+
+def test_dreams_of_one_seed_are_the_same_world() -> None:
+    """The seed of a prediction follows from world, page and action: not from the order in which they were met."""
+
+    class Seeds(Model):
+        async def predict(
+            self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = (), goal: str = ""
+        ) -> Prediction:
+            self.asked.append(action)
+            seeds.append(seed)
+            return Prediction(CART if observation.url == HOME.url else HOME)
+
+    seeds: list[int] = []
+
+    async def walk(world: int, *actions: Action) -> list[int]:
+        seeds.clear()
+        environment = DreamEnvironment(Seeds(), lambda task: HOME)
+        await environment.reset(TASK, world)
+        for action in actions:
+            await environment.step(action)
+        return list(seeds)
+
+    cart, home, search = on("click", 1), on("click", 2), on("type", 2, "wool", enter=True)
+    first = asyncio.run(walk(1, cart, home, cart))
+    assert first[0] == first[2] != first[1]
+    assert asyncio.run(walk(1, cart)) == [first[0]]
+    assert asyncio.run(walk(2, cart)) != [first[0]]
+    assert asyncio.run(walk(1, search)) != [first[0]]
