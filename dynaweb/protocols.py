@@ -587,7 +587,7 @@ class LossOutput:
 
 @runtime_checkable
 class PolicyOptimizer(Protocol):
-    """Group baseline and loss of one algorithm. What it may have besides is in `dynaweb.protocols`."""
+    """Group baseline and loss of one algorithm. What it may have besides: `Wants`, `AssignsCredit`, `HasCritic`."""
 
     needs_trajectory_ratio: bool
     """True when the loss needs `log_ratio_sum_N` for trajectories that lie in several micro-batches."""
@@ -618,7 +618,7 @@ class TokenRow:
 
 # The least that an optimizer does is `PolicyOptimizer.advantages`: one number per trajectory, from rewards and groups.
 # One that needs more (values of a critic, a reference policy, pages, step rewards) has `wants`, `credit` or both too,
-# and may answer with a number per row or per token. Nothing here imports torch; sequences hold one number per agent
+# and may answer with a number per row or per token. No torch is needed for it; sequences hold one number per agent
 # token.
 #
 # Words: a *row* is one step of a trajectory, its *agent tokens* are what the policy said in it. Observation tokens are
@@ -627,7 +627,7 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class CriticSpec:
-    """A critic that the backend hosts: a copy of the policy's body with a head of its own, trained beside the policy.
+    """A critic that the trainer hosts: a copy of the policy's body with a head of its own, trained beside the policy.
 
     `outputs` numbers per state; the states are those before each agent token (`at` "tokens") or before each row
     ("rows"). `lr` is its own peak learning rate, with the policy's warm-up and decay; `max_grad_norm` its own clipping.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynaweb.protocols import TokenRow
@@ -54,10 +53,3 @@ def light(trajectory: Trajectory, update: int) -> Trajectory:
     """A rollout as it is kept: with the number of its update, without its prompts, which follow from the pages."""
     steps = tuple(replace(step, prompt=NO_PROMPT) for step in trajectory.steps)
     return replace(trajectory, steps=steps, facts=replace(trajectory.facts, update=update))
-
-
-def stored(path: Path) -> list[Trajectory]:
-    """The rollouts that an update left in a file."""
-    from dynaweb.data.store import TrajectoryStore
-
-    return list(TrajectoryStore(path))
