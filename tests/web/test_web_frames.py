@@ -132,8 +132,13 @@ async def test_a_frame_that_never_loads_does_not_hold_the_page(session: Chromium
     assert time.perf_counter() - start < 7.5
 
 
-async def test_a_page_of_many_frames_is_bounded(session: ChromiumSession, server: PageServer) -> None:
-    page = await opened(session, server, "<iframe srcdoc='<p>x</p>'></iframe>" * 90 + "<p>End</p>")
+async def test_a_page_of_many_frames_is_bounded(server: PageServer) -> None:
+    # Ninety documents take a busy machine longer than the other tests wait for a page.
+    async with BrowserPool(timeout=60) as pool:
+        session = await pool.session()
+        page = await opened(session, server, "<iframe srcdoc='<p>x</p>'></iframe>" * 90 + "<p>End</p>")
+        await session.close()
+    assert not page.notice
     assert names(page).count("x") == 60
     assert names(page)[-1] == "End"
 
