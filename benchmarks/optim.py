@@ -27,9 +27,9 @@ from typing import Any
 
 import torch  # noqa: TID253  (a script, run on its own)
 
-from dynaweb.plugin.contracts import credit_of
 from dynaweb.plugin.registry import load
 from dynaweb.protocols import Credit, CreditInput, CreditRow, LossInput, PluginContext, TokenRow, wants
+from dynaweb.trainer.advantages import compute_advantages
 from dynaweb.trainer.batching import collate, units
 from dynaweb.trainer.logprobs import GenericScorer, LlamaScorer
 from dynaweb.trainer.models import pick_dtype
@@ -180,7 +180,7 @@ class Update:
 
     def once(self) -> None:
         """Credit, loss and gradient."""
-        credit: Credit = credit_of(self.optimizer, self.credit_input)
+        credit: Credit = compute_advantages(self.optimizer, self.credit_input)
         by_row = credit.rows is not None
         trajectory = torch.tensor([row.trajectory for row in self.rows])
         given = LossInput(

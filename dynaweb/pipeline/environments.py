@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dynaweb.config.keys import code_of, decisive
 from dynaweb.errors import ConfigError
-from dynaweb.plugin.contracts import Answering
+from dynaweb.plugin.contracts import CheckedWorldModel
 from dynaweb.protocols import DreamContext, EnvironmentContext
 from dynaweb.rollout.tasks import draw
 
@@ -122,7 +122,7 @@ class Environments:
             seed=self._seed("dream"),
             web=self._recipe.web,
             max_best_steps=self._recipe.data.max_best_steps,
-            world_model=Answering(world_model),
+            world_model=CheckedWorldModel(world_model),
             start_page=start_page,
             tasks=self.source,
             fidelity_floor=floor,

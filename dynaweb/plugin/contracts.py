@@ -1,7 +1,8 @@
-"""What plugins return, looked at where it comes in: one function for each answer of each kind.
+"""Contracts: what plugins return is checked where it comes in, by one function for each answer of each kind.
 
-Every function hands on what is right, and raises a `PluginError` for anything else that names the plugin, what came
-back, and what is expected. They look at kinds and lengths alone, since they stand in the hot path.
+Every function hands on an answer that is right, and raises a `PluginError` for any other, which names the plugin, what
+came back, and what is expected. They check types and lengths alone, since they stand in the hot path. Nothing is
+computed here: advantages, for one, are computed by `dynaweb.trainer.advantages.compute_advantages`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from dynaweb.errors import PluginError
-from dynaweb.protocols import AssignsCredit, Credit, CreditInput, LossOutput, PolicyOptimizer
+from dynaweb.protocols import Credit, CreditInput, LossOutput
 from dynaweb.types import Action, Judgement, Node, Observation, Prediction, Prompt, StepFacts, StepResult, Task
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ Pair = tuple[Prompt, tuple[int, ...]]
 """Prompt and target ids."""
 
 
-class Answering:
-    """A world model whose predictions are looked at; for those that call it out of sight of the loop."""
+class CheckedWorldModel:
+    """A world model whose predictions are checked; for those that call it out of sight of the loop."""
 
     def __init__(self, world_model: WorldModel) -> None:
         self.world_model = world_model
@@ -34,134 +35,128 @@ class Answering:
         self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = (), goal: str = ""
     ) -> Prediction:
         """The model's own prediction."""
-        found = await self.world_model.predict(observation, action, seed=seed, history=history, goal=goal)
-        return prediction(self.world_model, found)
+        answer = await self.world_model.predict(observation, action, seed=seed, history=history, goal=goal)
+        return prediction(self.world_model, answer)
 
 
-def prediction(model: object, found: Any) -> Prediction:
+def prediction(model: object, answer: Any) -> Prediction:
     """What a world model predicts: a `Prediction` with a page, or without one."""
-    if not isinstance(found, Prediction):
-        raise _wrong("wm", model, "predict", found, "a dynaweb.types.Prediction")
-    page = found.next_observation
+    if not isinstance(answer, Prediction):
+        raise _wrong("wm", model, "predict", answer, "a dynaweb.types.Prediction")
+    page = answer.next_observation
     if page is not None and not _is_page(page):
         raise _wrong("wm", model, "predict", page, f"{_PAGE} or None in Prediction.next_observation")
-    return found
+    return answer
 
 
-def judgement(judge: object, found: Any) -> Judgement:
+def judgement(judge: object, answer: Any) -> Judgement:
     """What a judge says. A score out of range is data all the same: see `dynaweb.judges.scores.checked`."""
-    if not isinstance(found, Judgement):
-        raise _wrong("reward", judge, "score", found, "a dynaweb.types.Judgement, with None for a score that it lacks")
-    return found
+    if not isinstance(answer, Judgement):
+        raise _wrong("reward", judge, "score", answer, "a dynaweb.types.Judgement, with None for a score that it lacks")
+    return answer
 
 
-def verdict(source: object, found: Any) -> Judgement:
+def verdict(source: object, answer: Any) -> Judgement:
     """What an environment says of an episode: a score in [0, 1], or None."""
-    if not isinstance(found, Judgement):
-        raise _wrong("env", source, "evaluate", found, "a dynaweb.types.Judgement")
-    score = found.score
+    if not isinstance(answer, Judgement):
+        raise _wrong("env", source, "evaluate", answer, "a dynaweb.types.Judgement")
+    score = answer.score
     if score is not None and not (isinstance(score, int | float) and 0.0 <= score <= 1.0):
         raise _wrong("env", source, "evaluate", score, "a number in [0, 1] or None in Judgement.score")
-    return found
+    return answer
 
 
-def first_page(environment: object, found: Any) -> Observation:
+def first_page(environment: object, answer: Any) -> Observation:
     """What an environment shows after `reset`."""
-    if not _is_page(found):
-        raise _wrong("env", environment, "reset", found, _PAGE)
-    page: Observation = found
+    if not _is_page(answer):
+        raise _wrong("env", environment, "reset", answer, _PAGE)
+    page: Observation = answer
     return page
 
 
-def step_result(environment: object, found: Any) -> StepResult:
+def step_result(environment: object, answer: Any) -> StepResult:
     """What an environment answers to an action."""
-    if not isinstance(found, StepResult):
-        raise _wrong("env", environment, "step", found, "a dynaweb.types.StepResult")
-    if not _is_page(found.observation):
-        raise _wrong("env", environment, "step", found.observation, f"{_PAGE} in StepResult.observation")
-    if not isinstance(found.info, Mapping):
-        raise _wrong("env", environment, "step", found.info, "a mapping in StepResult.info")
-    if not isinstance(found.facts, StepFacts):
-        raise _wrong("env", environment, "step", found.facts, "a dynaweb.types.StepFacts in StepResult.facts")
-    moved = _ONCE_FACTS & found.info.keys()
+    if not isinstance(answer, StepResult):
+        raise _wrong("env", environment, "step", answer, "a dynaweb.types.StepResult")
+    if not _is_page(answer.observation):
+        raise _wrong("env", environment, "step", answer.observation, f"{_PAGE} in StepResult.observation")
+    if not isinstance(answer.info, Mapping):
+        raise _wrong("env", environment, "step", answer.info, "a mapping in StepResult.info")
+    if not isinstance(answer.facts, StepFacts):
+        raise _wrong("env", environment, "step", answer.facts, "a dynaweb.types.StepFacts in StepResult.facts")
+    moved = _ONCE_FACTS & answer.info.keys()
     if moved:
         # Version 0.1 read rewards from there: nobody should lose them without a word.
         what = "StepResult.facts for what decides rewards (a step's own reward is StepFacts.reward)"
-        raise _wrong("env", environment, "step", {key: found.info[key] for key in sorted(moved)}, what)
-    return found
+        raise _wrong("env", environment, "step", {key: answer.info[key] for key in sorted(moved)}, what)
+    return answer
 
 
-def tasks(source: object, found: Any) -> list[Task]:
+def tasks(source: object, answer: Any) -> list[Task]:
     """The tasks that an environment draws."""
-    if not isinstance(found, list | tuple) or not all(isinstance(one, Task) for one in found):
-        raise _wrong("env", source, "tasks", found, "a list of dynaweb.types.Task")
-    return list(found)
+    if not isinstance(answer, list | tuple) or not all(isinstance(one, Task) for one in answer):
+        raise _wrong("env", source, "tasks", answer, "a list of dynaweb.types.Task")
+    return list(answer)
 
 
-def expert_action(expert: object, found: Any) -> Action:
+def expert_action(expert: object, answer: Any) -> Action:
     """What a scripted expert does next."""
-    if not isinstance(found, Action):
-        raise _wrong("env", expert, "act", found, "a dynaweb.types.Action")
-    return found
+    if not isinstance(answer, Action):
+        raise _wrong("env", expert, "act", answer, "a dynaweb.types.Action")
+    return answer
 
 
-def pairs(kind: Kind, owner: object, found: Any, *, count: int | None = None) -> list[Pair]:
+def pairs(kind: Kind, owner: object, answer: Any, *, count: int | None = None) -> list[Pair]:
     """Supervised pairs of a trainable world model or judge; with `count`, so many of them."""
     what = "a list of pairs (prompt, target ids), each prompt a dynaweb.types.Prompt"
-    if not isinstance(found, list | tuple) or not all(isinstance(one, tuple | list) and len(one) == 2 for one in found):
-        raise _wrong(kind, owner, "examples", found, what)
-    odd = [one for one in found if not isinstance(one[0], Prompt)]
+    if not isinstance(answer, list | tuple) or not all(
+        isinstance(one, tuple | list) and len(one) == 2 for one in answer
+    ):
+        raise _wrong(kind, owner, "examples", answer, what)
+    odd = [one for one in answer if not isinstance(one[0], Prompt)]
     if odd:
         raise _wrong(kind, owner, "examples", odd[0], what)
-    if count is not None and len(found) != count:
-        raise _wrong(kind, owner, "examples", f"{len(found)} pairs", f"one pair for each of {count} episodes")
-    return list(found)
+    if count is not None and len(answer) != count:
+        raise _wrong(kind, owner, "examples", f"{len(answer)} pairs", f"one pair for each of {count} episodes")
+    return list(answer)
 
 
-def advantages(optimizer: object, found: Any, count: int) -> list[float]:
+def advantages(optimizer: object, answer: Any, count: int) -> list[float]:
     """Advantages of so many trajectories: finite numbers, one for each."""
-    return _numbers(optimizer, "advantages", found, count, "trajectories")
+    return _numbers(optimizer, "advantages", answer, count, "trajectories")
 
 
-def credit(optimizer: object, found: Any, batch: CreditInput) -> Credit:
+def credit(optimizer: object, answer: Any, batch: CreditInput) -> Credit:
     """The credit that an optimizer gives the trajectories and rows of an update."""
-    if not isinstance(found, Credit):
-        raise _wrong("opt", optimizer, "credit", found, "a dynaweb.protocols.Credit")
+    if not isinstance(answer, Credit):
+        raise _wrong("opt", optimizer, "credit", answer, "a dynaweb.protocols.Credit")
     count = len(batch.rewards)
-    advantages = _numbers(optimizer, "credit", found.advantages, count, "trajectories, in Credit.advantages")
-    rows = found.rows
+    per_trajectory = _numbers(optimizer, "credit", answer.advantages, count, "trajectories, in Credit.advantages")
+    rows = answer.rows
     if rows is not None:
         rows = _numbers(optimizer, "credit", rows, len(batch.rows), "rows, in Credit.rows")
     for name in ("tokens", "kept", "targets"):
-        given = getattr(found, name)
-        if given is not None and _length(given) != len(batch.rows):
+        entries = getattr(answer, name)
+        if entries is not None and _length(entries) != len(batch.rows):
             what = f"one entry for each of {len(batch.rows)} rows, in Credit.{name}"
-            raise _wrong("opt", optimizer, "credit", given, what)
-    return replace(found, advantages=advantages, rows=rows)
+            raise _wrong("opt", optimizer, "credit", entries, what)
+    return replace(answer, advantages=per_trajectory, rows=rows)
 
 
-def credit_of(optimizer: PolicyOptimizer, batch: CreditInput) -> Credit:
-    """The optimizer's own credit, or its advantages as credit. Raises `PluginError` for what is neither."""
-    if isinstance(optimizer, AssignsCredit):
-        return credit(optimizer, optimizer.credit(batch), batch)
-    given = optimizer.advantages(batch.graded, batch.groups)
-    return Credit(advantages(optimizer, given, len(batch.rewards)))
-
-
-def loss_output(optimizer: object, found: Any, call: str = "loss") -> LossOutput:
+def loss_output(optimizer: object, answer: Any, call: str = "loss") -> LossOutput:
     """The loss of a micro-batch: one number with a gradient, and metrics that are numbers."""
-    if not isinstance(found, LossOutput):
-        raise _wrong("opt", optimizer, call, found, "a dynaweb.protocols.LossOutput")
-    loss: Any = found.loss
+    if not isinstance(answer, LossOutput):
+        raise _wrong("opt", optimizer, call, answer, "a dynaweb.protocols.LossOutput")
+    loss: Any = answer.loss
     if not hasattr(loss, "requires_grad") or loss.numel() != 1:
         raise _wrong("opt", optimizer, call, loss, "one number, a tensor without dimensions, in LossOutput.loss")
     if not loss.requires_grad:
         what = "a loss that carries the gradient of what it was given; this one is detached, or made without it"
         raise _wrong("opt", optimizer, call, loss, what)
-    metrics: Any = found.metrics
+    metrics: Any = answer.metrics
     if not isinstance(metrics, Mapping) or not all(isinstance(value, SupportsFloat) for value in metrics.values()):
         raise _wrong("opt", optimizer, call, metrics, "numbers by name in LossOutput.metrics")
-    return found
+    return answer
 
 
 _ONCE_FACTS = frozenset({"step_reward", "untrusted", "world_model_error"})
@@ -174,35 +169,35 @@ def _is_page(page: Any) -> bool:
     return all(isinstance(node, Node) for node in page.nodes)
 
 
-def _numbers(optimizer: object, call: str, found: Any, count: int, of_what: str) -> list[float]:
+def _numbers(optimizer: object, call: str, answer: Any, count: int, of_what: str) -> list[float]:
     what = f"one finite number for each of {count} {of_what}"
-    if _length(found) != count:
-        raise _wrong("opt", optimizer, call, found, what)
-    odd = [value for value in found if not isinstance(value, SupportsFloat) or not math.isfinite(value)]
+    if _length(answer) != count:
+        raise _wrong("opt", optimizer, call, answer, what)
+    odd = [value for value in answer if not isinstance(value, SupportsFloat) or not math.isfinite(value)]
     if odd:
         raise _wrong("opt", optimizer, call, odd[0], what)
-    return [float(value) for value in found]
+    return [float(value) for value in answer]
 
 
-def _length(found: Any) -> int:
+def _length(answer: Any) -> int:
     """-1 for what is no sequence."""
-    if isinstance(found, str | bytes | Mapping):
+    if isinstance(answer, str | bytes | Mapping):
         return -1
     try:
-        return len(found)
+        return len(answer)
     except TypeError:
         return -1
 
 
-def _wrong(kind: Kind, owner: object, call: str, found: Any, expected: str) -> PluginError:
-    return PluginError(f"{_name(kind, owner)}: {call}() returned {_shown(found)}; expected {expected}")
+def _wrong(kind: Kind, owner: object, call: str, answer: Any, expected: str) -> PluginError:
+    return PluginError(f"{_name(kind, owner)}: {call}() returned {_described(answer)}; expected {expected}")
 
 
-def _shown(found: Any) -> str:
-    text = repr(found)
+def _described(answer: Any) -> str:
+    text = repr(answer)
     text = text if len(text) <= 60 else f"{text[:57]}..."
-    length = f" of length {_length(found)}" if _length(found) >= 0 else ""
-    return text if found is None else f"{text} ({type(found).__name__}{length})"
+    length = f" of length {_length(answer)}" if _length(answer) >= 0 else ""
+    return text if answer is None else f"{text} ({type(answer).__name__}{length})"
 
 
 def _name(kind: Kind, owner: object) -> str:
@@ -220,17 +215,15 @@ def _plugins(kind: Kind, cls: type) -> Iterable[Plugin]:
     offered = [plugin for plugin in current().offers.values() if plugin.kind == kind]
     package = cls.__module__.partition(".")[0]
     for known in (f"{cls.__module__}:{cls.__qualname__}", f"{cls.__module__}:", f"{package}.", f"{package}:"):
-        found = [plugin for plugin in offered if plugin.spec.target.startswith(known)]
-        if found:
-            return found
+        if matches := [plugin for plugin in offered if plugin.spec.target.startswith(known)]:
+            return matches
     return ()
 
 
 __all__ = [
-    "Answering",
+    "CheckedWorldModel",
     "advantages",
     "credit",
-    "credit_of",
     "expert_action",
     "first_page",
     "judgement",

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from dynaweb.judges.reward import SUCCESS
 from dynaweb.plugin import contracts
-from dynaweb.plugin.contracts import credit_of
 from dynaweb.protocols import Credit, CreditInput, CreditRow, PolicyOptimizer, TokenRow, wants
 from dynaweb.rl.importance import corrected, engine_logprobs
 from dynaweb.rl.replay import ReplayBuffer, keep_of
 from dynaweb.rl.rows import logprobs, part_of, step_rows
+from dynaweb.trainer.advantages import compute_advantages
 from dynaweb.types import Observation, Step, Trajectory
 from dynaweb.web.page.text import format_node
 
@@ -81,7 +81,7 @@ class BatchMaker:
         old = logprobs(self.trainer, rows, everything) if want.old_in_credit else None
         reference = self._reference(rows, everything) if want.reference_in_credit else None
         values = self.trainer.critic.values(rows) if self.trainer.critic is not None else None
-        credit = credit_of(self.optimizer, credit_input(graded, old=old, reference=reference, values=values))
+        credit = compute_advantages(self.optimizer, credit_input(graded, old=old, reference=reference, values=values))
         credit = replace(credit, values=values)
         advantages = iter(credit.advantages)
         reported = [0.0 if t.reward is None else next(advantages) for t in rollouts]
@@ -216,7 +216,7 @@ def credit_input(
 def kept_groups(optimizer: PolicyOptimizer, rollouts: Sequence[Trajectory]) -> set[str]:
     """Groups of which the optimizer would keep any row."""
     inputs = credit_input([t for t in rollouts if t.reward is not None])
-    kept = credit_of(optimizer, inputs).kept
+    kept = compute_advantages(optimizer, inputs).kept
     return {inputs.groups[row.trajectory] for i, row in enumerate(inputs.rows) if kept is None or kept[i]}
 
 

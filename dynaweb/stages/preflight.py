@@ -86,8 +86,8 @@ def learns_alone(optimizer: PolicyOptimizer) -> bool:
 
     A critic, if there is one, says 0 of everything.
     """
-    from dynaweb.plugin.contracts import credit_of
     from dynaweb.protocols import CreditInput, CreditRow, wants
+    from dynaweb.trainer.advantages import compute_advantages
 
     critic = wants(optimizer).critic
     said: list[list[float]] = [] if critic is None else [[0.0] * critic.outputs]
@@ -96,7 +96,7 @@ def learns_alone(optimizer: PolicyOptimizer) -> bool:
         for i in range(2)
         for k in range(STEPS)
     ]
-    credit = credit_of(optimizer, CreditInput([1.0, 0.0], ["a", "b"], rows))
+    credit = compute_advantages(optimizer, CreditInput([1.0, 0.0], ["a", "b"], rows))
     return any(credit.moves(n, row.trajectory) for n, row in enumerate(rows))
 
 

@@ -5,7 +5,7 @@ batching       token rows into micro-batches: shared prompts once, rows side by 
 logprobs       log-probabilities of response tokens in float32, without logits of every position
 losses         policy updates as numbers: live rows, clean log-ratios, clipping, token weights, metrics
 kl             estimators of the divergence from a reference
-advantages     group statistics, returns, generalised advantage estimation
+advantages     advantages of an update, asked of the optimizer; group statistics, returns, GAE
 critic         the critic: values of states by its own model
 stepper        steps of AdamW, its learning rate, and what is skipped
 masters        float32 masters of half-precision weights

@@ -1,4 +1,7 @@
-"""Advantages: group statistics, returns, and generalised advantage estimation over agent tokens.
+"""Advantages: the optimizer's own of an update, and the arithmetic that optimizers share.
+
+`compute_advantages` is what the batch of an update calls. It asks the optimizer plugin, which comes back here for group
+statistics, returns, and generalised advantage estimation over agent tokens.
 
 Pure Python with exact summation. Conventions: a reward of None (or nan: the judge could not grade) leaves the group's
 mean and deviation and gets advantage 0; a group with one graded member is a singleton; a group whose rewards differ by
@@ -13,7 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from dynaweb.protocols import CreditInput
+from dynaweb.plugin import contracts
+from dynaweb.protocols import AssignsCredit, Credit, CreditInput, PolicyOptimizer
 from dynaweb.trainer.kl import Estimator, penalties
 
 if TYPE_CHECKING:
@@ -22,6 +26,19 @@ if TYPE_CHECKING:
 Scale = Literal["group", "batch", "none"]
 Baseline = Literal["mean", "loo"]
 Singleton = Literal["zero", "raw"]
+
+
+def compute_advantages(optimizer: PolicyOptimizer, batch: CreditInput) -> Credit:
+    """Advantages of an update: one per trajectory, and finer ones (per row, per agent token) from an optimizer that
+    assigns credit itself.
+
+    An optimizer without `credit` is asked for `advantages` alone, from rewards and groups. Raises `PluginError` that
+    names the optimizer when numbers are missing or not finite.
+    """
+    if isinstance(optimizer, AssignsCredit):
+        return contracts.credit(optimizer, optimizer.credit(batch), batch)
+    per_trajectory = optimizer.advantages(batch.graded, batch.groups)
+    return Credit(contracts.advantages(optimizer, per_trajectory, len(batch.rewards)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from folders import TESTS
 
-from dynaweb.plugin.contracts import credit_of
 from dynaweb.protocols import Credit, CreditInput, CreditRow, LossInput, PolicyOptimizer
+from dynaweb.trainer.advantages import compute_advantages
 from dynaweb_opt_cispo import CispoConfig
 from dynaweb_opt_cispo.cispo import Cispo
 from dynaweb_opt_gigpo import GigpoConfig
@@ -324,7 +324,7 @@ def run(
     two_passes: bool = False,
 ) -> Result:
     """Loss and gradients of a case, micro-batch after micro-batch."""
-    given = credit_of(optimizer, credit_input(case, dtype)) if credit is None else credit
+    given = compute_advantages(optimizer, credit_input(case, dtype)) if credit is None else credit
     batch = GoldenBatch(case, given, dtype)
     sums = batch.log_ratio_sums() if two_passes else None
     loss, metrics = 0.0, dict[str, float]()

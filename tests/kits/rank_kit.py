@@ -12,8 +12,8 @@ import engine_kit as kit
 import torch
 import torch.distributed as dist
 
-from dynaweb.plugin.contracts import credit_of
 from dynaweb.protocols import CreditInput, CreditRow
+from dynaweb.trainer.advantages import compute_advantages
 from dynaweb.trainer.ranks import Ranks
 from dynaweb.trainer.torch_trainer import TorchTrainer
 from dynaweb_opt_cispo import CispoConfig
@@ -71,7 +71,7 @@ def train(trainer: TorchTrainer, optimizer: Any, updates: int = 2) -> list[dict[
             CreditRow(row.trajectory, i % 3, len(row.response_ids), anchor=str(i % 2), values=value)
             for i, (row, value) in enumerate(zip(rows, values, strict=True))
         ]
-        credit = credit_of(optimizer, CreditInput(REWARDS, ["task"] * len(REWARDS), given))
+        credit = compute_advantages(optimizer, CreditInput(REWARDS, ["task"] * len(REWARDS), given))
         credit = replace(credit, values=[row.values for row in given])
         reference = near[1] if optimizer.wants.reference_in_loss else None
         metrics = trainer.policy_step(

@@ -10,9 +10,8 @@ import pytest
 import torch
 from golden_kit import DTYPES, Tolerance, agent, close, flat, laid_out
 
-from dynaweb.plugin.contracts import credit_of
 from dynaweb.protocols import Credit, ValueInput
-from dynaweb.trainer.advantages import chains, gae, group_advantages, unchain, whiten
+from dynaweb.trainer.advantages import chains, compute_advantages, gae, group_advantages, unchain, whiten
 from dynaweb.trainer.kl import divergence, penalties
 from dynaweb_opt_webrl.webrl import perplexity
 
@@ -38,7 +37,7 @@ def _credit(case: dict[str, Any], dtype: torch.dtype) -> Credit:
     """The optimizer's own credit; PPO's cases give advantages of tokens and nothing that they come from."""
     if case["family"] == "ppo":
         return Credit([1.0] * len(case["trajectories"]))
-    return credit_of(golden.optimizer_of(case), golden.credit_input(case, dtype))
+    return compute_advantages(golden.optimizer_of(case), golden.credit_input(case, dtype))
 
 
 @pytest.mark.parametrize(("case", "dtype", "tolerance"), golden.cases(*(name for name in WITH_LOSS if name != "ppo")))

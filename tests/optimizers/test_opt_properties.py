@@ -13,9 +13,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynaweb.plugin.contracts import credit_of
 from dynaweb.protocols import Credit, CreditInput
-from dynaweb.trainer.advantages import gae
+from dynaweb.trainer.advantages import compute_advantages, gae
 from dynaweb.trainer.losses import Tokens, Window, clipped_gain
 from dynaweb_opt_cispo import CispoConfig
 from dynaweb_opt_cispo.cispo import Cispo
@@ -201,7 +200,7 @@ def test_the_first_update_has_ratio_one(name: str, case: Case) -> None:
         optimizer = type(optimizer)(optimizer.config.model_copy(update={"beta": 0.0}))
     for row in case["rows"]:
         row["logp_new"] = list(row["logp_old"])
-    credit = credit_of(optimizer, golden.credit_input(case))
+    credit = compute_advantages(optimizer, golden.credit_input(case))
     found = golden.run(optimizer, case, torch.float64, credit=credit)
     assert all(value == 0.0 for key, value in found.metrics.items() if key.startswith("clip_frac"))
     batch = golden.GoldenBatch(case, credit, torch.float64)
@@ -235,7 +234,7 @@ def test_a_micro_batch_without_agent_tokens_runs_backward_and_adds_exactly_zero(
     for row in case["rows"]:
         if row["step"] == 0:
             row["mask"] = [0] * len(row["mask"])
-    credit = credit_of(optimizer, golden.credit_input(case))
+    credit = compute_advantages(optimizer, golden.credit_input(case))
     batch = golden.GoldenBatch(case, credit, torch.float64)
     silent = [i for i, row in enumerate(case["rows"]) if row["step"] == 0]
     out = optimizer.loss(batch.part(silent, batch.log_ratio_sums()))
@@ -250,7 +249,7 @@ def test_a_micro_batch_without_agent_tokens_runs_backward_and_adds_exactly_zero(
 @every_optimizer
 def test_no_trajectory_at_all_gives_no_credit(name: str) -> None:
     optimizer, _ = _of(name, {"rows": []})
-    found = credit_of(optimizer, CreditInput([], []))
+    found = compute_advantages(optimizer, CreditInput([], []))
     assert list(found.advantages) == []
 
 

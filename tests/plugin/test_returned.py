@@ -17,12 +17,13 @@ from dynaweb.errors import PluginError
 from dynaweb.judges.reward import grading, judge_one
 from dynaweb.plugin import contracts
 from dynaweb.plugin import registry as plugins
-from dynaweb.plugin.contracts import Answering, credit_of
+from dynaweb.plugin.contracts import CheckedWorldModel
 from dynaweb.protocols import Credit, CreditInput, CreditRow, LossOutput, TokenRow
 from dynaweb.rollout.agents import Decision, ExpertPlayer
 from dynaweb.rollout.episode import play
 from dynaweb.rollout.tasks import draw
 from dynaweb.stages.world_model import rows_for
+from dynaweb.trainer.advantages import compute_advantages
 from dynaweb.types import (
     Action,
     Judgement,
@@ -113,7 +114,7 @@ def predicted(value: Any) -> Any:
 
 
 def dreamed(value: Any) -> Any:
-    return asyncio.run(Answering(Giving(value)).predict(PAGE, Action("click", 1), seed=0))
+    return asyncio.run(CheckedWorldModel(Giving(value)).predict(PAGE, Action("click", 1), seed=0))
 
 
 def trusted(value: Any) -> Any:
@@ -130,11 +131,11 @@ def shown(value: Any) -> Any:
 
 
 def advised(value: Any) -> Any:
-    return credit_of(cast("Any", Giving(value)), BATCH)
+    return compute_advantages(cast("Any", Giving(value)), BATCH)
 
 
 def credited(value: Any) -> Any:
-    return credit_of(cast("Any", Assigning(value)), BATCH)
+    return compute_advantages(cast("Any", Assigning(value)), BATCH)
 
 
 def fitted(value: Any) -> Any:
