@@ -8,10 +8,11 @@ Heavy code is imported when a call needs it, after the recipe has been checked. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dynaweb.config.agreement import used_plugins
 from dynaweb.config.resolving import DEFAULT, Overrides, check_flags, resolve
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from dynaweb.judges.audit import JudgeAudits
     from dynaweb.matrix import MatrixFolder, Plan
     from dynaweb.matrix.results import MatrixResults
+    from dynaweb.pipeline.context import RunContext
     from dynaweb.plugin.discovery import PluginStatus
     from dynaweb.report.gather import RunResult
     from dynaweb.report.summary import StageResult
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from dynaweb.types import Task
 
 PluginKind = Literal["world-model", "optimizer", "reward", "env"]
+T = TypeVar("T")
 
 
 def run(
@@ -61,17 +64,15 @@ def run(
         from dynaweb.runs import RunFolder
 
         recipe = RunFolder(Path(out)).recipe()
-    resolved = _resolved(run, recipe, overrides, flags)
+    session = _session(run, recipe, overrides, flags, out, progress)
     from dynaweb import train
-    from dynaweb.pipeline.context import RunContext
-    from dynaweb.pipeline.session import in_folder
     from dynaweb.report import build_report, closing_json, gather
     from dynaweb.report.gather import RunResult
     from dynaweb.report.summary import write_summary
     from dynaweb.stages.preflight import check_seam, check_together
 
     def check(ctx: RunContext) -> None:
-        for kind, name in used_plugins(resolved, ctx.plugins):
+        for kind, name in used_plugins(ctx.recipe, ctx.plugins):
             ctx.plugins.load_class(kind, name)
         check_seam(ctx)
         check_together(ctx)
@@ -82,15 +83,7 @@ def run(
         write_summary(ctx, outcome, ctx.folder.path)
         return ctx.folder.path
 
-    folder = in_folder(
-        resolved,
-        job,
-        out=_path(out),
-        resume=resume,
-        closing=lambda path: closing_json(gather(path)),
-        check=check,
-        progress=progress,
-    )
+    folder = session.do("run", job, check, resume=resume, closing=lambda path: closing_json(gather(path)))
     data = gather(folder)
     return RunResult(folder, build_report(folder, data=data), closing_json(data))
 
@@ -104,12 +97,11 @@ def sft(
     **flags: Any,
 ) -> StageResult:
     """Make demonstrations and fine-tune the policy on them."""
-    resolved = _resolved(sft, recipe, overrides, flags)
+    session = _session(sft, recipe, overrides, flags, out, progress)
     from dynaweb.commands import stages
-    from dynaweb.pipeline.session import in_folder
     from dynaweb.stages.preflight import check_model
 
-    return in_folder(resolved, stages.sft, out=_path(out), command="sft", check=check_model, progress=progress)
+    return session.do("sft", stages.sft, check_model)
 
 
 def fit_world_model(
@@ -125,21 +117,14 @@ def fit_world_model(
 
     `data` is a transition store to use instead of exploration by the recipe.
     """
-    resolved = _resolved(fit_world_model, recipe, overrides, flags)
+    session = _session(fit_world_model, recipe, overrides, flags, out, progress)
     from dynaweb.commands import stages
-    from dynaweb.pipeline.session import in_folder
     from dynaweb.stages.preflight import check_model
     from dynaweb.stages.world_model import check_fit
 
     store = _existing(data)
-    return in_folder(
-        resolved,
-        lambda ctx: stages.fit_world_model(ctx, store),
-        out=_path(out),
-        command="wm fit",
-        check=check_fit if store is None else check_model,
-        progress=progress,
-    )
+    check = check_fit if store is None else check_model
+    return session.do("wm fit", lambda ctx: stages.fit_world_model(ctx, store), check)
 
 
 def evaluate_world_model(
@@ -158,21 +143,13 @@ def evaluate_world_model(
     `weights` is a folder of weights, by default those that the recipe fits; `data` a transition store to measure on,
     all of whose sites then count as held out, by default the held-out sites of the recipe's exploration.
     """
-    resolved = _resolved(evaluate_world_model, recipe, overrides, flags, weights)
+    session = _session(evaluate_world_model, recipe, overrides, flags, out, progress, weights=[weights])
     from dynaweb.commands import stages
     from dynaweb.pipeline.models import world_model_weights
-    from dynaweb.pipeline.session import in_folder
     from dynaweb.stages.world_model import check_fit
 
     folder, store = world_model_weights(_path(weights)), _existing(data)
-    return in_folder(
-        resolved,
-        lambda ctx: stages.evaluate_world_model(ctx, folder, store, horizon),
-        out=_path(out),
-        command="wm eval",
-        check=check_fit,
-        progress=progress,
-    )
+    return session.do("wm eval", lambda ctx: stages.evaluate_world_model(ctx, folder, store, horizon), check_fit)
 
 
 def show_prediction(
@@ -187,21 +164,13 @@ def show_prediction(
     **flags: Any,
 ) -> GradedPrediction:
     """A prediction of a held-out transition, and the truth; `weights` and `data` as in `evaluate_world_model`."""
-    resolved = _resolved(show_prediction, recipe, overrides, flags, weights)
+    session = _session(show_prediction, recipe, overrides, flags, out, progress, weights=[weights])
     from dynaweb.commands import stages
     from dynaweb.pipeline.models import world_model_weights
-    from dynaweb.pipeline.session import in_folder
     from dynaweb.stages.world_model import check_fit
 
     folder, store = world_model_weights(_path(weights)), _existing(data)
-    return in_folder(
-        resolved,
-        lambda ctx: stages.show_prediction(ctx, folder, store, index),
-        out=_path(out),
-        command="wm show",
-        check=check_fit,
-        progress=progress,
-    )
+    return session.do("wm show", lambda ctx: stages.show_prediction(ctx, folder, store, index), check_fit)
 
 
 def collect(
@@ -218,17 +187,14 @@ def collect(
     They are added to `store`, by default to `transitions.jsonl.gz` in the run folder. Raises `CheckpointError` for a
     file that is no store, before anything is explored.
     """
-    resolved = _resolved(collect, recipe, overrides, flags)
+    session = _session(collect, recipe, overrides, flags, out, progress)
     from dynaweb.commands import stages
     from dynaweb.data.store import TransitionStore
-    from dynaweb.pipeline.session import in_folder
 
     target = _path(store)
     if target is not None:
         TransitionStore(target)
-    return in_folder(
-        resolved, lambda ctx: stages.collect(ctx, target), out=_path(out), command="collect", progress=progress
-    )
+    return session.do("collect", lambda ctx: stages.collect(ctx, target))
 
 
 def evaluate(
@@ -248,20 +214,16 @@ def evaluate(
     looks ahead in the world model of these weights (`world_model`), by default the one that the recipe fits.
     """
     policy = policy or _path(policy)
-    resolved = _resolved(evaluate, recipe, overrides, flags, policy, world_model)
+    session = _session(evaluate, recipe, overrides, flags, out, progress, weights=[policy, world_model])
     from dynaweb.commands import stages
     from dynaweb.pipeline.models import world_model_weights
-    from dynaweb.pipeline.session import in_folder
 
     folder = world_model_weights(_path(world_model))
     stages.check_policy(policy)
-    return in_folder(
-        resolved,
+    return session.do(
+        "eval",
         lambda ctx: stages.evaluate(ctx, policy, folder),
-        out=_path(out),
-        command="eval",
-        check=lambda ctx: stages.check_evaluation(ctx, policy),
-        progress=progress,
+        lambda ctx: stages.check_evaluation(ctx, policy),
     )
 
 
@@ -278,19 +240,11 @@ def fit_judge(
 
     `data` is a trajectory store with such episodes, by default new ones of the SFT policy.
     """
-    resolved = _resolved(fit_judge, recipe, overrides, flags)
+    session = _session(fit_judge, recipe, overrides, flags, out, progress)
     from dynaweb.commands import stages
-    from dynaweb.pipeline.session import in_folder
 
     store = _path(data)
-    return in_folder(
-        resolved,
-        lambda ctx: stages.fit_judge(ctx, store),
-        out=_path(out),
-        command="orm fit",
-        check=stages.check_judge_fit,
-        progress=progress,
-    )
+    return session.do("orm fit", lambda ctx: stages.fit_judge(ctx, store), stages.check_judge_fit)
 
 
 def audit_judges(
@@ -308,29 +262,60 @@ def audit_judges(
 
     `data` is a trajectory store of graded episodes; by default `episodes` new ones are played on validation sites.
     """
-    resolved = _resolved(audit_judges, recipe, overrides, flags)
+    session = _session(audit_judges, recipe, overrides, flags, out, progress)
     from dynaweb.commands import stages
-    from dynaweb.pipeline.session import in_folder
 
-    names, store = list(judges) or [resolved.reward.name], _path(data)
-    return in_folder(
-        resolved,
+    names, store = list(judges) or [session.recipe.reward.name], _path(data)
+    return session.do(
+        "judge audit",
         lambda ctx: stages.audit_judges(ctx, names, store, episodes),
-        out=_path(out),
-        command="judge audit",
-        check=lambda ctx: stages.check_judges(ctx, names),
-        progress=progress,
+        lambda ctx: stages.check_judges(ctx, names),
     )
 
 
-def _resolved(
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """One call in a run folder of its own: the checked recipe, the folder if the caller names it, and progress."""
+
+    recipe: Recipe
+    out: Path | None
+    progress: bool
+
+    def do(
+        self,
+        command: str,
+        job: Callable[[RunContext], Awaitable[T]],
+        check: Callable[[RunContext], None] = lambda ctx: None,
+        *,
+        resume: bool = False,
+        closing: Callable[[Path], dict[str, Any]] = lambda path: {},
+    ) -> T:
+        """Open the run folder, do the job and close it, however it ends (`dynaweb.pipeline.session.in_folder`)."""
+        from dynaweb.pipeline.session import in_folder
+
+        return in_folder(
+            self.recipe,
+            job,
+            out=self.out,
+            resume=resume,
+            command=command,
+            closing=closing,
+            check=check,
+            progress=self.progress,
+        )
+
+
+def _session(
     call: Callable[..., Any],
     recipe: str | Path | Recipe,
     overrides: Overrides,
     flags: dict[str, Any],
-    *weights: str | Path | None,
-) -> Recipe:
-    """The resolved recipe of a call, once all plugins that it chooses are there and its folders of weights are whole.
+    out: str | Path | None,
+    progress: bool,
+    *,
+    weights: Sequence[str | Path | None] = (),
+) -> _Session:
+    """The session of a call, once all plugins that its recipe chooses are there and its folders of weights are whole.
 
     All of it before torch and the browser's driver, which take seconds to import.
     """
@@ -347,7 +332,7 @@ def _resolved(
     for folder in map(_path, weights):
         if folder is not None and folder.is_dir():
             check_folders(folder)
-    return resolved
+    return _Session(resolved, _path(out), progress)
 
 
 def _path(path: str | Path | None) -> Path | None:

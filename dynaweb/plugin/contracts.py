@@ -135,7 +135,7 @@ def credit(optimizer: object, answer: Any, batch: CreditInput) -> Credit:
     rows = answer.rows
     if rows is not None:
         rows = _numbers(optimizer, "credit", rows, len(batch.rows), "rows, in Credit.rows")
-    for name in ("tokens", "kept", "targets"):
+    for name in ("tokens", "row_mask", "targets"):
         entries = getattr(answer, name)
         if entries is not None and _length(entries) != len(batch.rows):
             what = f"one entry for each of {len(batch.rows)} rows, in Credit.{name}"

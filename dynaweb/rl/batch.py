@@ -85,7 +85,7 @@ class BatchMaker:
         credit = replace(credit, values=values)
         advantages = iter(credit.advantages)
         reported = [0.0 if t.reward is None else next(advantages) for t in rollouts]
-        kept = [i for i in range(len(rows)) if credit.kept is None or credit.kept[i]]
+        kept = [i for i in range(len(rows)) if credit.row_mask is None or credit.row_mask[i]]
         kept = kept if keep is None else [i for i in kept if keep[i]]
         credit = credit.part(range(len(graded)), kept).scaled(self.rl.negative_scale)
         rows, old = [rows[i] for i in kept], part_of(old, kept)
@@ -216,7 +216,7 @@ def credit_input(
 def kept_groups(optimizer: PolicyOptimizer, rollouts: Sequence[Trajectory]) -> set[str]:
     """Groups of which the optimizer would keep any row."""
     inputs = credit_input([t for t in rollouts if t.reward is not None])
-    kept = compute_advantages(optimizer, inputs).kept
+    kept = compute_advantages(optimizer, inputs).row_mask
     return {inputs.groups[row.trajectory] for i, row in enumerate(inputs.rows) if kept is None or kept[i]}
 
 

@@ -243,9 +243,10 @@ class GoldenBatch:
     dtype: torch.dtype
 
     def __post_init__(self) -> None:
-        kept = self.credit.kept or [True] * len(self.case["rows"])
+        row_mask = self.credit.row_mask or [True] * len(self.case["rows"])
         self.rows = [
-            {**row, "mask": [m and use for m in row["mask"]]} for row, use in zip(self.case["rows"], kept, strict=True)
+            {**row, "mask": [m and use for m in row["mask"]]}
+            for row, use in zip(self.case["rows"], row_mask, strict=True)
         ]
         index = {trajectory["id"]: i for i, trajectory in enumerate(self.case["trajectories"])}
         self.trajectory = [index[row["traj"]] for row in self.rows]

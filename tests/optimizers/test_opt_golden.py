@@ -64,7 +64,7 @@ def test_credit(case: dict[str, Any], dtype: str, tolerance: Tolerance) -> None:
         close(flat(laid), flat(want["token_advantages"]), tolerance)
     if "penalties" in want:
         close(golden.optimizer_of(case).overlong(given), want["penalties"], tolerance)
-        kept = {given.groups[row.trajectory] for row, use in zip(given.rows, found.kept or [], strict=True) if use}
+        kept = {given.groups[row.trajectory] for row, use in zip(given.rows, found.row_mask or [], strict=True) if use}
         assert sorted(kept) == sorted(want["kept_groups"])
 
 

@@ -32,7 +32,7 @@ def test_awr_weighs_by_the_exponential_of_the_advantage_up_to_a_limit() -> None:
     credit = awr.credit(batch([1.0, 0.0, None], [[0.5, 0.9], [0.5], [0.5]]))
     assert credit.rows == pytest.approx([math.exp(1.0), math.exp(0.2), math.exp(-1.0), 0.0])
     assert Awr(AwrConfig(beta=0.1, max_weight=3.0)).weight(0.5) == pytest.approx(3.0)
-    assert credit.kept == [True, True, True, False]
+    assert credit.row_mask == [True, True, True, False]
     assert credit.targets == [[1.0], [1.0], [0.0], [None]]
 
 

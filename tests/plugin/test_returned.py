@@ -181,7 +181,7 @@ WRONG: dict[Callable[..., Any], list[Any]] = {
         Credit([1.0, 0.0], rows=[1.0]),
         Credit([1.0, 0.0], rows=[1.0, INF]),
         Credit([1.0, 0.0], tokens=[[1.0, 1.0]]),
-        Credit([1.0, 0.0], kept=[True]),
+        Credit([1.0, 0.0], row_mask=[True]),
         Credit([1.0, 0.0], targets=cast("Any", 3)),
     ],
     fitted: [None, 0, "text", {}, [None], [(1, 2, 3)], ["ab", 3]],
@@ -205,7 +205,9 @@ def test_right_answers_pass() -> None:
     assert trusted(Prediction(PAGE)).confidence == 1.0
     assert drawn((TASK,)) == [TASK] and shown(Action("stop")).action == Action("stop")
     assert advised((1, 0.5)).advantages == [1, 0.5]
-    whole = Credit([1.0, 0.0], rows=[1.0, 0.0], tokens=[[1.0, 1.0], [0.0]], kept=[True, False], targets=[[None], [1.0]])
+    whole = Credit(
+        [1.0, 0.0], rows=[1.0, 0.0], tokens=[[1.0, 1.0], [0.0]], row_mask=[True, False], targets=[[None], [1.0]]
+    )
     assert credited(whole) == whole
     import torch
 

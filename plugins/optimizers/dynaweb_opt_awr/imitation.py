@@ -60,7 +60,7 @@ class Imitation(ABC):
         return Credit(
             peaks([[rows[i] for i in indices] for indices in steps]),
             rows=rows,
-            kept=[reward is not None for reward in known],
+            row_mask=[reward is not None for reward in known],
             targets=[[None if reward is None else float(reward > 0)] for reward in known],
             values=[row.values for row in batch.rows],
             scalable=False,

@@ -57,9 +57,11 @@ class Grpo:
             return Credit(self.advantages(shaped, batch.groups), metrics=metrics)
         mixed = mixed_groups(batch)
         shaped = [r if group in mixed else None for r, group in zip(shaped, batch.groups, strict=True)]
-        kept = [batch.groups[row.trajectory] in mixed for row in batch.rows]
+        row_mask = [batch.groups[row.trajectory] in mixed for row in batch.rows]
         dropped = len(set(batch.groups) - mixed)
-        return Credit(self.advantages(shaped, batch.groups), kept=kept, metrics={**metrics, "dropped_groups": dropped})
+        return Credit(
+            self.advantages(shaped, batch.groups), row_mask=row_mask, metrics={**metrics, "dropped_groups": dropped}
+        )
 
     def overlong(self, batch: CreditInput) -> list[float]:
         """DAPO's eq. 13: 0 up to max_len - cache_len tokens, down to -factor at max_len, and no further."""

@@ -67,14 +67,14 @@ class Webrl:
             for i, advantage in zip(indices, self._steps(own, reward or 0.0, values), strict=True):
                 rows[i] = advantage
         known = [graded[row.trajectory] for row in batch.rows]
-        kept = [r is not None and fits for r, fits in zip(known, self.fitting(batch), strict=True)]
+        row_mask = [r is not None and fits for r, fits in zip(known, self.fitting(batch), strict=True)]
         return Credit(
             peaks([[rows[i] for i in indices] for indices in batch.steps()]),
             rows=rows,
-            kept=kept,
+            row_mask=row_mask,
             targets=[[None if r is None else float(r > 0)] for r in known],
             scalable=False,
-            metrics={"kept_steps": sum(kept) / max(1, len(kept))},
+            metrics={"kept_steps": sum(row_mask) / max(1, len(row_mask))},
         )
 
     def value(self, outputs: Sequence[float]) -> float:
