@@ -81,7 +81,7 @@ class PairedDifference:
     seeds: int
 
     @property
-    def is_shown(self) -> bool:
+    def is_significant(self) -> bool:
         """Whether the interval leaves out 0: only then may it be called a difference."""
         low, high = self.difference.low, self.difference.high
         return low is not None and high is not None and (low > 0 or high < 0)

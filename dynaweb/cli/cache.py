@@ -59,8 +59,8 @@ def _table(stages: Iterable[CachedStage], where: str) -> str:
     stages = list(stages)
     rows = [(s.name, s.key, f"{s.size / 2**20:,.1f}", _age(s.age), s.state) for s in stages]
     total, freed = (sum(sizes) / 2**20 for sizes in ([s.size for s in stages], [s.freed for s in stages]))
-    kept = f", {total - freed:,.1f} of them in run folders too" if total - freed > 0.05 else ""
-    last = f"{len(stages)} stages, {total:,.1f} MiB{kept}, {where} {default_root()}"
+    shared = f", {total - freed:,.1f} of them in run folders too" if total - freed > 0.05 else ""
+    last = f"{len(stages)} stages, {total:,.1f} MiB{shared}, {where} {default_root()}"
     return f"{table(('stage', 'key', 'MiB', 'last used', 'state'), rows)}\n\n{last}" if stages else last
 
 

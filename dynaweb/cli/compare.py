@@ -77,7 +77,7 @@ def _plan(recipes: str, sets: list[str] | None, seeds: str | None, block: list[s
 
     o.load_plugins(block)
     names = [name.strip() for name in recipes.split(",")]
-    matrix, kept = comparison(names, sets=sets or (), seeds=seeds_of(seeds) or SEEDS)
-    for sentence in kept:
+    matrix, unchanged = comparison(names, sets=sets or (), seeds=seeds_of(seeds) or SEEDS)
+    for sentence in unchanged:
         typer.echo(sentence, err=True)
     return plan_of(matrix)

@@ -61,7 +61,7 @@ def play(
                 max_steps=steps or resolved.eval.steps,
                 seed=resolved.run.seed,
                 say=lambda text: typer.echo(text, err=as_json),
-                ask=_asked_aside if as_json else input,
+                ask=_input_by_stderr if as_json else input,
             )
         finally:
             await served.close()
@@ -127,7 +127,7 @@ def install(
     typer.echo(str(api.install_environment(name)))
 
 
-def _asked_aside(prompt: str) -> str:
+def _input_by_stderr(prompt: str) -> str:
     """A line of the terminal; the prompt goes to stderr, because stdout is for the result."""
     typer.echo(prompt, err=True, nl=False)
     return input()

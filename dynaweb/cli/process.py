@@ -41,7 +41,7 @@ _WHY = {
     errno.ELOOP: ("is a link that leads to itself", _OTHER),
 }
 """What is wrong with a path, and what to do about it."""
-_SHOWN = 200
+_LETTERS = 200
 """Letters of a path that a message shows."""
 _LIMITS = {
     errno.EMFILE: "too many files are open; allow more with `ulimit -n`",
@@ -253,7 +253,7 @@ def _sentence(path: str, error: OSError) -> str:
         return f"{_denied(path)}: {error.strerror}; get the right to it (chmod, chown), or {_OTHER}"
     if error.errno in _WHY:
         what, advice = _WHY[error.errno]
-        path = path if len(path) <= _SHOWN else f"{path[:_SHOWN]}..."
+        path = path if len(path) <= _LETTERS else f"{path[:_LETTERS]}..."
         return f"{path} {what}; {advice}"
     return f"{path} cannot be used: {error.strerror}; {_OTHER}, or see with --debug what was tried"
 

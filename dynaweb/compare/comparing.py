@@ -31,13 +31,13 @@ WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class Versus:
-    """One group against the first: the paired difference (None when they share no episode), and whether it is shown.
+    """One group against the first: the paired difference, None when they share no episode.
 
-    `comparisons` is the number that the level is corrected for.
+    It `is_significant` when its interval leaves out 0 at the level that is corrected for so many `comparisons`.
     """
 
     paired: PairedDifference | None
-    shown: bool
+    is_significant: bool
     comparisons: int
 
     @property
@@ -45,7 +45,7 @@ class Versus:
         """As in `+9.3 [+3.1, +15.2] *`."""
         if self.paired is None:
             return "no episode in common"
-        return f"{difference_text(self.paired.difference)} {'*' if self.shown else ' '}"
+        return f"{difference_text(self.paired.difference)} {'*' if self.is_significant else ' '}"
 
     @property
     def n(self) -> str:
@@ -62,8 +62,8 @@ class Versus:
         if self.paired is None:
             return None
         data = estimate_json(self.paired.difference)
-        counts = {"gained": self.paired.gained, "lost": self.paired.lost, "p": self.paired.p}
-        return data | counts | {"seeds": self.paired.seeds, "shown": self.shown, "comparisons": self.comparisons}
+        test = {"gained": self.paired.gained, "lost": self.paired.lost, "p": self.paired.p, "seeds": self.paired.seeds}
+        return data | test | {"shown": self.is_significant, "comparisons": self.comparisons}
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,9 @@ def versus(first: Group, second: Group, arm: str = MAIN, comparisons: int = 1) -
         return Versus(None, False, comparisons)
     paired = paired_difference(one, other)
     if comparisons <= 1:
-        return Versus(paired, paired.is_shown, comparisons)
+        return Versus(paired, paired.is_significant, comparisons)
     strict = paired_difference(one, other, confidence=1 - (1 - CONFIDENCE) / comparisons)
-    return Versus(paired, strict.is_shown, comparisons)
+    return Versus(paired, strict.is_significant, comparisons)
 
 
 def _runs(comparison: Comparison) -> str:

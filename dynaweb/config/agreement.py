@@ -25,18 +25,18 @@ ROLES = ("policy", "wm", "reward")
 def used_plugins(recipe: Recipe, plugins: Plugins) -> list[tuple[Kind, str]]:
     """Kind and name of every plugin that a recipe uses: its choices, the environments of tasks and evaluation, engines,
     observers, the prompt layer, and the judges that a judge is made of."""
-    found: list[tuple[Kind, str]] = [(choice.kind, choice.name) for choice in recipe.choices()]
+    used: list[tuple[Kind, str]] = [(choice.kind, choice.name) for choice in recipe.choices()]
     if (dreamed := dreamed_tasks(plugins, recipe.env.name)) is not None:
-        found.append(("env", str(getattr(recipe.env.config, "tasks", dreamed))))
+        used.append(("env", str(getattr(recipe.env.config, "tasks", dreamed))))
     if recipe.eval.env:
-        found.append(("env", recipe.eval.env))
-    found += [("engine", recipe.engine_of(role).name) for role in ROLES]
-    found += [("observer", name) for name in recipe.run.observers]
+        used.append(("env", recipe.eval.env))
+    used += [("engine", recipe.engine_of(role).name) for role in ROLES]
+    used += [("observer", name) for name in recipe.run.observers]
     if recipe.model.format not in CORE_FORMATS["prompt"]:
-        found.append(("format", recipe.model.format))
+        used.append(("format", recipe.model.format))
     if "combines" in plugins.find("reward", recipe.reward.name).spec.capabilities:
-        found += [("reward", str(name)) for name in getattr(recipe.reward.config, "judges", {})]
-    return list(dict.fromkeys(found))
+        used += [("reward", str(name)) for name in getattr(recipe.reward.config, "judges", {})]
+    return list(dict.fromkeys(used))
 
 
 def used_extras(recipe: Recipe) -> Iterator[tuple[str, str]]:

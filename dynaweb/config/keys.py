@@ -89,10 +89,10 @@ class NotKeyed:
 
 def activities_of(section: type[BaseModel], name: str) -> tuple[Activity, ...]:
     """The activities that a setting of a section acts on."""
-    for said in section.model_fields[name].metadata:
-        if isinstance(said, Matters):
-            return said.activities
-        if isinstance(said, NotKeyed):
+    for note in section.model_fields[name].metadata:
+        if isinstance(note, Matters):
+            return note.activities
+        if isinstance(note, NotKeyed):
             return ()
     activities: tuple[Activity, ...] = getattr(section, "MATTERS_TO", EVERY)
     return activities

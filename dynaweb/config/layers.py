@@ -72,9 +72,9 @@ class Layers:
         if self._tasks() != (name if dreams is None else tasks or dreams):
             return {}
         old, new = ("env" if one is None else TASK_SETTINGS for one in (dreamed, dreams))
-        found = [path for path in self.values if path.startswith(f"{old}.") and path != "env.name"]
-        given = [path for path in found if self.origins[path] != "default"]
-        return {f"{new}{path.removeprefix(old)}": (self.values[path], self.origins[path]) for path in given}
+        paths = [path for path in self.values if path.startswith(f"{old}.") and path != "env.name"]
+        changed = [path for path in paths if self.origins[path] != "default"]
+        return {f"{new}{path.removeprefix(old)}": (self.values[path], self.origins[path]) for path in changed}
 
     def _tasks(self) -> Any:
         """The environment that the tasks are of."""
@@ -127,8 +127,8 @@ def shipped_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(_SHIPPED.glob("*.toml"))}
 
 
-def find_recipe(recipe: str | Path, *, beside: Path | None = None) -> Path:
-    """The file of a recipe: a shipped name, or a path (relative to the folder `beside` for `extends`).
+def find_recipe(recipe: str | Path, *, folder: Path | None = None) -> Path:
+    """The file of a recipe: a shipped name, or a path (relative to `folder` for `extends`).
 
     Raises `ConfigError` when there is none.
     """
@@ -136,7 +136,7 @@ def find_recipe(recipe: str | Path, *, beside: Path | None = None) -> Path:
     shipped = shipped_recipes()
     if text in shipped:
         return shipped[text]
-    path = (beside or Path()) / expanded(text)
+    path = (folder or Path()) / expanded(text)
     if path.is_file():
         return path
     if path.suffix == ".toml" or len(Path(text).parts) > 1:
@@ -173,7 +173,7 @@ def _parent(path: Path, data: Mapping[str, Any]) -> Path | None:
         return None
     if not isinstance(extends, str):
         raise ConfigError(f"{path}: extends must be the name or path of one recipe, not {extends!r}")
-    return find_recipe(extends, beside=path.parent)
+    return find_recipe(extends, folder=path.parent)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

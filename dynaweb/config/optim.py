@@ -22,7 +22,7 @@ class TokenWeights(Section):
     """The constant of `agg = "constant"` (Dr. GRPO): a number you choose, such as the longest trajectory in tokens."""
 
     @model_validator(mode="after")
-    def _constant_is_given(self) -> Self:
+    def _check_constant(self) -> Self:
         if (self.agg == "constant") != (self.norm_const is not None):
             raise ValueError('norm_const belongs to agg = "constant": give both or neither')
         return self

@@ -61,8 +61,8 @@ def resolve(
         chosen = layers.origins.get("controls.sft_steps", "default") != "default"
         wider = {path: value for path, value in THOROUGH.items() if path != "controls.sft_steps" or not chosen}
         layers.add(wider, dict.fromkeys(wider, "--thorough"))
-    given = {FLAGS[flag]: value for flag, value in flags.items() if value is not None}
-    layers.add(given, {FLAGS[flag]: f"--{flag.replace('_', '-')}" for flag in flags})
+    by_flag = {FLAGS[flag]: value for flag, value in flags.items() if value is not None}
+    layers.add(by_flag, {FLAGS[flag]: f"--{flag.replace('_', '-')}" for flag in flags})
     values, origin = _overrides(overrides, problems)
     layers.add(values, dict.fromkeys(values, origin))
     return validate(name, description, layers, plugins, problems)

@@ -173,7 +173,7 @@ def _parse(model: type[BaseModel], data: Any, section: str, layers: Layers, prob
     try:
         config = model.model_validate(data)
     except ValidationError as error:
-        problems.texts += _explain(model, data, error, section, layers, told=odd)
+        problems.texts += _explain(model, data, error, section, layers, reported=odd)
         return None
     # A third-party config class may ignore unknown keys; a typo must not pass for a setting all the same.
     unknown = [key for key in data if key not in _keys(model)] if model.model_config.get("extra") != "allow" else []
@@ -182,10 +182,10 @@ def _parse(model: type[BaseModel], data: Any, section: str, layers: Layers, prob
 
 
 def _explain(
-    model: type[BaseModel], data: Any, error: ValidationError, section: str, layers: Layers, *, told: Collection[str]
+    model: type[BaseModel], data: Any, error: ValidationError, section: str, layers: Layers, reported: Collection[str]
 ) -> list[str]:
-    """What is wrong at each path, those that were `told` already left out. A value that fits none of several kinds is
-    told of once."""
+    """What is wrong at each path, without those that were `reported` already. A value that fits none of several kinds
+    has one text."""
     texts: list[str] = []
     wrong: dict[str, tuple[Any, list[str]]] = {}
     for problem in error.errors(include_url=False, include_context=False):
@@ -198,10 +198,10 @@ def _explain(
             texts.append(f"{'.'.join([section, *map(str, loc)])} has no value: {message}")
             continue
         path = ".".join([section, *placed(loc, data)])
-        if not any(path == one or path.startswith(f"{one}.") for one in told):
+        if not any(path == one or path.startswith(f"{one}.") for one in reported):
             wrong.setdefault(path, (problem["input"], []))[1].append(f"{message[0].lower()}{message[1:]}")
-    for path, (given, messages) in wrong.items():
-        texts.append(f"{_where(layers, path)}: {path} = {given!r}: {', or '.join(dict.fromkeys(messages))}")
+    for path, (value, messages) in wrong.items():
+        texts.append(f"{_where(layers, path)}: {path} = {value!r}: {', or '.join(dict.fromkeys(messages))}")
     return texts
 
 

@@ -69,8 +69,8 @@ def training(shape: Shape, setup: Setup) -> dict[str, int]:
 def activations(shape: Shape, setup: Setup) -> int:
     """What a backward pass keeps of one micro-batch."""
     block = 6 * shape.width + (2 * shape.heads + 2 * shape.kv_heads) * shape.head_width + 3 * shape.inner
-    kept = (shape.layers * shape.width + block) if setup.checkpointing else shape.layers * block
-    return setup.micro_tokens * kept * setup.bytes_each + HEAD_PARTS * HEAD_BYTES
+    saved = (shape.layers * shape.width + block) if setup.checkpointing else shape.layers * block
+    return setup.micro_tokens * saved * setup.bytes_each + HEAD_PARTS * HEAD_BYTES
 
 
 def cache(shape: Shape, tokens: int, bytes_each: int) -> int:

@@ -126,7 +126,7 @@ class MatrixFolder:
             )
             return Plan(Matrix.model_validate(data["matrix"]), tuple(data["axes"]), cells, data["merged"])
 
-    def planned(self) -> dict[str, dict[str, Any]]:
+    def plan_records(self) -> dict[str, dict[str, Any]]:
         """The cells of the plan that was written, as plain data by id; none where it is missing or damaged."""
         cells = (_json(self.plan_file) or {}).get("cells")
         records = [one for one in cells if isinstance(one, dict)] if isinstance(cells, list) else []
@@ -185,9 +185,9 @@ class MatrixFolder:
         # Before there is a lock file: nothing is left in a folder that is somebody else's.
         if not self.is_free:
             raise ConfigError(f"{self.path} is not empty and not a matrix; choose another folder with --out")
-        with ExitStack() as held:
+        with ExitStack() as stack:
             try:
-                taken = held.enter_context(locked(self.path / ".lock", what=f"matrix {self.path}", wait=False))
+                taken = stack.enter_context(locked(self.path / ".lock", what=f"matrix {self.path}", wait=False))
             except OSError as error:
                 raise self._unwritable(error) from error
             if not taken:
@@ -253,14 +253,14 @@ def _json(path: Path) -> dict[str, Any] | None:
         return None
 
 
-SHOWN = 3
+LISTED = 3
 """Cells, and settings, that a message names; it counts the others."""
 
 
 def check_keeps_done(folder: MatrixFolder, plan: Plan) -> None:
     """Raise `ConfigError` when the plan lacks cells of the folder's plan that are done; call it under the lock."""
     wanted = {cell.id for cell in plan.cells}
-    lost = [one for id, one in folder.planned().items() if id not in wanted and folder.is_done(id)]
+    lost = [one for id, one in folder.plan_records().items() if id not in wanted and folder.is_done(id)]
     if not lost:
         return
     names = _some([_name(one) for one in lost], "; ")
@@ -278,13 +278,13 @@ def why_not_reported(folder: MatrixFolder, plan: Plan) -> str:
         return f"{folder.path} holds something else than a matrix; name the folder of the matrix with --out"
     if not folder.plan_file.exists():
         return ""
-    there, asked = folder.planned().keys(), {cell.id for cell in plan.cells}
-    if there == asked:
+    there, wanted = folder.plan_records().keys(), {cell.id for cell in plan.cells}
+    if there == wanted:
         return ""
     if not there:
         return f"{folder.plan_file} is damaged; `dynaweb matrix run` writes it anew"
     return (
-        f"this table has other cells than {folder.plan_file} ({len(asked - there)} more, {len(there - asked)} of its "
+        f"this table has other cells than {folder.plan_file} ({len(wanted - there)} more, {len(there - wanted)} of its "
         f"{len(there)} missing); leave out the options that change the matrix, or run this one with an --out of its own"
     )
 
@@ -320,5 +320,5 @@ def _changed(one: Mapping[str, Any], cell: Cell) -> list[str]:
 
 
 def _some(texts: list[str], between: str) -> str:
-    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
-    return between.join(texts[:SHOWN]) + more
+    more = f" and {len(texts) - LISTED} more" if len(texts) > LISTED else ""
+    return between.join(texts[:LISTED]) + more

@@ -107,7 +107,7 @@ def _against(row: TableRow) -> list[Html]:
     if row.against is None:
         return [el("td"), el("td")]
     text = with_minus(row.against.text.removesuffix("*").strip())
-    cell = el("b", text) if row.against.shown else text
+    cell = el("b", text) if row.against.is_significant else text
     return [
         el("td", el("span", cell), class_="n", data_label="Against the first"),
         el("td", el("span", row.against.p), class_="n", data_label="p"),

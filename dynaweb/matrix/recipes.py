@@ -40,12 +40,12 @@ def comparison(
     """
     names = list(recipes)
     every, own = _by_recipe(sets, names)
-    cells, kept = [], list[str]()
+    cells, unchanged = [], list[str]()
     for name in names:
         recipe = resolve(name)
         off = [path for path in every if _is_off(recipe, path)]
-        kept += [f"{name} keeps {path} = 0" for path in off if path not in own[name]]
-        shared = {_place(recipe, path): value for path, value in every.items() if path not in off}
+        unchanged += [f"{name} keeps {path} = 0" for path in off if path not in own[name]]
+        shared = {_path_in(recipe, path): value for path, value in every.items() if path not in off}
         settings = {**_controls(recipe), **shared, **own[name]}
         cells.append(When.model_validate({"if": {RECIPE: name}, "set": settings}))
     matrix = Matrix(
@@ -58,7 +58,7 @@ def comparison(
         when=cells,
     )
     check_axes(matrix)
-    return matrix, kept
+    return matrix, unchanged
 
 
 def _by_recipe(sets: Iterable[str], names: list[str]) -> tuple[Sets, dict[str, Sets]]:
@@ -73,7 +73,7 @@ def _by_recipe(sets: Iterable[str], names: list[str]) -> tuple[Sets, dict[str, S
         else:
             raise ConfigError(f"--set {text}: {name!r} is none of the recipes to compare; {hint(name, names)}: {rest}")
     parsed = {name: parse_set(texts) for name, texts in {"": shared, **own}.items()}
-    problems = [problem for _, found in parsed.values() for problem in found]
+    problems = [text for _, errors in parsed.values() for text in errors]
     if problems:
         raise ConfigError("\n".join(problems))
     return parsed[""][0], {name: parsed[name][0] for name in names}
@@ -85,7 +85,7 @@ def _is_off(recipe: Recipe, path: str) -> bool:
     return type(value) is int and value == 0 and recipe.origins.get(path, "default") != "default"
 
 
-def _place(recipe: Recipe, path: str) -> str:
+def _path_in(recipe: Recipe, path: str) -> str:
     """Where a recipe has a setting of the tasks' environment."""
     from dynaweb.plugin.registry import current
 

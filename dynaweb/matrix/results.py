@@ -41,8 +41,8 @@ class TableRow:
 
     def plain(self) -> dict[str, Any]:
         """Plain data for programs."""
-        found = {name: estimate_json(one) if one is not None else None for name, one in self.estimates.items()}
-        data: dict[str, Any] = {"settings": dict(self.labels), "measures": found}
+        measures = {name: estimate_json(one) if one is not None else None for name, one in self.estimates.items()}
+        data: dict[str, Any] = {"settings": dict(self.labels), "measures": measures}
         data["cells"] = [{"id": cell.id, "seed": cell.seed, "state": cell.state} for cell in self.cells]
         return data | ({"against_first": self.against.plain()} if self.against is not None else {})
 

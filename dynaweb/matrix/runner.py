@@ -271,14 +271,14 @@ class Lines:
     def __init__(self, cells: Sequence[Progress], stream: IO[str]) -> None:
         self._cells, self._stream = cells, stream
         self._states: dict[str, str] = {}
-        self._said: dict[str, float] = {}
+        self._printed: dict[str, float] = {}
 
     def changed(self, progress: Progress) -> None:
         """Say what changed."""
         id, now = progress.cell.id, time.monotonic()
-        if self._states.get(id) == progress.state and now - self._said[id] < self.EVERY:
+        if self._states.get(id) == progress.state and now - self._printed[id] < self.EVERY:
             return
-        self._states[id], self._said[id] = progress.state, now
+        self._states[id], self._printed[id] = progress.state, now
         done = sum(cell.state == "done" for cell in self._cells)
         took = f" after {clock(progress.took)}" if progress.took >= 1 else ""
         # The last words of a finished cell are its report, but one that never ran says why.

@@ -141,7 +141,7 @@ def _difference_cell(label: str, against: PairedDifference | str | None) -> Html
     difference = against.difference
     counts = f"n = {difference.n}: {against.gained} gained, {against.lost} lost, p {_equals(p_text(against.p))}"
     text = with_minus(difference_text(difference))
-    cell = el("b", text) if against.is_shown else text
+    cell = el("b", text) if against.is_significant else text
     return el("td", el("span", cell, el("small", counts)), class_="n", data_label=label)
 
 

@@ -74,7 +74,7 @@ def _compared(against: PairedDifference | None, to: str, than: str) -> str:
         return ""
     n = against.difference.n
     points = f"{100 * against.difference.value:+.1f} points {interval_text(against.difference, signed=True)}"
-    if against.is_shown:
+    if against.is_significant:
         return f"{points}{than} (paired, n = {n})"
     return f"no difference{to} is shown{'' if to else than} ({points}, paired, n = {n})"
 
@@ -168,7 +168,7 @@ def _differences(to: str, differences: Sequence[tuple[Arm, PairedDifference | No
     rows = [
         [
             arm.label,
-            difference_text(one.difference) + (" *" if one.is_shown else "  "),
+            difference_text(one.difference) + (" *" if one.is_significant else "  "),
             str(one.difference.n),
             p_text(one.p),
         ]
@@ -283,7 +283,7 @@ def _arm_json(row: ClosingRow) -> dict[str, Any]:
     }
     for name, against in (("against_start", row.since_start), ("against_reference", row.against)):
         if against is not None:
-            counts = {"gained": against.gained, "lost": against.lost, "p": against.p, "shown": against.is_shown}
+            counts = {"gained": against.gained, "lost": against.lost, "p": against.p, "shown": against.is_significant}
             data[name] = estimate_json(against.difference) | counts
     return data
 

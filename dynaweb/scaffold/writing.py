@@ -101,9 +101,9 @@ def _class_name(about: KindOfPlugin, name: str) -> str:
     """`MyJudge` for `my-judge`, not `MyJudgeJudge`: words at the end that the suffix says (again) are left out."""
     words = [part.capitalize() for part in name.split("-")]
     suffix = re.findall(r"[A-Z][a-z]+", about.suffix)
-    said = next((size for size in range(len(suffix), 0, -1) if words[-size:] == suffix[:size]), 0)
-    said = said or int(len(words) > 1 and words[-1] == about.short.capitalize())
-    return "".join([*words[: len(words) - said], about.suffix])
+    overlap = next((size for size in range(len(suffix), 0, -1) if words[-size:] == suffix[:size]), 0)
+    overlap = overlap or int(len(words) > 1 and words[-1] == about.short.capitalize())
+    return "".join([*words[: len(words) - overlap], about.suffix])
 
 
 def _values(about: KindOfPlugin, name: str, package: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ NOT_THERE = 3
 _CHILD = "from dynaweb.testing.elsewhere import answer; answer()"
 
 
-def asked_elsewhere(suite: PluginSuite, method: str) -> list[Any]:
+def run_elsewhere(suite: PluginSuite, method: str) -> list[Any]:
     """What `suite.method()` returns in processes that differ in how strings hash, side by side; it must pickle.
 
     Skips the test when the class of the suite cannot be imported there.
@@ -34,9 +34,9 @@ def asked_elsewhere(suite: PluginSuite, method: str) -> list[Any]:
     done = [(child, *child.communicate(question)) for child in children]
     if any(child.returncode == NOT_THERE for child, *_ in done):
         pytest.skip(f"{type(suite).__name__} cannot be imported in another process")
-    for child, _, said in done:
-        assert child.returncode == 0, f"in a process of its own: {said.decode(errors='replace')[-2000:]}"
-    return [pickle.loads(found) for _, found, _ in done]
+    for child, _, errors in done:
+        assert child.returncode == 0, f"in a process of its own: {errors.decode(errors='replace')[-2000:]}"
+    return [pickle.loads(result) for _, result, _ in done]
 
 
 def answer() -> None:
@@ -72,4 +72,4 @@ def _start(hash_seed: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
-__all__ = ["asked_elsewhere"]
+__all__ = ["run_elsewhere"]

@@ -13,6 +13,7 @@ from dynaweb.protocols import Environment, EnvironmentContext, TaskSource
 from dynaweb.testing.playing import (
     JUNK_ACTIONS,
     copies,
+    described,
     difference,
     do_something,
     first_page,
@@ -22,7 +23,6 @@ from dynaweb.testing.playing import (
     play,
     success,
     telling_tasks,
-    told,
 )
 from dynaweb.testing.suite import SEED, PluginSuite, numbered
 from dynaweb.types import Action, Judgement, Observation, StepResult, Task
@@ -68,31 +68,31 @@ class EnvironmentSuite(PluginSuite):
     def test_a_reset_shows_the_same_page(self) -> None:
         """Also after something was done."""
 
-        async def work(place: Environment, task: Task) -> Observation:
-            first = await place.reset(task, 5)
-            await place.step(Action("scroll", text="down"))
-            page = await place.reset(task, 5)
+        async def work(environment: Environment, task: Task) -> Observation:
+            first = await environment.reset(task, 5)
+            await environment.step(Action("scroll", text="down"))
+            page = await environment.reset(task, 5)
             assert page == first, f"after a scroll `reset` shows another page than at first: {difference(first, page)}"
-            done = await do_something(place, page)
-            page = await place.reset(task, 5)
+            done = await do_something(environment, page)
+            page = await environment.reset(task, 5)
             assert page == first, (
-                f"after {told(done)}, `reset` of the same task shows another page than at first: "
+                f"after {described(done)}, `reset` of the same task shows another page than at first: "
                 f"{difference(first, page)}"
             )
             return first
 
-        first = self._in_place(work)
+        first = self._in_environment(work)
         assert numbered(first.nodes), "elements are not numbered 1..N in page order"
 
     def test_a_reset_undoes_what_the_expert_did(self) -> None:
         """Also what the first page does not show: nobody succeeds by what was done in the episode before."""
 
-        async def work(source: Any, place: Environment, task: Task) -> None:
-            first = await place.reset(task, 5)
-            await play(source, place, task, first, source.expert(task).act)
-            again = await place.reset(task, 5)
+        async def work(source: Any, environment: Environment, task: Task) -> None:
+            first = await environment.reset(task, 5)
+            await play(source, environment, task, first, source.expert(task).act)
+            again = await environment.reset(task, 5)
             assert first == again, f"after the expert's episode `reset` shows another page: {difference(first, again)}"
-            assert not success(await play(source, place, task, again, idle)), (
+            assert not success(await play(source, environment, task, again, idle)), (
                 f"after the expert's episode and a `reset`, an episode of {task.id} in which nothing is done counts as "
                 "a success: `reset` keeps what was done"
             )
@@ -102,38 +102,40 @@ class EnvironmentSuite(PluginSuite):
     def test_a_reset_shows_the_page_of_its_own_task(self) -> None:
         """One object plays one task after the other, and shows what a new object shows."""
 
-        async def work(source: Any, place: Environment, task: Task) -> tuple[Observation, Observation]:
-            first = await place.reset(task, 5)
+        async def work(source: Any, environment: Environment, task: Task) -> tuple[Observation, Observation]:
+            first = await environment.reset(task, 5)
             for other in source.tasks(self.split, count=6, seed=3):
                 expected = await first_page(source, other)
                 if expected != first:
                     break
-            return expected, await place.reset(other, 5)
+            return expected, await environment.reset(other, 5)
 
-        expected, found = self._with_source(work)
-        assert found == expected, (
+        expected, page = self._with_source(work)
+        assert page == expected, (
             "`reset` to another task shows another page than a new environment does for that task: "
-            f"{difference(expected, found)}. Does something of the task before stay?"
+            f"{difference(expected, page)}. Does something of the task before stay?"
         )
 
     def test_two_environments_share_nothing(self) -> None:
         """Episodes are played side by side; each sees its own task and what was done in itself."""
 
-        async def work(source: Any, place: Environment, task: Task) -> None:
+        async def work(source: Any, environment: Environment, task: Task) -> None:
             second = source.tasks(self.split, count=2, seed=3)[-1]
             other = source.environment()
             try:
-                await place.reset(task, 5)
-                before = await look(place)
+                await environment.reset(task, 5)
+                before = await look(environment)
                 page = await other.reset(second, 5)
-                between = await look(place)
+                between = await look(environment)
                 assert between == before, (
                     "while one environment is in use, `reset` of a second one changes its page: "
                     f"{difference(before, between)}"
                 )
                 done = await do_something(other, page)
-                after = await look(place)
-                assert after == before, f"{told(done)} in one environment changes another: {difference(before, after)}"
+                after = await look(environment)
+                assert after == before, (
+                    f"{described(done)} in one environment changes another: {difference(before, after)}"
+                )
             finally:
                 await other.close()
 
@@ -142,12 +144,12 @@ class EnvironmentSuite(PluginSuite):
     def test_an_episode_beside_the_experts_does_not_succeed_by_it(self) -> None:
         """Two environments play one task; the one in which nothing is done fails, the expert's succeeds."""
 
-        async def work(source: Any, place: Environment, task: Task) -> None:
+        async def work(source: Any, environment: Environment, task: Task) -> None:
             other = source.environment()
             try:
-                page, beside = await place.reset(task, 5), await other.reset(task, 5)
-                solved = await play(source, place, task, page, source.expert(task).act)
-                assert not success(await play(source, other, task, beside, idle)), (
+                page, other_page = await environment.reset(task, 5), await other.reset(task, 5)
+                solved = await play(source, environment, task, page, source.expert(task).act)
+                assert not success(await play(source, other, task, other_page, idle)), (
                     f"what the expert of {task.id} does in one environment counts as done in another"
                 )
             finally:
@@ -160,11 +162,11 @@ class EnvironmentSuite(PluginSuite):
     def test_junk_actions_are_refused_with_a_message(self, action: Action) -> None:
         """A refusal is an error text, not an exception, and the episode goes on."""
 
-        async def work(place: Environment, task: Task) -> tuple[StepResult, Observation]:
-            await place.reset(task, 5)
-            return await place.step(action), await place.reset(task, 5)
+        async def work(environment: Environment, task: Task) -> tuple[StepResult, Observation]:
+            await environment.reset(task, 5)
+            return await environment.step(action), await environment.reset(task, 5)
 
-        result, _ = self._in_place(work)
+        result, _ = self._in_environment(work)
         assert isinstance(result, StepResult)
         assert result.error, f"{action.kind} {action.text!r} was done"
         assert not result.done
@@ -180,22 +182,22 @@ class EnvironmentSuite(PluginSuite):
     def test_closing_an_environment_twice_is_allowed(self) -> None:
         """As often as anybody likes."""
 
-        async def work(place: Environment, task: Task) -> None:
-            await place.reset(task, 5)
-            await place.close()
-            await place.close()
+        async def work(environment: Environment, task: Task) -> None:
+            await environment.reset(task, 5)
+            await environment.close()
+            await environment.close()
 
-        self._in_place(work)
+        self._in_environment(work)
 
     def _with_experts(self, work: Callable[[Any, Environment, Task], Coroutine[Any, Any, None]]) -> None:
         """Do `work` with a few tasks that an expert can play."""
 
-        async def some(source: Any, place: Environment, task: Task) -> None:
+        async def some(source: Any, environment: Environment, task: Task) -> None:
             tasks = telling_tasks(source, self.split)
             if not tasks:
                 pytest.skip("no expert")
             for one in tasks:
-                await work(source, place, one)
+                await work(source, environment, one)
 
         self._with_source(some)
 
@@ -205,19 +207,19 @@ class EnvironmentSuite(PluginSuite):
         lazy = await _episode(source, task, idle)
         assert not success(lazy), "an episode in which nothing is done counts as a success"
 
-    def _in_place(self, work: Callable[[Environment, Task], Coroutine[Any, Any, Any]]) -> Any:
-        return self._with_source(lambda source, place, task: work(place, task))
+    def _in_environment(self, work: Callable[[Environment, Task], Coroutine[Any, Any, Any]]) -> Any:
+        return self._with_source(lambda source, environment, task: work(environment, task))
 
     def _with_source(self, work: Callable[[Any, Environment, Task], Coroutine[Any, Any, Any]]) -> Any:
         source = self.build()
         task = source.tasks(self.split, count=1, seed=3)[0]
 
         async def inside() -> Any:
-            place = source.environment()
+            environment = source.environment()
             try:
-                return await work(source, place, task)
+                return await work(source, environment, task)
             finally:
-                await place.close()
+                await environment.close()
 
         return self._close_after(source, inside())
 
@@ -229,15 +231,15 @@ class EnvironmentSuite(PluginSuite):
                 return await work
             finally:
                 close = getattr(source, "close", None)
-                if close is not None and inspect.iscoroutine(found := close()):
-                    await found
+                if close is not None and inspect.iscoroutine(closing := close()):
+                    await closing
 
         return self.run(inside())
 
 
 async def _episode(source: Any, task: Task, act: Callable[[Observation], Action]) -> Judgement:
-    place = source.environment()
+    environment = source.environment()
     try:
-        return await play(source, place, task, await place.reset(task, 5), act)
+        return await play(source, environment, task, await environment.reset(task, 5), act)
     finally:
-        await place.close()
+        await environment.close()

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from dynaweb.runs import RunFolder
     from dynaweb.testing.stand_ins import FakeEngine, ScriptedSite
 
-KEPT = ("DYNAWEB_CHROMIUM",)
-"""Variables of the shell that tests keep: where the browser is changes no result."""
+PASSED_ON = ("DYNAWEB_CHROMIUM",)
+"""Variables of the shell that tests see: where the browser is changes no result."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TinyPolicy:
 @pytest.fixture
 def dynaweb_environment(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No variable of the shell reaches dynaweb, and its cache is a temporary folder, which is returned."""
-    for name in [name for name in os.environ if name.startswith("DYNAWEB_") and name not in KEPT]:
+    for name in [name for name in os.environ if name.startswith("DYNAWEB_") and name not in PASSED_ON]:
         monkeypatch.delenv(name)
     cache = tmp_path_factory.mktemp("dynaweb-cache")
     monkeypatch.setenv("DYNAWEB_CACHE", str(cache))

@@ -93,16 +93,16 @@ class OptimizerSuite(PluginSuite):
     def test_one_advantage_for_each_trajectory(self) -> None:
         """Finite, 0 where there is no reward, and the same every time."""
         optimizer = self.build()
-        found = optimizer.advantages(REWARDS, GROUPS)
-        assert len(found) == len(REWARDS)
-        assert all(abs(value) < 1e6 for value in found)
-        assert found[REWARDS.index(None)] == 0.0
-        assert found == self.build().advantages(REWARDS, GROUPS)
+        advantages = optimizer.advantages(REWARDS, GROUPS)
+        assert len(advantages) == len(REWARDS)
+        assert all(abs(value) < 1e6 for value in advantages)
+        assert advantages[REWARDS.index(None)] == 0.0
+        assert advantages == self.build().advantages(REWARDS, GROUPS)
 
     def test_more_reward_is_more_advantage(self) -> None:
         """Within a group."""
-        found = self.build().advantages((1.0, 0.0), ("a", "a"))
-        assert found[0] > found[1]
+        advantages = self.build().advantages((1.0, 0.0), ("a", "a"))
+        assert advantages[0] > advantages[1]
 
     def test_groups_need_not_lie_together(self) -> None:
         """Trajectories of one group are one group wherever they stand in the batch."""
@@ -134,21 +134,21 @@ class OptimizerSuite(PluginSuite):
         optimizer = self.build()
         for silent in (0, 3):
             sample = batch(silent=silent)
-            found = optimizer.loss(sample)
+            output = optimizer.loss(sample)
             what = f"with 0 agent tokens in trajectory {silent}"
             hint = "is `tokens_N` clamped before it divides?"
-            assert torch.isfinite(found.loss), f"the loss is {found.loss.item()} {what}: {hint}"
+            assert torch.isfinite(output.loss), f"the loss is {output.loss.item()} {what}: {hint}"
             gradient = self._gradient(optimizer, batch(silent=silent))
             assert torch.isfinite(gradient).all(), f"the gradient is not finite {what}: {hint}"
-            broken = [name for name, value in found.metrics.items() if not math.isfinite(value)]
+            broken = [name for name, value in output.metrics.items() if not math.isfinite(value)]
             assert not broken, f"{', '.join(broken)} not finite {what}: {hint}"
 
     def test_equal_rewards_carry_no_gradient(self) -> None:
         """A group that was always right, or always wrong, teaches nothing."""
         optimizer = self.build()
         for reward in (0.0, 1.0):
-            found = optimizer.advantages((reward,) * 4, ("a",) * 4)
-            assert self._gradient(optimizer, batch(advantages=tuple(found))).abs().max() < 1e-9
+            advantages = optimizer.advantages((reward,) * 4, ("a",) * 4)
+            assert self._gradient(optimizer, batch(advantages=tuple(advantages))).abs().max() < 1e-9
 
     def test_masked_tokens_get_no_gradient_and_change_nothing(self) -> None:
         """Not even when NaN or infinity stands there."""
@@ -157,9 +157,9 @@ class OptimizerSuite(PluginSuite):
         expected, gradient = self._loss(optimizer, clean), self._gradient(optimizer, batch())
         for junk in (123.0, float("nan"), float("inf"), float("-inf")):
             assert torch.equal(self._loss(optimizer, batch(junk=junk)), expected)
-            found = self._gradient(optimizer, batch(junk=junk))
-            assert torch.equal(torch.nan_to_num(found) * clean.mask_RT, gradient * clean.mask_RT)
-            assert (found[~clean.mask_RT] == 0).all(), f"a masked place with {junk} gets a gradient"
+            with_junk = self._gradient(optimizer, batch(junk=junk))
+            assert torch.equal(torch.nan_to_num(with_junk) * clean.mask_RT, gradient * clean.mask_RT)
+            assert (with_junk[~clean.mask_RT] == 0).all(), f"a masked place with {junk} gets a gradient"
 
     def test_the_gradient_goes_the_right_way(self) -> None:
         """Descending raises the probability of what had a good advantage, and lowers that of what had a bad one."""

@@ -35,11 +35,11 @@ PRESSED = ("button", "checkbox", "radio", "switch", "option", "tab", "menuitem",
 WRITTEN = ("textbox", "searchbox", "spinbutton")
 
 
-async def do_something(place: Environment, page: Observation) -> Action | None:
+async def do_something(environment: Environment, page: Observation) -> Action | None:
     """Try what may be allowed on a page until something changes it; the last action that was not refused, if any."""
     done = None
     for action in islice(_possible(page), TRIES):
-        result = await place.step(action)
+        result = await environment.step(action)
         if result.error:
             continue
         done = action
@@ -48,19 +48,19 @@ async def do_something(place: Environment, page: Observation) -> Action | None:
     return done
 
 
-async def look(place: Environment) -> Observation:
+async def look(environment: Environment) -> Observation:
     """The page as it is: what a refused action shows, without what it says about the refusal."""
-    return replace((await place.step(JUNK_ACTIONS[0])).observation, notice="")
+    return replace((await environment.step(JUNK_ACTIONS[0])).observation, notice="")
 
 
 async def first_page(source: Any, task: Task) -> Observation:
     """What a new environment shows of a task."""
-    place = source.environment()
+    environment = source.environment()
     try:
-        page: Observation = await place.reset(task, 5)
+        page: Observation = await environment.reset(task, 5)
         return page
     finally:
-        await place.close()
+        await environment.close()
 
 
 def has_expert(source: Any, task: Task) -> bool:
@@ -78,9 +78,9 @@ def telling_tasks(source: Any, split: str) -> list[Task]:
         drawn = source.tasks(split, count=DRAWN, seed=3)
     except ConfigError:  # so many there are not
         drawn = source.tasks(split, count=6, seed=3)
-    found = sorted((task for task in drawn if has_expert(source, task)), key=_telling, reverse=True)
+    playable = sorted((task for task in drawn if has_expert(source, task)), key=_telling, reverse=True)
     best: dict[str, Task] = {}
-    for task in found:
+    for task in playable:
         best.setdefault(task.template or task.id, task)
     return list(best.values())[:TELLING]
 
@@ -91,19 +91,19 @@ def _telling(task: Task) -> tuple[bool, int]:
 
 
 async def play(
-    source: Any, place: Environment, task: Task, page: Observation, act: Callable[[Observation], Action]
+    source: Any, environment: Environment, task: Task, page: Observation, act: Callable[[Observation], Action]
 ) -> Judgement:
     """Play on from a page to the end."""
     steps: list[Step] = []
     for _ in range(LONGEST):
         action = act(page)
         steps.append(Step(page, action))
-        result = await place.step(action)
+        result = await environment.step(action)
         page = result.observation
         if result.done or action.kind == "stop":
             break
     played = Trajectory("t", task, tuple(steps), page, "real", "stop")
-    judgement: Judgement = await source.evaluate(place, played)
+    judgement: Judgement = await source.evaluate(environment, played)
     return judgement
 
 
@@ -127,31 +127,31 @@ async def copies(source: Any, train: Sequence[Task], test: Sequence[Task]) -> li
             pages[task.id] = await first_page(source, task)
         return pages[task.id]
 
-    found: list[Task] = []
+    copied: list[Task] = []
     for task in test:
         for other in train:
             if _in_words(task) == _in_words(other) and await page(task) == await page(other):
-                found.append(task)
+                copied.append(task)
                 break
-    return found
+    return copied
 
 
-def told(action: Action | None) -> str:
+def described(action: Action | None) -> str:
     """An action in a message."""
     if action is None:
         return "trying everything on the page"
     return f"{action.kind} of {action.target_role} {action.target_name!r}"
 
 
-def difference(expected: Observation, found: Observation) -> str:
+def difference(expected: Observation, actual: Observation) -> str:
     """Where two pages differ first."""
     for name in ("url", "title", "tabs", "notice"):
-        if getattr(expected, name) != getattr(found, name):
-            return f"{name} {getattr(found, name)!r}, not {getattr(expected, name)!r}"
-    for one, other in zip(expected.nodes, found.nodes, strict=False):
+        if getattr(expected, name) != getattr(actual, name):
+            return f"{name} {getattr(actual, name)!r}, not {getattr(expected, name)!r}"
+    for one, other in zip(expected.nodes, actual.nodes, strict=False):
         if one != other:
             return f"element {one.id} is {_element(other)}, not {_element(one)}"
-    return f"{len(found.nodes)} elements, not {len(expected.nodes)}"
+    return f"{len(actual.nodes)} elements, not {len(expected.nodes)}"
 
 
 def _in_words(task: Task) -> tuple[Any, ...]:

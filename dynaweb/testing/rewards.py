@@ -93,24 +93,24 @@ class RewardSuite(PluginSuite):
 
     def test_another_episode_of_the_same_task_is_judged_by_itself(self) -> None:
         """What was said of one episode is not what is said of another: a task's id identifies no episode."""
-        alone = [self.run(self._judge().score(one)) for one in _of_new_tasks(SEVERAL, together=False)]
+        alone = [_scores(self.run(self._judge().score(one))) for one in _of_new_tasks(SEVERAL, together=False)]
         for turn in (1, -1):
             order = [self._judge().score(one) for one in _of_new_tasks(SEVERAL, together=True)[::turn]]
-            for one, (mine, found) in enumerate(zip(alone[::turn], map(self.run, order), strict=True)):
-                assert _said(found) == _said(mine), (
-                    f"episode {one + 1} of a task gets {_said(found)}, but {_said(mine)} when no other episode of the "
-                    "task was judged before: is a verdict kept by the id of its task?"
+            for one, (expected, judgement) in enumerate(zip(alone[::turn], map(self.run, order), strict=True), 1):
+                assert _scores(judgement) == expected, (
+                    f"episode {one} of a task gets {_scores(judgement)}, but {expected} when no other episode of the task "
+                    "was judged before: is a verdict kept by the id of its task?"
                 )
 
     def test_a_judge_stays_as_it_is(self) -> None:
         """One object that has judged many episodes judges like a new one."""
-        alone = [self.run(self._judge().score(one)) for one in SEVERAL]
+        alone = [_scores(self.run(self._judge().score(one))) for one in SEVERAL]
         judge, count = self._judge(), 0
         for _ in range(ROUNDS):
-            for one, mine in zip(SEVERAL, alone, strict=True):
-                found, count = self.run(judge.score(one)), count + 1
-                assert _said(found) == _said(mine), (
-                    f"call {count} of one object gives {_said(found)}, a new object {_said(mine)} for that episode"
+            for one, expected in zip(SEVERAL, alone, strict=True):
+                judgement, count = self.run(judge.score(one)), count + 1
+                assert _scores(judgement) == expected, (
+                    f"call {count} of one object gives {_scores(judgement)}, a new object {expected} for that episode"
                 )
 
     def _judge(self) -> Judge:
@@ -138,5 +138,5 @@ def _of_new_tasks(episodes: tuple[Trajectory, ...], *, together: bool) -> list[T
     ]
 
 
-def _said(judgement: Judgement) -> tuple[float | None, float | None]:
+def _scores(judgement: Judgement) -> tuple[float | None, float | None]:
     return judgement.score, judgement.probability

@@ -36,11 +36,11 @@ def page(path: str, *body: tuple[str, str], title: str = "") -> Observation:
 
 HOME = page("/", ("link", "Home"), ("heading", "Shop"), ("link", "Wool Scarf"), ("textbox", "Search"))
 PRODUCT = page("/product/3", ("link", "Home"), ("heading", "Wool Scarf"), ("text", "Price: 12.50"), ("button", "Buy"))
-BOUGHT = page("/cart", ("link", "Home"), ("heading", "Cart"), ("status", "Wool Scarf was added"))
+CART = page("/cart", ("link", "Home"), ("heading", "Cart"), ("status", "Wool Scarf was added"))
 OPEN = Action("click", 3, target_role="link", target_name="Wool Scarf")
 BUY = Action("click", 4, target_role="button", target_name="Buy")
 TASK = Task("scripted:0", "Buy the Wool Scarf", f"{HOST}/", ("shop",), "train", template="buy", best_steps=3)
-TRANSITIONS = (Transition(HOME, OPEN, PRODUCT, TASK.id, "expert"), Transition(PRODUCT, BUY, BOUGHT, TASK.id, "expert"))
+TRANSITIONS = (Transition(HOME, OPEN, PRODUCT, TASK.id, "expert"), Transition(PRODUCT, BUY, CART, TASK.id, "expert"))
 
 JUNK = ("", "\n\n", "what?", "[]][[ '", "url\n= [9]-[1]\nend", "YES NO", "\u2028\x00 'unclosed", "+ link", "= [0]" * 40)
 """Texts that no prompt asked for."""
@@ -145,7 +145,7 @@ class ScriptedSite:
 
 def trajectory(*actions: Action, source: Any = "real", score: float | None = 1.0, **changes: Any) -> Trajectory:
     """An episode on the scripted site that does `actions`; `score` is the environment's own verdict."""
-    pages = [HOME, PRODUCT, BOUGHT]
+    pages = [HOME, PRODUCT, CART]
     steps = tuple(Step(pages[min(at, 2)], action, reply=action.kind) for at, action in enumerate(actions))
     facts = EpisodeFacts(verdict=None if score is None else Judgement(score))
     done = Trajectory("t0", TASK, steps, pages[min(len(actions), 2)], source, "stop", facts=facts)
@@ -158,8 +158,8 @@ def good_episode(**changes: Any) -> Trajectory:
 
 
 __all__ = [
-    "BOUGHT",
     "BUY",
+    "CART",
     "HOME",
     "JUNK",
     "OPEN",

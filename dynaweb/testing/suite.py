@@ -116,10 +116,10 @@ class PluginSuite:
         for config in (model(), model.model_validate(self.settings)):
             assert model.model_validate_json(config.model_dump_json()) == config
         resolved = self._resolve({f"{self.kind}.{key}": value for key, value in self.settings.items()})
-        found, wanted = getattr(resolved, self.kind).config, model.model_validate(self.settings)
+        config, wanted = getattr(resolved, self.kind).config, model.model_validate(self.settings)
         # What is not set here may be set by the recipe that this starts from.
-        assert type(found) is type(wanted)
-        assert {key: getattr(found, key) for key in self.settings} == {
+        assert type(config) is type(wanted)
+        assert {key: getattr(config, key) for key in self.settings} == {
             key: getattr(wanted, key) for key in self.settings
         }
 
@@ -139,8 +139,8 @@ class PluginSuite:
         """Where there is something to close."""
         close = getattr(self.build(), "close", None)
         for _ in range(2):
-            if close is not None and inspect.iscoroutine(found := close()):
-                self.run(found)
+            if close is not None and inspect.iscoroutine(closing := close()):
+                self.run(closing)
 
     def _resolve(self, overrides: Mapping[str, Any]) -> Any:
         from dynaweb.config import resolve

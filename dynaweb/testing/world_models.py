@@ -10,7 +10,7 @@ import pytest
 
 from dynaweb.hookspecs import Kind
 from dynaweb.protocols import TrainableWorldModel, WorldModel, WorldModelContext
-from dynaweb.testing.elsewhere import asked_elsewhere
+from dynaweb.testing.elsewhere import run_elsewhere
 from dynaweb.testing.stand_ins import (
     BUY,
     HOME,
@@ -67,12 +67,12 @@ class WorldModelSuite(PluginSuite):
         """Whatever the model writes, there is a page with numbers from 1, or the reason why there is none."""
         for finished in (True, False):
             engine = FakeEngine(compact_format(), (text,), finished=finished)
-            found = self.run(self.build(self.context(engine=engine)).predict(HOME, OPEN, seed=1))
-            assert isinstance(found, Prediction)
-            if found.next_observation is None:
-                assert found.error
+            prediction = self.run(self.build(self.context(engine=engine)).predict(HOME, OPEN, seed=1))
+            assert isinstance(prediction, Prediction)
+            if prediction.next_observation is None:
+                assert prediction.error
             else:
-                assert numbered(found.next_observation.nodes)
+                assert numbered(prediction.next_observation.nodes)
 
     def test_the_same_seed_dreams_the_same(self, tiny_policy: TinyPolicy) -> None:
         """With a real, if tiny, model behind it."""
@@ -91,8 +91,8 @@ class WorldModelSuite(PluginSuite):
     def test_history_and_goal_may_be_given(self) -> None:
         """Nobody has to use them."""
         model = self.build()
-        found = self.run(model.predict(PRODUCT, BUY, seed=1, history=(OPEN,), goal="Buy the Wool Scarf"))
-        assert isinstance(found, Prediction)
+        prediction = self.run(model.predict(PRODUCT, BUY, seed=1, history=(OPEN,), goal="Buy the Wool Scarf"))
+        assert isinstance(prediction, Prediction)
 
     @pytest.mark.parametrize("action", ACTIONS, ids=lambda action: f"{action.kind} {action.target_name}"[:20].strip())
     def test_no_action_is_an_exception(self, action: Action) -> None:
@@ -101,23 +101,23 @@ class WorldModelSuite(PluginSuite):
             model = self.build(self.context(engine=engine))
             for history in ((), (OPEN, action)):
                 try:
-                    found = self.run(model.predict(PRODUCT, action, seed=1, history=history, goal=GOALS[0]))
+                    prediction = self.run(model.predict(PRODUCT, action, seed=1, history=history, goal=GOALS[0]))
                 except Exception as error:
                     what = f"`predict` raises {type(error).__name__}: {error}; that belongs into Prediction.error"
                     target = repr(action.target_name) if action.target_name else "no element"
                     pytest.fail(f"{action.kind} of {target}: {what}")
-                assert isinstance(found, Prediction)
-                if found.next_observation is None:
-                    assert found.error, f"{action.kind}: there is no page, and `error` does not say why"
+                assert isinstance(prediction, Prediction)
+                if prediction.next_observation is None:
+                    assert prediction.error, f"{action.kind}: there is no page, and `error` does not say why"
                 else:
-                    assert numbered(found.next_observation.nodes), f"{action.kind}: elements are not numbered 1..N"
+                    assert numbered(prediction.next_observation.nodes), f"{action.kind}: elements are not numbered 1..N"
 
     def test_a_prediction_depends_on_its_own_question_alone(self) -> None:
         """Not on the goal, the actions or the page of the call before, of this object or of another."""
 
         def ask(model: Any, goal: str, history: tuple[Action, ...]) -> Prediction:
-            found: Prediction = self.run(model.predict(HOME, OPEN, seed=1, history=history, goal=goal))
-            return found
+            prediction: Prediction = self.run(model.predict(HOME, OPEN, seed=1, history=history, goal=goal))
+            return prediction
 
         context = self.context(engine=self._engine())
         for same in (True, False):
@@ -133,7 +133,7 @@ class WorldModelSuite(PluginSuite):
 
     def test_other_processes_dream_the_same(self) -> None:
         """Strings hash differently in every process, and nothing may hang on that."""
-        first, second = asked_elsewhere(self, "_dreams")
+        first, second = run_elsewhere(self, "_dreams")
         different = [one for one, pair in enumerate(zip(first, second, strict=True), 1) if pair[0] != pair[1]]
         assert not different, (
             f"{len(different)} of {len(first)} predictions differ between two processes: do they depend on `hash` of a "
@@ -142,7 +142,7 @@ class WorldModelSuite(PluginSuite):
 
     def _dreams(self) -> list[Prediction]:
         model = self.build(self.context(engine=self._engine()))
-        found: list[Prediction] = []
+        dreams: list[Prediction] = []
         for seed, colour in enumerate(COLOURS):
             links = [("link", f"{other} Scarf") for other in sorted(COLOURS, key=lambda other: other == colour)]
             shop = page(f"/{colour}", *links, ("textbox", "Search"), title=colour)
@@ -151,8 +151,8 @@ class WorldModelSuite(PluginSuite):
                 Action("type", len(links) + 1, colour, True, target_role="textbox", target_name="Search"),
             ):
                 work = model.predict(shop, action, seed=seed, history=(OPEN,), goal=f"Buy the {colour} Scarf")
-                found.append(self.run(work))
-        return found
+                dreams.append(self.run(work))
+        return dreams
 
     def _engine(self) -> PromptEngine:
         """Says what the model hopes to hear where that is known, so that there are pages; else junk."""

@@ -110,7 +110,7 @@ def test_a_real_difference_is_shown_with_its_interval(tmp_path: Path) -> None:
     found = made(tmp_path, [0.5, 0.7])
     first, second = found.against_first("dynaweb")
     assert first is None and second is not None and second.paired is not None
-    assert second.shown
+    assert second.is_significant
     assert second.paired.difference.n == 400 and second.paired.seeds == 2
     assert 0.1 < (second.paired.difference.value or 0) < 0.3
     assert (second.paired.lost, second.paired.p < 1e-6) == (0, True)
@@ -127,7 +127,7 @@ def test_no_difference_is_called_one(tmp_path: Path) -> None:
             found = {f"t{k}": float(rng.random() < 0.6) for k in range(80)}
             folders.append(run(tmp_path / f"{at}-{seed}", seed, found, lr=at))
     (_, second) = compare(folders).against_first("dynaweb")
-    assert second is not None and not second.shown
+    assert second is not None and not second.is_significant
 
 
 def test_many_comparisons_need_a_stricter_level(tmp_path: Path) -> None:
@@ -137,11 +137,11 @@ def test_many_comparisons_need_a_stricter_level(tmp_path: Path) -> None:
     better: dict[str, float | None] = {task: float(at < 58 and at != 0) for at, task in enumerate(tasks)}
     two = [run(tmp_path / "a", 0, base, lr=0), run(tmp_path / "b", 0, better, lr=1)]
     (_, alone) = compare(two).against_first("dynaweb")
-    assert alone is not None and alone.paired is not None and alone.shown
+    assert alone is not None and alone.paired is not None and alone.is_significant
     many = [*two, *(run(tmp_path / f"c{at}", 0, base, lr=2 + at) for at in range(20))]
     among = compare(many).against_first("dynaweb")[1]
     assert among is not None and among.paired == alone.paired
-    assert not among.shown and among.comparisons == 21
+    assert not among.is_significant and among.comparisons == 21
 
 
 def test_only_episodes_that_both_played_are_paired(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_damaged_plan_is_replaced_or_named_by_the_ids_that_are_left(damage: Ca
     folder = made(plan(**FIRST))
     folder.plan_file.write_text(damage(folder.plan_file.read_text(encoding="utf-8")), encoding="utf-8")
     asked = plan(axes=["opt=grpo,ppo"])
-    if not folder.planned().keys() & {cell.id for cell in plan(**FIRST).cells}:
+    if not folder.plan_records().keys() & {cell.id for cell in plan(**FIRST).cells}:
         start(asked, folder)
         assert folder.read_plan() == asked
         return

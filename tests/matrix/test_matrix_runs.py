@@ -134,7 +134,7 @@ def test_the_table_has_n_mean_interval_and_paired_differences(fakes: Fakes) -> N
     assert first.is_reference and first.against is None
     assert (first.estimates["main"].n, second.estimates["main"].n) == (60, 60)  # type: ignore[union-attr]
     assert second.against is not None and second.against.paired is not None
-    assert second.against.paired.difference.value == 0.0 and not second.against.shown
+    assert second.against.paired.difference.value == 0.0 and not second.against.is_significant
     assert second.against.paired.seeds == 2
     assert second.estimates["element_f1"].value == 0.625  # type: ignore[union-attr]
     assert third.done == 0 and third.estimates["main"] is None

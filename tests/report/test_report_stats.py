@@ -84,7 +84,7 @@ def test_paired_difference_counts_and_is_the_same_for_the_same_seed() -> None:
     assert (found.difference.value, found.difference.n, found.difference.missing) == (0.25, 4, 2)
     assert (found.gained, found.lost, found.seeds) == (2, 1, 1)
     assert found == paired_difference(first, second, seed=3)
-    assert not found.is_shown
+    assert not found.is_significant
 
 
 def test_bootstrap_interval_agrees_with_the_normal_one_on_many_episodes() -> None:
@@ -97,7 +97,7 @@ def test_bootstrap_interval_agrees_with_the_normal_one_on_many_episodes() -> Non
     half = 1.96 * math.sqrt(sum((x - centre) ** 2 for x in d)) / len(d)
     assert found.difference.low == pytest.approx(centre - half, abs=0.001)
     assert found.difference.high == pytest.approx(centre + half, abs=0.001)
-    assert found.is_shown
+    assert found.is_significant
 
 
 def test_an_interval_is_the_same_with_every_version_of_numpy() -> None:
@@ -213,7 +213,7 @@ def test_pairs_that_all_agree_leave_room_for_those_that_would_not(n: int) -> Non
     assert gained.difference.high == 1.0
     assert gained.difference.low == pytest.approx(1 - 2 * bound)
     # Two pairs that both gain (p = 0.5) show nothing; a hundred do.
-    assert gained.is_shown == (n > 4)
+    assert gained.is_significant == (n > 4)
     lost = paired_difference([[1.0] * n], [[0.0] * n]).difference
     assert (lost.low, lost.high) == (-1.0, pytest.approx(2 * bound - 1))
 
@@ -221,7 +221,7 @@ def test_pairs_that_all_agree_leave_room_for_those_that_would_not(n: int) -> Non
 def test_equal_differences_of_scores_have_no_interval() -> None:
     found = paired_difference([[0.25, 0.5]], [[0.5, 0.75]])
     assert found.difference == Estimate(0.25, None, None, 2)
-    assert not found.is_shown
+    assert not found.is_significant
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
