@@ -12,7 +12,7 @@ from dynaweb.cli import options as o
 if TYPE_CHECKING:
     from dynaweb.runs.pruning import CachedStage
 
-cache_app = typer.Typer(no_args_is_help=True, help="Finished stages, which runs share.", rich_markup_mode=None)
+cache_app = o.group("Finished stages, which runs share.")
 
 
 @cache_app.command("list")

@@ -8,7 +8,7 @@ import typer
 
 from dynaweb.cli import options as o
 
-config_app = typer.Typer(no_args_is_help=True, help="What a recipe means, and what it may hold.", rich_markup_mode=None)
+config_app = o.group("What a recipe means, and what it may hold.")
 
 
 @config_app.command("show")

@@ -9,9 +9,7 @@ import typer
 
 from dynaweb.cli import options as o
 
-data_app = typer.Typer(
-    no_args_is_help=True, help="Stores of real transitions: import, export, look at, label.", rich_markup_mode=None
-)
+data_app = o.group("Stores of real transitions: import, export, look at, label.")
 
 StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="A transition store (.jsonl.gz).")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]

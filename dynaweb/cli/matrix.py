@@ -13,7 +13,7 @@ from dynaweb.cli import options as o
 if TYPE_CHECKING:
     from dynaweb.matrix import MatrixFolder, Plan
 
-matrix_app = typer.Typer(no_args_is_help=True, help="Ablations: many runs, one table.", rich_markup_mode=None)
+matrix_app = o.group("Ablations: many runs, one table.")
 
 Source = Annotated[
     str,
@@ -47,7 +47,7 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table in M
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatrixOptions:
+class MatrixOptions(o.CommonOptions):
     """A matrix with what the command line changes of it."""
 
     source: Source
@@ -56,9 +56,6 @@ class MatrixOptions:
     mode: Mode = None
     max_cells: MaxCells = None
     sets: o.Set = None
-    block: o.Block = None
-    as_json: o.Json = False
-    debug: o.Debug = False
 
     def plan(self, out: Path | None, *, as_run: bool = False) -> tuple[Plan, MatrixFolder]:
         """The plan and the folder that are asked for. Loads the plugins.
@@ -197,13 +194,13 @@ def status(
 
     Without options that change the matrix, of the matrix as it was run, where its folder is there.
     """
-    from dynaweb.cli.output import emit, plain, table
+    from dynaweb.cli.output import plain, table
     from dynaweb.matrix.table import STATUS_HEAD, status_rows
 
     plan, folder = options.plan(out, as_run=True)
     statuses = [folder.status(cell) for cell in plan.cells]
     rows = [{**plain(one), "labels": dict(one.labels)} for one in statuses]
-    emit(rows, table(STATUS_HEAD, status_rows(statuses)), as_json=options.as_json)
+    options.emit(rows, table(STATUS_HEAD, status_rows(statuses)))
 
 
 @matrix_app.command("table")

@@ -60,12 +60,25 @@ Block = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of the results.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_debug)]
-COMMON = ("block", "as_json", "debug")
-"""Options of nearly every command."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeOptions:
+class CommonOptions:
+    """What nearly every command has."""
+
+    block: Block = None
+    as_json: Json = False
+    debug: Debug = False
+
+    def emit(self, result: object, text: str | None = None) -> None:
+        """Print a result on stdout: as text (by default its own), or with --json as plain data."""
+        from dynaweb.cli.output import emit
+
+        emit(result, text, as_json=self.as_json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions(CommonOptions):
     """A recipe with what the command line changes of it; a command that lacks an option leaves it at None."""
 
     recipe: Recipe = "dynaweb"
@@ -73,9 +86,6 @@ class RecipeOptions:
     model: Model = None
     seed: Seed = None
     sets: Set = None
-    block: Block = None
-    as_json: Json = False
-    debug: Debug = False
 
     def resolved(
         self,
@@ -171,10 +181,16 @@ def expanded(command: Callable[..., None]) -> Callable[..., None]:
         command(**values, **options)
 
     # Help shows what is a command's own first, and last what every command has.
-    parameters.sort(key=lambda one: (one.name in COMMON) - (one.name in own))
+    common = [field.name for field in dataclasses.fields(CommonOptions)]
+    parameters.sort(key=lambda one: (one.name in common) - (one.name in own))
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
+
+
+def group(help: str) -> typer.Typer:
+    """An empty group of commands; without a command it prints its help. Rich costs a third of the start-up time."""
+    return typer.Typer(no_args_is_help=True, help=help, rich_markup_mode=None)
 
 
 def load_plugins(block: list[str] | None, *, warn: bool = True) -> Plugins:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dynaweb.serve.environment import ServedEnvironment
     from dynaweb.types import Task
 
-env_app = typer.Typer(no_args_is_help=True, help="Environments for other programs.", rich_markup_mode=None)
+env_app = o.group("Environments for other programs.")
 
 Steps = Annotated[int, typer.Option("--steps", min=0, help="Longest episode; 0 = eval.steps of the recipe.")]
 WorldModel = Annotated[

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from dynaweb.plugin.discovery import PluginStatus
     from dynaweb.plugin.registry import Plugins
 
-plugins_app = typer.Typer(no_args_is_help=True, help="Plugins that are installed.", rich_markup_mode=None)
-new_app = typer.Typer(no_args_is_help=True, help="Begin something of your own.", rich_markup_mode=None)
+plugins_app = o.group("Plugins that are installed.")
+new_app = o.group("Begin something of your own.")
 
 Name = Annotated[str, typer.Argument(help="Name of a plugin, or KIND/NAME such as wm/delta.")]
 MaybeName = Annotated[str | None, typer.Argument(help="Name of a plugin, or KIND/NAME; default: every one.")]

@@ -209,10 +209,7 @@ def plugin_fault(error: BaseException) -> str:
 
 def _names_of(plugins: list[Plugin]) -> str:
     """One plugin, or where a module holds several, all of them."""
-    from dynaweb.plugin.registry import KIND_WORDS
-
-    names = " or ".join(f"{KIND_WORDS[plugin.kind]} {plugin.name!r}" for plugin in plugins)
-    return f"{names} (package {plugins[0].origin.package} {plugins[0].origin.version})"
+    return f"{' or '.join(plugin.title for plugin in plugins)} ({plugins[0].origin})"
 
 
 def _innermost(frames: traceback.StackSummary) -> tuple[int, list[Plugin]] | None:

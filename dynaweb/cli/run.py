@@ -48,7 +48,6 @@ def run(
 ) -> None:
     """Run a recipe: demonstrations, SFT, world model, reinforcement learning in dreams, evaluation, report."""
     from dynaweb.cli import ranks
-    from dynaweb.cli.output import emit
 
     options = replace(options, recipe=_one_recipe(ctx, options.recipe, named))
     if ranks.helper():
@@ -60,13 +59,13 @@ def run(
     saved = _saved(out, options.block) if resume and out and options.recipe == "dynaweb" else None
     recipe = options.resolved(saved, time_budget=time_budget, observe=observe, backend=backend)
     if dry_run:
-        _plan(recipe, options.as_json, nproc)
+        _plan(recipe, options, nproc)
         return
     if nproc > 1 and not ranks.launched():
         raise typer.Exit(ranks.start(nproc, sys.argv[1:]))
     from dynaweb import api
 
-    emit(api.run(recipe, out=out, resume=resume, progress=True), as_json=options.as_json)
+    options.emit(api.run(recipe, out=out, resume=resume, progress=True))
 
 
 def _one_recipe(ctx: typer.Context, recipe: str, named: str | None) -> str:
@@ -92,8 +91,7 @@ def _saved(out: Path, block: list[str] | None) -> Recipe:
     return RunFolder(out).recipe()
 
 
-def _plan(recipe: Recipe, as_json: bool, nproc: int) -> None:
-    from dynaweb.cli.output import emit
+def _plan(recipe: Recipe, options: o.WholeOptions, nproc: int) -> None:
     from dynaweb.estimate.refusals import examined
 
     estimate, problems = examined(recipe, nproc)
@@ -101,5 +99,5 @@ def _plan(recipe: Recipe, as_json: bool, nproc: int) -> None:
     plan = {"recipe": recipe.name, "settings": recipe.tree(), "origins": recipe.origins, "missing": missing}
     unknown = f"No estimate: the size of {recipe.model.path} is known once its config.json is here"
     text = "\n".join([str(recipe), "", unknown if estimate is None else str(estimate)])
-    emit({**plan, "estimate": None if estimate is None else estimate.plain()}, text, as_json=as_json)
+    options.emit({**plan, "estimate": None if estimate is None else estimate.plain()}, text)
     problems.check()

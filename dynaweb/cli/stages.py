@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from dynaweb.stages.world_model_eval import GradedPrediction
     from dynaweb.types import Observation
 
-wm_app = typer.Typer(no_args_is_help=True, help="Work on a world model alone.", rich_markup_mode=None)
-orm_app = typer.Typer(no_args_is_help=True, help="Work on an outcome reward model alone.", rich_markup_mode=None)
-judge_app = typer.Typer(no_args_is_help=True, help="Judges against the environment.", rich_markup_mode=None)
+wm_app = o.group("Work on a world model alone.")
+orm_app = o.group("Work on an outcome reward model alone.")
+judge_app = o.group("Judges against the environment.")
 
 Data = Annotated[Path | None, typer.Option("--data", metavar="STORE", help="Transition store instead of exploration.")]
 Weights = Annotated[Path | None, typer.Option("--weights", metavar="DIR", help="Weights of a fitted world model.")]
@@ -30,9 +30,8 @@ Graded = Annotated[
 def sft(options: o.StageOptions) -> None:
     """Make demonstrations and fine-tune the policy on them."""
     from dynaweb import api
-    from dynaweb.cli.output import emit
 
-    emit(api.sft(options.resolved(), out=options.out, progress=True), as_json=options.as_json)
+    options.emit(api.sft(options.resolved(), out=options.out, progress=True))
 
 
 @o.expanded
@@ -45,10 +44,9 @@ def collect(
 ) -> None:
     """Collect real transitions in parallel: with the SFT policy, experts, or random actions."""
     from dynaweb import api
-    from dynaweb.cli.output import emit
 
     recipe = options.resolved(last=() if by is None else (f"explore.player={by}",))
-    emit(api.collect(recipe, store=store, out=options.out, progress=True), as_json=options.as_json)
+    options.emit(api.collect(recipe, store=store, out=options.out, progress=True))
 
 
 @o.expanded
@@ -73,13 +71,11 @@ def evaluate(
     Interrupted, it goes on with the tasks that are left when the same command is given again.
     """
     from dynaweb import api
-    from dynaweb.cli.output import emit
 
     settings = {"eval.episodes": episodes, "web.contexts": workers, "web.workers": workers}
     first = tuple(f"{path}={value}" for path, value in settings.items() if value is not None)
     recipe = options.resolved(first=first, agent=agent, wm=wm, reward=reward)
-    result = api.evaluate(recipe, policy=policy, world_model=world_model, out=options.out, progress=True)
-    emit(result, as_json=options.as_json)
+    options.emit(api.evaluate(recipe, policy=policy, world_model=world_model, out=options.out, progress=True))
 
 
 @wm_app.command("fit")
@@ -87,10 +83,8 @@ def evaluate(
 def fit_world_model(options: o.StageOptions, wm: o.Wm = None, data: Data = None) -> None:
     """Fit a world model on real transitions and measure its fidelity."""
     from dynaweb import api
-    from dynaweb.cli.output import emit
 
-    result = api.fit_world_model(options.resolved(wm=wm), data=data, out=options.out, progress=True)
-    emit(result, as_json=options.as_json)
+    options.emit(api.fit_world_model(options.resolved(wm=wm), data=data, out=options.out, progress=True))
 
 
 @wm_app.command("eval")
@@ -100,13 +94,12 @@ def evaluate_world_model(
 ) -> None:
     """Compare a world model with real pages: one step, open-loop, by environment and action, and its confidence."""
     from dynaweb import api
-    from dynaweb.cli.output import emit
 
     recipe = options.resolved(wm=wm)
     result = api.evaluate_world_model(
         recipe, weights=weights, data=data, horizon=horizon, out=options.out, progress=True
     )
-    emit(result, as_json=options.as_json)
+    options.emit(result)
 
 
 @wm_app.command("show")
@@ -142,10 +135,8 @@ def fit_judge(
     Use it with --reward orm --set reward.weights=OUT.
     """
     from dynaweb import api
-    from dynaweb.cli.output import emit
 
-    result = api.fit_judge(options.resolved(reward=reward), data=data, out=options.out, progress=True)
-    emit(result, as_json=options.as_json)
+    options.emit(api.fit_judge(options.resolved(reward=reward), data=data, out=options.out, progress=True))
 
 
 @judge_app.command("audit")

@@ -10,7 +10,7 @@ import typer
 
 from dynaweb.cli import options as o
 
-tasks_app = typer.Typer(no_args_is_help=True, help="Tasks of an environment.", rich_markup_mode=None)
+tasks_app = o.group("Tasks of an environment.")
 
 Split = Annotated[
     str | None,

@@ -6,10 +6,11 @@ Nothing here imports torch. What only the parts themselves can say (an optimizer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dynaweb.config.resolving import dreamed_tasks
+from dynaweb.config.validate import Problems
 from dynaweb.errors import ConfigError
 from dynaweb.hookspecs import CORE_FORMATS
 
@@ -56,10 +57,13 @@ def check_agreement(recipe: Recipe, plugins: Plugins) -> None:
         check_offline,
         *([check_refresh, check_validation] if dreams(recipe, plugins) else []),
     ]
-    problems = [problem for check in checks for problem in _problem(check, recipe, plugins)]
-    if problems:
-        one = len(problems) == 1
-        raise ConfigError(problems[0] if one else "\n  - ".join([f"{len(problems)} problems:", *problems]))
+    problems = Problems()
+    for check in checks:
+        try:
+            check(recipe, plugins)
+        except ConfigError as error:
+            problems.texts.append(str(error))
+    problems.check()
 
 
 def dreams(recipe: Recipe, plugins: Plugins) -> bool:
@@ -124,10 +128,3 @@ def check_validation(recipe: Recipe, plugins: Plugins) -> None:
             "wm_fit.validate_every looks at the loss on held-out sites, and wm_fit.holdout = 0 holds none out; raise "
             "wm_fit.holdout, or set wm_fit.validate_every to 0"
         )
-
-
-def _problem(check: Callable[[Recipe, Plugins], None], recipe: Recipe, plugins: Plugins) -> Iterator[str]:
-    try:
-        check(recipe, plugins)
-    except ConfigError as error:
-        yield str(error)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from dynaweb.config.sections import Eval, Run
     from dynaweb.hookspecs import Kind
+    from dynaweb.plugin.discovery import Plugin
     from dynaweb.plugin.registry import Plugins
 
 
@@ -55,23 +56,22 @@ def _listed(texts: list[str]) -> str:
 
 def validate(name: str, description: str, layers: Layers, plugins: Plugins, problems: Problems) -> Recipe:
     """Build the recipe. Raises through `Problems.check` with everything that is wrong, earlier problems included."""
+    check = _Check(layers, plugins, problems)
     tree = layers.tree()
     for key in tree:
         if key not in ORDER:
             problems.texts.append(f"{_where(layers, key)}: no section is called {key!r}; {hint(key, ORDER)}")
-    sections: dict[str, Any] = {}
-    for section, model in SECTIONS.items():
-        sections[section] = _parse(model, tree.get(section, {}), section, layers, problems)
-    for kind in KINDS:
-        sections[kind] = _choice(kind, tree.get(kind, {}), layers, plugins, problems)
+    sections: dict[str, Any] = {
+        section: check.parsed(model, tree.get(section, {}), section) for section, model in SECTIONS.items()
+    }
+    sections |= {kind: check.choice(kind, tree.get(kind, {})) for kind in KINDS}
     if sections["run"] is not None:
-        _observers(sections["run"], layers, plugins, problems)
-    _environments(sections["env"], sections["eval"], layers, plugins, problems)
-    if sections["model"] is not None:
-        _prompts(sections["model"].format, layers, plugins, problems)
-    policy = sections["policy"]
-    if policy is not None:
-        _engine(policy.engine.model_dump(), "policy.engine", layers, plugins, problems)
+        check.observers(sections["run"])
+    check.environments(sections["env"], sections["eval"])
+    if sections["model"] is not None and sections["model"].format not in CORE_FORMATS["prompt"]:
+        check.plugin("format", sections["model"].format, "model.format", part="prompt")
+    if sections["policy"] is not None:
+        check.engine(sections["policy"].engine.model_dump(), "policy.engine")
     problems.check()
     recipe = Recipe(name=name, description=description, **sections)
     origins = {path: _origin(layers, path) for path in recipe.flat()}
@@ -79,106 +79,90 @@ def validate(name: str, description: str, layers: Layers, plugins: Plugins, prob
     return recipe
 
 
-def _choice(kind: Kind, data: Any, layers: Layers, plugins: Plugins, problems: Problems) -> Choice | None:
-    if not isinstance(data, Mapping):
-        problems.texts.append(_no_table(kind, data, layers))
-        return None
-    name = data.get("name")
-    if not isinstance(name, str):
-        what = "is missing" if name is None else f"must be a name, not {name!r}"
-        problems.texts.append(f"{_where(layers, f'{kind}.name')}: {kind}.name {what}; {hint('', plugins.names(kind))}")
-        return None
-    try:
-        plugin = plugins.find(kind, name)
-    except (MissingError, PluginError) as error:
-        problems.plugins.append(type(error)(f"{_where(layers, f'{kind}.name')}: {error}"))
-        return None
-    apart = ("name", "engine") if kind in ENGINE_ROLES else ("name",)
-    rest = {key: value for key, value in data.items() if key not in apart}
-    config = _parse(plugin.spec.config, rest, kind, layers, problems)
-    engine = EngineChoice()
-    if "engine" in data and "engine" in apart:
-        engine = _engine(data["engine"], f"{kind}.engine", layers, plugins, problems)
-    return Choice(kind, name, config, code_of(plugin), engine) if config is not None else None
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """A recipe while it is checked: its values with their origins, the plugins that there are, the problems so far."""
 
+    layers: Layers
+    plugins: Plugins
+    problems: Problems
 
-def _engine(data: Any, section: str, layers: Layers, plugins: Plugins, problems: Problems) -> EngineChoice:
-    """The engine of a role, its settings checked by the engine's own plugin."""
-    choice = _parse(EngineChoice, data, section, layers, problems)
-    if not isinstance(choice, EngineChoice):
-        return EngineChoice()
-    try:
-        plugin = plugins.find("engine", choice.name)
-    except (MissingError, PluginError) as error:
-        problems.plugins.append(type(error)(f"{_where(layers, f'{section}.name')}: {error}"))
-        return choice
-    _parse(plugin.spec.config, choice.settings, section, layers, problems)
-    return choice
-
-
-def _prompts(name: str, layers: Layers, plugins: Plugins, problems: Problems) -> None:
-    """Check the name of the prompt layer: one of the core, or a part of a plugin's format."""
-    try:
-        if name not in CORE_FORMATS["prompt"]:
-            plugins.find("format", name, part="prompt")
-    except (MissingError, PluginError) as error:
-        problems.plugins.append(type(error)(f"{_where(layers, 'model.format')}: {error}"))
-
-
-def _observers(run: Run, layers: Layers, plugins: Plugins, problems: Problems) -> None:
-    """Check the names of the observers, and the settings of each, also of those that are not switched on."""
-    for name in dict.fromkeys([*run.observers, *run.observer_settings]):
+    def plugin(self, kind: Kind, name: str, path: str, *, part: str = "") -> Plugin | None:
+        """The plugin that the setting `path` names; a problem and None where it cannot be used."""
         try:
-            model = plugins.find("observer", name).spec.config
+            return self.plugins.find(kind, name, part=part)
         except (MissingError, PluginError) as error:
-            problems.plugins.append(type(error)(f"{_where(layers, 'run.observers')}: {error}"))
-        else:
-            _parse(model, run.observer_settings.get(name, {}), f"run.observer_settings.{name}", layers, problems)
+            self.problems.plugins.append(type(error)(f"{_where(self.layers, path)}: {error}"))
+            return None
 
+    def choice(self, kind: Kind, data: Any) -> Choice | None:
+        """A section that chooses a plugin and has its settings."""
+        if not isinstance(data, Mapping):
+            self.problems.texts.append(_no_table(kind, data, self.layers))
+            return None
+        name, path = data.get("name"), f"{kind}.name"
+        if not isinstance(name, str):
+            what = "is missing" if name is None else f"must be a name, not {name!r}"
+            names = hint("", self.plugins.names(kind))
+            self.problems.texts.append(f"{_where(self.layers, path)}: {path} {what}; {names}")
+            return None
+        if (plugin := self.plugin(kind, name, path)) is None:
+            return None
+        apart = ("name", "engine") if kind in ENGINE_ROLES else ("name",)
+        config = self.parsed(plugin.spec.config, {key: data[key] for key in data if key not in apart}, kind)
+        engine = EngineChoice()
+        if "engine" in data and "engine" in apart:
+            engine = self.engine(data["engine"], f"{kind}.engine")
+        return Choice(kind, name, config, code_of(plugin), engine) if config is not None else None
 
-def _environments(
-    env: Choice | None, evaluation: Eval | None, layers: Layers, plugins: Plugins, problems: Problems
-) -> None:
-    """Check the environments of the tasks that are dreamed of and of the evaluation, with their settings."""
-    if env is not None and "dreams" in plugins.find("env", env.name).spec.capabilities:
-        config = env.config.model_dump()
-        if isinstance(name := config.get("tasks"), str):
-            settings = config.get("task_settings", {})
-            _environment(name, "env.tasks", settings, "env.task_settings", layers, plugins, problems)
-    if evaluation is not None and evaluation.env:
-        _environment(
-            evaluation.env, "eval.env", evaluation.env_settings, "eval.env_settings", layers, plugins, problems
-        )
+    def engine(self, data: Any, section: str) -> EngineChoice:
+        """The engine of a role, its settings checked by the engine's own plugin."""
+        choice = self.parsed(EngineChoice, data, section)
+        if not isinstance(choice, EngineChoice):
+            return EngineChoice()
+        if (plugin := self.plugin("engine", choice.name, f"{section}.name")) is not None:
+            self.parsed(plugin.spec.config, choice.settings, section)
+        return choice
 
+    def observers(self, run: Run) -> None:
+        """The names of the observers, and the settings of each, also of those that are not switched on."""
+        for name in dict.fromkeys([*run.observers, *run.observer_settings]):
+            if (plugin := self.plugin("observer", name, "run.observers")) is not None:
+                settings = run.observer_settings.get(name, {})
+                self.parsed(plugin.spec.config, settings, f"run.observer_settings.{name}")
 
-def _environment(
-    name: str, named: str, settings: Any, section: str, layers: Layers, plugins: Plugins, problems: Problems
-) -> None:
-    try:
-        model = plugins.find("env", name).spec.config
-    except (MissingError, PluginError) as error:
-        problems.plugins.append(type(error)(f"{_where(layers, named)}: {error}"))
-    else:
-        _parse(model, settings, section, layers, problems)
+    def environments(self, env: Choice | None, evaluation: Eval | None) -> None:
+        """The environments of the tasks that are dreamed of and of the evaluation, with their settings."""
+        named: list[tuple[str, str, Any, str]] = []
+        if env is not None and "dreams" in self.plugins.find("env", env.name).spec.capabilities:
+            config = env.config.model_dump()
+            if isinstance(tasks := config.get("tasks"), str):
+                named.append((tasks, "env.tasks", config.get("task_settings", {}), "env.task_settings"))
+        if evaluation is not None and evaluation.env:
+            named.append((evaluation.env, "eval.env", evaluation.env_settings, "eval.env_settings"))
+        for name, path, settings, section in named:
+            if (plugin := self.plugin("env", name, path)) is not None:
+                self.parsed(plugin.spec.config, settings, section)
 
+    def parsed(self, model: type[BaseModel], data: Any, section: str) -> BaseModel | None:
+        """The settings of a section; problems and None where they are not valid."""
+        from pydantic import ValidationError
 
-def _parse(model: type[BaseModel], data: Any, section: str, layers: Layers, problems: Problems) -> BaseModel | None:
-    from pydantic import ValidationError
-
-    if not isinstance(data, Mapping):
-        problems.texts.append(_no_table(section, data, layers))
-        return None
-    odd = {f"{section}.{path}": text for path, text in misfits(model, data)}
-    problems.texts += [f"{_where(layers, path)}: {path} = {text}" for path, text in odd.items()]
-    try:
-        config = model.model_validate(data)
-    except ValidationError as error:
-        problems.texts += _explain(model, data, error, section, layers, reported=odd)
-        return None
-    # A third-party config class may ignore unknown keys; a typo must not pass for a setting all the same.
-    unknown = [key for key in data if key not in _keys(model)] if model.model_config.get("extra") != "allow" else []
-    problems.texts += [_unknown(model, section, (key,), layers) for key in unknown]
-    return config
+        texts, layers = self.problems.texts, self.layers
+        if not isinstance(data, Mapping):
+            texts.append(_no_table(section, data, layers))
+            return None
+        odd = {f"{section}.{path}": text for path, text in misfits(model, data)}
+        texts += [f"{_where(layers, path)}: {path} = {text}" for path, text in odd.items()]
+        try:
+            config = model.model_validate(data)
+        except ValidationError as error:
+            texts += _explain(model, data, error, section, layers, reported=odd)
+            return None
+        # A third-party config class may ignore unknown keys; a typo must not pass for a setting all the same.
+        if model.model_config.get("extra") != "allow":
+            texts += [_unknown(model, section, (key,), layers) for key in data if key not in _keys(model)]
+        return config
 
 
 def _explain(

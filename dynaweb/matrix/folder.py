@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dynaweb.config.files import read_json, understood
 from dynaweb.errors import CheckpointError, ConfigError
-from dynaweb.matrix.plan import PLAN
+from dynaweb.matrix.plan import PLAN, cell_name
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
@@ -292,7 +292,7 @@ def why_not_reported(folder: MatrixFolder, plan: Plan) -> str:
 def _name(one: Mapping[str, Any]) -> str:
     """The settings and the seed of a cell, as `Cell` has them; its id where the record is damaged."""
     try:
-        return ", ".join([*(f"{axis}={label}" for axis, label in one["labels"]), f"seed {one['seed']}"])
+        return cell_name(one["labels"], one["seed"])
     except (LookupError, TypeError, ValueError):
         return str(one["id"])
 

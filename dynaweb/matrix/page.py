@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dynaweb.compare.records import COSTS
 from dynaweb.matrix.folder import CellStatus, MatrixFolder
-from dynaweb.matrix.plan import RECIPE, by_path, value_label
+from dynaweb.matrix.plan import RECIPE, by_path, labels_text, value_label
 from dynaweb.matrix.results import MatrixResults, TableRow
 from dynaweb.matrix.table import NOTE, is_share, measure_label, value_text
 from dynaweb.report.charts import Series, interval_bar, line_chart
@@ -187,12 +187,11 @@ def _cell(status: CellStatus, base: Path) -> Html:
     link = el("code", status.id)
     if (folder / "report.html").exists():
         link = el("a", link, href=f"{folder.relative_to(base).as_posix()}/report.html")
-    settings = ", ".join(f"{axis}={value}" for axis, value in status.labels)
     detail = el("small", status.detail) if status.detail else None
     return el(
         "tr",
         el("td", link),
-        el("td", el("span", settings, detail), data_label="Settings"),
+        el("td", el("span", labels_text(status.labels), detail), data_label="Settings"),
         el("td", el("span", str(status.seed)), data_label="Seed"),
         el("td", el("span", status.state, class_=f"chip {STATUS.get(status.state, '')}"), data_label="State"),
         el("td", el("span", duration(status.seconds) if status.seconds else ""), data_label="Time"),
@@ -238,7 +237,7 @@ def _conditions(results: MatrixResults) -> Html | None:
 
 def _conditional(results: MatrixResults) -> Iterator[tuple[str, str, str]]:
     for when in results.plan.matrix.when:
-        where = ", ".join(f"{axis}={value_label(value)}" for axis, value in when.condition.items())
+        where = labels_text((axis, value_label(value)) for axis, value in when.condition.items())
         for path, value in by_path(when.set).items():
             yield path, value_label(value), where
 

@@ -284,6 +284,16 @@ Labels = tuple[tuple[str, str], ...]
 """The values of a combination: axis and label, in the order of the axes."""
 
 
+def labels_text(labels: Iterable[Sequence[str]]) -> str:
+    """As in `wm=delta, dream.horizon=4`; '' without axes."""
+    return ", ".join(f"{axis}={label}" for axis, label in labels)
+
+
+def cell_name(labels: Iterable[Sequence[str]], seed: object) -> str:
+    """How messages call a cell."""
+    return ", ".join(filter(None, (labels_text(labels), f"seed {seed}")))
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One run: its id (12 hex digits), its place in the matrix, its seed, and its recipe."""
@@ -300,7 +310,7 @@ class Cell:
         return self.source() if callable(self.source) else self.source
 
     def __str__(self) -> str:
-        return ", ".join([*(f"{axis}={label}" for axis, label in self.labels), f"seed {self.seed}"])
+        return cell_name(self.labels, self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,7 +481,7 @@ def cell_id(recipe: Recipe) -> str:
 
 
 def _text(values: Values) -> str:
-    return ", ".join(f"{name}={value_label(value)}" for name, value in values.items()) or "the only cell"
+    return labels_text((name, value_label(value)) for name, value in values.items()) or "the only cell"
 
 
 def _raise(matrix: Matrix, problems: Mapping[str, tuple[DynawebError, Iterable[str]]], combinations: int) -> None:

@@ -11,7 +11,7 @@ from dynaweb.compare.groups import Group
 from dynaweb.compare.records import COSTS, MAIN, RunRecord, measure_key, read_run
 from dynaweb.errors import CheckpointError, ConfigError, hint
 from dynaweb.matrix.folder import CellStatus, MatrixFolder
-from dynaweb.matrix.plan import Labels, Plan
+from dynaweb.matrix.plan import Labels, Plan, labels_text
 from dynaweb.stats import Estimate, estimate_json
 
 ARMS = (MAIN, "base", "sft", "sft-long", "filtered-bc", "dynaweb")
@@ -37,7 +37,7 @@ class TableRow:
     @property
     def label(self) -> str:
         """As in `wm=delta, dream.horizon=4`."""
-        return ", ".join(f"{axis}={value}" for axis, value in self.labels) or "the only combination"
+        return labels_text(self.labels) or "the only combination"
 
     def plain(self) -> dict[str, Any]:
         """Plain data for programs."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from dynaweb.compare.records import COSTS, MAIN, measure_key
 from dynaweb.matrix.folder import CellStatus
+from dynaweb.matrix.plan import labels_text
 from dynaweb.matrix.results import MatrixResults, TableRow
 from dynaweb.report.data import measure_words
 from dynaweb.report.gather import arm_label
@@ -27,7 +28,7 @@ def matrix_text(results: MatrixResults, *, width: int = WIDTH) -> str:
     ]
     lines = [text_table(head, rows, width=400), "", *note]
     lines += [f"{id}: {problem}" for id, problem in results.problems.items()]
-    lines += [f"failed {status.id} ({_named(status)}): {status.detail}" for status in _failed(results)]
+    lines += [f"failed {status.id} ({labels_text(status.labels)}): {status.detail}" for status in _failed(results)]
     return "\n".join(lines)
 
 
@@ -49,7 +50,14 @@ STATUS_HEAD = ("cell", "state", "time", "seed", "settings", "error")
 def status_rows(statuses: Sequence[CellStatus]) -> list[tuple[str, ...]]:
     """One row a cell, under `STATUS_HEAD`."""
     return [
-        (one.id, one.state, duration(one.seconds) if one.seconds else "-", str(one.seed), _named(one), one.detail)
+        (
+            one.id,
+            one.state,
+            duration(one.seconds) if one.seconds else "-",
+            str(one.seed),
+            labels_text(one.labels),
+            one.detail,
+        )
         for one in statuses
     ]
 
@@ -119,10 +127,6 @@ def _note(results: MatrixResults) -> str:
 
 def _failed(results: MatrixResults) -> list[CellStatus]:
     return [status for status in results.statuses if status.state == "failed"]
-
-
-def _named(status: CellStatus) -> str:
-    return ", ".join(f"{axis}={value}" for axis, value in status.labels)
 
 
 def _row(cells: Sequence[str]) -> str:

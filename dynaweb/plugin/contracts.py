@@ -205,7 +205,7 @@ def _name(kind: Kind, owner: object) -> str:
     from dynaweb.plugin.registry import KIND_WORDS
 
     cls = type(owner)
-    named = " or ".join(f"{KIND_WORDS[kind]} {one.name!r} ({one.origin})" for one in _plugins(kind, cls))
+    named = " or ".join(f"{one.title} ({one.origin})" for one in _plugins(kind, cls))
     return named or f"{KIND_WORDS[kind]} of class {cls.__module__}.{cls.__qualname__}"
 
 

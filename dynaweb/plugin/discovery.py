@@ -84,6 +84,11 @@ class Plugin:
         """The name that selects it, as in `--wm NAME`."""
         return self.spec.name
 
+    @property
+    def title(self) -> str:
+        """What messages call it, as in `world model 'delta'`."""
+        return f"{KIND_WORDS[self.kind]} {self.name!r}"
+
     def status(self, state: State, cause: str) -> PluginStatus:
         """Its row of `dynaweb plugins list`."""
         spec, origin = self.spec, self.origin
@@ -105,6 +110,11 @@ class PluginStatus:
     version: str
     status: State
     cause: str = ""
+
+    @property
+    def origin(self) -> Origin:
+        """The package that declares it; the entry point is not known any more."""
+        return Origin("", self.package, self.version)
 
 
 class SpecError(Exception):

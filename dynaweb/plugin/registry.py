@@ -80,8 +80,7 @@ class Plugins:
                 raise _unusable(kind, status)
         # What names a package would have offered, nobody knows when it cannot be loaded.
         unread = [
-            f"or it is one of package {one.package} {one.version}, which cannot be loaded ({one.cause}): install a "
-            "version that works here"
+            f"or it is one of {one.origin}, which cannot be loaded ({one.cause}): install a version that works here"
             for one in self.others
             if one.status == "broken" and not one.kind
         ]
@@ -288,26 +287,22 @@ def parse_blocks(options: Iterable[str]) -> list[str]:
 
 
 def _sentence(status: PluginStatus) -> str:
-    return f"plugin {status.name!r} of package {status.package} {status.version} cannot be used: {status.cause}"
+    return f"plugin {status.name!r} of {status.origin} cannot be used: {status.cause}"
 
 
 def _unusable(kind: Kind, status: PluginStatus) -> DynawebError:
-    origin = f"package {status.package} {status.version}"
-    message = f"{KIND_WORDS[kind]} {status.name!r} ({origin}) cannot be used: {status.cause}"
+    message = f"{KIND_WORDS[kind]} {status.name!r} ({status.origin}) cannot be used: {status.cause}"
     return MissingError(message) if status.status == "blocked" else PluginError(message)
 
 
 def _needs(plugin: Plugin, what: str) -> str:
     package, extra = plugin.origin.package, plugin.spec.extra
-    return (
-        f"{KIND_WORDS[plugin.kind]} {plugin.name!r} needs {what}, which is not installed; "
-        f"run: pip install '{package}[{extra}]'"
-    )
+    return f"{plugin.title} needs {what}, which is not installed; run: pip install '{package}[{extra}]'"
 
 
 def _broken(plugin: Plugin, what: str, error: BaseException | None = None) -> PluginError:
     cause = f": {explain(error)}" if error is not None else ""
-    return PluginError(f"{KIND_WORDS[plugin.kind]} {plugin.name!r} ({plugin.origin}): {what}{cause}")
+    return PluginError(f"{plugin.title} ({plugin.origin}): {what}{cause}")
 
 
 def _validated(plugin: Plugin, settings: BaseModel | Mapping[str, Any]) -> BaseModel:
@@ -318,10 +313,8 @@ def _validated(plugin: Plugin, settings: BaseModel | Mapping[str, Any]) -> BaseM
     try:
         return plugin.spec.config.model_validate(settings)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)
-        )
-        raise ConfigError(f"settings of {KIND_WORDS[plugin.kind]} {plugin.name!r}: {problems}") from error
+        problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
+        raise ConfigError(f"settings of {plugin.title}: {'; '.join(problems)}") from error
 
 
 __all__ = [

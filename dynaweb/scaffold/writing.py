@@ -90,10 +90,9 @@ def _refuse_taken(about: KindOfPlugin, name: str) -> None:
 
     taken = [one for one in current().statuses() if (one.kind, one.name) == (about.kind, name)]
     if taken:
-        owner = f"{taken[0].package} {taken[0].version}"
         raise ConfigError(
-            f"{KIND_WORDS[about.kind]} {name!r} is there already, in package {owner}, and two plugins of one name are "
-            f"both refused; choose another name, such as my-{name}"
+            f"{KIND_WORDS[about.kind]} {name!r} is there already, in {taken[0].origin}, and two plugins of one name "
+            f"are both refused; choose another name, such as my-{name}"
         )
 
 

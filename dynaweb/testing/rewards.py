@@ -98,8 +98,8 @@ class RewardSuite(PluginSuite):
             order = [self._judge().score(one) for one in _of_new_tasks(SEVERAL, together=True)[::turn]]
             for one, (expected, judgement) in enumerate(zip(alone[::turn], map(self.run, order), strict=True), 1):
                 assert _scores(judgement) == expected, (
-                    f"episode {one} of a task gets {_scores(judgement)}, but {expected} when no other episode of the task "
-                    "was judged before: is a verdict kept by the id of its task?"
+                    f"episode {one} of a task gets {_scores(judgement)}, but {expected} when no other episode of the "
+                    "task was judged before: is a verdict kept by the id of its task?"
                 )
 
     def test_a_judge_stays_as_it_is(self) -> None:
