@@ -168,7 +168,7 @@ def run_plan(
         runner.run()
     finally:
         display.close()
-    _print_table(plan, folder, measures, as_json=as_json, markdown=False)
+    print_table(plan, folder, measures, as_json=as_json)
     failed = [str(cell.cell) for cell in cells if cell.state == "failed"]
     unfinished = sum(cell.state not in ("done", "failed") for cell in cells)
     if failed or unfinished:
@@ -217,7 +217,7 @@ def show_table(
     report.html is written only when the cells are those that were run.
     """
     plan, folder = options.plan(out, as_run=True)
-    _print_table(plan, folder, measures, as_json=options.as_json, markdown=markdown)
+    print_table(plan, folder, measures, as_json=options.as_json, markdown=markdown)
 
 
 @matrix_app.command("cell", hidden=True)
@@ -254,9 +254,15 @@ def names_of(measures: list[str] | None) -> list[str]:
     return [name.strip() for text in measures or () for name in text.split(",")]
 
 
-def _print_table(
-    plan: Plan, folder: MatrixFolder, measures: list[str] | None, *, as_json: bool, markdown: bool
+def print_table(
+    plan: Plan,
+    folder: MatrixFolder,
+    measures: list[str] | None = None,
+    *,
+    as_json: bool = False,
+    markdown: bool = False,
 ) -> None:
+    """Print the table of what is done, and write report.html where it is to show these cells."""
     from shutil import get_terminal_size
 
     from dynaweb.cli.output import emit

@@ -49,16 +49,12 @@ def report(run: Run, each: Each = EACH, every: All = False, as_json: o.Json = Fa
     from dynaweb.report import build_report, closing_json, closing_text, gather
 
     if (run / "matrix.json").exists():
+        from dynaweb.cli.matrix import print_table
         from dynaweb.matrix import MatrixFolder
-        from dynaweb.matrix.page import write_page
-        from dynaweb.matrix.results import results
-        from dynaweb.matrix.table import matrix_text
 
         o.load_plugins(None, warn=False)
         folder = MatrixFolder(run)
-        outcome = results(folder.read_plan(), folder)
-        emit(outcome.plain(), matrix_text(outcome), as_json=as_json)
-        typer.echo(f"report: {write_page(outcome, folder)}", err=True)
+        print_table(folder.read_plan(), folder, as_json=as_json)
         return
     data = gather(run, each=None if every else each)
     path = build_report(run, data=data)

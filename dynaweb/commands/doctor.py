@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from dynaweb.errors import DynawebError, MissingError
+from dynaweb.errors import DynawebError, MissingError, PluginError
+
+if TYPE_CHECKING:
+    from dynaweb.config import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,49 +25,32 @@ class Check:
 
 def examine(recipe: str, sets: Iterable[str] = ()) -> list[Check]:
     """Every line of the doctor; the browser that a recipe names is started once."""
-    sets = tuple(sets)
+    from dynaweb.config import resolve
     from dynaweb.runs.folder import versions
 
+    try:
+        resolved = resolve(recipe, overrides=sets)
+    except (MissingError, PluginError):  # of plugins, of which their own lines tell
+        resolved = None
+    browser = "" if resolved is None else resolved.web.browser
     packages = Check("versions", "ok", ", ".join(f"{name} {version}" for name, version in versions().items()))
-    looks = (("browser", partial(_browser, _browser_of(recipe, sets))), ("tiny model", _model), ("stage cache", _cache))
-    return [packages, *_plugins(recipe, sets), *(_checked(name, look) for name, look in looks)]
+    looks = (("browser", partial(_browser, browser)), ("tiny model", _model), ("stage cache", _cache))
+    return [packages, *_plugins(resolved), *(_checked(name, look) for name, look in looks)]
 
 
-def _plugins(recipe: str, sets: Iterable[str]) -> Iterator[Check]:
+def _plugins(recipe: Recipe | None) -> Iterator[Check]:
     """What the recipe does not use may lack its optional packages: that is a note."""
+    from dynaweb.config.agreement import used_plugins
     from dynaweb.plugin.registry import current
 
-    statuses = current().statuses()
-    used = _used(recipe, sets)
-    for status in statuses:
+    plugins = current()
+    used: set[tuple[str, str]] = set() if recipe is None else set(used_plugins(recipe, plugins))
+    for status in plugins.statuses():
         name = f"plugin {status.kind} {status.name}".replace("  ", " ")
         if status.status == "blocked" or (status.status == "missing" and (status.kind, status.name) not in used):
             yield Check(name, "note", status.cause)
         else:
             yield Check(name, "ok" if status.status == "ok" else "missing", status.cause or status.summary)
-
-
-def _used(recipe: str, sets: Iterable[str]) -> set[tuple[str, str]]:
-    """Kind and name of the plugins that a recipe chooses; none where it cannot be composed, of which others tell."""
-    from dynaweb.config import resolve
-    from dynaweb.config.agreement import used_plugins
-    from dynaweb.plugin.registry import current
-
-    try:
-        return set(used_plugins(resolve(recipe, overrides=sets), current()))
-    except DynawebError:
-        return set()
-
-
-def _browser_of(recipe: str, sets: Iterable[str]) -> str:
-    """The setting `web.browser`; '' where the recipe's plugins are missing, of which their own lines tell."""
-    from dynaweb.config import resolve
-    from dynaweb.errors import PluginError
-
-    try:
-        return resolve(recipe, overrides=sets).web.browser
-    except (MissingError, PluginError):
-        return ""
 
 
 def _checked(name: str, look: Callable[[], str]) -> Check:

@@ -205,8 +205,8 @@ def _estimate(estimate: Any) -> str:
 
 
 def _cost(group: Group, name: str) -> str:
-    costs = [run.costs[name] for run in group.runs if name in run.costs]
-    return f"{sum(costs) / len(costs):,.0f}" if costs else "-"
+    cost = group.cost(name)
+    return "-" if cost is None or cost.value is None else f"{cost.value:,.0f}"
 
 
 def _plain_arm(comparison: Comparison, arm: str) -> list[dict[str, Any]]:

@@ -84,7 +84,7 @@ def step_result(environment: object, answer: Any) -> StepResult:
         raise _wrong("env", environment, "step", answer.info, "a mapping in StepResult.info")
     if not isinstance(answer.facts, StepFacts):
         raise _wrong("env", environment, "step", answer.facts, "a dynaweb.types.StepFacts in StepResult.facts")
-    moved = _ONCE_FACTS & answer.info.keys()
+    moved = _FORMER_FACTS & answer.info.keys()
     if moved:
         # Version 0.1 read rewards from there: nobody should lose them without a word.
         what = "StepResult.facts for what decides rewards (a step's own reward is StepFacts.reward)"
@@ -159,7 +159,7 @@ def loss_output(optimizer: object, answer: Any, call: str = "loss") -> LossOutpu
     return answer
 
 
-_ONCE_FACTS = frozenset({"step_reward", "untrusted", "world_model_error"})
+_FORMER_FACTS = frozenset({"step_reward", "untrusted", "world_model_error"})
 _PAGE = "a dynaweb.types.Observation with a tuple of nodes"
 
 

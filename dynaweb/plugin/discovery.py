@@ -70,6 +70,10 @@ class Origin:
     def __str__(self) -> str:
         return f"package {self.package} {self.version}"
 
+    def status(self, state: State, cause: str = "", summary: str = "") -> PluginStatus:
+        """Its row of `dynaweb plugins list`, of an entry point that offers nothing."""
+        return PluginStatus("", self.entry_point, summary, self.package, self.version, state, cause)
+
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
@@ -134,30 +138,24 @@ def load_all(manager: pluggy.PluginManager, refuse: Callable[[Origin], str]) -> 
     Returns what is usable, and the status of all that is not (plus of plugins that only observe).
     """
     plugins: list[Plugin] = []
-    others: list[PluginStatus] = []
-
-    def set_aside(origin: Origin, state: State, cause: str, summary: str = "") -> None:
-        others.append(PluginStatus("", origin.entry_point, summary, origin.package, origin.version, state, cause))
-
     entries, unreadable = _entry_points()
-    for origin, damage in unreadable:
-        set_aside(origin, "broken", f"{explain(damage)}; install it again")
+    others = [origin.status("broken", f"{explain(damage)}; install it again") for origin, damage in unreadable]
     for entry, origin in entries:
         if reason := refuse(origin):
-            set_aside(origin, "blocked", reason)
+            others.append(origin.status("blocked", reason))
             continue
         try:
-            with talking_aside():
+            with prints_to_stderr():
                 offers = _load_one(manager, entry, origin)
         # A plugin may raise anything, and may even call sys.exit() when it is imported.
         except BaseException as error:
-            if is_the_users(error):
+            if is_user_interrupt(error):
                 raise
-            set_aside(origin, "broken", explain(error))
+            others.append(origin.status("broken", explain(error)))
             continue
         plugins += offers
         if not offers:
-            set_aside(origin, "ok", "", "observer")
+            others.append(origin.status("ok", summary="observer"))
     by_name: dict[tuple[Kind, str], list[Plugin]] = {}
     for plugin in plugins:
         by_name.setdefault((plugin.kind, plugin.name), []).append(plugin)
@@ -267,12 +265,12 @@ def hook_names() -> list[str]:
     return sorted(name for name in vars(hookspecs) if name.startswith("dynaweb_"))
 
 
-def talking_aside() -> AbstractContextManager[TextIO]:
+def prints_to_stderr() -> AbstractContextManager[TextIO]:
     """While code of plugins is imported: what it prints is no result of a command."""
     return redirect_stdout(sys.stderr)
 
 
-def is_the_users(error: BaseException) -> bool:
+def is_user_interrupt(error: BaseException) -> bool:
     """Whether an error is a Ctrl-C: the interpreter's handler raises it, where a plugin's own code has a `raise`."""
     if not isinstance(error, KeyboardInterrupt):
         return False

@@ -110,10 +110,10 @@ class Plugins:
         self.check(kind, name)
         module_name, _, attribute = plugin.spec.target.partition(":")
         try:
-            with discovery.talking_aside():
+            with discovery.prints_to_stderr():
                 module = importing(module_name)
         except BaseException as error:
-            if discovery.is_the_users(error):
+            if discovery.is_user_interrupt(error):
                 raise
             lacking = error.name if isinstance(error, ModuleNotFoundError) and plugin.spec.extra else None
             if lacking and lacking.split(".")[0] != module_name.split(".")[0]:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 Estimator = Literal["k1", "k2", "k3", "k1+", "k3+", "abs"]
 SERIES = 1e-2
@@ -52,6 +53,8 @@ def divergence(
 
 def exp_excess(x: torch.Tensor) -> torch.Tensor:
     """exp(x) - 1 - x, to full relative precision for every x."""
+    import torch  # here: a dry run imports the advantages, which are plain numbers, and torch takes seconds
+
     small = x.abs() < SERIES
     near = torch.where(small, x, torch.zeros_like(x))
     far = torch.where(small, torch.ones_like(x), x)

@@ -126,7 +126,15 @@ def test_the_names_of_the_api_are_there_before_anything_is_loaded() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["dynaweb", "dynaweb.plugin.registry", "dynaweb.config", "dynaweb.types", "dynaweb.web.delta"]
+    "module",
+    [
+        "dynaweb",
+        "dynaweb.plugin.registry",
+        "dynaweb.config",
+        "dynaweb.types",
+        "dynaweb.web.delta",
+        "dynaweb.estimate.refusals",  # all of `dynaweb run --dry-run`, the loop in dynaweb.train with it
+    ],
 )
 def test_entry_modules_import_nothing_heavy(module: str) -> None:
     code = f"import {module}, sys; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
