@@ -104,9 +104,7 @@ def list_matrices(as_json: o.Json = False, debug: o.Debug = False) -> None:
 
 @matrix_app.command("show")
 @o.expanded
-def show(
-    options: MatrixOptions,
-) -> None:
+def show(options: MatrixOptions) -> None:
     """Compose and validate every cell, and list them; nothing is run."""
     from dynaweb.cli.output import print_json, table
 
@@ -126,11 +124,7 @@ def show(
 @matrix_app.command("run")
 @o.expanded
 def run(
-    options: MatrixOptions,
-    out: Out = None,
-    jobs: Jobs = 1,
-    fail_fast: FailFast = False,
-    measures: Measures = None,
+    options: MatrixOptions, out: Out = None, jobs: Jobs = 1, fail_fast: FailFast = False, measures: Measures = None
 ) -> None:
     """Run every cell that is not done, then print the table. Exit code 1 when a cell failed.
 
@@ -186,10 +180,7 @@ def run_plan(
 
 @matrix_app.command("status")
 @o.expanded
-def status(
-    options: MatrixOptions,
-    out: Out = None,
-) -> None:
+def status(options: MatrixOptions, out: Out = None) -> None:
     """Say how every cell stands: waiting, running, done, failed or interrupted.
 
     Without options that change the matrix, of the matrix as it was run, where its folder is there.
@@ -205,12 +196,7 @@ def status(
 
 @matrix_app.command("table")
 @o.expanded
-def show_table(
-    options: MatrixOptions,
-    out: Out = None,
-    measures: Measures = None,
-    markdown: Markdown = False,
-) -> None:
+def show_table(options: MatrixOptions, out: Out = None, measures: Measures = None, markdown: Markdown = False) -> None:
     """Print the table of what is done so far: n, mean and 95 % interval of every combination; writes report.html.
 
     Without options that change the matrix, of the matrix as it was run, where its folder is there. With them,

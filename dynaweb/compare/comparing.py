@@ -17,6 +17,7 @@ from dynaweb.compare.records import MAIN, read_run
 from dynaweb.errors import ConfigError
 from dynaweb.stats import (
     CONFIDENCE,
+    Estimate,
     PairedDifference,
     difference_text,
     estimate_json,
@@ -83,6 +84,12 @@ class Comparison:
         names = set.intersection(*(set(group.arms()) for group in self.groups))
         return {name: label for name, label in self.groups[0].arms().items() if name in names}
 
+    @property
+    def measures(self) -> dict[str, list[Estimate | None]]:
+        """Measures of the world model by label: the estimate of each group."""
+        labels = [measure.label for measure in self.groups[0].runs[0].data.fidelity]
+        return {label: [group.measure(label) for group in self.groups] for label in labels}
+
     def against_first(self, arm: str) -> list[Versus | None]:
         """Each group against the first (None for the first itself)."""
         return [None, *(versus(self.groups[0], group, arm, len(self.groups) - 1) for group in self.groups[1:])]
@@ -105,7 +112,11 @@ class Comparison:
             }
             for group in self.groups
         ]
-        return {"groups": groups, "differences": self.differences, "arms": arms, "world_model": _measures_json(self)}
+        measures = {
+            label: [None if one is None else estimate_json(one) for one in estimates]
+            for label, estimates in self.measures.items()
+        }
+        return {"groups": groups, "differences": self.differences, "arms": arms, "world_model": measures}
 
 
 def compare(folders: Sequence[Path]) -> Comparison:
@@ -177,8 +188,7 @@ def _arm(comparison: Comparison, arm: str) -> str:
 
 
 def _rest(comparison: Comparison) -> str:
-    names = [measure.label for measure in comparison.groups[0].runs[0].data.fidelity]
-    rows = [[name, *(_estimate(group.measure(name)) for group in comparison.groups)] for name in names]
+    rows = [[label, *map(_estimate, estimates)] for label, estimates in comparison.measures.items()]
     rows += _judge_rows(comparison)
     for name, label in (("seconds", "Seconds of all stages"), ("tokens_generated", "Tokens generated")):
         rows.append([label, *(_cost(group, name) for group in comparison.groups)])
@@ -200,7 +210,7 @@ def _judge_rows(comparison: Comparison) -> list[list[str]]:
     return rows
 
 
-def _estimate(estimate: Any) -> str:
+def _estimate(estimate: Estimate | None) -> str:
     return "-" if estimate is None or estimate.value is None else str(estimate)
 
 
@@ -215,12 +225,6 @@ def _plain_arm(comparison: Comparison, arm: str) -> list[dict[str, Any]]:
         row = {"group": group.label, "success": estimate_json(group.success(arm))}
         rows.append(row | ({"against_first": against.plain()} if against is not None else {}))
     return rows
-
-
-def _measures_json(comparison: Comparison) -> dict[str, list[Any]]:
-    names = [measure.label for measure in comparison.groups[0].runs[0].data.fidelity]
-    measures = {name: [group.measure(name) for group in comparison.groups] for name in names}
-    return {name: [estimate_json(one) if one is not None else None for one in row] for name, row in measures.items()}
 
 
 def _seeds(group: Group) -> list[int]:

@@ -66,7 +66,7 @@ def grouped(runs: Sequence[RunRecord]) -> list[Group]:
     """
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
-        key = repr(sorted((path, repr(value)) for path, value in run.settings.items() if not _free(path)))
+        key = repr(sorted((path, repr(value)) for path, value in run.settings.items() if not path.startswith(FREE)))
         groups.setdefault(key, []).append(run)
     return [_group(members) for members in groups.values()]
 
@@ -74,10 +74,6 @@ def grouped(runs: Sequence[RunRecord]) -> list[Group]:
 def _group(members: Sequence[RunRecord]) -> Group:
     counted = tuple({run.seed: run for run in members}.values())
     return Group(_label(counted), counted, tuple(run for run in members if all(run is not one for one in counted)))
-
-
-def _free(path: str) -> bool:
-    return path.startswith(FREE)
 
 
 def _label(members: Sequence[RunRecord]) -> str:

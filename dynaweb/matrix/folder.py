@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("dynaweb")
 
 State = Literal["waiting", "running", "done", "failed", "interrupted"]
+LISTED = 3
+"""Cells, and settings, that a message names; it counts the others."""
 LEFT = {".lock", "cells", "logs", "outcomes", "report.html"}
 """What a matrix leaves beside its plan."""
 
@@ -251,10 +253,6 @@ def _json(path: Path) -> dict[str, Any] | None:
         return read_json(path, dict)
     except CheckpointError:
         return None
-
-
-LISTED = 3
-"""Cells, and settings, that a message names; it counts the others."""
 
 
 def check_keeps_done(folder: MatrixFolder, plan: Plan) -> None:

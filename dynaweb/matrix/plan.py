@@ -51,11 +51,13 @@ if TYPE_CHECKING:
     from dynaweb.config import Recipe
     from dynaweb.plugin.registry import Plugins
 
+log = logging.getLogger("dynaweb")
 
 _SHIPPED = Path(__file__).parent / "shipped"
 PLAN = "matrix.json"
 """The file of a plan in the folder of a matrix."""
 LABEL = "label"
+SEED = "run.seed"
 RECIPE = "recipe"
 """The axis whose values are recipes, each in the place of the base."""
 
@@ -228,7 +230,7 @@ def check_axes(matrix: Matrix) -> None:
 
 
 def _axis_problems(matrix: Matrix, name: str, values: list[Any]) -> Iterable[str]:
-    if FLAGS.get(name, name) == "run.seed":
+    if FLAGS.get(name, name) == SEED:
         yield "seeds are no axis: list them in matrix.seeds, or give --seeds"
     if not values:
         yield f"axis {name!r} has no values"
@@ -277,9 +279,8 @@ def _problems(error: ValidationError) -> str:
     return "\n  - ".join(["", *lines]) if len(lines) > 1 else lines[0]
 
 
-log = logging.getLogger("dynaweb")
-
-SEED = "run.seed"
+Values = dict[str, Any]
+"""The values of a combination by axis."""
 Labels = tuple[tuple[str, str], ...]
 """The values of a combination: axis and label, in the order of the axes."""
 
@@ -351,9 +352,6 @@ def plan_of(matrix: Matrix, *, plugins: Plugins | None = None) -> Plan:
     _raise(matrix, problems, len(combinations))
     axes = tuple(name for group in _axes(matrix) for name in group[0])
     return Plan(matrix, axes, tuple(cells.values()), len(combinations) * len(matrix.seeds) - len(cells))
-
-
-Values = dict[str, Any]
 
 
 def _allowed(matrix: Matrix) -> list[Values]:
