@@ -199,8 +199,8 @@ class PromptSettings:
     """Longest reply of the policy."""
     prompt: int = 0
     """Longest prompt of world model and judge."""
-    reply: int = 0
-    """Longest answer of the world model."""
+    reply: Callable[[], int] = int
+    """Longest answer of the world model; asked for when a prompt of it, or of a judge, is written."""
 
     def room(self, most: int, *, policy: bool = False) -> int:
         """Longest prompt: as set, else what the model has room for beside the answer, and `most` at most.
@@ -208,9 +208,9 @@ class PromptSettings:
         Raises `ConfigError` when the model has no room for what is set.
         """
         wanted = (policy and self.policy_prompt) or self.prompt
-        answer = self.policy_reply if policy else self.reply
         if not self.context:
             return wanted or most
+        answer = self.policy_reply if policy else self.reply()
         left = self.context - answer
         if max(wanted, 1) > left:
             role = "policy" if policy else "model"

@@ -126,9 +126,11 @@ class Policy(Section):
 
     engine: EngineChoice = EngineChoice()
     """What turns the policy's prompts into tokens."""
-    max_prompt_tokens: int = Field(default=0, ge=0)
+    max_prompt_tokens: Annotated[int, Matters("sft", "explore", "graded", "rl", "eval-weights")] = Field(
+        default=0, ge=0
+    )
     """Longest prompt of the policy in tokens; 0 = as `model.max_prompt_tokens`."""
-    max_new_tokens: int = Field(default=48, ge=1)
+    max_new_tokens: Annotated[int, Matters("sft", "explore", "graded", "rl", "eval-weights")] = Field(default=48, ge=1)
     """Longest reply of the policy in tokens. A model that thinks before it answers needs room for its thought: a reply
     that ends inside of one is invalid."""
 

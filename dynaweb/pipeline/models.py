@@ -108,7 +108,7 @@ class Models:
             policy_prompt=recipe.policy.max_prompt_tokens,
             policy_reply=recipe.policy.max_new_tokens,
             prompt=recipe.model.max_prompt_tokens,
-            reply=getattr(recipe.wm.config, "max_new_tokens", 0),
+            reply=lambda: getattr(recipe.wm.config, "max_new_tokens", 0),
         )
         return format_for(tokenizer, recipe.model.format, settings)
 

@@ -253,7 +253,7 @@ def format_for(tokenizer: Any, name: str = "auto", settings: PromptSettings = PL
     if name == "auto":
         name = "compact" if marks.ACT in tokenizer.get_vocab() else "chat"
     if name == "compact":
-        return CompactFormat(tokenizer, settings.room(760))
+        return CompactFormat(tokenizer, settings.prompt or settings.policy_prompt or 760)
     if name == "chat":
         return ChatFormat(tokenizer, settings)
     layer: Callable[[Any, PromptSettings], PromptFormat] = part_of(name, "prompt")
@@ -291,16 +291,28 @@ class ChatFormat:
                 f"YES and NO begin with the same token ({self.yes_id}) of this model's tokenizer, so that no judge "
                 "could tell them apart; choose another model"
             )
-        self.rooms = {policy: settings.room(MOST, policy=policy) for policy in (True, False)}
-        """Longest prompt in tokens: of the policy (True), of world model and judge (False)."""
-        for policy, system in ((True, self.instructions), (False, SYSTEM["delta"])):
-            least = self.template.size(system) + LEAST
-            if self.rooms[policy] < least:
-                raise ConfigError(
-                    f"a prompt of {self.rooms[policy]} tokens holds no page: the instructions alone take "
-                    f"{least - LEAST} of this model's tokens; set {'policy' if policy else 'model'}.max_prompt_tokens "
-                    f"to {least} at least, give answers fewer tokens, or choose a model with a longer context"
-                )
+        self._settings = settings
+        self._rooms: dict[bool, int] = {}
+
+    def check(self) -> None:
+        """Raise `ConfigError` when a prompt of some role has no room for a page."""
+        self._room(policy=True)
+        self._room(policy=False)
+
+    def _room(self, *, policy: bool) -> int:
+        """Longest prompt in tokens: of the policy, or of world model and judge."""
+        if (room := self._rooms.get(policy)) is not None:
+            return room
+        room = self._settings.room(MOST, policy=policy)
+        instructions = self.template.size(self.instructions if policy else SYSTEM["delta"])
+        if room < instructions + LEAST:
+            raise ConfigError(
+                f"a prompt of {room} tokens holds no page: the instructions alone take {instructions} of this model's "
+                f"tokens; set {'policy' if policy else 'model'}.max_prompt_tokens to {instructions + LEAST} at least, "
+                "give answers fewer tokens, or choose a model with a longer context"
+            )
+        self._rooms[policy] = room
+        return room
 
     def policy_prompt(self, task: Task, observation: Observation, history: Sequence[Action]) -> Prompt:
         """System instructions, then objective, earlier actions and the page."""
@@ -390,7 +402,7 @@ class ChatFormat:
         answer: bool = False,
     ) -> Prompt:
         """A system turn, and the user's with the page at its end; of a page that is too long, what matters most."""
-        room = self.rooms[policy]
+        room = self._room(policy=policy)
         text = f"{user}\nURL: {page.url}\nPAGE:\n{render(page, 'webarena')}"
         ids = self.template.prompt(system, text, answer=answer)
         if len(ids) <= room:
