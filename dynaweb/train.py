@@ -297,7 +297,9 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     curriculum = curriculum_of(ctx, have, [few[0].task for few in experts.values()])
     sampler: Sampler
     if have.recorded is None:
-        actor = ModelPolicy(engine, policy.format, temperature=rl.temperature, max_new_tokens=rl.max_new_tokens)
+        actor = ModelPolicy(
+            engine, policy.format, temperature=rl.temperature, max_new_tokens=ctx.recipe.policy.max_new_tokens
+        )
         seed = ctx.recipe.run.seed if phase.number == 1 else ctx.seed("phase", phase.number)
         sampler = GroupSampler.of(ctx.recipe, seed, actor, judge, source, ctx.models.lockstep, experts)
     else:

@@ -95,6 +95,12 @@ class Model(Section):
     """CPU threads of torch; 0 = as many as there are cores."""
     micro_tokens: Annotated[int, NotKeyed("the same result in other parts")] = Field(default=4096, ge=1)
     """Tokens of one forward pass in training; batches are computed in parts of this size, with the same result."""
+    max_prompt_tokens: int = Field(default=0, ge=0)
+    """Longest prompt of world model and judge in tokens: of a longer page the lines that matter least are left out. 0 =
+    as long as the model's context allows beside the longest answer, and 8,192 at most (760 with `compact`)."""
+    template: dict[str, Any] = Field(default_factory=lambda: {"enable_thinking": False})
+    """Arguments of the chat template, such as `template.enable_thinking = true` or `template.reasoning_effort = "low"`;
+    a template that does not know one takes no notice."""
     checkpointing: Annotated[bool, NotKeyed("the same result with less memory")] = False
     """Activations are computed again in backward passes (arXiv 1604.06174): much less memory, a third more time."""
 
@@ -120,6 +126,13 @@ class Policy(Section):
 
     engine: EngineChoice = EngineChoice()
     """What turns the policy's prompts into tokens."""
+    max_prompt_tokens: Annotated[int, Matters("sft", "explore", "graded", "rl", "eval-weights")] = Field(
+        default=0, ge=0
+    )
+    """Longest prompt of the policy in tokens; 0 = as `model.max_prompt_tokens`."""
+    max_new_tokens: Annotated[int, Matters("sft", "explore", "graded", "rl", "eval-weights")] = Field(default=48, ge=1)
+    """Longest reply of the policy in tokens. A model that thinks before it answers needs room for its thought: a reply
+    that ends inside of one is invalid."""
 
 
 class Backend(Section):
@@ -304,8 +317,6 @@ class Rl(Section):
     minibatches: int = Field(default=1, ge=1)
     """Optimizer steps of one pass. GSPO's ratio and clip window act from an update's second optimizer step on, so
     never with 1 here and in `epochs`."""
-    max_new_tokens: Annotated[int, Matters("rl", "explore", "graded", "eval-weights")] = Field(default=48, ge=1)
-    """Longest reply of the policy in tokens."""
     expert_share: float = Field(default=0.0, ge=0, le=1)
     """Probability that a rollout is replaced by an expert trajectory of the same task (DynaWeb: 0.5)."""
     bc_weight: float = Field(default=0.2, ge=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,9 +23,9 @@ class Server(BaseModel):
     model: str = ""
     """Name of the model on the server, such as `openai/gpt-oss-120b`; empty = no server, the run's own model."""
     base_url: str = ""
-    """Address of the API, such as `http://localhost:8000/v1`; empty = the vendor's."""
+    """Address of the API, such as `http://localhost:8000/v1`; empty = OpenAI's, whatever `OPENAI_BASE_URL` says."""
     key_variable: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key. Servers on this machine need none."""
+    """Environment variable that holds the key. Servers on this machine need none, and are asked without a proxy."""
     concurrency: int = Field(default=16, ge=1)
     """Requests in flight at once."""
     timeout: float = Field(default=120.0, gt=0)
@@ -36,6 +36,14 @@ class Server(BaseModel):
     """Ask for log-probabilities, which the adaptive horizon of dreams needs."""
     token_limit: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """What the server calls the limit of new tokens."""
+    reasoning_effort: str = ""
+    """How long a reasoning model thinks, in the server's words, such as `low`; empty = the server's default."""
+    reasoning_tokens: int = Field(default=0, ge=0)
+    """Tokens that a reasoning model may spend on thought, beside those of the answer: most servers count both."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    """Further headers of each request; `$NAME` stands for an environment variable, so that no file holds a secret."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of each request that this server knows, such as `extra_body.top_k = 20`."""
     price_in: float = Field(default=0.0, ge=0)
     """Price of a million prompt tokens, in any currency, for the cost counter."""
     price_out: float = Field(default=0.0, ge=0)

@@ -9,7 +9,8 @@ Files of version 0.1 are read too: what decided rewards and reports stood in `St
 and becomes `facts`. A value whose `info` has such a key of its own is written with its `facts`, which tells it from
 those files.
 
-A `Prompt` without images is the array of its ids; a `Step` keeps it as `prompt_ids`, as in version 0.1.
+A `Prompt` without images that was not cut is the array of its ids; a `Step` keeps it as `prompt_ids`, as version 0.1
+did.
 
 With `pages`, an observation is replaced by what `pages.put` returns for it: so a store writes a page only once.
 """
@@ -219,7 +220,7 @@ def _build(cls: type, values: dict[str, Any]) -> Any:
 
 def _prompt_codec(plain: _Codec) -> _Codec:
     def encode(value: words.Prompt, pages: Pages | None) -> Json:
-        return plain.encode(value, pages) if value.images else list(value.ids)
+        return plain.encode(value, pages) if value.images or value.cut else list(value.ids)
 
     def decode(data: Json, pages: Pages | None) -> words.Prompt:
         prompt: words.Prompt = words.Prompt(tuple(data)) if isinstance(data, list) else plain.decode(data, pages)

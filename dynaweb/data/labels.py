@@ -154,7 +154,7 @@ async def _ask(item: Transition, engine: OpenAIEngine) -> dict[str, str] | None:
         request = ChatRequest(
             (("system", system), ("user", user)), LIMIT, temperature=0.7 if attempt else 0.0, seed=attempt
         )
-        words = read_words((await engine.chat(request)).text)
+        words = read_words(await engine.whole_text(request))
         if words is not None:
             return words
     return None

@@ -3,17 +3,22 @@
 Servers take text, not tokens, so this is no `Engine`: what it gives cannot be trained on, and serves as world model,
 judge, labeller or a policy to compare with. The `openai` package does the protocol and the retries (busy, overloaded
 and unreachable servers, with growing pauses, or as long as the server says); here are the limit of concurrent
-requests, the counters, and errors that say what to do. The key comes from the environment, and from nowhere else.
+requests, replies that are none, the counters, and errors that say what to do. The key comes from the environment, and
+goes nowhere but to the server: not into an error either, though the server may repeat it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import re
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from dynaweb.errors import ConfigError, EngineError, InfrastructureError, MissingError
 from dynaweb.plugin.discovery import library
@@ -21,7 +26,22 @@ from dynaweb.plugin.discovery import library
 if TYPE_CHECKING:
     from dynaweb.config.server import Server
 
+log = logging.getLogger("dynaweb")
+
+VENDOR = "https://api.openai.com/v1"
+"""Asked where no address is set."""
+MOST_BYTES = 32 * 2**20
+"""Longest reply that is read; a longer one is no answer of a model."""
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
+WHOLE = frozenset({"stop", "eos", "end_turn", "stop_sequence", "tool_calls", "function_call"})
+"""What servers say of an answer that the model ended; one with `length`, `content_filter` or `abort` is cut."""
+_THOUGHT = re.compile(r"\A\s*(?:<think>)?(.*)</think>", re.DOTALL)
+_PAUSES = (0.2, 1.0, 3.0)
+"""Seconds before a reply that was none is asked for again."""
+
+
+class ReplyError(EngineError):
+    """What came back is no answer of a chat model: it costs this answer, and never the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +59,14 @@ class ChatRequest:
 @dataclass(frozen=True, slots=True)
 class ChatReply:
     """The text, whether the model ended it itself, tokens spent, and `logprob`, the mean natural-log probability of the
-    new tokens (None where the server does not tell)."""
+    new tokens (None where the server does not tell). `reasoning` is what it thought before, and no part of `text`."""
 
     text: str
     finished: bool
     prompt_tokens: int
     new_tokens: int
     logprob: float | None = None
+    reasoning: str = ""
 
 
 @dataclass(slots=True)
@@ -70,30 +91,56 @@ class OpenAIEngine:
         self.server = server
         self.stats = ServerStats()
         self._key = _key(server)
+        self._headers = {name: _expanded(name, text) for name, text in server.headers.items()}
+        self._local = urlsplit(server.base_url).hostname in _LOCAL
+        if not server.base_url and os.environ.get("OPENAI_BASE_URL"):
+            log.warning("OPENAI_BASE_URL has no effect; the server is %s unless `base_url` names another", VENDOR)
         self._client: Any = None
         self._limit: asyncio.Semaphore | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        """One answer.
+        """One answer. A reply that is none is asked for again.
 
-        Raises `InfrastructureError` when the server fails more often than `retries` allows, `EngineError` when it
-        refuses this request, `ConfigError` when it would refuse every one (key, model, address).
+        Raises `InfrastructureError` when the server fails more often than `retries` allows, `ReplyError` when what it
+        gives is no answer, `EngineError` when it refuses this request, `ConfigError` when it would refuse every one
+        (key, model, address).
         """
         client, limit = self._connected()
         async with limit:
-            started = time.monotonic()
             self.stats.requests += 1
+            started = time.monotonic()
+            try:
+                return self._count(await self._asked(client, request))
+            except Exception:
+                self.stats.failures += 1
+                raise
+            finally:
+                self.stats.seconds += time.monotonic() - started
+
+    async def whole_text(self, request: ChatRequest) -> str:
+        """The text of an answer that the model ended itself; '' where the reply is none, or a part of one."""
+        try:
+            reply = await self.chat(request)
+        except ReplyError as error:
+            log.warning("%s", error)
+            return ""
+        return reply.text if reply.finished else ""
+
+    async def _asked(self, client: Any, request: ChatRequest) -> ChatReply:
+        pauses = iter(_PAUSES[: self.server.retries])
+        while True:
             try:
                 raw = await client.chat.completions.with_raw_response.create(**self._arguments(request))
                 self.stats.retries += raw.retries_taken
-                answer = raw.parse()
+                return _reply(raw.parse())
             except Exception as error:
-                self.stats.failures += 1
-                raise self._as_error(error) from error
-            finally:
-                self.stats.seconds += time.monotonic() - started
-        return self._count(_reply(answer))
+                problem = self._as_error(error)
+                pause = next(pauses, None) if isinstance(problem, ReplyError) else None
+                if pause is None:
+                    raise problem from None
+            self.stats.retries += 1
+            await asyncio.sleep(pause)
 
     async def close(self) -> None:
         """Close the connections; a later request opens new ones."""
@@ -110,12 +157,17 @@ class OpenAIEngine:
     def _connect(self) -> Any:
         openai = library("openai", "server", what="a model server")
         # Idle connections would outlive the event loop of a run; against the seconds of an answer they save nothing.
-        http = openai.DefaultAsyncHttpxClient(limits=_no_idle_connections(openai.DefaultAsyncHttpxClient))
+        http = openai.DefaultAsyncHttpxClient(
+            limits=_no_idle_connections(openai.DefaultAsyncHttpxClient),
+            trust_env=not self._local,
+            event_hooks={"response": [_bound]},
+        )
         return openai.AsyncOpenAI(
             api_key=self._key,
-            base_url=self.server.base_url or None,
+            base_url=self.server.base_url or VENDOR,
             timeout=self.server.timeout,
             max_retries=self.server.retries,
+            default_headers=self._headers,
             http_client=http,
         )
 
@@ -123,7 +175,7 @@ class OpenAIEngine:
         arguments: dict[str, Any] = {
             "model": self.server.model,
             "messages": [{"role": role, "content": text} for role, text in request.messages],
-            self.server.token_limit: request.max_new_tokens,
+            self.server.token_limit: request.max_new_tokens + self.server.reasoning_tokens,
             "temperature": request.temperature,
             "top_p": request.top_p,
             # Some servers read seeds as signed 32-bit numbers.
@@ -133,6 +185,10 @@ class OpenAIEngine:
             arguments["stop"] = list(request.stop)
         if self.server.logprobs:
             arguments["logprobs"] = True
+        if self.server.reasoning_effort:
+            arguments["reasoning_effort"] = self.server.reasoning_effort
+        if self.server.extra_body:
+            arguments["extra_body"] = dict(self.server.extra_body)
         return arguments
 
     def _count(self, reply: ChatReply) -> ChatReply:
@@ -143,24 +199,51 @@ class OpenAIEngine:
 
     @property
     def _where(self) -> str:
-        return f"model {self.server.model!r} at {self.server.base_url or 'the default address'}"
+        return f"model {self.server.model!r} at {without_login(self.server.base_url) or VENDOR}"
 
     def _as_error(self, error: Exception) -> Exception:
         import openai
 
+        if isinstance(error, ReplyError):
+            return ReplyError(f"{self._where}: {self._masked(str(error))}")
+        why = f"{type(error).__name__}: {self._masked(str(error))}"
         if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
             return ConfigError(f"{self._where} refused the key; put a valid one into ${self.server.key_variable}")
         if isinstance(error, openai.NotFoundError):
-            return ConfigError(f"{self._where} does not exist ({_short(error)}); check `model` and `base_url`")
-        if isinstance(error, openai.BadRequestError):
+            return ConfigError(f"{self._where} does not exist ({why}); check `model` and `base_url`")
+        if isinstance(error, openai.BadRequestError | openai.UnprocessableEntityError):
             return EngineError(
-                f"{self._where} refused the request: {_short(error)}. If it does not know log-probabilities or the "
-                "limit of tokens, set `server.logprobs = false` or `server.token_limit`"
+                f"{self._where} refused the request: {why}. If it does not know log-probabilities or the limit of "
+                "tokens, set `server.logprobs = false` or `server.token_limit`"
             )
-        if isinstance(error, openai.OpenAIError):
+        if isinstance(error, openai.APIStatusError) and not _passing(error.status_code):
+            return InfrastructureError(f"{self._where} refused the request, which was made once: {why}")
+        if isinstance(error, openai.APIResponseValidationError):
+            return ReplyError(f"{self._where}: the reply is not what the protocol says: {why}")
+        if isinstance(error, openai.APIConnectionError | openai.APIStatusError):
             tries = self.server.retries + 1
-            return InfrastructureError(f"{self._where} failed {tries} times, the last time with {_short(error)}")
+            count = "once" if tries == 1 else f"{tries} times, the last time"
+            through = f"; it is asked through the proxy {proxy}" if (proxy := self._proxy()) else ""
+            return InfrastructureError(f"{self._where} failed {count} with {why}{through}")
+        if isinstance(error, openai.OpenAIError | ValueError | TypeError | AttributeError | KeyError):
+            # What a server answers in a form of its own trips the client in any of these ways.
+            return ReplyError(f"{self._where}: the reply cannot be read ({why}); is it OpenAI-compatible?")
         return error
+
+    def _proxy(self) -> str:
+        """The proxy between here and the server, without its password; '' where there is none."""
+        address = urlsplit(self.server.base_url or VENDOR)
+        if self._local or proxy_bypass(address.hostname or ""):
+            return ""
+        proxies = getproxies()
+        return without_login(proxies.get(address.scheme) or proxies.get("all") or "")
+
+    def _masked(self, text: str) -> str:
+        """A server's words in one line of readable characters, without the secrets that it was sent."""
+        for secret in (self._key, *self._headers.values(), urlsplit(self.server.base_url).password or ""):
+            if len(secret) > 5:
+                text = text.replace(secret, "***")
+        return "".join(sign if sign.isprintable() else " " for sign in " ".join(text[:4000].split()))[:300]
 
 
 def cost_of(server: Server, prompt_tokens: float, new_tokens: float) -> float:
@@ -168,14 +251,57 @@ def cost_of(server: Server, prompt_tokens: float, new_tokens: float) -> float:
     return (prompt_tokens * server.price_in + new_tokens * server.price_out) / 1e6
 
 
+def without_login(address: str) -> str:
+    """An address without the user and the password in it."""
+    head, at, rest = address.rpartition("@")
+    return f"{head.partition('//')[0]}//{rest}" if at and "//" in head else rest
+
+
 def _key(server: Server) -> str:
-    key = os.environ.get(server.key_variable, "")
+    key = os.environ.get(server.key_variable, "").strip()
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(
+            f"the key in the environment variable {server.key_variable} holds a space, a line break or a character "
+            "that no key has; put the key alone into it"
+        )
     if key or urlsplit(server.base_url).hostname in _LOCAL:
         return key or "none"
     raise MissingError(
         f"the environment variable {server.key_variable} is not set; put the server's key into it (any word, for a "
         "server that needs none)"
     )
+
+
+def _expanded(header: str, text: str) -> str:
+    """A header's text with the environment variables that it names."""
+    missing = [name for name in re.findall(r"\$(\w+)", text) if name not in os.environ]
+    if missing:
+        raise MissingError(f"server.headers.{header} names the environment variable {missing[0]}, which is not set")
+    return re.sub(r"\$(\w+)", lambda name: os.environ[name[1]].strip(), text)
+
+
+def _passing(status: int) -> bool:
+    """Whether a request that failed so may succeed later, so that the client asked again."""
+    return status in (408, 409, 429) or status >= 500
+
+
+async def _bound(response: Any) -> None:
+    """Have a reply end with an error where it grows too long."""
+    stream, chunks = response.stream, response.stream.__aiter__()
+
+    class Bounded(type(stream).__mro__[-2]):  # type: ignore[misc]
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            size = 0
+            async for chunk in chunks:
+                size += len(chunk)
+                if size > MOST_BYTES:
+                    raise ReplyError(f"the reply is longer than {MOST_BYTES // 2**20} MiB")
+                yield chunk
+
+        async def aclose(self) -> None:
+            await stream.aclose()
+
+    response.stream = Bounded()
 
 
 def _no_idle_connections(client: type) -> Any:
@@ -187,19 +313,51 @@ def _no_idle_connections(client: type) -> Any:
 
 
 def _reply(answer: Any) -> ChatReply:
+    """What a server answered. Raises `ReplyError` where that is no answer of a model."""
+    if isinstance(answer, str | bytes) or not hasattr(answer, "choices"):
+        raise ReplyError(f"the server gave no JSON of a chat model but {str(answer)[:80]!r}; is `base_url` right?")
     if not answer.choices:
-        raise EngineError("the server answered without any choice; is it OpenAI-compatible?")
+        raise ReplyError(
+            f"the server answered without any choice ({getattr(answer, 'error', None) or 'no error either'})"
+        )
     choice = answer.choices[0]
-    tokens = choice.logprobs.content if choice.logprobs is not None and choice.logprobs.content else []
-    usage = answer.usage
+    if choice is None or getattr(choice, "message", None) is None:
+        raise ReplyError("the server answered with a choice that holds no message")
+    text, thought = _text(choice.message)
+    logprobs = getattr(choice, "logprobs", None)
+    tokens = [token.logprob for token in getattr(logprobs, "content", None) or () if token.logprob is not None]
+    usage = getattr(answer, "usage", None)
+    reason = getattr(choice, "finish_reason", None)
     return ChatReply(
-        text=choice.message.content or "",
-        finished=choice.finish_reason != "length",
-        prompt_tokens=usage.prompt_tokens if usage is not None else 0,
-        new_tokens=usage.completion_tokens if usage is not None else len(tokens),
-        logprob=sum(token.logprob for token in tokens) / len(tokens) if tokens else None,
+        text=text,
+        finished=reason is None or reason in WHOLE,
+        prompt_tokens=_tokens(usage, "prompt_tokens", 0),
+        new_tokens=_tokens(usage, "completion_tokens", len(tokens)),
+        logprob=sum(tokens) / len(tokens) if tokens else None,
+        reasoning=thought,
     )
 
 
-def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+def _text(message: Any) -> tuple[str, str]:
+    """Answer and thought of a message: servers give the thought in a field of its own, or before the answer."""
+    content = getattr(message, "content", None)
+    if isinstance(content, list):
+        parts = [part if isinstance(part, dict) else vars(part) for part in content]
+        content = "".join(
+            str(part.get("text") or "") for part in parts if part.get("type", "text") in ("text", "output_text")
+        )
+    if content is not None and not isinstance(content, str):
+        raise ReplyError(f"the content of the server's message is no text ({type(content).__name__})")
+    fields = [getattr(message, name, None) for name in ("reasoning_content", "reasoning")]
+    thought = next((text for text in fields if isinstance(text, str) and text), "")
+    text = content or ""
+    if (inside := _THOUGHT.match(text)) is not None:
+        return text[inside.end() :].lstrip(), thought or inside[1].strip()
+    if text.lstrip().startswith("<think>"):
+        return "", thought or text.strip()
+    return text, thought
+
+
+def _tokens(usage: Any, name: str, otherwise: int) -> int:
+    value = getattr(usage, name, None)
+    return value if isinstance(value, int) and value >= 0 else otherwise

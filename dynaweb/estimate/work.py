@@ -54,12 +54,12 @@ def work_of(
     fitted = 0 if served_world_model else recipe.wm_fit.steps * recipe.wm_fit.batch
     possible = {
         "sft": count.training(recipe.sft.steps * recipe.sft.batch, SFT_REPLY),
-        "explored": count.playing(explored, recipe.rl.max_new_tokens),
+        "explored": count.playing(explored, recipe.policy.max_new_tokens),
         "world_model": count.training(fitted, _reply(recipe)),
         "rl": _rl(recipe, count, dreams_here="world_model" in stages and not served_world_model),
     }
     work = {STAGES[name]: one for name, one in possible.items() if name in stages}
-    work["eval"] = count.playing(arms * recipe.eval.episodes * recipe.eval.steps, recipe.rl.max_new_tokens)
+    work["eval"] = count.playing(arms * recipe.eval.episodes * recipe.eval.steps, recipe.policy.max_new_tokens)
     return {name: one for name, one in work.items() if one.read or one.trained}
 
 
@@ -68,7 +68,8 @@ def _rl(recipe: Recipe, count: _Counter, *, dreams_here: bool) -> Work:
     rl = recipe.rl
     rollouts = rl.updates * rl.tasks * rl.n
     played = round(rollouts * (1 - rl.expert_share)) * recipe.dream.longest
-    parts = [count.playing(played, rl.max_new_tokens), count.training(rl.updates * _rows(recipe), rl.max_new_tokens)]
+    longest = recipe.policy.max_new_tokens
+    parts = [count.playing(played, longest), count.training(rl.updates * _rows(recipe), longest)]
     if dreams_here:
         parts.append(count.playing(played, _reply(recipe)))
     if recipe.reward.name == "self-assess":

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from dynaweb.config.keys import code_of, decisive
 from dynaweb.errors import CheckpointError, MissingError
 from dynaweb.pipeline.artifacts import LoadedModel, files_hash
-from dynaweb.protocols import BaseEngine, Completion, Engine, EngineContext, GenerateRequest, WorldModelContext
+from dynaweb.protocols import (
+    BaseEngine,
+    Completion,
+    Engine,
+    EngineContext,
+    GenerateRequest,
+    PromptSettings,
+    WorldModelContext,
+)
 from dynaweb.trainer.models import WEIGHT_FOLDERS
 from dynaweb.types import Prompt
 
@@ -56,17 +64,14 @@ class Models:
         """
         import torch
 
-        from dynaweb.policy.formats import format_for
-
         settings = self._recipe.model
         if settings.threads:
             torch.set_num_threads(settings.threads)
         base_judges = getattr(self._recipe.reward.config, "model", None) == "base"
         tokenizer = self.tokenizer if path is None else tokenizer_of(path, self.tokenizer, base_judges=base_judges)
-        prompts = self.format if tokenizer is self.tokenizer else format_for(tokenizer, settings.format)
+        prompts = self.format if tokenizer is self.tokenizer else self._prompts(tokenizer, str(path))
         model = self._read(str(path or settings.path))
-        if path is not None:
-            check_size(path, model, tokenizer)
+        check_size(path or settings.path, model, tokenizer)
         return LoadedModel(model, tokenizer, prompts)
 
     def _read(self, path: str) -> Any:
@@ -87,9 +92,25 @@ class Models:
     @cached_property
     def format(self) -> PromptFormat:
         """The prompt layer of the model."""
-        from dynaweb.policy.formats import format_for
+        from dynaweb.trainer.models import resolve
 
-        return format_for(self.tokenizer, self._recipe.model.format)
+        return self._prompts(self.tokenizer, resolve(self._recipe.model.path))
+
+    def _prompts(self, tokenizer: Any, source: str) -> PromptFormat:
+        from dynaweb.policy.formats import format_for
+        from dynaweb.trainer.models import context_of, reply_ends
+
+        recipe = self._recipe
+        settings = PromptSettings(
+            ends=reply_ends(source),
+            template=recipe.model.template,
+            context=context_of(source),
+            policy_prompt=recipe.policy.max_prompt_tokens,
+            policy_reply=recipe.policy.max_new_tokens,
+            prompt=recipe.model.max_prompt_tokens,
+            reply=lambda: getattr(recipe.wm.config, "max_new_tokens", 0),
+        )
+        return format_for(tokenizer, recipe.model.format, settings)
 
     @cached_property
     def base(self) -> LoadedModel:
@@ -311,11 +332,11 @@ def tokenizer_of(folder: Path, base: Any, *, base_judges: bool) -> Any:
     return own
 
 
-def check_size(folder: Path, model: Any, tokenizer: Any) -> None:
+def check_size(folder: Path | str, model: Any, tokenizer: Any) -> None:
     """Raise `CheckpointError` when a tokenizer has tokens that the weights of `folder` do not know."""
     known = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > known:
         raise CheckpointError(
             f"the weights in {folder} know {known} tokens, but the tokenizer has {len(tokenizer)}: they belong to "
-            "another model; set model.path to the model that they were trained from"
+            "another model; set model.path to the model that they were trained from, with its own tokenizer"
         )

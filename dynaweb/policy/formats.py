@@ -14,8 +14,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from dynaweb.errors import ConfigError
 from dynaweb.policy import tokenizer as marks
-from dynaweb.protocols import ParsedReply, PromptFormat
+from dynaweb.policy.shortening import shortened
+from dynaweb.policy.template import ChatTemplate
+from dynaweb.protocols import PLAIN, ParsedReply, PromptFormat, PromptSettings
 from dynaweb.types import Prompt
 from dynaweb.web import formats
 from dynaweb.web.actions.grammar import format_action, parse_action
@@ -27,6 +30,10 @@ if TYPE_CHECKING:
     from dynaweb.types import Action, Observation, Task, Trajectory
 
 
+MOST = 8192
+"""Longest prompt of a chat model, in tokens, where nobody says otherwise."""
+LEAST = 128
+"""Tokens for a goal and a page, below which a prompt is of no use."""
 CACHED = 65_536
 """Pieces of text whose tokens are remembered."""
 _SPLIT = re.compile(r"'((?:[^'\\\n]|\\.)*)'")
@@ -43,10 +50,9 @@ scroll [down or up] | goto [url] | go_back | go_forward | new_tab | tab_focus [i
 Use stop when the objective is reached, with the answer if one is asked for, or with N/A if it cannot be reached."""
 _JUDGE = """You check the work of a web agent. You get its objective, its actions, its answer and the page it ended on.
 Answer YES if the objective is reached and the answer, if one was asked for, is right and complete; otherwise NO."""
-_SLOTS = ("DYNAWEB-SYSTEM-SLOT", "DYNAWEB-USER-SLOT")
-_SLOT = re.compile(f"({'|'.join(_SLOTS)})")
 _FENCE = re.compile(r"```(.*?)```", re.DOTALL)
-_SECTION = re.compile(r"^\s*ACTION\s*:\s*", re.IGNORECASE | re.MULTILINE)
+# Spaces only: with `\s`, which takes line breaks too, a reply of many empty lines takes the square of its length.
+_SECTION = re.compile(r"^[ \t]*ACTION[ \t]*:[ \t]*", re.IGNORECASE | re.MULTILINE)
 
 
 class Encoder:
@@ -238,20 +244,20 @@ def history_lines(actions: Sequence[Action]) -> list[str]:
     return [f"\n- {format_action(action, 'compact', with_id=False)}" for action in actions]
 
 
-def format_for(tokenizer: Any, name: str = "auto") -> PromptFormat:
+def format_for(tokenizer: Any, name: str = "auto", settings: PromptSettings = PLAIN) -> PromptFormat:
     """The prompt layer for a tokenizer: `auto` is `compact` where its marks are there, else `chat`.
 
-    Other names are those of plugins (`dynaweb.web.formats`). Raises `MissingError` for one that nobody offers.
+    Other names are those of plugins (`dynaweb.web.formats`). Raises `MissingError` for one that nobody offers, and
+    `ConfigError` for a tokenizer or a template that cannot be used.
     """
     if name == "auto":
         name = "compact" if marks.ACT in tokenizer.get_vocab() else "chat"
     if name == "compact":
-        return CompactFormat(tokenizer)
-    if name != "chat":
-        layer: Callable[[Any], PromptFormat] = part_of(name, "prompt")
-        return layer(tokenizer)
-
-    return ChatFormat(tokenizer)
+        return CompactFormat(tokenizer, settings.prompt or settings.policy_prompt or 760)
+    if name == "chat":
+        return ChatFormat(tokenizer, settings)
+    layer: Callable[[Any, PromptSettings], PromptFormat] = part_of(name, "prompt")
+    return layer(tokenizer, settings)
 
 
 # Prompts for chat models: DynaWeb's sections (arXiv 2601.22149, appendix A.1 and A.2) in a chat template. The page is
@@ -260,7 +266,10 @@ def format_for(tokenizer: Any, name: str = "auto") -> PromptFormat:
 
 
 class ChatFormat:
-    """Prompts of chat models; `tokenizer` is a Hugging Face tokenizer, with or without a chat template."""
+    """Prompts of chat models; `tokenizer` is a Hugging Face tokenizer, with or without a chat template.
+
+    Raises `ConfigError` where the template cannot be used (`ChatTemplate`), and where YES and NO begin alike.
+    """
 
     instructions: str = _AGENT
     """What the policy is told first."""
@@ -269,34 +278,65 @@ class ChatFormat:
     history: str = "compact"
     """The grammar in which it is shown its earlier actions."""
 
-    def __init__(self, tokenizer: Any, max_prompt: int = 8192) -> None:
+    def __init__(self, tokenizer: Any, settings: PromptSettings = PLAIN) -> None:
         # Asked for before the first episode: a format that is blocked should not end a run in its middle.
         formats.dialect("webarena"), formats.grammar(self.grammar)
         self.tokenizer = tokenizer
-        self.max_prompt = max_prompt
-        if tokenizer.eos_token_id is None:
-            raise ValueError("the tokenizer has no end-of-sequence token, so a reply could not end")
-        self.stop_ids = tuple(sorted({tokenizer.eos_token_id, *self._turn_ends()}))
-        self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        self.yes_id, self.no_id = self._first("YES"), self._first("NO")
+        self.template = ChatTemplate(tokenizer, ends=settings.ends, arguments=settings.template)
+        self.stop_ids = self.template.stop_ids
+        self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.stop_ids[0]
+        self.yes_id, self.no_id = self.template.first_id("YES"), self.template.first_id("NO")
+        if self.yes_id == self.no_id:
+            raise ConfigError(
+                f"YES and NO begin with the same token ({self.yes_id}) of this model's tokenizer, so that no judge "
+                "could tell them apart; choose another model"
+            )
+        self._settings = settings
+        self._rooms: dict[bool, int] = {}
+
+    def check(self) -> None:
+        """Raise `ConfigError` when a prompt of some role has no room for a page."""
+        self._room(policy=True)
+        self._room(policy=False)
+
+    def _room(self, *, policy: bool) -> int:
+        """Longest prompt in tokens: of the policy, or of world model and judge."""
+        if (room := self._rooms.get(policy)) is not None:
+            return room
+        room = self._settings.room(MOST, policy=policy)
+        instructions = self.template.size(self.instructions if policy else SYSTEM["delta"])
+        if room < instructions + LEAST:
+            raise ConfigError(
+                f"a prompt of {room} tokens holds no page: the instructions alone take {instructions} of this model's "
+                f"tokens; set {'policy' if policy else 'model'}.max_prompt_tokens to {instructions + LEAST} at least, "
+                "give answers fewer tokens, or choose a model with a longer context"
+            )
+        self._rooms[policy] = room
+        return room
 
     def policy_prompt(self, task: Task, observation: Observation, history: Sequence[Action]) -> Prompt:
         """System instructions, then objective, earlier actions and the page."""
         done = _lines(history, self.history)
-        return self._chat(self.instructions, f"OBJECTIVE: {task.intent}\nPREVIOUS ACTIONS:\n{done}", observation)
+        user = f"OBJECTIVE: {task.intent}\nPREVIOUS ACTIONS:\n{done}"
+        last = history[-1] if history else None
+        return self._chat(self.instructions, user, observation, last, policy=True)
 
     def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
         """`REASON: ... ACTION: ...` and the end of the turn."""
         return self._target(self.said(reasoning or "This is the next step.", format_action(action, self.grammar)))
 
     def parse_reply(self, token_ids: Sequence[int], observation: Observation) -> ParsedReply:
-        """The last fenced block, else what follows the last `ACTION:`, else the last line."""
-        text = self.decode(token_ids)
-        reasoning, command = self.taken_apart(text)
+        """Of what follows the thought: the last fenced block, else what stands behind the last `ACTION:`, else the last
+        line."""
+        reply = self.template.read(token_ids)
+        if reply.error:
+            return ParsedReply(text=reply.thought, reasoning=reply.thought, error=reply.error)
+        reason, command = self.taken_apart(reply.text)
+        reasoning = "\n".join(filter(None, (reply.thought, reason)))
         action = parse_action(command, observation, self.grammar)
         if isinstance(action, str):
-            return ParsedReply(text=text, reasoning=reasoning, error=action)
-        return ParsedReply(text=text, reasoning=reasoning, action=action)
+            return ParsedReply(text=reply.text, reasoning=reasoning, error=action)
+        return ParsedReply(text=reply.text, reasoning=reasoning, action=action)
 
     def said(self, reason: str, action: str) -> str:
         """A reply as it is trained on."""
@@ -310,89 +350,69 @@ class ChatFormat:
         self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
     ) -> Prompt:
         """The page, earlier actions, and the action with the role and name of its element."""
-        return self._chat(SYSTEM["delta"], doing(action, history, goal), observation)
+        return self._chat(SYSTEM["delta"], doing(action, history, goal), observation, action)
 
     def full_page_prompt(
         self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
     ) -> Prompt:
         """The same question for the whole next page."""
-        return self._chat(SYSTEM["page"], doing(action, history, goal), observation)
+        return self._chat(SYSTEM["page"], doing(action, history, goal), observation, action)
 
     def rewrite_prompt(
         self, observation: Observation, action: Action, change: str, history: Sequence[Action] = (), goal: str = ""
     ) -> Prompt:
         """The question for the whole next page, with the change in words."""
-        return self._chat(REWRITE, f"{doing(action, history, goal)}\nCHANGE: {change}", observation)
+        return self._chat(REWRITE, f"{doing(action, history, goal)}\nCHANGE: {change}", observation, action)
 
     def turns(self, system: str, user: str) -> Prompt:
         """A system and a user turn of plain text: everything before an answer. Nothing is cut."""
-        return Prompt(tuple(self._encode_chat(system, user)))
+        return Prompt(self.template.prompt(system, user))
 
     def world_model_target(self, text: str) -> tuple[int, ...]:
         """The answer and the end of the turn."""
         return self._target(text)
 
     def judge_prompt(self, trajectory: Trajectory) -> Prompt:
-        """Objective, actions, answer and final page; of a long page, its beginning and its end."""
+        """Objective, actions, answer and final page; of a long page, its beginning and its end.
+
+        The next token begins the answer: a thought that the template begins is ended, an answer's channel is open.
+        """
         actions = [step.action for step in trajectory.steps if step.action is not None]
         page = trajectory.final or trajectory.steps[-1].observation
         answer = trajectory.answer if trajectory.answer is not None else "(it did not stop)"
         head = f"OBJECTIVE: {trajectory.task.intent}\nACTIONS:\n{_lines(actions)}\nANSWER: {answer}"
-        return self._chat(_JUDGE, head, page, ends=True)
+        return self._chat(_JUDGE, head, page, ends=True, answer=True)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of sampled tokens, without the stop token."""
-        kept = [i for i in token_ids if i not in self.stop_ids]
-        text: str = self.tokenizer.decode(kept, skip_special_tokens=True)
-        return text.strip()
-
-    def _chat(self, system: str, user: str, page: Observation, *, ends: bool = False) -> Prompt:
-        text = render(page, "webarena")
-        ids = self._encode_chat(system, f"{user}\nURL: {page.url}\nPAGE:\n{text}")
-        if len(ids) > self.max_prompt:
-            # Shorten the page, never the instructions: proportionally first, then until it fits.
-            keep = int(len(text) * (1 - (len(ids) - self.max_prompt) / max(1, len(ids)))) - 64
-            while len(ids) > self.max_prompt and keep > 0:
-                kept = _both_ends(text, keep) if ends else f"{text[:keep]}\n[page cut]"
-                ids = self._encode_chat(system, f"{user}\nURL: {page.url}\nPAGE:\n{kept}")
-                keep = keep * 9 // 10
-        return Prompt(tuple(ids))
-
-    def _encode_chat(self, system: str, user: str) -> list[int]:
-        """Only the template's own marks become control tokens; instructions, goals and pages are plain text."""
-        if self.tokenizer.chat_template is None:
-            return self._plain(f"{system}\n\n{user}\n\n")
-        messages = [{"role": "system", "content": _SLOTS[0]}, {"role": "user", "content": _SLOTS[1]}]
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        ids: list[int] = []
-        for piece in _SLOT.split(text):
-            content = {_SLOTS[0]: system, _SLOTS[1]: user}.get(piece)
-            ids += self._plain(content) if content is not None else self._marked(piece)
-        return ids
-
-    def _plain(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
-
-    def _marked(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        """The answer in sampled tokens: without stop tokens and thoughts; '' where a thought does not end."""
+        return self.template.read(token_ids).text
 
     def _target(self, text: str) -> tuple[int, ...]:
-        return (*self._plain(text), self.tokenizer.eos_token_id)
+        return self.template.reply(text)
 
-    def _first(self, word: str) -> int:
-        first: int = self.tokenizer(word, add_special_tokens=False).input_ids[0]
-        return first
-
-    def _turn_ends(self) -> list[int]:
-        names = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
-        vocabulary = self.tokenizer.get_vocab()
-        return [vocabulary[name] for name in names if name in vocabulary]
-
-
-def _both_ends(text: str, keep: int) -> str:
-    """`keep` characters of a page: half from its beginning, half from its end."""
-    end = keep // 2
-    return f"{text[: keep - end]}\n[page cut]\n{text[len(text) - end :]}"
+    def _chat(
+        self,
+        system: str,
+        user: str,
+        page: Observation,
+        action: Action | None = None,
+        *,
+        policy: bool = False,
+        ends: bool = False,
+        answer: bool = False,
+    ) -> Prompt:
+        """A system turn, and the user's with the page at its end; of a page that is too long, what matters most."""
+        room = self._room(policy=policy)
+        text = f"{user}\nURL: {page.url}\nPAGE:\n{render(page, 'webarena')}"
+        ids = self.template.prompt(system, text, answer=answer)
+        if len(ids) <= room:
+            return Prompt(ids)
+        spare, cut, size = room - len(self.template.prompt(system, "", answer=answer)), 0, self.template.size
+        while len(ids) > room and spare > 0:
+            short, cut = shortened(text, page, action, spare, size, ends=ends)
+            ids = self.template.prompt(system, short, answer=answer)
+            spare -= max(1, len(ids) - room)
+        return Prompt(ids, cut=cut)
 
 
 def _lines(actions: Sequence[Action], grammar: str = "compact") -> str:

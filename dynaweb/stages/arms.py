@@ -216,7 +216,7 @@ def lookahead(
         def dream(page: Observation) -> Environment:
             return ctx.envs.dream(world, lambda task: page)()
 
-        limit = recipe.rl.max_new_tokens
+        limit = recipe.policy.max_new_tokens
         proposer = ModelPolicy(engine, model.format, temperature=agent.temperature, max_new_tokens=limit)
         goes_on = ModelPolicy(engine, model.format, temperature=0.0, max_new_tokens=limit)
         player = LookaheadPolicy(proposer, goes_on, dream, make_judge(ctx, engine, model.format), agent)

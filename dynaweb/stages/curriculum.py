@@ -298,7 +298,7 @@ async def _of_site(
         f"Write {count} new tasks."
     )
     request = ChatRequest((("system", MAKE), ("user", question)), REPLY_TOKENS, 1.0, seed=derive(phase, site))
-    words = proposed((await engine.chat(request)).text, [task.intent for task in failed])
+    words = proposed(await engine.whole_text(request), [task.intent for task in failed])
     tasks = [_like(failed[i % len(failed)], text, phase, i) for i, text in enumerate(words[:count])]
     return Proposals(tasks, unreadable=int(not words))
 
@@ -343,7 +343,7 @@ async def _can_be_done(engine: OpenAIEngine, task: Task, episodes: Sequence[Traj
     """Whether the model thinks that a task can be done; None without a readable answer."""
     names = ", ".join(entities(episodes, site_name(task)))
     question = f"Site: {site_name(task)}\nNames on its pages:\n<<<\n{names}\n>>>\nTask:\n<<<\n{task.intent}\n>>>"
-    reply = (await engine.chat(ChatRequest((("system", CAN), ("user", question)), REPLY_TOKENS, 0.0))).text
+    reply = await engine.whole_text(ChatRequest((("system", CAN), ("user", question)), REPLY_TOKENS, 0.0))
     said = _ANSWER.findall(reply)
     return said[-1] == "YES" if said else None
 

@@ -42,7 +42,7 @@ Label = Literal["success", "agent", "infrastructure", "ungraded"]
 
 def greedy(ctx: RunContext, engine: Engine, prompts: PromptFormat) -> PlayerFor:
     """A model that plays every task greedily."""
-    policy = ModelPolicy(engine, prompts, temperature=0.0, max_new_tokens=ctx.recipe.rl.max_new_tokens)
+    policy = ModelPolicy(engine, prompts, temperature=0.0, max_new_tokens=ctx.recipe.policy.max_new_tokens)
     return lambda task: policy
 
 

@@ -80,7 +80,7 @@ def loosened(ctx: RunContext, engine: Engine, prompts: PromptFormat) -> Player:
     """A policy as exploration plays it: sampled, with random actions in between."""
     recipe = ctx.recipe
     policy = ModelPolicy(
-        engine, prompts, temperature=recipe.explore.temperature, max_new_tokens=recipe.rl.max_new_tokens
+        engine, prompts, temperature=recipe.explore.temperature, max_new_tokens=recipe.policy.max_new_tokens
     )
     return MixedPolicy(policy, recipe.explore.random)
 

@@ -33,7 +33,7 @@ async def graded_rollouts(ctx: RunContext, policy: Artifact, *, split: str, coun
         tasks = _tasks(ctx, split, count)
         model = ctx.models.load(policy.model)
         player = ModelPolicy(
-            ctx.models.engine(model), model.format, temperature=temperature, max_new_tokens=recipe.rl.max_new_tokens
+            ctx.models.engine(model), model.format, temperature=temperature, max_new_tokens=recipe.policy.max_new_tokens
         )
         played = await play_in_batches(
             ctx,

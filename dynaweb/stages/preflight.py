@@ -38,9 +38,10 @@ def check_together(ctx: RunContext) -> None:
 def check_model(ctx: RunContext) -> None:
     """Raise `MissingError` when there is no base model, or when one that has to be downloaded cannot be.
 
-    Its tokenizer says so before anything is spent: it is small, and needed anyway.
+    Its tokenizer says so before anything is spent: it is small, and needed anyway. Raise `ConfigError` when its chat
+    template cannot be used, or its context is too short.
     """
-    _ = ctx.models.tokenizer
+    getattr(ctx.models.format, "check", lambda: None)()
 
 
 def check_seam(ctx: RunContext) -> None:

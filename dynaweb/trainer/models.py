@@ -70,6 +70,35 @@ def resolve(path: str | Path) -> str:
     return str(folder)
 
 
+def reply_ends(source: str) -> tuple[int, ...]:
+    """The ids that end a reply by a model's `generation_config` and `config`, several in many families; in order."""
+    from transformers import GenerationConfig
+
+    found: set[int] = set()
+    for read in (GenerationConfig.from_pretrained, _config):
+        try:
+            ends = getattr(read(source), "eos_token_id", None)
+        except OSError:  # it has none
+            continue
+        found.update(ends if isinstance(ends, list) else [] if ends is None else [ends])
+    return tuple(sorted(found))
+
+
+def context_of(source: str) -> int:
+    """The positions that a model knows, for prompt and reply together; 0 where its architecture sets no limit."""
+    try:
+        return int(getattr(_config(source), "max_position_embeddings", None) or 0)
+    except OSError as error:
+        raise unknown_model(source, Path(source).is_dir(), error) from error
+
+
+@cache
+def _config(source: str) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(source).get_text_config()
+
+
 def pick_device(device: str = "auto") -> torch.device:
     """`auto` is the first GPU where there is one, else the CPU."""
     import torch

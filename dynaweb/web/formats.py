@@ -6,7 +6,7 @@ the capabilities of its spec name those that it has, so that nothing is imported
     dialect    a `Dialect`: an observation as text, and back                       `render(page, NAME)`
     grammar    a `Grammar`: an action as text, and back                            `parse_action(reply, page, NAME)`
     view       (raw tree, *, max_nodes) -> `Viewed`: the nodes that are shown      `BrowserPool(view=NAME)`
-    prompt     (tokenizer) -> a `PromptFormat`: the prompt layer of a policy       `model.format = NAME`
+    prompt     (tokenizer, PromptSettings) -> a `PromptFormat`: the prompt layer     `model.format = NAME`
 
 The core has `compact` (and the view `full` and the prompt layer `chat`); those of benchmarks are in the plugins of
 their environments. All look-ups raise `MissingError` with the nearest names for a part that nobody offers, and

@@ -79,3 +79,16 @@ async def test_numbers_that_mean_nothing_are_no_score(value: float) -> None:
     found = await judge(value, -1.0)[0].score(episode())
     assert found.score is None
     assert "no usable probability" in found.why
+
+
+async def test_a_vote_that_was_cut_is_no_vote() -> None:
+    """What would have followed may have said the contrary."""
+
+    class Voting(FixedEngine):
+        async def generate(self, request: GenerateRequest) -> Completion:
+            return Completion((PROMPTS.yes_id,), (-0.1,), finished=request.seed % 2 == 0)
+
+    one = SelfAssessJudge(SelfAssessConfig(votes=16), JudgeContext(engine=Voting(0, 0), format=PROMPTS))
+    found = await one.score(episode())
+    counted = int(found.why.split(" of ")[1].split()[0])
+    assert 0 < counted < 16 and found.score == 1.0

@@ -13,21 +13,34 @@ from typing import Any
 
 
 @dataclass
-class ChatServer:
-    """Answers in turn: a text, or a number, which is an error status. The last answer is repeated."""
+class Raw:
+    """The bytes of a reply, whatever they are, with its status and type."""
 
-    answers: list[str | int]
+    body: bytes
+    status: int = 200
+    kind: str = "application/json"
+
+
+Answer = str | int | Raw
+
+
+@dataclass
+class ChatServer:
+    """Answers in turn: a text, a number, which is an error status, or `Raw` bytes. The last answer is repeated."""
+
+    answers: list[Answer]
     logprobs: bool = True
     delay: float = 0.0
     requests: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
     url: str = ""
     most: int = 0
     """Requests that were open at once, at most."""
     _open: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self, request: dict[str, Any], key: str) -> str | int:
+    def take(self, request: dict[str, Any], key: str) -> Answer:
         with self._lock:
             self.requests.append(request)
             self.keys.append(key)
@@ -40,7 +53,7 @@ class ChatServer:
 
 
 @contextmanager
-def chat_server(*answers: str | int, logprobs: bool = True, delay: float = 0.0) -> Iterator[ChatServer]:
+def chat_server(*answers: Answer, logprobs: bool = True, delay: float = 0.0) -> Iterator[ChatServer]:
     """A running server; `url` is its base address."""
     state = ChatServer(list(answers), logprobs, delay)
 
@@ -57,15 +70,20 @@ def chat_server(*answers: str | int, logprobs: bool = True, delay: float = 0.0) 
             answer = state.take(request, self.headers.get("Authorization", ""))
             if state.delay:
                 threading.Event().wait(state.delay)
-            if isinstance(answer, int):
+            state.headers.append(dict(self.headers))
+            if isinstance(answer, Raw):
+                self._write(answer.status, answer.body, answer.kind)
+            elif isinstance(answer, int):
                 self._send(answer, {"error": {"message": f"status {answer}"}})
             else:
                 self._send(200, completion(answer, request, logprobs=state.logprobs))
 
         def _send(self, status: int, data: dict[str, Any]) -> None:
-            body = json.dumps(data).encode()
+            self._write(status, json.dumps(data).encode(), "application/json")
+
+        def _write(self, status: int, body: bytes, kind: str) -> None:
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Retry-After-Ms", "1")
             self.end_headers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from urllib.parse import quote_plus
 
@@ -9,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynaweb.errors import ConfigError
 from dynaweb.policy import tokenizer as marks
 from dynaweb.policy.formats import ChatFormat, CompactFormat, format_for
 from dynaweb.policy.tokenizer import build_tokenizer
+from dynaweb.protocols import PromptSettings
 from dynaweb.types import Action, Node, Observation, Step, Task, Trajectory
 
 PAGE = Observation(
@@ -243,10 +246,69 @@ def test_a_webvoyager_reply_without_an_action_says_what_is_valid() -> None:
     assert parsed.action is None and "Click" in parsed.error
 
 
-def test_chat_prompts_keep_the_goal_of_a_long_page() -> None:
-    chat = ChatFormat(chat_tokenizer(True), max_prompt=3000)
-    nodes = tuple(Node(i, "text", f"Line {i}") for i in range(1, 900))
-    prompt = chat.policy_prompt(TASK, Observation("http://shop.localhost/", nodes), ())
+def long_page() -> Observation:
+    """Nine hundred texts, a button after each hundred of them."""
+    nodes = [Node(i, "button" if i % 100 == 0 else "text", f"Line {i}") for i in range(1, 901)]
+    return Observation("http://shop.localhost/", tuple(nodes))
+
+
+@pytest.mark.parametrize("template", [True, False])
+@pytest.mark.parametrize("room", [1500, 2000, 3000, 6000])
+def test_long_pages_are_cut_where_it_costs_least(template: bool, room: int) -> None:
+    """The goal, what was acted on and what can be acted on stay; texts stay from the top as far as there is room."""
+    chat = ChatFormat(chat_tokenizer(template), PromptSettings(prompt=room))
+    acted = Action("click", 555, target_role="text", target_name="Line 555")
+    prompt = chat.world_model_prompt(long_page(), acted, goal=TASK.intent)
     text = chat.tokenizer.decode(prompt.ids)
-    assert len(prompt) <= 3000
-    assert TASK.intent in text and "[page cut]" in text
+    assert len(prompt) <= room and prompt.cut > 0
+    assert TASK.intent in text and text.count("[page cut]") == 1
+    assert all(f"button 'Line {i}'" in text for i in range(100, 901, 100))
+    assert "[555] text 'Line 555'" in text
+    assert "'Line 1'" in text or room == 1500
+    assert "'Line 899'" not in text
+
+
+def test_judges_see_both_ends_of_a_long_page() -> None:
+    chat = ChatFormat(chat_tokenizer(True), PromptSettings(prompt=2500))
+    stopped = Trajectory("t", TASK, (Step(long_page(), Action("stop", text="x")),), long_page(), "real", "stop")
+    text = chat.tokenizer.decode(chat.judge_prompt(stopped).ids)
+    assert "'Line 1'" in text and "'Line 899'" in text and "'Line 450'" not in text
+
+
+def test_a_long_past_is_cut_before_the_page() -> None:
+    chat = ChatFormat(chat_tokenizer(True), PromptSettings(prompt=2000))
+    page = Observation("http://shop.localhost/", (Node(1, "button", "Buy"), Node(2, "text", "Last")))
+    past = [Action("type", 1, f"word {i} " * 8, target_role="textbox", target_name="Search") for i in range(60)]
+    prompt = chat.policy_prompt(TASK, page, past)
+    text = chat.tokenizer.decode(prompt.ids)
+    assert len(prompt) <= 2000 and TASK.intent in text
+    assert "[1] button 'Buy'" in text and "[2] text 'Last'" in text and "word 59" in text and "word 0 " not in text
+
+
+def test_a_goal_that_alone_is_too_long_is_cut_in_its_middle() -> None:
+    chat = ChatFormat(chat_tokenizer(True), PromptSettings(policy_prompt=1500))
+    goal = "Begin. " + "very " * 3000 + "End."
+    prompt = chat.policy_prompt(replace(TASK, intent=goal), PAGE, ())
+    text = chat.tokenizer.decode(prompt.ids)
+    assert len(prompt) <= 1500 and "Begin." in text and "End." in text
+
+
+def test_words_that_begin_alike_are_refused() -> None:
+    from tokenizers import models
+
+    odd = chat_tokenizer(True)
+    odd.backend_tokenizer.model = models.WordLevel({"<|im_start|>": 0, "<|im_end|>": 1, "<unk>": 2}, unk_token="<unk>")  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="YES and NO"):
+        ChatFormat(odd)
+
+
+@pytest.mark.parametrize(
+    "piece", ["\n", " ", "ACTION", "ACTION:", "```", "REASON:", "\n ", "<think>", "</think>", "[", "`", "\r"]
+)
+def test_replies_are_read_in_linear_time(piece: str) -> None:
+    """Each piece of the grammar of replies, a hundred thousand characters of it."""
+    from dynaweb.policy.formats import _split_reply
+
+    start = time.perf_counter()
+    _split_reply(piece * (100_000 // len(piece)))
+    assert time.perf_counter() - start < 1

@@ -19,7 +19,7 @@ SMALL = (
     "env.driver=static",
     "eval.episodes=3",
     "eval.steps=2",
-    "rl.max_new_tokens=8",
+    "policy.max_new_tokens=8",
     "web.contexts=2",
     "model.threads=1",
 )

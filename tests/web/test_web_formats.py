@@ -39,7 +39,7 @@ class Toy:
 
 
 TOYS = """
-def prompts(tokenizer):
+def prompts(tokenizer, settings):
     return ("toy prompts", tokenizer)
 
 Toy.prompt = staticmethod(prompts)

@@ -46,7 +46,7 @@ class MeaningJudge:
 
     async def _ask(self, system: str, user: str) -> str:
         messages = (("system", system), ("user", user))
-        return (await self.engine.chat(ChatRequest(messages, TOKENS, temperature=0.0))).text.lower()
+        return (await self.engine.whole_text(ChatRequest(messages, TOKENS, temperature=0.0))).lower()
 
 
 def _last(pattern: re.Pattern[str], said: str) -> str:

@@ -70,13 +70,14 @@ class LlmJudge:
                 messages(trajectory, self.config.page_chars), self.config.tokens, self.config.temperature, seed=seed
             )
             try:
-                said = (await self.engine.chat(request)).text
+                reply = await self.engine.chat(request)
             except (ConfigError, MissingError):
                 raise
             except (DynawebError, ValueError, TypeError, AttributeError) as error:
                 # What a server answers in a form of its own trips the client in any of these ways.
                 return None, f"the judge failed: {error}"
-            found = verdict(said)
+            said = reply.text
+            found = verdict(said) if reply.finished else None
             if found is not None:
                 return found, " ".join(said.split())[-300:]
         return None, f"no verdict in {self.config.asks} replies; the last ended with {said.strip()[-120:]!r}"

@@ -88,6 +88,8 @@ class SelfAssessJudge:
                 stop_ids=self.format.stop_ids,
             )
         )
+        if not reply.finished:
+            return None  # what would have followed may have said the contrary
         words = (self.format.yes_id, self.format.no_id)
         said = [token == words[0] for token in reply.token_ids if token in words]
         # Within a sentence the words have other tokens than at its beginning.

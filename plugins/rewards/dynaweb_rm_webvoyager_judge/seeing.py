@@ -6,7 +6,7 @@ import base64
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynaweb.engines.server import ChatRequest, OpenAIEngine
+from dynaweb.engines.server import WHOLE, ChatRequest, OpenAIEngine
 
 if TYPE_CHECKING:
     from dynaweb.config.server import Server
@@ -27,22 +27,25 @@ class SeeingEngine(OpenAIEngine):
         self._stream = stream
 
     async def look(self, request: LookRequest) -> str:
-        """The text of one reply. Raises as `chat` does."""
-        return await self._streamed(request) if self._stream else (await self.chat(request)).text
+        """The text of one reply; '' for one that was cut. Raises as `chat` does."""
+        return await self._streamed(request) if self._stream else await self.whole_text(request)
 
     async def _streamed(self, request: LookRequest) -> str:
         client, limit = self._connected()
         parts: list[str] = []
+        end = None
         async with limit:
             self.stats.requests += 1
             try:
                 stream = await client.chat.completions.create(stream=True, **self._arguments(request))
                 async for chunk in stream:
-                    parts += [choice.delta.content or "" for choice in chunk.choices]
+                    for choice in chunk.choices:
+                        parts.append(choice.delta.content or "")
+                        end = choice.finish_reason or end
             except Exception as error:
                 self.stats.failures += 1
-                raise self._as_error(error) from error
-        return "".join(parts)
+                raise self._as_error(error) from None
+        return "".join(parts) if end in WHOLE else ""
 
     def _arguments(self, request: ChatRequest) -> dict[str, Any]:
         given = super()._arguments(request)

@@ -61,14 +61,17 @@ class FrozenWorldModel:
         return self._ask_server((("system", SYSTEM[form]), ("user", user)))
 
     def _ask_server(self, messages: tuple[tuple[str, str], ...]) -> Ask:
-        from dynaweb.engines.server import ChatRequest
+        from dynaweb.engines.server import ChatRequest, ReplyError
 
         engine = self._server
         assert engine is not None
 
         async def sample(seed: int) -> Answer:
             limit = self.config.max_new_tokens
-            reply = await engine.chat(ChatRequest(messages, limit, self.temperature, self.config.top_p, seed))
+            try:
+                reply = await engine.chat(ChatRequest(messages, limit, self.temperature, self.config.top_p, seed))
+            except ReplyError as error:
+                return Answer("", 0, None, str(error))
             cut = "" if reply.finished else f"the answer did not end within {limit} tokens"
             return Answer(reply.text, reply.new_tokens, reply.logprob, cut)
 

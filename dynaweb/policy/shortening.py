@@ -1,0 +1,116 @@
+"""Prompts that are too long: which lines of a page are left out where a model has room for some of them only.
+
+What was acted on stays longest, then what can be acted on and what says that something happened, then other text. Of
+earlier actions the last ones stay. Example: of a page of 900 texts and 20 buttons, a prompt for 3,000 tokens has all
+buttons, and texts from the top of the page as far as they fit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from dynaweb.types import Action, Observation
+
+CUT = "[page cut]"
+"""The line that stands where most was left out."""
+RECENT = 5
+"""So many last actions are worth more than the text of a page."""
+CONTROLS = frozenset(
+    [
+        "link",
+        "button",
+        "textbox",
+        "searchbox",
+        "combobox",
+        "listbox",
+        "option",
+        "checkbox",
+        "radio",
+        "switch",
+        "slider",
+        "spinbutton",
+        "tab",
+        "menuitem",
+        "menuitemcheckbox",
+        "menuitemradio",
+        "treeitem",
+        "gridcell",
+    ]
+)
+SIGNS = frozenset(("heading", "status", "alert", "dialog", "alertdialog"))
+"""Roles of what says where one is, and that something happened."""
+
+_NUMBER = re.compile(r"\t*\[(\d+)\] ")
+_ACTION = re.compile(r"\d+: ")
+
+
+def shortened(
+    text: str, page: Observation, action: Action | None, room: int, cost: Callable[[str], int], *, ends: bool = False
+) -> tuple[str, int]:
+    """A user's text that ends with a page in at most `room` tokens, and how many of its lines were left out.
+
+    `cost` gives the tokens of a text, `action` what is done on the page; with `ends` a page is kept from both of its
+    ends, else from its beginning. A line that alone is too long is cut in its middle.
+    """
+    lines = text.split("\n")
+    head = next((i for i, line in enumerate(lines) if line == "PAGE:"), -1) + 1
+    order = sorted(range(len(lines)), key=lambda i: _rank(lines, i, head, page, action, ends=ends))
+    spare = room - cost(CUT) - 2
+    there: set[int] = set()
+    for i in order:
+        price = cost(lines[i]) + 1
+        if price <= spare:
+            there.add(i)
+            spare -= price
+        elif i < head and i not in there and _rank(lines, i, head, page, action, ends=ends)[0] == 0:
+            lines[i] = _middle_out(lines[i], max(0, spare // 2), cost)
+            there.add(i)
+            spare -= cost(lines[i]) + 1
+    return "\n".join(_marked(lines, there)), len(lines) - len(there)
+
+
+def _rank(
+    lines: Sequence[str], i: int, head: int, page: Observation, action: Action | None, *, ends: bool
+) -> tuple[int, int]:
+    """How soon a line is kept: the class first, then its position in it."""
+    line = lines[i]
+    if i < head:
+        if not _ACTION.match(line):
+            return 0, i
+        later = sum(bool(_ACTION.match(other)) for other in lines[i + 1 : head])
+        return (1, later) if later < RECENT else (4, later)
+    place = min(i, len(lines) - 1 - i) if ends else i
+    number = _NUMBER.match(line)
+    node = page.node(int(number[1])) if number else None
+    if node is None:
+        return 1, place
+    if action is not None and (
+        node.id == action.target or (node.role, node.name) == (action.target_role, action.target_name)
+    ):
+        return 1, place
+    tells = node.role in CONTROLS or node.role in SIGNS or node.value is not None
+    return (2 if tells else 3), place
+
+
+def _middle_out(line: str, room: int, cost: Callable[[str], int]) -> str:
+    """The beginning and the end of a line, as much as has room."""
+    length = len(line)
+    while length > 1 and cost(line) > room:
+        length = length * 3 // 4
+        line = f"{line[: length // 2]} ... {line[len(line) - length // 2 :]}"
+    return line
+
+
+def _marked(lines: Sequence[str], there: set[int]) -> list[str]:
+    """The lines that stay, with a mark where most of the others stood."""
+    runs: list[tuple[int, int]] = []
+    start = None
+    for i in range(len(lines) + 1):
+        if i < len(lines) and i not in there:
+            start = i if start is None else start
+        elif start is not None:
+            runs.append((i - start, start))
+            start = None
+    mark = max(runs, default=(0, -1))[1]
+    return [CUT if i == mark else line for i, line in enumerate(lines) if i in there or i == mark]
