@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynaweb_env_sites.content import LOCALES, SPLITS, Words, locale_of, split_of
-from dynaweb_env_sites.shop_state import NOUNS, fresh_state, shop_content
+from dynaweb_env_sites.shop_state import NOUNS, ShopState, shop_content
 from dynaweb_env_sites.tasks import FIRST_SITE
 
 
@@ -60,7 +60,7 @@ def test_numbers_follow_the_locale() -> None:
 
 
 def test_content_is_shared_and_state_is_not() -> None:
-    first, second = (fresh_state(10_003, "train", locale_of(10_003)) for _ in range(2))
+    first, second = (ShopState.fresh(10_003, "train", locale_of(10_003)) for _ in range(2))
     assert first.content is second.content
     first.cart.clear()
     first.wishes.clear()

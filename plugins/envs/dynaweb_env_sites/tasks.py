@@ -16,8 +16,9 @@ from zlib import crc32
 from dynaweb.errors import ConfigError
 from dynaweb.runs.seeding import derive
 from dynaweb.types import Split, Task
-from dynaweb_env_sites.base import Do, Goal, Site, Template
+from dynaweb_env_sites.base import Site
 from dynaweb_env_sites.content import locale_of
+from dynaweb_env_sites.goals import Do, Goal, Template
 from dynaweb_env_sites.server import load_sites
 
 FIRST_SITE: Mapping[str, int] = {"pretrain": 0, "train": 10_000, "validation": 20_000, "test": 30_000}
@@ -32,7 +33,7 @@ TRIES = 80
 
 
 @lru_cache(maxsize=1)
-def sites() -> dict[str, Site]:
+def sites() -> dict[str, Site[Any]]:
     """All embedded sites by name."""
     return load_sites()
 
