@@ -56,7 +56,7 @@ class Models:
         """
         import torch
 
-        from dynaweb.policy.formats import format_for
+        from dynaweb.policy.prompt_formats import format_for
 
         settings = self._recipe.model
         if settings.threads:
@@ -87,7 +87,7 @@ class Models:
     @cached_property
     def format(self) -> PromptFormat:
         """The prompt layer of the model."""
-        from dynaweb.policy.formats import format_for
+        from dynaweb.policy.prompt_formats import format_for
 
         return format_for(self.tokenizer, self._recipe.model.format)
 

@@ -13,7 +13,7 @@ import torch
 from folders import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dynaweb.policy.formats import CompactFormat
+from dynaweb.policy.prompt_formats import CompactFormat
 from dynaweb.protocols import EnvironmentContext
 from dynaweb.worldmodels.dynamics import refusal
 from dynaweb_env_sites import SitesConfig

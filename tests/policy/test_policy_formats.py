@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaweb.policy import tokenizer as marks
-from dynaweb.policy.formats import ChatFormat, CompactFormat, format_for
+from dynaweb.policy.prompt_formats import ChatFormat, CompactFormat, format_for
 from dynaweb.policy.tokenizer import build_tokenizer
 from dynaweb.types import Action, Node, Observation, Step, Task, Trajectory
 

@@ -22,7 +22,7 @@ from dynaweb.web.chromium.devtools import TabError
 from dynaweb.web.chromium.layout import Box, Layout, backend_of, within
 from dynaweb.web.chromium.read import Reading, read_tab
 from dynaweb.web.chromium.tab import Tab
-from dynaweb.web.formats import part_of
+from dynaweb.web.observation_formats import part_of
 from dynaweb.web.page.view import VIEWS, cut
 from dynaweb.web.quoting import quote
 from dynaweb.web.session import is_address

@@ -182,7 +182,7 @@ def _clipped(node: Node) -> Node | None:
 
 
 VIEWS: dict[str, Callable[..., Viewed]] = {"compact": compact_view, "full": full_view}
-"""The views of the core; others are parts of formats (`dynaweb.web.formats`)."""
+"""The views of the core; others are parts of formats (`dynaweb.web.observation_formats`)."""
 
 
 @dataclass(slots=True)

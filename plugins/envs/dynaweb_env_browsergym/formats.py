@@ -26,7 +26,7 @@ from dataclasses import replace
 from dynaweb.types import Action, ActionKind, Node, Observation
 from dynaweb.web.actions.calls import Call, Literal, as_text, last_calls, single
 from dynaweb.web.actions.rules import Refused, element, resolve, tab_index
-from dynaweb.web.formats import Dialect, Grammar
+from dynaweb.web.observation_formats import Dialect, Grammar
 from dynaweb.web.page.text import CAPITAL, TRISTATE, closing_lines, parse_nodes
 from dynaweb.web.page.tree import TEXT
 from dynaweb.web.page.view import MAX_NODES, Viewed, filtered_view

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from dynaweb.types import Action, ActionKind, Node, Observation, Tab
 from dynaweb.web.actions.calls import Call, as_text, double, last_calls
 from dynaweb.web.actions.rules import AIMED, Refused, element, resolve, tab_index
-from dynaweb.web.formats import Dialect, Grammar
+from dynaweb.web.observation_formats import Dialect, Grammar
 from dynaweb.web.page.text import TRUNCATED
 from dynaweb.web.quoting import quote
 

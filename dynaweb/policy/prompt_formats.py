@@ -2,8 +2,8 @@
 
 `CompactFormat` belongs to models that were trained with `dynaweb.policy.tokenizer` (the shipped tiny model): one mark
 per job, the page as `compact` text, a reply that is one action. `ChatFormat` serves any model with
-a chat template; further layers are parts of formats, which plugins bring (`dynaweb.web.formats`). All are token-in,
-token-out: what `parse_reply` reads are the very tokens that were sampled.
+a chat template; further layers are parts of formats, which plugins bring (`dynaweb.web.observation_formats`). All are
+token-in, token-out: what `parse_reply` reads are the very tokens that were sampled.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from dynaweb.policy import tokenizer as marks
 from dynaweb.protocols import ParsedReply, PromptFormat
 from dynaweb.types import Prompt
-from dynaweb.web import formats
+from dynaweb.web import observation_formats
 from dynaweb.web.actions.grammar import format_action, parse_action
-from dynaweb.web.formats import part_of
+from dynaweb.web.observation_formats import part_of
 from dynaweb.web.page.text import TRUNCATED, render
 from dynaweb.worldmodels.prompts import REWRITE, SYSTEM, doing
 
@@ -241,7 +241,7 @@ def history_lines(actions: Sequence[Action]) -> list[str]:
 def format_for(tokenizer: Any, name: str = "auto") -> PromptFormat:
     """The prompt layer for a tokenizer: `auto` is `compact` where its marks are there, else `chat`.
 
-    Other names are those of plugins (`dynaweb.web.formats`). Raises `MissingError` for one that nobody offers.
+    Other names are those of plugins (`dynaweb.web.observation_formats`). Raises `MissingError` for any other.
     """
     if name == "auto":
         name = "compact" if marks.ACT in tokenizer.get_vocab() else "chat"
@@ -271,7 +271,7 @@ class ChatFormat:
 
     def __init__(self, tokenizer: Any, max_prompt: int = 8192) -> None:
         # Asked for before the first episode: a format that is blocked should not end a run in its middle.
-        formats.dialect("webarena"), formats.grammar(self.grammar)
+        observation_formats.dialect("webarena"), observation_formats.grammar(self.grammar)
         self.tokenizer = tokenizer
         self.max_prompt = max_prompt
         if tokenizer.eos_token_id is None:
@@ -287,22 +287,22 @@ class ChatFormat:
 
     def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
         """`REASON: ... ACTION: ...` and the end of the turn."""
-        return self._target(self.said(reasoning or "This is the next step.", format_action(action, self.grammar)))
+        return self._target(self.reply_text(reasoning or "This is the next step.", format_action(action, self.grammar)))
 
     def parse_reply(self, token_ids: Sequence[int], observation: Observation) -> ParsedReply:
         """The last fenced block, else what follows the last `ACTION:`, else the last line."""
         text = self.decode(token_ids)
-        reasoning, command = self.taken_apart(text)
+        reasoning, command = self.reply_parts(text)
         action = parse_action(command, observation, self.grammar)
         if isinstance(action, str):
             return ParsedReply(text=text, reasoning=reasoning, error=action)
         return ParsedReply(text=text, reasoning=reasoning, action=action)
 
-    def said(self, reason: str, action: str) -> str:
+    def reply_text(self, reason: str, action: str) -> str:
         """A reply as it is trained on."""
         return f"REASON: {reason}\nACTION: {action}"
 
-    def taken_apart(self, text: str) -> tuple[str, str]:
+    def reply_parts(self, text: str) -> tuple[str, str]:
         """Reasoning, and the part of a reply that holds its action."""
         return _split_reply(text)
 
