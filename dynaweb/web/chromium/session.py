@@ -272,8 +272,8 @@ class ChromiumSession:
             if node is None:
                 return f"there is no element [{action.target}] on this page"
             if action.target_role and (action.target_role, action.target_name) != (node.role, node.name):
-                said = f"{action.target_role} {quote(action.target_name)}"
-                return f"[{node.id}] is {node.role} {quote(node.name)} now, not {said}; look at the page again"
+                expected = f"{action.target_role} {quote(action.target_name)}"
+                return f"[{node.id}] is {node.role} {quote(node.name)} now, not {expected}; look at the page again"
             return await act.perform(tab, action, node)
         others: dict[str, Callable[[], Awaitable[str]]] = {
             "press": lambda: act.press(tab, action.text),

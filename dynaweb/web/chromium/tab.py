@@ -308,8 +308,8 @@ class Tab:
         cap = max(min(QUIET_CAP, deadline - time.monotonic()), 0.05)
         script = scripts.QUIET % {"window": int(window * 1000), "cap": int(cap * 1000)}
         try:
-            said = str(await self.evaluate(script, wait=True))
-            state, _, size = said.partition(" ")
+            reply = str(await self.evaluate(script, wait=True))
+            state, _, size = reply.partition(" ")
             if state == "framed":
                 await self._frames_quiet(script, time.monotonic() + cap)
         except TabError:
@@ -319,7 +319,7 @@ class Tab:
             return False
         self.live = state != "static"
         self.scripted |= self.live
-        self.huge = said if said.endswith("characters") else ""
+        self.huge = reply if reply.endswith("characters") else ""
         self.elements = int(size) if size.isdigit() else 0
         return True
 

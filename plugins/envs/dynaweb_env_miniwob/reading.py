@@ -57,7 +57,7 @@ def values(goal: str, page: Page) -> Plan:
     yield page.submit()
 
 
-def shown(goal: str, page: Page) -> Plan:
+def copy_text(goal: str, page: Page) -> Plan:
     """`Type the text below into the text field and press Submit.`"""
     page = yield page.fill("".join(node.name for node in page.all("text")))
     yield page.submit()
@@ -113,6 +113,6 @@ PLANS: Mapping[str, Planner] = {
     "search-engine": search,
     "simple-algebra": unknown,
     "simple-arithmetic": sum_of_two,
-    "text-transform": shown,
+    "text-transform": copy_text,
 }
 """Tasks and their plans."""

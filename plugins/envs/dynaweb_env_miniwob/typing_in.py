@@ -77,9 +77,9 @@ def completed(goal: str, page: Page) -> Plan:
     page = yield page.fill(start)
     for _ in range(5):
         others = [node for node in page.nodes if node.role not in ("textbox", "list", "status")]
-        found = [node for node in others if node.name.startswith(start) and node.name.endswith(end)]
-        if found:
-            page = yield on("click", found[0])
+        offers = [node for node in others if node.name.startswith(start) and node.name.endswith(end)]
+        if offers:
+            page = yield on("click", offers[0])
             yield page.submit()
         page = yield Action("wait")
     raise PlanError(f"nothing is offered that starts with {start!r} and ends with {end!r}")
@@ -111,11 +111,11 @@ def _label(page: Page, index: int, known: Mapping[str, str]) -> str:
     """Which of the known labels the nth textbox has: the last text before it, or the next where labels come after."""
     box = page.get("textbox", nth=index)
     before = page.nodes[box.id - 2 :: -1] if page.nodes[0].role != "textbox" else page.nodes[box.id :]
-    said = [node.name for node in before if node.role != "textbox"]
-    found = next((key for name in said for key in known if key in name), None)
-    if found is None:
+    texts = [node.name for node in before if node.role != "textbox"]
+    label = next((key for name in texts for key in known if key in name), None)
+    if label is None:
         raise PlanError(f"textbox {index + 1} has none of the labels {', '.join(known)}")
-    return found
+    return label
 
 
 PLANS: Mapping[str, Planner] = {

@@ -62,9 +62,9 @@ def _search() -> str:
 @pages.get("/projects/<name>")
 def _project(name: str) -> str:
     state = current(TrackerState)
-    project, shown, sort = _project_at(state, name), option("state", FILTERS), option("sort", ISSUE_SORTS)
-    issues = listing(state.project_issues(project.name, shown, sort), PAGE)
-    orders = {"shown": shown, "filters": FILTERS, "sort": sort, "sorts": ISSUE_SORTS}
+    project, state_filter, sort = _project_at(state, name), option("state", FILTERS), option("sort", ISSUE_SORTS)
+    issues = listing(state.project_issues(project.name, state_filter, sort), PAGE)
+    orders = {"state_filter": state_filter, "filters": FILTERS, "sort": sort, "sorts": ISSUE_SORTS}
     return render("tracker/project.html", project=project, issues=issues, **orders)
 
 
@@ -113,7 +113,7 @@ def _issue(name: str) -> str:
     state = current(TrackerState)
     issue = _issue_at(state, name)
     project = state.project(issue.project)
-    return render("tracker/issue.html", issue=issue, project=project, labels=LABELS, shown=COMMENTS)
+    return render("tracker/issue.html", issue=issue, project=project, labels=LABELS, n_comments=COMMENTS)
 
 
 @pages.post("/issues/<name>/toggle")
