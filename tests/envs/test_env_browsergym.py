@@ -18,7 +18,7 @@ from dynaweb_env_browsergym import BrowsergymConfig
 from dynaweb_env_browsergym.actions import call_of
 from dynaweb_env_browsergym.env import BrowsergymSource
 from dynaweb_env_browsergym.process import Worker
-from dynaweb_env_miniwob.expert import MiniwobExpert
+from dynaweb_env_miniwob.plans import MiniwobExpert
 
 # Before any test points the cache elsewhere.
 PYTHON = sidecar._python(sidecar.root() / "browsergym")

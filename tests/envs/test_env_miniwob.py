@@ -22,9 +22,9 @@ from dynaweb.web.chromium.pool import BrowserPool
 from dynaweb.web.chromium.session import ChromiumSession
 from dynaweb_env_miniwob import MiniwobConfig
 from dynaweb_env_miniwob.env import MiniwobSource
-from dynaweb_env_miniwob.expert import PLANS, SCRIPTED
 from dynaweb_env_miniwob.goals import Goals
 from dynaweb_env_miniwob.pages import TIMING, Pages
+from dynaweb_env_miniwob.plans import PLANS, SCRIPTED
 
 
 def _installed() -> bool:

@@ -16,9 +16,9 @@ from dynaweb.web.chromium.pool import BrowserPool, pool_of
 from dynaweb.web.chromium.session import ChromiumSession
 from dynaweb.web.environment import FIRST_SEED, SEEDS_APART, SessionEnvironment
 from dynaweb_env_miniwob import scripts
-from dynaweb_env_miniwob.expert import SCRIPTED, MiniwobExpert
 from dynaweb_env_miniwob.goals import Goals
 from dynaweb_env_miniwob.pages import SITE, TIMING, Pages, PageServer, patience
+from dynaweb_env_miniwob.plans import SCRIPTED, MiniwobExpert
 
 if TYPE_CHECKING:
     from dynaweb.protocols import Environment, EnvironmentContext
