@@ -22,7 +22,21 @@ onkeydown = e => p.textContent = [e.ctrlKey, e.shiftKey, e.altKey, e.metaKey, e.
 def server() -> Iterator[PageServer]:
     with serving() as running:
         running.pages["/keys"] = KEYS
+        address = _with_credentials(running, "/auth")
+        running.pages["/link"] = f"<a href='{address}'>in</a>"
+        running.pages["/popup"] = f"<button onclick=\"window.open('{address}')\">in</button>"
+        running.pages["/asks"] = """<button>in</button><script>document.querySelector('button').onclick = () => {
+          const request = new XMLHttpRequest();
+          request.open('GET', '/auth', false, 'u', 'p');
+          request.send();
+        }</script>"""
+        running.pages["/name"] = "<p id=p></p><script>p.textContent = `name: ${name}`; name = 'leak';</script>"
+        running.pages["/named"] = "<a href=/name target=leak>name</a>"
         yield running
+
+
+def _with_credentials(server: PageServer, path: str) -> str:
+    return server.url(path).replace("://", "://u:p@")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -67,3 +81,57 @@ async def test_a_key_that_makes_the_page_spin_is_no_key_down(server: PageServer)
         assert "was stopped" in (await session.observe()).notice
         assert await session.act(Action("press", text="x")) == ""
         assert await text_of(session) == "false false false false x"
+
+
+@pytest.mark.parametrize("path", ["/auth", "/to-auth", "/link", "/popup", "/asks"])
+async def test_credentials_of_addresses_end_with_the_episode(server: PageServer, path: str) -> None:
+    async with BrowserPool() as pool:
+        session, later = await pool.session(), await pool.session()
+        for leave in (session.reset, session.close):
+            await session.reset()
+            await session.goto(_with_credentials(server, path) if path == "/auth" else server.url(path))
+            page = await session.observe()
+            for node in page.nodes:
+                if node.role in ("link", "button"):
+                    await session.act(Action("click", node.id))
+            await session.goto(server.url("/auth"))
+            assert await text_of(session) == "in as u:p", "the browser does not remember them within the episode"
+            await leave()
+            after = session if leave == session.reset else later
+            if after is later:
+                await later.reset()
+            await after.goto(server.url("/auth"))
+            assert await text_of(after) == "no entry"
+
+
+async def test_an_at_sign_elsewhere_costs_no_context(pool: BrowserPool, server: PageServer) -> None:
+    server.pages["/@ann"] = "<p>ann</p>"
+    session = await pool.session()
+    await session.reset()
+    before = session._open
+    await session.goto(server.url("/@ann?mail=a@b.c#@"))
+    await session.reset()
+    assert session._open is before is not None
+    await session.close()
+
+
+@pytest.mark.parametrize("path", ["/name", "/named"])
+async def test_the_name_of_a_window_ends_with_the_episode(pool: BrowserPool, server: PageServer, path: str) -> None:
+    session, later = await pool.session(), await pool.session()
+    for _ in range(2):
+        await session.reset()
+        await session.goto(server.url(path))
+        if path == "/named":
+            page = await session.observe()
+            await session.act(Action("click", page.nodes[0].id))
+            assert "name: leak" in await text_of(session)
+            # The window that was opened is what the next episode begins with.
+            await session.act(Action("tab_focus", index=0))
+            await session.act(Action("close_tab"))
+        else:
+            assert await text_of(session) == "name:"
+    await session.close()
+    await later.reset()
+    await later.goto(server.url("/name"))
+    assert await text_of(later) == "name:"
+    await later.close()

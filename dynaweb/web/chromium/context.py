@@ -56,7 +56,7 @@ class OpenContext:
 
     @property
     def dirty(self) -> bool:
-        """Not to be used again: it holds a login, or something in it crashed or hangs."""
+        """Not to be used again: it holds a login or credentials, or something in it crashed or hangs."""
         return self._spoiled or any(tab.broken for tab in (*self.tabs, *([self._helper] if self._helper else [])))
 
     def spoil(self) -> None:
@@ -82,7 +82,7 @@ class OpenContext:
             await self.guarded(self.context.set_extra_http_headers(self._headers), "set headers")
 
     async def wipe(self) -> None:
-        """One empty tab, no cookies, no storage, no history, no notices."""
+        """One empty tab without a name, no cookies, no storage, no history, no notices."""
         await self.adopted()
         first, *extra = [*self.tabs, *([self._helper] if self._helper else [])]
         scripted = any(tab.scripted for tab in (first, *extra))
@@ -176,6 +176,7 @@ class OpenContext:
         """Everything that an empty tab and its context are cleaned of; the session storage apart."""
         yield self.guarded(self.context.clear_cookies(), "clear cookies")
         yield first.send("Page.resetNavigationHistory")
+        yield first.evaluate("name = ''")
         if not self._pool.keep_cache:
             yield first.send("Network.clearBrowserCache")
         for origin in origins:
@@ -196,6 +197,7 @@ class OpenContext:
         tab = await self.guarded(attaching, "attach to a page")
         page.on("close", lambda _: self._drop(tab))
         page.on("download", self.downloads.take)
+        page.on("websocket", lambda socket: self._on_address(socket.url))
         tab.cdp.on("Page.downloadWillBegin", self.downloads.on_begin)
         tab.cdp.on("Page.downloadProgress", self.downloads.on_progress)
         return tab
@@ -216,7 +218,12 @@ class OpenContext:
             self._current = self.tabs[max(at - 1, 0)] if self.tabs else None
 
     def _listeners(self) -> dict[str, Callable[[Any], Any]]:
-        return {"page": self._on_page, "dialog": self._on_dialog, "requestfailed": self._on_failed}
+        return {
+            "page": self._on_page,
+            "dialog": self._on_dialog,
+            "request": lambda request: self._on_address(request.url),
+            "requestfailed": self._on_failed,
+        }
 
     def _on_page(self, page: Page) -> None:
         if not self._own_page:
@@ -240,6 +247,11 @@ class OpenContext:
             self.say(f"{dialog.type} {verb}: {dialog.message}")
         with suppress(Exception):
             await (dialog.accept() if accepted else dialog.dismiss())
+
+    def _on_address(self, url: str) -> None:
+        """Chromium keeps user names and passwords of addresses as long as a context lives."""
+        if "@" in url and "@" in urlsplit(url).netloc:
+            self.spoil()
 
     def _on_failed(self, request: Request) -> None:
         if urlsplit(request.url).scheme in _WEB and not self._pool.allows(request.url):
