@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -135,3 +136,30 @@ async def test_the_name_of_a_window_ends_with_the_episode(pool: BrowserPool, ser
     await later.goto(server.url("/name"))
     assert await text_of(later) == "name:"
     await later.close()
+
+
+@pytest.mark.parametrize("script", ["", "<script>setTimeout(() => window.close(), 100)</script>"])
+async def test_what_a_closed_tab_has_stored_ends_with_the_episode(
+    pool: BrowserPool, server: PageServer, script: str
+) -> None:
+    other = server.url("/stores", host="other.localhost")
+    server.pages["/opens"] = f"<a href='{other}' target=_blank rel=opener>Open</a>"
+    server.pages["/stores"] = (
+        f"<p id=p></p><script>p.textContent = `is ${{localStorage.a}}`; localStorage.a = 1</script>{script}"
+    )
+    session = await pool.session()
+    for _ in range(2):
+        await session.reset()
+        await session.goto(server.url("/opens"))
+        page = await session.observe()
+        await session.act(Action("click", page.nodes[0].id))
+        if script:
+            await asyncio.sleep(0.3)
+        else:
+            assert await text_of(session) == "is undefined"
+            await session.act(Action("close_tab"))
+        assert await text_of(session) == "Open"
+    await session.reset()
+    await session.goto(other)
+    assert await text_of(session) == "is undefined"
+    await session.close()

@@ -8,9 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from dynaweb.errors import BrowserError
 from dynaweb.types import Action, Node
 from dynaweb.web.chromium import scripts
-from dynaweb.web.chromium.devtools import TabError
+from dynaweb.web.chromium.devtools import TabError, as_error
 from dynaweb.web.chromium.layout import backend_of, frame_of
 from dynaweb.web.chromium.tab import Tab
 from dynaweb.web.quoting import quote
@@ -55,6 +56,9 @@ async def press(tab: Tab, keys: str) -> str:
         await _release(tab, keys)
         return f"press {quote(keys)}: the page did not take it within {tab.patience:g} s"
     except Exception as error:
+        failure = as_error(error, "press a key")
+        if isinstance(failure, BrowserError):
+            raise failure from None
         await _release(tab, keys)
         return f"press {quote(keys)}: {str(error).splitlines()[0]}; write a key such as 'Enter', 'Tab' or 'Control+a'"
     await tab.settle(likely=keys.rpartition("+")[2] in ("Enter", "Space", " "))

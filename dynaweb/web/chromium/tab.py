@@ -41,6 +41,8 @@ class Tab:
         """Seconds after which a browser that does not answer is given up."""
         self.broken = False
         """The page crashed or hangs; its context must not be used again."""
+        self.crashed = False
+        """The renderer of the page is gone: the tab shows nothing any more, and another one may take its position."""
         self.frame_id = ""
         self.opening: list[str] = []
         """Addresses of windows that this page asked for and that have not appeared yet."""
@@ -90,6 +92,7 @@ class Tab:
             tab.cdp.on(event, listener)
         _, tree = await asyncio.gather(tab.send("Page.enable"), tab.send("Page.getFrameTree"))
         tab.frame_id = tree["frameTree"]["frame"]["id"]
+        tab.origins.add(tree["frameTree"]["frame"].get("securityOrigin", ""))
         return tab
 
     async def send(self, method: str, **parameters: Any) -> Any:
@@ -155,7 +158,7 @@ class Tab:
 
     def crash(self) -> None:
         """The page crashed: nothing it was asked will be answered."""
-        self.broken = True
+        self.broken = self.crashed = True
         for call in self._calls:
             call.cancel()
         self._ready.set()
