@@ -165,6 +165,64 @@ def test_what_is_wrong_with_files_is_said(make: Any, tmp_path: Path) -> None:
         make(path="", set="lite").catalogue("test")
 
 
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"evaluation": None}, "task 1 in .*eval is an object with eval_types, not None"),
+        ({"evaluation": "string_match"}, "eval is an object with eval_types"),
+        ({"evaluation": []}, "eval is a list of objects with `expected`"),
+        ({"evaluation": [{"evaluator": "x"}]}, "eval is a list of objects with `expected`"),
+        ({"evaluation": {}}, "eval_types is a list of names"),
+        (
+            {"evaluation": {"eval_types": None}},
+            "eval_types is a list of names .string_match, url_match, program_html., not",
+        ),
+        ({"evaluation": {"eval_types": "string_match"}}, "eval_types is a list of names"),
+        ({"evaluation": {"eval_types": ["string_mach"]}}, "no eval type 'string_mach'; did you mean 'string_match'"),
+        (
+            {"evaluation": {"eval_types": ["string_match"], "reference_answers": ["a"]}},
+            "reads reference_answers, which is",
+        ),
+        (
+            {"evaluation": {"eval_types": ["url_match"], "reference_url": ["a"]}},
+            "reads reference_url, which is an address",
+        ),
+        (
+            {"evaluation": {"eval_types": ["program_html"], "program_html": {"url": "x"}}},
+            "program_html, which is a list",
+        ),
+        ({"sites": "reddit"}, "sites is a list of names, not 'reddit'"),
+        ({"sites": None}, "sites is a list of names, not None"),
+        ({"sites": [None]}, "sites is a list of names"),
+        ({"start_url": None}, "it has no start_url"),
+        ({"start_url": ""}, "it has no start_url"),
+        ({"start_url": 5}, "it has no start_url"),
+        ({"start_urls": []}, "it has no start_url"),
+    ],
+)
+def test_a_task_of_another_shape_is_refused_by_name(make: Any, fields: dict[str, Any], why: str) -> None:
+    task = raw(**{"evaluation": fields["evaluation"]} if "evaluation" in fields else {})
+    task |= {key: value for key, value in fields.items() if key != "evaluation"}
+    source = make(raw(7), task, urls={"reddit": "http://127.0.0.1:9"})
+    for look in (source.catalogue, source.skipped):
+        with pytest.raises(ConfigError, match=why):
+            look("test")
+
+
+def test_tasks_without_start_and_twice_the_same_id_are_refused(make: Any, tmp_path: Path) -> None:
+    task = raw()
+    del task["start_url"]
+    with pytest.raises(ConfigError, match="has no start_url"):
+        make(task).catalogue("test")
+    with pytest.raises(ConfigError, match="several tasks of the id 3"):
+        make(raw(3), raw(4), raw(3)).catalogue("test")
+    for name in ("a", "b"):
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        (tmp_path / "folder" / f"{name}.json").write_text(json.dumps(raw(3)), encoding="utf-8")
+    with pytest.raises(ConfigError, match="several tasks of the id 3"):
+        make(path=str(tmp_path / "folder")).catalogue("test")
+
+
 # --- episodes ---
 
 

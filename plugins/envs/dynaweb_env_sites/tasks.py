@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import lru_cache
 from itertools import chain, islice, zip_longest
-from typing import Any, get_args
+from typing import Any
 from zlib import crc32
 
 from dynaweb.errors import ConfigError
@@ -154,28 +154,6 @@ def to_webarena(task: Task) -> dict[str, Any]:
     }
 
 
-def from_webarena(data: Mapping[str, Any]) -> Task:
-    """A task from WebArena's JSON format. Raises `ConfigError` naming the fields that are missing or wrong."""
-    missing = [key for key in ("task_id", "intent", "start_url", "eval") if key not in data]
-    if missing:
-        raise ConfigError(f"Not a WebArena task: missing {', '.join(missing)}. It has: {', '.join(sorted(data))}.")
-    own = data.get("dynaweb", {})
-    split = own.get("split", "test")
-    if split not in get_args(Split):
-        raise ConfigError(f"Task {data['task_id']} has the split {split!r}. Valid: {', '.join(get_args(Split))}.")
-    return Task(
-        id=str(own.get("id", data["task_id"])),
-        intent=data["intent"],
-        start_url=_unmark(data["start_url"]),
-        sites=tuple(data.get("sites", ())),
-        split=split,
-        evaluation=_unmark(dict(data["eval"])),
-        template=own.get("template", str(data.get("intent_template_id", ""))),
-        best_steps=own.get("best_steps"),
-        meta=own.get("meta", {}),
-    )
-
-
 def _default_seeds(split: str) -> Sequence[int]:
     return site_seeds(split)
 
@@ -240,10 +218,6 @@ def _plain(step: Do) -> dict[str, Any]:
 def _mark(value: Any) -> Any:
     """Site addresses -> placeholders, anywhere in plain data."""
     return _replace(value, {f"http://{site.host}": f"__{name.upper()}__" for name, site in sites().items()})
-
-
-def _unmark(value: Any) -> Any:
-    return _replace(value, {f"__{name.upper()}__": f"http://{site.host}" for name, site in sites().items()})
 
 
 def _replace(value: Any, table: Mapping[str, str]) -> Any:
