@@ -11,7 +11,7 @@ from collections import Counter
 from served import report
 
 from dynaweb.types import Action, Node, Observation
-from dynaweb.web import formats
+from dynaweb.web import observation_formats
 from dynaweb.web.actions.grammar import format_action, parse_action
 
 _WORDS = "click type stop do( exit( fill( goto [1] [ ] ' \" \\ ``` , ) = Action: Click Type ; 羊 ² 1 2 element= enter"
@@ -30,7 +30,7 @@ _ACTIONS = (
 async def fuzz(options: argparse.Namespace) -> None:
     """Strings through all grammars, half of them random, half actions with letters changed: none may raise."""
     page = Observation("http://a/", (Node(1, "link", "Home"), Node(2, "textbox", "Find"), Node(3, "combobox", "Sort")))
-    rng, grammars = random.Random(0), formats.names("grammar")
+    rng, grammars = random.Random(0), observation_formats.names("grammar")
     found: Counter[str] = Counter()
     start = time.perf_counter()
     for number in range(options.strings):

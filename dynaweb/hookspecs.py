@@ -79,7 +79,8 @@ def dynaweb_formats() -> Sequence[PluginSpec]:  # type: ignore[empty-body]
     """Return the observation formats of this plugin: dialects, grammars, views and prompt layers by name.
 
     `capabilities` hold the parts that a format has: `dialect`, `grammar`, `view`, `prompt` (`model.format`). They are
-    attributes of its class, which is never built, so `config` is a model without fields. See `dynaweb.web.formats`.
+    attributes of its class, which is never built, so `config` is a model without fields. `format_spec` of
+    `dynaweb.web.observation_formats` makes such a spec.
     """
 
 

@@ -97,7 +97,7 @@ class Models:
         return self._prompts(self.tokenizer, resolve(self._recipe.model.path))
 
     def _prompts(self, tokenizer: Any, source: str) -> PromptFormat:
-        from dynaweb.policy.formats import format_for
+        from dynaweb.policy.prompt_formats import format_for
         from dynaweb.trainer.models import context_of, reply_ends
 
         recipe = self._recipe

@@ -109,7 +109,7 @@ def compact_format() -> PromptFormat:
 
     from tokenizers import Tokenizer
 
-    from dynaweb.policy.formats import CompactFormat
+    from dynaweb.policy.prompt_formats import CompactFormat
 
     file = resources.files("dynaweb") / "assets" / "tiny" / "tokenizer.json"
     return CompactFormat(Tokenizer.from_file(str(file)))

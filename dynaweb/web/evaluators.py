@@ -58,14 +58,17 @@ async def evaluate(
     says.
     """
     known: Extra = {
-        "string_match": lambda spec: string_match(spec.get("reference_answers") or {}, answer),
-        "url_match": lambda spec: url_match(str(spec.get("reference_url") or ""), url, str(spec.get("url_note") or "")),
-        "program_html": lambda spec: _program_html(spec.get("program_html") or (), session, meaning),
+        "string_match": lambda spec: string_match(_part_of(spec, "reference_answers", Mapping) or {}, answer),
+        "url_match": lambda spec: url_match(
+            _part_of(spec, "reference_url", str) or "", url, _part_of(spec, "url_note", str) or ""
+        ),
+        "program_html": lambda spec: _program_html(_part_of(spec, "program_html", list) or (), session, meaning),
         **(extra or {}),
     }
-    kinds = list(evaluation.get("eval_types", ()))
-    if not kinds:
-        return Judgement(None, why="the task has no eval_types, so it cannot be graded")
+    try:
+        kinds = _texts(_part_of(evaluation, "eval_types", list) or (), "eval_types")
+    except _Ungraded as error:
+        return Judgement(None, why=f"{error}, so the task cannot be graded")
     score, reasons, unknown = 1.0, [], False
     for kind in kinds:
         part = await _part(kind, evaluation, known)
@@ -76,6 +79,33 @@ async def evaluate(
             score *= part.score
     why = "; ".join(reasons)
     return Judgement(None, why=why) if unknown and score > 0 else Judgement(score, why=why)
+
+
+def _part_of(value: Any, key: str, shape: type) -> Any:
+    """What stands under a key of a task's data; None when nothing does. Raises `_Ungraded` for another shape."""
+    names = {list: "a list", str: "a text", Mapping: "an object"}
+    if not isinstance(value, Mapping):
+        raise _Ungraded(f"{str(value)[:60]!r} is no object with {key}")
+    part = value.get(key)
+    if part is None or isinstance(part, (list, tuple) if shape is list else shape):
+        return part
+    raise _Ungraded(f"{key} is {names[shape]}, not {str(part)[:60]!r}")
+
+
+def _texts(value: Any, what: str) -> list[str]:
+    """A text or a list of texts as a list; numbers count as texts. Raises `_Ungraded` for anything else, or nothing."""
+    items = list(value) if isinstance(value, (list, tuple)) else [value]
+    wrong = [item for item in items if isinstance(item, bool) or not isinstance(item, (str, int, float))]
+    if wrong or not items:
+        raise _Ungraded(f"{what} holds {str(wrong[0])[:60]!r}, which is no text" if wrong else f"there are no {what}")
+    return [str(item) for item in items]
+
+
+def _text(value: Any, what: str) -> str:
+    texts = _texts(value, what)
+    if len(texts) > 1:
+        raise _Ungraded(f"{what} is one text (with ` |OR| ` between alternatives), not {len(texts)}")
+    return texts[0]
 
 
 async def _part(kind: str, evaluation: Mapping[str, Any], known: Extra) -> Judgement:
@@ -136,12 +166,12 @@ def url_match(reference: str, url: str, note: str = "") -> Judgement:
 
 def _answer_part(kind: str, reference: Any, answer: str) -> Judgement:
     if kind == "exact_match":
-        good = equals(reference, answer)
+        good = equals(_text(reference, kind), answer)
         return Judgement(float(good), why="right" if good else f"{answer!r} is not {reference!r}")
     if kind == "must_include":
-        return _all_included(_listed(reference), answer)
+        return _all_included(_texts(reference, kind), answer)
     if kind == "fuzzy_match":
-        if all(equals(item, answer) for item in _listed(reference)):
+        if all(equals(item, answer) for item in _texts(reference, kind)):
             return Judgement(1.0, why="right, word for word")
         return Judgement(None, why="fuzzy_match needs a judge, and none was given")
     return Judgement(None, why=f"unknown kind of reference answer {kind!r}")
@@ -158,10 +188,6 @@ def _includes(reference: str, text: str) -> bool:
     if len(reference) <= 2 and reference.isalnum():
         return re.search(rf"(?<!\w){re.escape(reference)}(?!\w)", text) is not None
     return reference in text
-
-
-def _listed(reference: Any) -> list[str]:
-    return [str(item) for item in reference] if isinstance(reference, (list, tuple)) else [str(reference)]
 
 
 def _digit(char: str) -> str:
@@ -182,21 +208,23 @@ def _same_address(reference: str, url: str, exact: bool) -> bool:
 
 def _address(url: str) -> tuple[str, str, dict[str, list[str]]]:
     """(host, path, query) in the form in which addresses are compared."""
-    parts = urlsplit(with_scheme(url.strip()))
+    try:
+        parts = urlsplit(with_scheme(url))
+    except ValueError:
+        raise _Ungraded(f"{url[:60]!r} is no address") from None
     path = re.sub(r"/{2,}", "/", unquote(parts.path)).rstrip("/") or "/"
     query = {key: sorted(values) for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
     return parts.netloc.lower(), path, query
 
 
-async def _program_html(
-    targets: Sequence[Mapping[str, Any]], session: Session | None, meaning: Meaning | None
-) -> Judgement:
+async def _program_html(targets: Sequence[Any], session: Session | None, meaning: Meaning | None) -> Judgement:
     if not targets:
         raise _Ungraded("there are no program_html targets")
     if session is None:
         raise _Ungraded("program_html needs a live session, and there is none")
     for target in targets:
-        verdict = await _contents(target.get("required_contents") or {}, await _located(target, session), meaning)
+        required = _part_of(target, "required_contents", Mapping) or {}
+        verdict = await _contents(required, await _located(target, session), meaning)
         if verdict.score != 1.0:
             return Judgement(verdict.score, why=f"{target.get('url')}: {verdict.why}")
     return Judgement(1.0, why="all contents are there")
@@ -212,7 +240,7 @@ async def _located(target: Mapping[str, Any], session: Session) -> str:
     if not locator.startswith(("document", "[...document")):
         raise _Ungraded(f"unknown locator {locator[:60]!r}; it starts with document or [...document, or is empty")
     try:
-        for preparation in target.get("prep_actions") or ():
+        for preparation in _part_of(target, "prep_actions", list) or ():
             await session.evaluate(url, str(preparation))
         content = await session.evaluate(url, locator)
     except ConfigError:
@@ -222,12 +250,12 @@ async def _located(target: Mapping[str, Any], session: Session) -> str:
 
 async def _contents(required: Mapping[str, Any], text: str, meaning: Meaning | None) -> Judgement:
     if "exact_match" in required:
-        good = equals(required["exact_match"], text)
+        good = equals(_text(required["exact_match"], "exact_match"), text)
         return Judgement(float(good), why="right" if good else f"{text[:80]!r} is not {required['exact_match']!r}")
     if "must_include" in required:
-        return _all_included(_listed(required["must_include"]), text)
+        return _all_included(_texts(required["must_include"], "must_include"), text)
     if "fuzzy_match" in required:
-        wanted = _listed(required["fuzzy_match"])
+        wanted = _texts(required["fuzzy_match"], "fuzzy_match")
         if all(includes(item, text) for item in wanted):
             return Judgement(1.0, why="all is there, word for word")
         if meaning is None:

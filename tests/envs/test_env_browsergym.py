@@ -18,7 +18,7 @@ from dynaweb_env_browsergym import BrowsergymConfig
 from dynaweb_env_browsergym.actions import call_of
 from dynaweb_env_browsergym.env import BrowsergymSource
 from dynaweb_env_browsergym.process import Worker
-from dynaweb_env_miniwob.expert import MiniwobExpert
+from dynaweb_env_miniwob.plans import MiniwobExpert
 
 # Before any test points the cache elsewhere.
 PYTHON = sidecar._python(sidecar.root() / "browsergym")
@@ -28,15 +28,15 @@ needs_browsergym = pytest.mark.skipif(not PYTHON.exists(), reason="needs: dynawe
 @pytest.fixture
 async def environments() -> AsyncIterator[Any]:
     """Makes (source, environment) and ends their processes."""
-    made: list[Any] = []
+    sources: list[Any] = []
 
     def make(name: str, **settings: Any) -> Any:
         source = BrowsergymSource(BrowsergymConfig(id=name, python=str(PYTHON), **settings), EnvironmentContext())
-        made.append(source.environment())
-        return source, made[-1]
+        sources.append(source.environment())
+        return source, sources[-1]
 
     yield make
-    for one in made:
+    for one in sources:
         await one.close()
         await one.close()
 
@@ -93,7 +93,7 @@ def test_settings_are_checked_before_anything_starts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ("import sys; sys.exit('no such benchmark')", "no such benchmark"),
         ("import time; time.sleep(60)", "did not answer 'list' within"),
@@ -101,7 +101,7 @@ def test_settings_are_checked_before_anything_starts(tmp_path: Path) -> None:
     ],
 )
 async def test_a_process_that_fails_is_an_infrastructure_failure(
-    tmp_path: Path, script: str, said: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, script: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sys
 
@@ -112,7 +112,7 @@ async def test_a_process_that_fails_is_an_infrastructure_failure(
     monkeypatch.setattr(process, "WORKER", path)
     monkeypatch.setattr(process, "_END_SECONDS", 0.2)
     worker = Worker(Path(sys.executable), chromium="", variables={}, timeout=1.0)
-    with pytest.raises(InfrastructureError, match=said):
+    with pytest.raises(InfrastructureError, match=message):
         await worker.ask("list", module="x")
     await asyncio.wait_for(worker.end(), 5)
 

@@ -22,9 +22,9 @@ from dynaweb.web.chromium.pool import BrowserPool
 from dynaweb.web.chromium.session import ChromiumSession
 from dynaweb_env_miniwob import MiniwobConfig
 from dynaweb_env_miniwob.env import MiniwobSource
-from dynaweb_env_miniwob.expert import PLANS, SCRIPTED
 from dynaweb_env_miniwob.goals import Goals
 from dynaweb_env_miniwob.pages import TIMING, Pages
+from dynaweb_env_miniwob.plans import PLANS, SCRIPTED
 
 
 def _installed() -> bool:
@@ -57,10 +57,10 @@ async def make(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Any]:
     first.tasks("test", count=len(PLAYED), seed=0)
 
     def source(**settings: Any) -> MiniwobSource:
-        made = MiniwobSource(MiniwobConfig(**settings), EnvironmentContext())
-        made._pool, made._server = first._browser(), first._server
-        made._goals = Goals(made.pages, made.web, cache=cache)
-        return made
+        created = MiniwobSource(MiniwobConfig(**settings), EnvironmentContext())
+        created._pool, created._server = first._browser(), first._server
+        created._goals = Goals(created.pages, created.web, cache=cache)
+        return created
 
     yield source
     await first.close()
@@ -123,7 +123,7 @@ async def test_goals_that_were_read_are_kept_when_a_page_fails(tmp_path: Path, m
     goals = Goals(Pages(str(folder)), Web(), cache=tmp_path)
     with pytest.raises(InfrastructureError, match=r"'zz-broken' in .* did not start: .*core is not defined"):
         goals.read([("click-test", 1), ("zz-broken", 1)])
-    monkeypatch.setattr("dynaweb_env_miniwob.goals._in_thread", None)
+    monkeypatch.setattr("dynaweb_env_miniwob.goals.run_apart", None)
     again = Goals(Pages(str(folder)), Web(), cache=tmp_path)
     assert again.read([("click-test", 1)]) == {("click-test", 1): "Click the button."}
 
@@ -150,8 +150,8 @@ async def test_panel_and_goal_are_hidden_and_a_click_ends_it(make: Any) -> None:
     wrong = await environment.step(_click(page, "TWO"))
     assert wrong.done and wrong.info["raw"] == -1
     await environment.close()
-    shown = make(templates=("click-test-2",), show_goal=True)
-    page = await shown.environment().reset(task, 0)
+    with_goal = make(templates=("click-test-2",), show_goal=True)
+    page = await with_goal.environment().reset(task, 0)
     assert task.intent in [node.name for node in page.nodes]
 
 

@@ -60,8 +60,8 @@ async def make(tmp_path: Path) -> AsyncIterator[Any]:
     def source(*raw: dict[str, Any], **settings: Any) -> WebarenaSource:
         path = tmp_path / f"tasks-{len(sources)}.json"
         path.write_text(json.dumps(raw), encoding="utf-8")
-        given = {"path": str(path), "auth": str(tmp_path / "auth"), "view": "compact", **settings}
-        sources.append(WebarenaSource(WebarenaConfig(**given), EnvironmentContext()))
+        response = {"path": str(path), "auth": str(tmp_path / "auth"), "view": "compact", **settings}
+        sources.append(WebarenaSource(WebarenaConfig(**response), EnvironmentContext()))
         return sources[-1]
 
     yield source
@@ -81,10 +81,10 @@ async def play(source: WebarenaSource, task: Task, *actions: Action) -> tuple[Ju
     pages = [await environment.reset(task, 0)]
     steps = []
     for action in actions:
-        found = [
+        names = [
             node.id for node in pages[-1].nodes if (node.role, node.name) == (action.target_role, action.target_name)
         ]
-        action = replace(action, target=found[0]) if action.target_role else action
+        action = replace(action, target=names[0]) if action.target_role else action
         steps.append(Step(pages[-1], action))
         result = await environment.step(action)
         assert not result.error
@@ -165,6 +165,64 @@ def test_what_is_wrong_with_files_is_said(make: Any, tmp_path: Path) -> None:
         make(path="", set="lite").catalogue("test")
 
 
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"evaluation": None}, "task 1 in .*eval is an object with eval_types, not None"),
+        ({"evaluation": "string_match"}, "eval is an object with eval_types"),
+        ({"evaluation": []}, "eval is a list of objects with `expected`"),
+        ({"evaluation": [{"evaluator": "x"}]}, "eval is a list of objects with `expected`"),
+        ({"evaluation": {}}, "eval_types is a list of names"),
+        (
+            {"evaluation": {"eval_types": None}},
+            "eval_types is a list of names .string_match, url_match, program_html., not",
+        ),
+        ({"evaluation": {"eval_types": "string_match"}}, "eval_types is a list of names"),
+        ({"evaluation": {"eval_types": ["string_mach"]}}, "no eval type 'string_mach'; did you mean 'string_match'"),
+        (
+            {"evaluation": {"eval_types": ["string_match"], "reference_answers": ["a"]}},
+            "reads reference_answers, which is",
+        ),
+        (
+            {"evaluation": {"eval_types": ["url_match"], "reference_url": ["a"]}},
+            "reads reference_url, which is an address",
+        ),
+        (
+            {"evaluation": {"eval_types": ["program_html"], "program_html": {"url": "x"}}},
+            "program_html, which is a list",
+        ),
+        ({"sites": "reddit"}, "sites is a list of names, not 'reddit'"),
+        ({"sites": None}, "sites is a list of names, not None"),
+        ({"sites": [None]}, "sites is a list of names"),
+        ({"start_url": None}, "it has no start_url"),
+        ({"start_url": ""}, "it has no start_url"),
+        ({"start_url": 5}, "it has no start_url"),
+        ({"start_urls": []}, "it has no start_url"),
+    ],
+)
+def test_a_task_of_another_shape_is_refused_by_name(make: Any, fields: dict[str, Any], why: str) -> None:
+    task = raw(**{"evaluation": fields["evaluation"]} if "evaluation" in fields else {})
+    task |= {key: value for key, value in fields.items() if key != "evaluation"}
+    source = make(raw(7), task, urls={"reddit": "http://127.0.0.1:9"})
+    for look in (source.catalogue, source.skipped):
+        with pytest.raises(ConfigError, match=why):
+            look("test")
+
+
+def test_tasks_without_start_and_twice_the_same_id_are_refused(make: Any, tmp_path: Path) -> None:
+    task = raw()
+    del task["start_url"]
+    with pytest.raises(ConfigError, match="has no start_url"):
+        make(task).catalogue("test")
+    with pytest.raises(ConfigError, match="several tasks of the id 3"):
+        make(raw(3), raw(4), raw(3)).catalogue("test")
+    for name in ("a", "b"):
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        (tmp_path / "folder" / f"{name}.json").write_text(json.dumps(raw(3)), encoding="utf-8")
+    with pytest.raises(ConfigError, match="several tasks of the id 3"):
+        make(path=str(tmp_path / "folder")).catalogue("test")
+
+
 # --- episodes ---
 
 
@@ -203,26 +261,26 @@ async def test_several_start_pages_open_in_tabs_and_the_first_is_current(make: A
 
 async def test_a_login_is_stored_checked_and_made_again_once(make: Any, stub: Stub, tmp_path: Path) -> None:
     settings = {"urls": {"reddit": stub.url}, "logins": {"reddit": ANN}}
-    asked = click("link", "Account"), Action("stop", text="42")
+    plan = click("link", "Account"), Action("stop", text="42")
     source = make(raw(), **settings)
     for _ in range(2):
-        verdict, pages = await play(source, source.catalogue("test")[0], *asked)
+        verdict, pages = await play(source, source.catalogue("test")[0], *plan)
         assert verdict.score == 1.0 and "Hello Ann" in [node.name for node in pages[-1].nodes]
     assert stub.logins == 1 and (tmp_path / "auth" / "reddit_state.json").exists()
     again = make(raw(), **settings)
-    await play(again, again.catalogue("test")[0], *asked)
+    await play(again, again.catalogue("test")[0], *plan)
     assert stub.logins == 1
     stub.valid.clear()
     expired = make(raw(), **settings)
-    _, pages = await play(expired, expired.catalogue("test")[0], *asked)
+    _, pages = await play(expired, expired.catalogue("test")[0], *plan)
     assert stub.logins == 2 and "Hello Ann" in [node.name for node in pages[-1].nodes]
     # Somebody signed out on the site meanwhile: the episodes after it are not lost.
     stub.valid.clear()
-    _, pages = await play(expired, expired.catalogue("test")[0], *asked)
+    _, pages = await play(expired, expired.catalogue("test")[0], *plan)
     assert stub.logins == 3 and "Hello Ann" in [node.name for node in pages[-1].nodes]
     wrong = make(raw(), **{**settings, "logins": {"reddit": {**ANN, "password": "no"}}, "auth": str(tmp_path / "b")})
     with pytest.raises(InfrastructureError, match=r"logging in to .* as ann failed"):
-        await play(wrong, wrong.catalogue("test")[0], *asked)
+        await play(wrong, wrong.catalogue("test")[0], *plan)
 
 
 async def test_a_new_login_is_looked_at_once(make: Any, stub: Stub) -> None:
@@ -234,12 +292,12 @@ async def test_a_new_login_is_looked_at_once(make: Any, stub: Stub) -> None:
 async def test_on_one_host_name_a_task_on_forum_and_shop_is_logged_in_to_the_forum(
     make: Any, stub: Stub, tmp_path: Path
 ) -> None:
-    asked = click("link", "Account"), Action("stop", text="42")
+    plan = click("link", "Account"), Action("stop", text="42")
     with other_site() as shop:
         urls = {"reddit": stub.url, "shopping": shop.url}
         source = make(raw(sites=["shopping", "reddit"]), urls=urls, logins=dict.fromkeys(urls, ANN))
         for _ in range(2):
-            _, pages = await play(source, source.catalogue("test")[0], *asked)
+            _, pages = await play(source, source.catalogue("test")[0], *plan)
             assert "Hello Ann" in [node.name for node in pages[-1].nodes]
         assert (stub.logins, shop.logins) == (1, 100)
     assert [path.name for path in (tmp_path / "auth").iterdir()] == ["reddit_state.json"]
@@ -305,11 +363,11 @@ async def test_the_sites_are_reset_and_waited_for(stub: Stub) -> None:
 
 
 async def test_functions_of_tasks_become_addresses_and_locators(stub: Stub) -> None:
-    asked = {"url": stub.url, "urls": {"shopping": stub.url}}
-    order = await resolved({"url": "func:shopping_get_latest_order_url()", "locator": ""}, **asked)
+    plan = {"url": stub.url, "urls": {"shopping": stub.url}}
+    order = await resolved({"url": "func:shopping_get_latest_order_url()", "locator": ""}, **plan)
     assert order["url"] == f"{stub.url}/sales/order/view/order_id/190/"
-    author = await resolved({"url": "last", "locator": "func:shopping_get_sku_latest_review_author('B1')"}, **asked)
-    rating = await resolved({"url": "last", "locator": "func:shopping_get_sku_latest_review_rating('B1')"}, **asked)
+    author = await resolved({"url": "last", "locator": "func:shopping_get_sku_latest_review_author('B1')"}, **plan)
+    rating = await resolved({"url": "last", "locator": "func:shopping_get_sku_latest_review_rating('B1')"}, **plan)
     assert (author["locator"], rating["locator"]) == ('document.body, "Ann"', 'document.body, "80"')
     assert post_url("http://f/f/books/12/title/-/comment/3") == "http://f/f/books/12/"
     assert post_url("http://f/user/ann") == "http://f/user/ann"
@@ -368,7 +426,7 @@ FUZZY = {"eval_types": ["string_match"], "reference_answers": {"fuzzy_match": ["
 NOT = {"eval_types": ["string_match"], "reference_answers": {"fuzzy_match": "N/A"}, "string_note": "no such shop"}
 
 
-class Shown:
+class PageTexts:
     """A session that shows one page."""
 
     async def html(self, url: str) -> str:
@@ -380,7 +438,7 @@ async def graded(source: WebarenaSource, answer: str) -> Judgement:
     (task,) = source.catalogue("test")
     page = Observation(task.start_url, ())
     stopped = Trajectory(task.id, task, (Step(page, Action("stop", text=answer)),), page, "real", "stop")
-    return await source.grader.grade(stopped, Shown(), None)  # type: ignore[arg-type]
+    return await source.grader.grade(stopped, PageTexts(), None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("evaluator", ["repaired", "upstream"])
@@ -395,8 +453,8 @@ async def test_a_judge_compares_by_meaning(make: Any, stub: Stub, evaluator: str
         (NOT, "I did not want to", ("They are different.",), 0.0),
         (FUZZY, "azure", (500,), None),
     ]
-    for evaluation, answer, said, expected in cases:
-        with chat_server(*said) as server:
+    for evaluation, answer, reason, expected in cases:
+        with chat_server(*reason) as server:
             judge = {"model": "m", "base_url": server.url, "retries": 1, "logprobs": False}
             source = make(
                 raw(evaluation=evaluation, require_login=False),
@@ -405,7 +463,7 @@ async def test_a_judge_compares_by_meaning(make: Any, stub: Stub, evaluator: str
                 evaluator=evaluator,
             )
             verdict = await graded(source, answer)
-            assert verdict.score == expected, (answer, said, verdict)
+            assert verdict.score == expected, (answer, reason, verdict)
             await source.close()
     source = make(raw(evaluation=FUZZY, require_login=False), urls={"reddit": stub.url}, evaluator=evaluator)
     verdict = await graded(source, "azure")
@@ -423,12 +481,12 @@ async def test_a_judge_reads_pages_too(make: Any, stub: Stub, evaluator: str) ->
     """WebArena-Lite compares what four of its tasks leave on a page by meaning."""
     common = {"urls": {"reddit": stub.url}, "evaluator": evaluator}
     task = raw(evaluation=PAGE_FUZZY, require_login=False)
-    for said, expected in (("correct", 1.0), ("incorrect", 0.0), ("well", None)):
-        with chat_server(said) as server:
+    for reason, expected in (("correct", 1.0), ("incorrect", 0.0), ("well", None)):
+        with chat_server(reason) as server:
             judge = {"model": "m", "base_url": server.url, "retries": 0, "logprobs": False}
             source = make(task, judge=judge, **common)
             verdict = await graded(source, "done")
-            assert verdict.score == expected, (said, verdict)
+            assert verdict.score == expected, (reason, verdict)
             assert "Foro, mañana" in server.requests[0]["messages"][-1]["content"]
             await source.close()
     source = make(task, **common)
@@ -443,5 +501,5 @@ def test_answers_are_wrapped_for_the_package_or_taken_as_they_are() -> None:
     assert response_of(task("navigate"), "done")["retrieved_data"] is None
     assert response_of(task("retrieve"), "12.5")["retrieved_data"] == [12.5]
     assert response_of(task("retrieve"), "Band")["retrieved_data"] == ["Band"]
-    given = {"task_type": "RETRIEVE", "status": "NOT_FOUND_ERROR", "retrieved_data": None}
-    assert response_of(task("retrieve"), json.dumps(given)) == given
+    response = {"task_type": "RETRIEVE", "status": "NOT_FOUND_ERROR", "retrieved_data": None}
+    assert response_of(task("retrieve"), json.dumps(response)) == response

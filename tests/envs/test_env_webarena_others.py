@@ -41,18 +41,18 @@ SETS = {"raw": "libwebarena", "lite": "browsergym-webarenalite", "verified": "we
 )
 def test_every_packaged_task_can_be_played_and_graded(chosen: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sidecar, "root", lambda: ROOT)
-    found = WebarenaSource(WebarenaConfig(set=chosen, urls=URLS), EnvironmentContext()).catalogue("test")  # type: ignore[arg-type]
-    assert len(found) == count == len({task.id for task in found})
-    for task in found:
+    loaded = WebarenaSource(WebarenaConfig(set=chosen, urls=URLS), EnvironmentContext()).catalogue("test")  # type: ignore[arg-type]
+    assert len(loaded) == count == len({task.id for task in loaded})
+    for task in loaded:
         assert "__" not in task.start_url and task.start_url.startswith("http://"), task.id
         assert set(task.evaluation["eval_types"]) <= {"string_match", "url_match", "program_html"}
         assert set(task.evaluation["reference_answers"] or {}) <= {"exact_match", "must_include", "fuzzy_match"}
         for target in task.evaluation["program_html"]:
             assert set(target["required_contents"]) <= {"exact_match", "must_include", "fuzzy_match"}
-            for place in (target["url"], target["locator"]):
-                call = functions._CALL.match(place)
+            for address in (target["url"], target["locator"]):
+                call = functions._CALL.match(address)
                 known = {*functions._URLS, *functions._VALUES, "gitlab_get_project_memeber_role"}
-                assert not place.startswith("func:") or (call is not None and call[1] in known), (task.id, place)
+                assert not address.startswith("func:") or (call is not None and call[1] in known), (task.id, address)
 
 
 @needs("webarena-verified")
@@ -102,8 +102,8 @@ class Maker:
         words = [self.word() for _ in range(self.rng.randint(0, 2))]
         if self.rng.random() < 0.7 or not words:
             words.insert(self.rng.randint(0, len(words)), near)
-        said = " ".join(words)
-        ways = [said, said, said.upper(), f"'{said}'", f'"{said}"', f"  {said}\n", f"{said}.", f"The {said}, so"]
+        text = " ".join(words)
+        ways = [text, text, text.upper(), f"'{text}'", f'"{text}"', f"  {text}\n", f"{text}.", f"The {text}, so"]
         return self.rng.choice(ways)
 
     def reference(self) -> str:
@@ -166,8 +166,8 @@ def verdicts() -> tuple[Verdicts, Verdicts]:
     """
     same, repaired = cases(0, 600), cases(1, 1500)
     worker = KITS / "upstream_worker.py"
-    said = sidecar.ask(PYTHONS["libwebarena"], worker, [*same, *repaired], timeout=120)
-    both = list(zip([*same, *repaired], said, strict=True))
+    answers = sidecar.ask(PYTHONS["libwebarena"], worker, [*same, *repaired], timeout=120)
+    both = list(zip([*same, *repaired], answers, strict=True))
     return both[: len(same)], both[len(same) :]
 
 
@@ -177,7 +177,7 @@ async def test_our_upstream_evaluator_is_webarenas_own(verdicts: tuple[Verdicts,
     assert not [one for one in theirs if isinstance(one, str)]
     assert {0.0, 1.0} == set(theirs) and 100 < sum(theirs) < 500
     for case, wanted in verdicts[0]:
-        found = await upstream.evaluate(
+        verdict = await upstream.evaluate(
             case["eval"],
             intent="x",
             answer=case["answer"],
@@ -185,7 +185,7 @@ async def test_our_upstream_evaluator_is_webarenas_own(verdicts: tuple[Verdicts,
             session=FakeSession(case),
             judge=None,  # type: ignore[arg-type]
         )
-        assert found.score == wanted, (case, found)
+        assert verdict.score == wanted, (case, verdict)
 
 
 @needs("libwebarena")
@@ -194,17 +194,17 @@ async def test_the_repaired_evaluator_differs_only_where_it_is_documented(
 ) -> None:
     alike = differing = 0
     for case, wanted in verdicts[1]:
-        found = await evaluators.evaluate(
+        verdict = await evaluators.evaluate(
             case["eval"],
             answer=case["answer"],
             url=case["url"],
             session=FakeSession(case),  # type: ignore[arg-type]
         )
         if documented(case):
-            differing += found.score != wanted
+            differing += verdict.score != wanted
             continue
         alike += 1
-        assert found.score == wanted, (case, found)
+        assert verdict.score == wanted, (case, verdict)
     assert alike >= 200 and differing > 50, (alike, differing)
 
 
@@ -320,8 +320,8 @@ async def test_real_episodes_are_scored_by_webarena_verified(
     environment = scored.environment()
     page, steps = await environment.reset(task, 0), []
     for action in actions:
-        found = [node.id for node in page.nodes if (node.role, node.name) == (action.target_role, action.target_name)]
-        taken = Action(action.kind, found[0] if found else None, action.text)
+        ids = [node.id for node in page.nodes if (node.role, node.name) == (action.target_role, action.target_name)]
+        taken = Action(action.kind, ids[0] if ids else None, action.text)
         steps.append(Step(page, taken))
         result = await environment.step(taken)
         assert not result.error

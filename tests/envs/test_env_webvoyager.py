@@ -38,8 +38,8 @@ async def make(tmp_path: Path) -> AsyncIterator[Any]:
     sources: list[WebvoyagerSource] = []
 
     def source(**settings: Any) -> WebvoyagerSource:
-        given = {"path": str(tmp_path), "hosts": LOCAL, "view": "compact", "region": "page", **settings}
-        sources.append(WebvoyagerSource(WebvoyagerConfig(**given), EnvironmentContext()))
+        options = {"path": str(tmp_path), "hosts": LOCAL, "view": "compact", "region": "page", **settings}
+        sources.append(WebvoyagerSource(WebvoyagerConfig(**options), EnvironmentContext()))
         return sources[-1]
 
     yield source
@@ -130,7 +130,7 @@ async def test_a_wall_is_told_apart_from_a_failure(make: Any, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("url", "names", "found"),
+    ("url", "names", "expected"),
     [
         ("http://x/", ["heading: Unusual traffic from your network"], "captcha"),
         ("http://x/", ["heading: Robots are coming", *[f"link: {n}" for n in range(40)], "text: captcha"], ""),
@@ -143,10 +143,10 @@ async def test_a_wall_is_told_apart_from_a_failure(make: Any, tmp_path: Path) ->
         ("http://x/", ["heading: Welcome"], ""),
     ],
 )
-def test_walls_are_known(url: str, names: list[str], found: str) -> None:
+def test_walls_are_known(url: str, names: list[str], expected: str) -> None:
     parts = [name.split(": ", 1) for name in names]
     page = Observation(url, tuple(Node(n, role, name) for n, (role, name) in enumerate(parts, start=1)))
-    assert wall(page) == found
+    assert wall(page) == expected
 
 
 def test_files_are_fetched_on_request_only(make: Any, tmp_path: Path) -> None:
@@ -203,9 +203,9 @@ class _Scrolls:
 
 def _judge(own: dict[str, Task], request: dict[str, Any]) -> str:
     """Says SUCCESS when the answer holds the reference of the task that is asked about."""
-    said = request["messages"][1]["content"]
-    about = next(one for one in own.values() if f"Task: {one.intent}\n" in said)
-    answer = re.search(r"answer:\n<<<\n(.*?)\n>>>", said, re.DOTALL)
+    message = request["messages"][1]["content"]
+    about = next(one for one in own.values() if f"Task: {one.intent}\n" in message)
+    answer = re.search(r"answer:\n<<<\n(.*?)\n>>>", message, re.DOTALL)
     assert answer is not None
     return "SUCCESS" if answer[1] == _answer(about) else "NOT SUCCESS"
 
@@ -222,12 +222,12 @@ def _line(name: str, own: Task, real: dict[str, str]) -> dict[str, Any]:
 
 
 def _references(own: dict[str, Task]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    references: dict[str, Any] = {}
     for name, one in own.items():
         site, number = name.split("--")
-        held = found.setdefault(site, {"notice": "", "answers": []})
-        held["answers"].append({"id": int(number), "type": "golden", "ans": _answer(one)})
-    return found
+        entry = references.setdefault(site, {"notice": "", "answers": []})
+        entry["answers"].append({"id": int(number), "type": "golden", "ans": _answer(one)})
+    return references
 
 
 class _Served:

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from dynaweb.web.environment import FIRST_SEED
 from dynaweb_env_sites.content import LOCALES, SPLITS, Words, locale_of, split_of
-from dynaweb_env_sites.shop_state import NOUNS, fresh_state, shop_content
-from dynaweb_env_sites.tasks import FIRST_SITE
+from dynaweb_env_sites.shop_state import NOUNS, ShopState, shop_content
 
 
 def _words(value: Any) -> set[str]:
     """Pseudo-words of a generated name, list of names, or whole shop."""
     texts = value if isinstance(value, list | tuple) else [value]
-    found = {word.lower() for text in texts for word in re.findall(r"[^\W\d_]+", str(text))}
-    return found - {noun.lower() for noun in NOUNS} - {"com"}
+    tokens = {word.lower() for text in texts for word in re.findall(r"[^\W\d_]+", str(text))}
+    return tokens - {noun.lower() for noun in NOUNS} - {"com"}
 
 
 def _shop_names(seed: int, split: Any) -> set[str]:
@@ -45,8 +45,8 @@ def test_words_belong_to_their_split_in_every_locale(code: str) -> None:
 
 
 def test_shop_names_are_disjoint_between_splits() -> None:
-    names = {split: set().union(*(_shop_names(FIRST_SITE[split] + k, split) for k in range(60))) for split in SPLITS}
-    assert all(len(found) > 3000 for found in names.values())
+    names = {split: set().union(*(_shop_names(FIRST_SEED[split] + k, split) for k in range(60))) for split in SPLITS}
+    assert all(len(tokens) > 3000 for tokens in names.values())
     for index, split in enumerate(SPLITS):
         for other in SPLITS[index + 1 :]:
             assert names[split].isdisjoint(names[other])
@@ -60,7 +60,7 @@ def test_numbers_follow_the_locale() -> None:
 
 
 def test_content_is_shared_and_state_is_not() -> None:
-    first, second = (fresh_state(10_003, "train", locale_of(10_003)) for _ in range(2))
+    first, second = (ShopState.fresh(10_003, "train", locale_of(10_003)) for _ in range(2))
     assert first.content is second.content
     first.cart.clear()
     first.wishes.clear()

@@ -33,9 +33,9 @@ def _has_browser() -> bool:
 
 @pytest.fixture
 async def source() -> AsyncIterator[SitesSource]:
-    made = SitesSource(SitesConfig(driver="static"), EnvironmentContext())
-    yield made
-    await made.close()
+    created = SitesSource(SitesConfig(driver="static"), EnvironmentContext())
+    yield created
+    await created.close()
 
 
 def _trajectory(task: Task, steps: Sequence[Step], final: Observation, *, stopped: bool = True) -> Trajectory:
@@ -64,8 +64,8 @@ async def _play(source: SitesSource, task: Task, actions: Sequence[Action | None
     environment = source.environment()
     page = await environment.reset(task, 0)
     steps = []
-    for given in actions:
-        action = given or _random_action(page, rng)
+    for wanted_action in actions:
+        action = wanted_action or _random_action(page, rng)
         steps.append(Step(page, action))
         page = (await environment.step(action)).observation
     verdict = await source.evaluate(environment, _trajectory(task, steps, page))
@@ -100,16 +100,16 @@ async def test_experts_succeed_on_every_instance_and_pages_keep_their_size(sourc
             parts = urlsplit(page.url)
             sizes[f"{parts.hostname}/{parts.path.split('/')[1]}"].append(len(page.nodes))
     assert len(tasks) >= 500 and {task.template for task in tasks} == set(registry())
-    seen = [size for found in sizes.values() for size in found]
+    seen = [size for counts in sizes.values() for size in counts]
     mean = sum(seen) / len(seen)
     print(f"{len(seen)} pages, {mean:.1f} lines on average")
     assert 18 <= mean <= 30
-    for kind, found in sizes.items():
+    for kind, counts in sizes.items():
         # Searches for one name give the shortest pages.
-        assert (8 if kind.endswith(("/search", "/people")) else 12) <= min(found) and max(found) <= 34, (
+        assert (8 if kind.endswith(("/search", "/people")) else 12) <= min(counts) and max(counts) <= 34, (
             kind,
-            min(found),
-            max(found),
+            min(counts),
+            max(counts),
         )
 
 

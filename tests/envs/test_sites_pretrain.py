@@ -13,7 +13,7 @@ import torch
 from folders import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dynaweb.policy.formats import CompactFormat
+from dynaweb.policy.prompt_formats import CompactFormat
 from dynaweb.protocols import EnvironmentContext
 from dynaweb.worldmodels.dynamics import refusal
 from dynaweb_env_sites import SitesConfig
@@ -56,37 +56,37 @@ def samples(seed: SiteSeed, prompts: CompactFormat) -> list[Sample]:
 def test_instructions_ask_for_actions_that_the_page_takes(
     seed: SiteSeed, explored: list[tuple[list[Walk], list[Decision]]], prompts: CompactFormat
 ) -> None:
-    rng, made = random.Random(1), 0
+    rng, drawn = random.Random(1), 0
     for page in (page for walks, _ in explored for walk in walks for page in walk.pages):
         for _ in range(4):
             instruction = single(page, rng, seed.word)
             if instruction is None:
                 continue
-            made += 1
+            drawn += 1
             assert refusal(page, instruction.action) == ""
             reply = prompts.policy_reply(page, instruction.action)
             assert prompts.parse_reply(reply, page).action == instruction.action
             if instruction.action.target_name:
                 assert instruction.action.target_name in instruction.intent or instruction.action.kind == "type"
-    assert made > 150
+    assert drawn > 150
 
 
 def test_a_sequence_goes_on_after_its_history(explored: list[tuple[list[Walk], list[Decision]]]) -> None:
     rng, kinds = random.Random(2), set()
     for walk in (walk for walks, _ in explored for walk in walks):
         for first in range(len(walk.actions) - 1):
-            made = sequence(walk.pages[first : first + 3], walk.actions[first : first + 2], rng)
-            if made is not None:
-                done = len(made.history)
+            drawn = sequence(walk.pages[first : first + 3], walk.actions[first : first + 2], rng)
+            if drawn is not None:
+                done = len(drawn.history)
                 kinds.add(done)
-                assert made.history == walk.actions[first : first + done]
+                assert drawn.history == walk.actions[first : first + done]
                 expected = walk.actions[first + done] if done < 2 else None
-                assert made.action == expected or (expected is None and made.action.kind == "stop")
+                assert drawn.action == expected or (expected is None and drawn.action.kind == "stop")
     assert kinds == {0, 1, 2}
 
 
 def test_goals_end_where_they_say(explored: list[tuple[list[Walk], list[Decision]]]) -> None:
-    goals = [decision for _, found in explored for decision in found]
+    goals = [decision for _, outcome in explored for decision in outcome]
     ends = [decision for decision in goals if decision.action.kind == "stop"]
     assert len(ends) >= 8
     for decision in ends:
@@ -105,11 +105,11 @@ def test_only_what_can_be_known_has_weight_in_a_drill(
     maker = Maker(prompts, seed.word, random.Random(3))
     page = next(page for walks, _ in explored for walk in walks for page in walk.pages if len(pairs(page)) > 2)
     drill = next(sample for sample in maker.of_walk(Walk((page,) * 9, ())) if sample.kind == "point")
-    shown = prompts.decode([i for i, weight in zip(drill.ids, drill.weights, strict=True) if weight])
+    visible = prompts.decode([i for i, weight in zip(drill.ids, drill.weights, strict=True) if weight])
     names = {node.name for node in page.nodes}
-    assert "' [" in shown
+    assert "' [" in visible
     assert not any(
-        name in shown for name in names if len(name) > 4 and ": " not in name and name not in str(pairs(page))
+        name in visible for name in names if len(name) > 4 and ": " not in name and name not in str(pairs(page))
     )
 
 
@@ -120,23 +120,23 @@ def test_judged_episodes_have_both_verdicts_and_near_misses(seed: SiteSeed) -> N
     tasks = [pair for pair in siblings(seed.tasks())][:40]
 
     async def play() -> list[tuple[bool, bool]]:
-        found = []
+        outcome = []
         for task, sibling in tasks:
             for verdict in await episodes.verdicts(task, sibling, rng):
                 same = verdict.trajectory.task.intent == task.intent
-                found.append((verdict.success, same))
+                outcome.append((verdict.success, same))
                 if verdict.success and verdict.trajectory.answer:
                     final = verdict.trajectory.final
                     assert final is not None
                     answer = verdict.trajectory.answer
-                    shown = any(answer in node.name or node.name.startswith("No ") for node in final.nodes)
-                    assert shown or answer in [node.value for node in final.nodes]
-        return found
+                    visible = any(answer in node.name or node.name.startswith("No ") for node in final.nodes)
+                    assert visible or answer in [node.value for node in final.nodes]
+        return outcome
 
-    found = asyncio.run(play())
-    assert 0.2 < np.mean([success for success, _ in found]) < 0.7
-    assert any(not same for success, same in found if not success)
-    assert all(same for success, same in found if success)
+    outcome = asyncio.run(play())
+    assert 0.2 < np.mean([success for success, _ in outcome]) < 0.7
+    assert any(not same for success, same in outcome if not success)
+    assert all(same for success, same in outcome if success)
 
 
 def test_samples_cover_all_jobs_and_fit_the_model(samples: list[Sample]) -> None:
@@ -153,13 +153,13 @@ def test_words_come_from_the_pretraining_split(seed: SiteSeed) -> None:
 def test_changes_of_goals_show_the_goal_and_follow_each_other(
     seed: SiteSeed, explored: list[tuple[list[Walk], list[Decision]]], prompts: CompactFormat
 ) -> None:
-    decisions = [decision for _, found in explored for decision in found]
+    decisions = [decision for _, outcome in explored for decision in outcome]
     samples = list(Maker(prompts, seed.word, random.Random(4)).of_goals(decisions))
     assert sum(sample.kind == "goal" for sample in samples) == len(decisions)
     changes = [sample for sample in samples if sample.kind == "change"]
     assert len(changes) > 10
-    shown = [prompts.decode(sample.ids) for sample in changes]
-    assert all(any(decision.intent in text for decision in decisions) for text in shown)
+    visible = [prompts.decode(sample.ids) for sample in changes]
+    assert all(any(decision.intent in text for decision in decisions) for text in visible)
     ended = [decision for decision in decisions if decision.action.kind == "stop"]
     alone = list(Maker(prompts, seed.word, random.Random(4)).of_goals(ended))
     assert {sample.kind for sample in alone} == {"goal"}, "what follows a stop is another goal, not its page"
@@ -188,9 +188,9 @@ def test_training_lowers_the_loss_and_leaves_prompts_alone(
     losses = [json.loads(line)["loss"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert losses[-1] < losses[0] - 0.5
     ids, weights = corpus.padded(corpus.by_kind("act")[:4], 256)
-    loss, shown = trainer._loss(torch.tensor(ids, dtype=torch.long), torch.tensor(weights))
+    loss, visible = trainer._loss(torch.tensor(ids, dtype=torch.long), torch.tensor(weights))
     none, _ = trainer._loss(torch.tensor(ids, dtype=torch.long), torch.tensor(weights * 0))
-    assert torch.isfinite(loss) and torch.isfinite(none) and shown < losses[0]
+    assert torch.isfinite(loss) and torch.isfinite(none) and visible < losses[0]
 
 
 def test_a_model_that_cannot_point_is_refused(samples: list[Sample], prompts: CompactFormat, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_model_that_cannot_point_is_refused(samples: list[Sample], prompts: Co
 
 def test_the_shipped_model_points_and_judges_on_sites_that_it_never_saw(samples: list[Sample]) -> None:
     """The probes of the training script, on a site seed that was kept out: chance is below 0.1 for clicks."""
-    found = Probe(Corpus.of(samples), "cpu", per_kind=96)(AutoModelForCausalLM.from_pretrained(TINY))
-    assert found["click"] >= 0.9
-    assert found["act"] >= 0.75
-    assert found["judge"] >= 0.75
+    outcome = Probe(Corpus.of(samples), "cpu", per_kind=96)(AutoModelForCausalLM.from_pretrained(TINY))
+    assert outcome["click"] >= 0.9
+    assert outcome["act"] >= 0.75
+    assert outcome["judge"] >= 0.75

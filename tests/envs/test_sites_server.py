@@ -125,14 +125,14 @@ def test_a_taken_port_is_named(app: SitesApp, server: SitesServer) -> None:
 def test_stop_frees_the_port_even_with_open_connections(app: SitesApp) -> None:
     server = SitesServer(app).start()
     port = server.port
-    kept_open = HTTPConnection("127.0.0.1", port, timeout=5)
-    kept_open.request("GET", "/", headers={"Host": "shop.localhost"})
-    assert kept_open.getresponse().read()
+    idle = HTTPConnection("127.0.0.1", port, timeout=5)
+    idle.request("GET", "/", headers={"Host": "shop.localhost"})
+    assert idle.getresponse().read()
     server.stop()
     server.stop()
     with SitesServer(app, port=port) as again:
         assert _fetch(again, "shop.localhost", "/")[0] == 200
-    kept_open.close()
+    idle.close()
 
 
 def test_port_before_start_is_an_error(app: SitesApp) -> None:

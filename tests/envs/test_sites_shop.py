@@ -42,8 +42,8 @@ class Customer:
 
     @property
     def notice(self) -> str:
-        found = re.search(r'<p role="status">([^<]*)</p>', self.text)
-        return found[1] if found else ""
+        match = re.search(r'<p role="status">([^<]*)</p>', self.text)
+        return match[1] if match else ""
 
 
 @pytest.fixture
@@ -89,19 +89,19 @@ def test_a_sold_out_product_has_a_disabled_button(customer: Customer) -> None:
 
 def test_the_cart_from_filling_to_ordering(customer: Customer) -> None:
     state = customer.state
-    kept, removed = sorted(state.cart)
-    customer.post("/cart/update", {f"quantity-{kept}": "3", f"quantity-{removed}": "1"})
-    assert (customer.path, customer.notice, state.cart) == ("/cart", "Cart updated.", {kept: 3, removed: 1})
+    staying, removed = sorted(state.cart)
+    customer.post("/cart/update", {f"quantity-{staying}": "3", f"quantity-{removed}": "1"})
+    assert (customer.path, customer.notice, state.cart) == ("/cart", "Cart updated.", {staying: 3, removed: 1})
     customer.post(f"/cart/{removed}/remove")
-    assert state.cart == {kept: 3}
+    assert state.cart == {staying: 3}
     before = len(state.orders)
     customer.get("/checkout")
-    assert f"Total: {state.locale.price(3 * state.content.products[kept].price)}" in customer.text
+    assert f"Total: {state.locale.price(3 * state.content.products[staying].price)}" in customer.text
     customer.post("/checkout", {"shipping": "Express", "gift": "yes", "street": "Way 1", "city": "Town"})
     order = state.orders[-1]
     assert len(state.orders) == before + 1 and state.cart == {}
     assert customer.path == f"/order/{order.number}" and "Shipping: Express" in customer.text
-    assert (order.gift_wrap, order.street, order.items) == (True, "Way 1", ((state.content.products[kept].name, 3),))
+    assert (order.gift_wrap, order.street, order.items) == (True, "Way 1", ((state.content.products[staying].name, 3),))
     assert f"Order {order.number}" in customer.get("/orders")
 
 

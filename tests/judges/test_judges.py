@@ -16,7 +16,7 @@ from dynaweb.judges.audit import confusion
 from dynaweb.judges.calibration import Platt, fit_platt
 from dynaweb.judges.reward import asked, judge_all, refuse_silent_judge
 from dynaweb.judges.scores import checked, refuse_silence, refused
-from dynaweb.policy.formats import CompactFormat
+from dynaweb.policy.prompt_formats import CompactFormat
 from dynaweb.protocols import JudgeContext
 from dynaweb.types import Judgement, Node, Observation, Trajectory
 from dynaweb_rm_llm_judge import LlmJudgeConfig

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dynaweb.policy.formats import CompactFormat
+from dynaweb.policy.prompt_formats import CompactFormat
 from dynaweb.policy.tokenizer import build_tokenizer
 from dynaweb.protocols import Completion, GenerateRequest, JudgeContext
 from dynaweb.types import Action, EndReason, Node, Observation, Prompt, Step, Task, Trajectory

@@ -8,13 +8,40 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from flask.testing import FlaskClient
+
 from dynaweb.protocols import EnvironmentContext
 from dynaweb.types import Action, Judgement, Observation, Step, Task, Trajectory
 from dynaweb_env_sites import SitesConfig
 from dynaweb_env_sites.env import SitesEnvironment, SitesSource
 from dynaweb_env_sites.expert import SitesExpert
+from dynaweb_env_sites.server import create_app
 
 SOURCE = SitesSource(SitesConfig(driver="static"), EnvironmentContext())
+STOP = Action("stop")
+
+
+def click(name: str, role: str = "link") -> Action:
+    """A click on an element by its words; `play` looks up its number."""
+    return Action("click", target_role=role, target_name=name)
+
+
+def fill(name: str, text: str) -> Action:
+    """A text for a textbox."""
+    return Action("type", text=text, target_role="textbox", target_name=name)
+
+
+def select(name: str, option: str) -> Action:
+    """An option of a combobox."""
+    return Action("select", text=option, target_role="combobox", target_name=name)
+
+
+def client(site: str) -> tuple[FlaskClient, Any]:
+    """A client of a new application, and the state of one of its sites that its requests change."""
+    app = create_app()
+    world = app.store.get("0")
+    assert world is not None
+    return app.test_client(), world.state(site)
 
 
 def play_expert(task: Task, *, answer: str | None = None) -> tuple[Judgement, list[Observation]]:

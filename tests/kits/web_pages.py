@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -72,6 +73,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, f"<h1>Hello {user}</h1>" if user in self.server.signed_in else "<h1>Please sign in</h1>")
         elif path == "/private":
             self._send(401, "<p>no entry</p>", **{"WWW-Authenticate": "Basic"})
+        elif path == "/auth" and "authorization" in headers:
+            self._send(200, f"<p>in as {b64decode(headers['authorization'].split()[1]).decode()}</p>")
+        elif path == "/auth":
+            self._send(401, "<p>no entry</p>", **{"WWW-Authenticate": 'Basic realm="auth"'})
+        elif path == "/to-auth":
+            self._send(302, "", Location=self.server.url("/auth").replace("://", "://u:p@"))
         elif path in self.server.pages:
             self._send(200, self.server.pages[path])
         else:

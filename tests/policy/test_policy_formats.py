@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dynaweb.errors import ConfigError
 from dynaweb.policy import tokenizer as marks
-from dynaweb.policy.formats import ChatFormat, CompactFormat, format_for
+from dynaweb.policy.prompt_formats import ChatFormat, CompactFormat, format_for
 from dynaweb.policy.tokenizer import build_tokenizer
 from dynaweb.protocols import PromptSettings
 from dynaweb.types import Action, Node, Observation, Step, Task, Trajectory
@@ -307,7 +307,7 @@ def test_words_that_begin_alike_are_refused() -> None:
 )
 def test_replies_are_read_in_linear_time(piece: str) -> None:
     """Each piece of the grammar of replies, a hundred thousand characters of it."""
-    from dynaweb.policy.formats import _split_reply
+    from dynaweb.policy.prompt_formats import _split_reply
 
     start = time.perf_counter()
     _split_reply(piece * (100_000 // len(piece)))

@@ -16,7 +16,7 @@ from dynaweb.report.html import render
 from dynaweb.report.outcome import failure_kind, refused, unreadable
 from dynaweb.report.viewer import blocks
 from dynaweb.types import Action, Observation, Step, StepFacts, Trajectory
-from dynaweb.web import formats
+from dynaweb.web import observation_formats
 from dynaweb.web.actions.grammar import format_action, parse_action
 
 Show = Callable[..., Page]
@@ -71,7 +71,7 @@ def answered(reply: str, observation: Observation, grammar: str) -> Step:
     return Step(observation, None, reply=reply, error=error)
 
 
-@pytest.mark.parametrize("grammar", formats.names("grammar"))
+@pytest.mark.parametrize("grammar", observation_formats.names("grammar"))
 @pytest.mark.parametrize("why", MISFITS)
 def test_an_action_that_does_not_fit_its_page_is_refused_in_every_grammar(grammar: str, why: str) -> None:
     action, observation = MISFITS[why]
@@ -86,7 +86,7 @@ def test_another_name_than_that_of_the_element_is_refused() -> None:
     assert failure_kind(ended_by(step)) == "invalid action"
 
 
-@pytest.mark.parametrize("grammar", formats.names("grammar"))
+@pytest.mark.parametrize("grammar", observation_formats.names("grammar"))
 @pytest.mark.parametrize(
     "reply",
     [

@@ -14,7 +14,7 @@ from core_kit import Cli
 from dynaweb.errors import CheckpointError, InfrastructureError, MissingError
 from dynaweb.estimate.shapes import shape_of
 from dynaweb.pipeline.models import read_tokenizer
-from dynaweb.policy.formats import ChatFormat, format_for
+from dynaweb.policy.prompt_formats import ChatFormat, format_for
 from dynaweb.runs import sidecar
 from dynaweb.trainer import models
 

@@ -215,9 +215,9 @@ async def test_every_kind_of_field_takes_text_or_says_what_it_holds(
 ) -> None:
     page = await show(FIELDS)
     node = next(node for node in page.nodes if node.name == field)
-    said = await session.act(Action("type", node.id, text))
-    assert reason in said
-    assert bool(said) == bool(reason)
+    refusal = await session.act(Action("type", node.id, text))
+    assert reason in refusal
+    assert bool(refusal) == bool(reason)
 
 
 async def test_an_option_of_a_native_list_can_be_clicked(
@@ -275,9 +275,9 @@ async def test_strange_texts_go_through_pages_dialects_and_actions(
         field = next(node for node in page.nodes if node.name == "Field")
         for action in (Action("click", click.id), Action("type", field.id, text), Action("stop", text=text)):
             for grammar in ("compact", "webarena", "webrl", "webvoyager", "browsergym"):
-                said = parse_action(format_action(action, grammar), page, grammar)  # type: ignore[arg-type]
-                assert isinstance(said, Action) or (grammar == "compact" and "not ''" in said)
-                assert isinstance(said, str) or (said.kind, said.text) == (action.kind, action.text)
+                refusal = parse_action(format_action(action, grammar), page, grammar)  # type: ignore[arg-type]
+                assert isinstance(refusal, Action) or (grammar == "compact" and "not ''" in refusal)
+                assert isinstance(refusal, str) or (refusal.kind, refusal.text) == (action.kind, action.text)
         assert await session.act(Action("type", field.id, text)) == ""
         assert await session.evaluate("last", "document.querySelector('input').value") == text
         await session.observe()
@@ -360,13 +360,13 @@ async def test_permissions_are_denied_and_local_files_stay_closed(session: Chrom
         </script>"""
     )
     for _ in range(20):
-        said = names(page)[-1]
-        if "no place" in said and "no note" in said:
+        refusal = names(page)[-1]
+        if "no place" in refusal and "no note" in refusal:
             break
         await asyncio.sleep(0.1)
         page = await session.observe()
-    assert "no place" in said and "no note" in said
-    assert ";place" not in f";{said}" and ";note" not in f";{said}" and ";clip" not in f";{said}"
+    assert "no place" in refusal and "no note" in refusal
+    assert ";place" not in f";{refusal}" and ";note" not in f";{refusal}" and ";clip" not in f";{refusal}"
     for name in ("File", "Chrome"):
         _, after = await acted(session, page, f"click '{name}' []")
         assert after.url == page.url

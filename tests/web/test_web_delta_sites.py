@@ -33,7 +33,7 @@ def choose(page: Observation, chance: random.Random) -> Action:
 async def explore() -> list[Transition]:
     app = create_app()
     session = StaticSession(app)
-    found = []
+    pairs = []
     for episode in range(EPISODES):
         chance = random.Random(episode)
         app.store.put("1", app.store.world(episode, "pretrain"))
@@ -44,9 +44,9 @@ async def explore() -> list[Transition]:
             action = choose(page, chance)
             await session.act(action)
             after = await session.observe()
-            found.append(Transition(page, action, after))
+            pairs.append(Transition(page, action, after))
             page = after
-    return found
+    return pairs
 
 
 @cache

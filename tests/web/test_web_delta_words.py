@@ -29,7 +29,7 @@ def with_node(number: int, **changes: object) -> Observation:
 
 def test_sentences() -> None:
     cart = page(("link", "Cart"), ("heading", "Cart"), url="http://shop.localhost/cart")
-    said = replace(HOME, nodes=(*HOME.nodes, Node(6, "status", "Added")))
+    with_status = replace(HOME, nodes=(*HOME.nodes, Node(6, "status", "Added")))
     turned = page(*[(node.role, node.name, node.value) for node in reversed(HOME.nodes)])
     cases = [
         (HOME, HOME, CLICK, "Nothing changes."),
@@ -42,8 +42,8 @@ def test_sentences() -> None:
         (HOME, with_node(3, value="Old"), CLICK, "The list 'Sort' now shows 'Old'."),
         (HOME, with_node(4, props=CHECKED), CLICK, "The checkbox 'Gift' is now checked."),
         (with_node(4, props=CHECKED), HOME, CLICK, "The checkbox 'Gift' is no longer checked."),
-        (HOME, said, CLICK, "The page says 'Added'."),
-        (said, HOME, CLICK, "The page removes the status 'Added'."),
+        (HOME, with_status, CLICK, "The page says 'Added'."),
+        (with_status, HOME, CLICK, "The page removes the status 'Added'."),
         (HOME, turned, CLICK, "The elements of the page change their order."),
     ]
     for before, after, action, sentence in cases:

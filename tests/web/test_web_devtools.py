@@ -42,14 +42,14 @@ def _plain(self: object, method: str, params: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("inner", "said"),
+    ("inner", "message"),
     [(_with_timeout, "inner a {} None"), (_without, "inner a {}"), (_otherwise, "public a"), (_plain, "public a")],
 )
-def test_only_a_method_that_looks_as_expected_is_used(inner: Any, said: str) -> None:
+def test_only_a_method_that_looks_as_expected_is_used(inner: Any, message: str) -> None:
     async def ask() -> Any:
         return await sender_of(_Session(inner))("a", {})
 
-    assert asyncio.run(ask()) == said
+    assert asyncio.run(ask()) == message
 
 
 @pytest.mark.asyncio

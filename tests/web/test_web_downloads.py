@@ -33,9 +33,9 @@ async def test_a_file_that_a_page_offers_is_kept_below_the_folder(tmp_path: Path
             await session.reset()
             await session.goto(server.url())
             reason, page = await acted(session, await session.observe(), "click 'List' []")
-    kept = (tmp_path / "downloads" / "bücher.csv").read_bytes()
-    assert kept.endswith(b"data")
-    assert (reason, page.notice) == ("", f"a file was downloaded: bücher.csv ({len(kept)} bytes)")
+    content = (tmp_path / "downloads" / "bücher.csv").read_bytes()
+    assert content.endswith(b"data")
+    assert (reason, page.notice) == ("", f"a file was downloaded: bücher.csv ({len(content)} bytes)")
 
 
 @pytest.mark.asyncio
@@ -61,9 +61,9 @@ async def _downloaded(server: PageServer, tmp_path: Path) -> None:
             reason, page = await acted(session, page, f"click '{name}' []")
             assert (reason, page.url) == ("", server.url("/"))
             assert page.notice.startswith(notice)
-        found = {path.name: path.stat().st_size for path in (tmp_path / "kept").iterdir()}
-        assert {name for name, size in found.items() if size == 1000} == {"_data.bin", "_data (2).bin"}
-        assert set(found) == {"_data.bin", "_data (2).bin", "bücher.csv"}
+        sizes = {path.name: path.stat().st_size for path in (tmp_path / "kept").iterdir()}
+        assert {name for name, size in sizes.items() if size == 1000} == {"_data.bin", "_data (2).bin"}
+        assert set(sizes) == {"_data.bin", "_data (2).bin", "bücher.csv"}
 
 
 @pytest.mark.asyncio

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dynaweb.errors import BrowserError, ConfigError
 from dynaweb.types import Action, Judgement, Observation
@@ -185,6 +188,84 @@ async def test_what_cannot_be_graded_says_why() -> None:
     known_zero = {"eval_types": ["telepathy", "url_match"], "reference_url": "http://a/x"}
     assert (await grade(known_zero, url="http://a/y")).score == 0
     assert (await grade(known_zero, url="http://a/x")).score is None
+
+
+STRING, URL = {"eval_types": ["string_match"]}, {"eval_types": ["url_match"]}
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "why"),
+    [
+        (None, "'None' is no object with eval_types"),
+        ([], "no object with eval_types"),
+        ("string_match", "no object with eval_types"),
+        ({"eval_types": None}, "no eval_types"),
+        ({"eval_types": "string_match"}, "eval_types is a list, not 'string_match'"),
+        ({"eval_types": [None]}, "eval_types holds 'None'"),
+        ({"eval_types": [["string_match"]]}, "which is no text"),
+        (STRING | {"reference_answers": ["a"]}, "reference_answers is an object"),
+        (STRING | {"reference_answers": "a"}, "reference_answers is an object"),
+        (STRING | {"reference_answers": {}}, "no reference_answers"),
+        (STRING | {"reference_answers": {"exact_match": None}}, "exact_match holds 'None'"),
+        (STRING | {"reference_answers": {"exact_match": {"a": 1}}}, "which is no text"),
+        (STRING | {"reference_answers": {"exact_match": ["x", "y"]}}, "exact_match is one text"),
+        (STRING | {"reference_answers": {"must_include": []}}, "there are no must_include"),
+        (STRING | {"reference_answers": {"must_include": [None]}}, "must_include holds 'None'"),
+        (STRING | {"reference_answers": {"fuzzy_match": []}}, "there are no fuzzy_match"),
+        (URL | {"reference_url": ["http://a/"]}, "reference_url is a text"),
+        (URL | {"reference_url": "http://["}, "'http://[' is no address"),
+        (URL | {"reference_url": "http://a/x", "url_note": 3}, "url_note is a text"),
+        ({"eval_types": ["program_html"], "program_html": {"url": "last"}}, "program_html is a list"),
+        ({"eval_types": ["program_html"], "program_html": ["last"]}, "'last' is no object"),
+        ({"eval_types": ["program_html"], "program_html": [None]}, "'None' is no object"),
+        (html_task(required_contents="x"), "required_contents is an object"),
+        (html_task(required_contents={"must_include": {}}), "which is no text"),
+        (html_task(required_contents={"exact_match": []}), "there are no exact_match"),
+        (html_task(locator="document.x", prep_actions="document.y", required_contents={}), "prep_actions is a list"),
+    ],
+)
+async def test_what_a_task_says_in_another_shape_is_ungraded(evaluation: Any, why: str) -> None:
+    verdict = await grade(evaluation, "x", "http://a/", session=Pages({"last": "x"}))
+    assert verdict.score is None
+    assert why in verdict.why
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("http://["),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+_KEYED = {
+    "reference_answers": _JSON
+    | st.dictionaries(st.sampled_from(["exact_match", "must_include", "fuzzy_match"]), _JSON),
+    "reference_url": _JSON,
+    "url_note": _JSON,
+    "program_html": _JSON
+    | st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "url": _JSON,
+                "locator": _JSON | st.just("document.title"),
+                "prep_actions": _JSON,
+                "required_contents": _JSON
+                | st.dictionaries(st.sampled_from(["exact_match", "must_include", "fuzzy_match"]), _JSON),
+            },
+        ),
+        max_size=2,
+    ),
+}
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(st.sampled_from(["string_match", "url_match", "program_html"]), max_size=2) | _JSON,
+    st.fixed_dictionaries({}, optional=_KEYED),
+)
+def test_no_task_makes_it_raise(kinds: Any, evaluation: dict[str, Any]) -> None:
+    session = Pages({"last": "<p>x</p>"}, {"document.title": None})
+    verdict = asyncio.run(grade({"eval_types": kinds, **evaluation}, "x", "http://a/", session=session))
+    assert verdict.why and (verdict.score is None or 0.0 <= verdict.score <= 1.0)
 
 
 async def test_extra_types_may_be_plain_or_async() -> None:

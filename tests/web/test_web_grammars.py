@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaweb.types import ACTION_KINDS, TARGETED, Action, Node, Observation
-from dynaweb.web import formats
+from dynaweb.web import observation_formats
 from dynaweb.web.actions.grammar import format_action, parse_action, resolve
 
 PAGE = Observation(
@@ -50,7 +50,7 @@ def actions(draw: st.DrawFn, grammar: str) -> Action:
     return Action(kind, text=draw(TEXT) if kind in ("goto", "stop") else "")
 
 
-@pytest.mark.parametrize("grammar", formats.names("grammar"))
+@pytest.mark.parametrize("grammar", observation_formats.names("grammar"))
 def test_every_action_comes_back_exactly(grammar: str) -> None:
     @settings(max_examples=300, deadline=None)
     @given(actions(grammar))
@@ -161,6 +161,6 @@ def test_no_string_crashes_a_parser() -> None:
         reply = "".join(rng.choices(PIECES, k=rng.randint(0, 8)))
         if rng.random() < 0.3:
             reply += "".join(chr(rng.randrange(0x110000)) for _ in range(rng.randint(0, 10)))
-        for grammar in formats.names("grammar"):
+        for grammar in observation_formats.names("grammar"):
             parsed = parse_action(reply, PAGE, grammar)
             assert isinstance(parsed, Action) or parsed

@@ -68,18 +68,18 @@ def _interrupted(
     variables = {**os.environ, **({"DYNAWEB_CACHE": str(cache)} if cache else {})}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, text=True, start_new_session=True, env=variables) as process:  # type: ignore[call-overload]
-        said = process.stdout.readline() if word else ""
-        assert word in said
-        while cache is not None and process.poll() is None and not _kept(cache):
+        output = process.stdout.readline() if word else ""
+        assert word in output
+        while cache is not None and process.poll() is None and not _has_entries(cache):
             time.sleep(0.05)
         time.sleep(delay)
         start = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=30)
-        return process.returncode, said + out, err, time.monotonic() - start
+        return process.returncode, output + out, err, time.monotonic() - start
 
 
-def _kept(cache: Path) -> bool:
+def _has_entries(cache: Path) -> bool:
     return any(path.stat().st_size > 2000 for path in cache.rglob("episodes.jsonl.gz"))
 
 

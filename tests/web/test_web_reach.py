@@ -24,7 +24,7 @@ LABELS = """<!doctype html><label>User</label><input><label for=p>Word</label><i
 
 
 @pytest.fixture
-async def shown() -> AsyncIterator[tuple[ChromiumSession, PageServer]]:
+async def browsing() -> AsyncIterator[tuple[ChromiumSession, PageServer]]:
     with serving() as server:
         async with BrowserPool(timeout=2.0) as pool:
             session = await pool.session()
@@ -33,9 +33,9 @@ async def shown() -> AsyncIterator[tuple[ChromiumSession, PageServer]]:
             await session.close()
 
 
-async def click(shown: tuple[ChromiumSession, PageServer], html: str, name: str) -> tuple[str, str]:
+async def click(browsing: tuple[ChromiumSession, PageServer], html: str, name: str) -> tuple[str, str]:
     """Why a click was refused, and the title of the page after it."""
-    session, server = shown
+    session, server = browsing
     server.pages["/"] = html
     await session.goto(server.url())
     page: Observation = await session.observe()
@@ -44,23 +44,23 @@ async def click(shown: tuple[ChromiumSession, PageServer], html: str, name: str)
 
 
 async def test_what_its_container_has_scrolled_away_is_clicked_where_it_is(
-    shown: tuple[ChromiumSession, PageServer],
+    browsing: tuple[ChromiumSession, PageServer],
 ) -> None:
-    assert await click(shown, CLIPPED, "Far") == ("", "far")
-    assert await click(shown, CLIPPED, "Below") == ("", "below")
+    assert await click(browsing, CLIPPED, "Far") == ("", "far")
+    assert await click(browsing, CLIPPED, "Below") == ("", "below")
 
 
 async def test_what_is_covered_at_its_middle_is_clicked_where_it_is_free(
-    shown: tuple[ChromiumSession, PageServer],
+    browsing: tuple[ChromiumSession, PageServer],
 ) -> None:
-    assert await click(shown, COVERED, "Under") == ("", "under")
-    assert await click(shown, COVERED, "Over") == ("", "over")
-    why, _ = await click(shown, HIDDEN, "Under")
+    assert await click(browsing, COVERED, "Under") == ("", "under")
+    assert await click(browsing, COVERED, "Over") == ("", "over")
+    why, _ = await click(browsing, HIDDEN, "Under")
     assert "is covered by button 'Over'" in why
 
 
-async def test_a_label_is_shown_when_it_names_no_control(shown: tuple[ChromiumSession, PageServer]) -> None:
-    session, server = shown
+async def test_a_label_is_shown_when_it_names_no_control(browsing: tuple[ChromiumSession, PageServer]) -> None:
+    session, server = browsing
     server.pages["/"] = LABELS
     await session.goto(server.url())
     page = await session.observe()

@@ -20,7 +20,6 @@ from dynaweb.types import Action
 from dynaweb.web.chromium import context as context_module
 from dynaweb.web.chromium import pool as browser_module
 from dynaweb.web.chromium.pool import BrowserPool
-from dynaweb.web.chromium.session import ChromiumSession
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -54,22 +53,6 @@ async def test_a_killed_browser_is_started_again(server: PageServer) -> None:
             assert "home" in await text_of(one)
         assert pool.launches == 2
         assert time.perf_counter() - start < 25
-
-
-async def test_a_crashed_page_is_replaced(server: PageServer) -> None:
-    async with BrowserPool() as pool:
-        session = await pool.session()
-        await session.reset()
-        await session.goto(server.url())
-        with pytest.raises(InfrastructureError):
-            asyncio.get_running_loop().create_task(_crash(session))
-            for _ in range(100):
-                await asyncio.sleep(0.02)
-                await session.observe()
-        await session.reset()
-        await session.goto(server.url())
-        assert "home" in await text_of(session)
-        assert pool.launches == 1
 
 
 async def test_a_script_that_does_not_end_is_stopped(server: PageServer) -> None:
@@ -170,13 +153,6 @@ async def test_a_pool_that_was_not_closed_leaves_no_browser(server: PageServer) 
             return
         await asyncio.sleep(0.05)
     raise AssertionError(f"browsers are still running: {pids}")
-
-
-async def _crash(session: ChromiumSession) -> None:
-    opened = session._open
-    assert opened is not None
-    with suppress(Exception):
-        await asyncio.wait_for(opened.current.cdp.send("Page.crash"), 5)
 
 
 def _kill_browsers_of(pool: BrowserPool) -> None:

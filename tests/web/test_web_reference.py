@@ -85,7 +85,7 @@ def printed(package: str, pages: list[dict[str, str]]) -> list[str]:
 
 async def observed(view: str, pages: list[dict[str, str]]) -> list[Observation]:
     """What our driver shows for the pages."""
-    found = []
+    observations = []
     async with BrowserPool(view=view, max_nodes=100_000) as pool:
         session = await pool.session()
         for page in pages:
@@ -93,8 +93,8 @@ async def observed(view: str, pages: list[dict[str, str]]) -> list[Observation]:
             await session.goto(page["url"])
             if page.get("script"):
                 await session.evaluate("last", page["script"])
-            found.append(await session.observe())
-    return found
+            observations.append(await session.observe())
+    return observations
 
 
 def ours(page: Observation, dialect: str) -> list[str]:
@@ -108,7 +108,7 @@ def ours(page: Observation, dialect: str) -> list[str]:
 
 
 def _without_listeners(nodes: tuple[Node, ...], dialect: str) -> list[Node]:
-    kept: list[Node] = []
+    remaining: list[Node] = []
     gone: list[int] = []
     for node in nodes:
         gone = [depth for depth in gone if depth < node.depth]
@@ -117,8 +117,8 @@ def _without_listeners(nodes: tuple[Node, ...], dialect: str) -> list[Node]:
         if props != node.props and not props and bare:
             gone.append(node.depth)
             continue
-        kept.append(Node(node.id, node.role, node.name, node.value, props, node.depth - len(gone)))
-    return kept
+        remaining.append(Node(node.id, node.role, node.name, node.value, props, node.depth - len(gone)))
+    return remaining
 
 
 def _plain(line: str, dialect: str) -> str:
@@ -150,12 +150,14 @@ async def test_texts_equal_those_of_the_package(package: str) -> None:
             pages.append({"url": server.url(f"/{number}")})
         pages += [{"url": f"{wob}{task}.html", "script": MINIWOB_START} for task in MINIWOB if wob]
         # Both mostly wait for their browsers.
-        expected, shown = await asyncio.gather(asyncio.to_thread(printed, package, pages), observed(package, pages))
+        expected, observations = await asyncio.gather(
+            asyncio.to_thread(printed, package, pages), observed(package, pages)
+        )
     assert len(expected) >= 30
     labels = [*names, *MINIWOB]
     different = {
         label: (theirs(text), ours(page, package))
-        for label, text, page in zip(labels, expected, shown, strict=False)
+        for label, text, page in zip(labels, expected, observations, strict=False)
         if theirs(text) != ours(page, package)
     }
     assert not different, json.dumps(different, indent=1, ensure_ascii=False)

@@ -237,11 +237,11 @@ REFUSALS = [
 def test_refusals_are_said_and_noticed_once(kind: ActionKind, name: str, text: str, reason: str) -> None:
     async def play() -> tuple[str, Observation, Observation]:
         session, _ = await opened()
-        said, page = await do(session, kind, name, text)
-        return said, page, await session.observe()
+        refusal, page = await do(session, kind, name, text)
+        return refusal, page, await session.observe()
 
-    said, page, later = run(play())
-    assert said == reason
+    refusal, page, later = run(play())
+    assert refusal == reason
     assert (page.notice, later.notice) == (reason, "")
     assert page.url == "http://shop.localhost/form"
 
@@ -330,8 +330,8 @@ def test_headers_html_and_reset() -> None:
         await session.close()
         return texts(page), last, other, blank
 
-    shown, last, other, blank = run(play())
-    assert shown == ["q=1", "me"]
+    copy, last, other, blank = run(play())
+    assert copy == ["q=1", "me"]
     assert last == "<html><body><p>q=1</p><p>me</p></body></html>"
     assert "a &lt; b &amp; c" in other
     assert (blank.url, blank.nodes) == ("about:blank", ())

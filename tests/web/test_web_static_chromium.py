@@ -215,12 +215,12 @@ def test_pages_are_read_alike(served: tuple[Flask, UrlMap]) -> None:
 
     async def read() -> list[tuple[str, list[str], list[str]]]:
         static = StaticSession(app)
-        found = []
+        snapshots = []
         async with chromium(urls) as browser:
             for number, source in enumerate(PAGES):
                 url = f"http://shop.localhost/page/{number}"
-                found.append((source, await look(browser, url), await look(static, url)))
-        return found
+                snapshots.append((source, await look(browser, url), await look(static, url)))
+        return snapshots
 
     for source, wanted, got in asyncio.run(read()):
         assert got == wanted, source

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaweb.types import ACTION_KINDS, TARGETED, Action, Node, Observation, Tab
-from dynaweb.web import formats
+from dynaweb.web import observation_formats
 from dynaweb.web.actions.grammar import format_action, parse_action, resolve, split_reply
 from dynaweb.web.page.text import format_node, parse_compact, parse_node, parse_page, render
 from dynaweb.web.quoting import quote, unquote
@@ -113,7 +113,7 @@ def test_html_comes_back_exactly(observation: Observation) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(OBSERVATIONS, st.sampled_from(formats.names("dialect")))
+@given(OBSERVATIONS, st.sampled_from(observation_formats.names("dialect")))
 def test_page_text_can_never_forge_a_line(observation: Observation, dialect: str) -> None:
     plain = replace(
         observation,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaweb.policy.formats import CompactFormat
+from dynaweb.policy.prompt_formats import CompactFormat
 from dynaweb.policy.tokenizer import build_tokenizer
 from dynaweb.protocols import Completion, GenerateRequest, WorldModelContext
 from dynaweb.types import Action, Node, Observation, Prompt, Transition

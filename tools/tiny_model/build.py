@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from dynaweb.policy.formats import CompactFormat
+from dynaweb.policy.prompt_formats import CompactFormat
 from dynaweb.policy.tokenizer import build_tokenizer
 from dynaweb.protocols import EnvironmentContext
 from dynaweb.runs.seeding import derive

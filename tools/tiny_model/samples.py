@@ -16,7 +16,7 @@ from tools.tiny_model.corpus import Sample
 from tools.tiny_model.instructions import Instruction, pairs, sequence, single
 
 if TYPE_CHECKING:
-    from dynaweb.policy.formats import CompactFormat
+    from dynaweb.policy.prompt_formats import CompactFormat
     from tools.tiny_model.judging import Verdict
     from tools.tiny_model.seeking import Decision
     from tools.tiny_model.walks import Walk

@@ -76,9 +76,9 @@ def last_calls(reply: str, names: Sequence[str], valid: Sequence[str], example: 
     `valid` are those of `names` that are worth a suggestion; `example` is what could have been written.
     """
     calls = [call for call, _ in find_calls(reply, names)]
-    said = reply.strip().rpartition("\n")[2].strip()
-    if not calls and said:
-        raise Refused(misspelt(said, tuple(valid)))
+    last_line = reply.strip().rpartition("\n")[2].strip()
+    if not calls and last_line:
+        raise Refused(misspelt(last_line, tuple(valid)))
     last = calls[-1] if calls else "the reply is empty"
     if isinstance(last, str):
         raise Refused(f"{last}; write for example {example}")

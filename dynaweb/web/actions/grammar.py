@@ -8,9 +8,9 @@
     scroll down | scroll up              goto 'shop.localhost/cart'
     go_back  go_forward  new_tab  close_tab  wait  tab_focus 1  stop 'answer'
 
-Other grammars are parts of formats, which plugins bring (`dynaweb.web.formats`). Actions that a grammar does not have
-of itself are added in its own style, so that every action can be printed in every grammar. `press` and `scroll` may
-name an element.
+Other grammars are parts of formats, which plugins bring (`dynaweb.web.observation_formats`). Actions that a grammar
+does not have of itself are added in its own style, so that every action can be printed in every grammar. `press` and
+`scroll` may name an element.
 
 No string crashes a parser: it gives an action, or an error text that the policy can read. Texts of every alphabet,
 with quotes, brackets and newlines, come back exactly.
@@ -19,13 +19,13 @@ with quotes, brackets and newlines, come back exactly.
 from __future__ import annotations
 
 from dynaweb.types import Action, Observation
-from dynaweb.web import formats
+from dynaweb.web import observation_formats
 from dynaweb.web.actions import compact, rules
 from dynaweb.web.actions.rules import EDITABLE, SELECTABLE, Refused
 
 __all__ = ["EDITABLE", "SELECTABLE", "format_action", "parse_action", "resolve", "split_reply"]
 
-_COMPACT = formats.Grammar(compact.parse, compact.print_action)
+_COMPACT = observation_formats.Grammar(compact.parse, compact.print_action)
 
 
 def parse_action(reply: str, observation: Observation, grammar: str = "compact") -> Action | str:
@@ -60,5 +60,5 @@ def resolve(action: Action, observation: Observation) -> Action | str:
         return str(refusal)
 
 
-def _grammar(name: str) -> formats.Grammar:
-    return _COMPACT if name == "compact" else formats.grammar(name)
+def _grammar(name: str) -> observation_formats.Grammar:
+    return _COMPACT if name == "compact" else observation_formats.grammar(name)

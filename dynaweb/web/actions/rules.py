@@ -37,12 +37,12 @@ def resolve(action: Action, observation: Observation, name: str | None = None) -
     )
 
 
-def misspelt(said: str, valid: tuple[str, ...]) -> str:
+def misspelt(line: str, valid: tuple[str, ...]) -> str:
     """What to say about a word that no action starts with."""
-    word = said.split("(")[0].split("[")[0].strip()
+    word = line.split("(")[0].split("[")[0].strip()
     near = get_close_matches(word.split(" ")[0], valid, n=1, cutoff=0.75) if len(word) < 40 else []
     hint = f"; did you mean {near[0]}?" if near else ""
-    clipped = said[:60] + ("..." if len(said) > 60 else "")
+    clipped = line[:60] + ("..." if len(line) > 60 else "")
     return f"not an action: {quote(clipped)}{hint} An action starts with one of {', '.join(valid)}"
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from dynaweb.errors import BrowserError
 from dynaweb.types import Action, Node
 from dynaweb.web.chromium import scripts
-from dynaweb.web.chromium.devtools import TabError
+from dynaweb.web.chromium.devtools import TabError, as_error
 from dynaweb.web.chromium.layout import backend_of, frame_of
 from dynaweb.web.chromium.tab import Tab
 from dynaweb.web.quoting import quote
@@ -48,10 +50,26 @@ async def press(tab: Tab, keys: str) -> str:
     """Press a key or a combination such as `Control+a`: '' or why not."""
     try:
         await asyncio.wait_for(tab.page.keyboard.press(keys), tab.patience)
+    except TimeoutError:
+        # A script that does not end is stopped here; before that no key could be let go.
+        await tab.settle()
+        await _release(tab, keys)
+        return f"press {quote(keys)}: the page did not take it within {tab.patience:g} s"
     except Exception as error:
+        failure = as_error(error, "press a key")
+        if isinstance(failure, BrowserError):
+            raise failure from None
+        await _release(tab, keys)
         return f"press {quote(keys)}: {str(error).splitlines()[0]}; write a key such as 'Enter', 'Tab' or 'Control+a'"
     await tab.settle(likely=keys.rpartition("+")[2] in ("Enter", "Space", " "))
     return ""
+
+
+async def _release(tab: Tab, keys: str) -> None:
+    """Let go of the keys of a combination: Playwright leaves the first ones down when the last cannot be pressed."""
+    for key in keys.split("+"):
+        with suppress(Exception):
+            await asyncio.wait_for(tab.page.keyboard.up(key), tab.patience)
 
 
 @dataclass(frozen=True, slots=True)

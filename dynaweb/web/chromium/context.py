@@ -43,6 +43,8 @@ class OpenContext:
         self._helper: Tab | None = None
         self._adopting: set[asyncio.Task[None]] = set()
         self._own_page = False
+        self._closed_origins: set[str] = set()
+        """Origins of tabs that were closed since the last `wipe`."""
         self._headers: dict[str, str] = {}
         for event, listener in self._listeners().items():
             context.on(event, listener)  # type: ignore[call-overload]
@@ -56,7 +58,7 @@ class OpenContext:
 
     @property
     def dirty(self) -> bool:
-        """Not to be used again: it holds a login, or something in it crashed or hangs."""
+        """Not to be used again: it holds a login or credentials, or something in it crashed or hangs."""
         return self._spoiled or any(tab.broken for tab in (*self.tabs, *([self._helper] if self._helper else [])))
 
     def spoil(self) -> None:
@@ -82,8 +84,8 @@ class OpenContext:
             await self.guarded(self.context.set_extra_http_headers(self._headers), "set headers")
 
     async def wipe(self) -> None:
-        """One empty tab, no cookies, no storage, no history, no notices."""
-        await self.adopted()
+        """One empty tab without a name, no cookies, no storage, no history, no notices."""
+        await self.present()
         first, *extra = [*self.tabs, *([self._helper] if self._helper else [])]
         scripted = any(tab.scripted for tab in (first, *extra))
         origins = set().union(*(tab.origins for tab in (first, *extra)))
@@ -95,7 +97,9 @@ class OpenContext:
             # It will be replaced, and its scripts still run: they shall not feel the mouse leave.
             first.pointed = False
         await first.empty()
-        await asyncio.gather(*self._cleaning(first, origins if scripted else set(), silenced))
+        stored = self._closed_origins | (origins if scripted else set())
+        await asyncio.gather(*self._cleaning(first, stored, silenced))
+        self._closed_origins.clear()
         if scripted and not silenced:
             first = await self._replace(first)
         first.forget()
@@ -112,12 +116,43 @@ class OpenContext:
     async def focus(self, tab: Tab) -> None:
         """Make a tab current."""
         self._current = tab
-        await tab.send("Page.bringToFront")
+        if not tab.crashed:
+            await tab.send("Page.bringToFront")
 
     async def close_tab(self, tab: Tab) -> None:
         """Close a tab; the one before it becomes current."""
         self._drop(tab)
         await self.guarded(tab.page.close(), "close a tab")
+
+    async def present(self) -> Tab:
+        """The current tab, once new windows are attached to; an empty one where the last has closed itself."""
+        await self.adopted()
+        return await self.new_tab() if self._current is None else self._current
+
+    async def renewed(self, tab: Tab) -> Tab:
+        """An empty tab in the position of a crashed one."""
+        at = self.tabs.index(tab)
+        new = await self.new_tab()
+        self.tabs.remove(new)
+        self.tabs[at] = new
+        # What the crashed page has stored is not known any more.
+        self.spoil()
+        await self.guarded(tab.page.close(), "close a tab")
+        return new
+
+    async def outlives(self, tab: Tab) -> bool:
+        """Whether a failed command means no more than that the tab closed itself or crashed."""
+        for _ in range(int(_POPUP_SECONDS / 0.01)):
+            if tab.broken or tab.page.is_closed():
+                break
+            await asyncio.sleep(0.01)
+        if not tab.crashed and not tab.page.is_closed():
+            return False
+        with suppress(BrowserError, TabError):
+            # All tabs close when the browser goes; then it does not answer either.
+            await self.guarded(self.context.cookies(), "list cookies")
+            return True
+        return False
 
     async def second_page(self) -> Tab:
         """A page beside the tabs, for evaluators; the agent never sees it."""
@@ -176,6 +211,7 @@ class OpenContext:
         """Everything that an empty tab and its context are cleaned of; the session storage apart."""
         yield self.guarded(self.context.clear_cookies(), "clear cookies")
         yield first.send("Page.resetNavigationHistory")
+        yield first.evaluate("name = ''")
         if not self._pool.keep_cache:
             yield first.send("Network.clearBrowserCache")
         for origin in origins:
@@ -194,8 +230,9 @@ class OpenContext:
         pool = self._pool
         attaching = Tab.attach(self.context, page, patience=pool.timeout, deadline=pool.deadline, quiet=pool.quiet)
         tab = await self.guarded(attaching, "attach to a page")
-        page.on("close", lambda _: self._drop(tab))
+        page.on("close", lambda _: self._on_closed(tab))
         page.on("download", self.downloads.take)
+        page.on("websocket", lambda socket: self._on_address(socket.url))
         tab.cdp.on("Page.downloadWillBegin", self.downloads.on_begin)
         tab.cdp.on("Page.downloadProgress", self.downloads.on_progress)
         return tab
@@ -212,11 +249,17 @@ class OpenContext:
             return
         at = self.tabs.index(tab)
         self.tabs.remove(tab)
+        self._closed_origins |= tab.origins
         if tab is self._current:
             self._current = self.tabs[max(at - 1, 0)] if self.tabs else None
 
     def _listeners(self) -> dict[str, Callable[[Any], Any]]:
-        return {"page": self._on_page, "dialog": self._on_dialog, "requestfailed": self._on_failed}
+        return {
+            "page": self._on_page,
+            "dialog": self._on_dialog,
+            "request": lambda request: self._on_address(request.url),
+            "requestfailed": self._on_failed,
+        }
 
     def _on_page(self, page: Page) -> None:
         if not self._own_page:
@@ -226,12 +269,21 @@ class OpenContext:
         opening = next((tab.opening[0] for tab in self.tabs if tab.opening), "")
         with suppress(BrowserError, TabError):
             tab = await self._attach(page)
+            if page.is_closed():
+                return
             self.tabs.append(tab)
             self._current = tab
             self.say(f"a new tab was opened; it is tab {len(self.tabs) - 1} and current")
             if opening not in ("", BLANK):
                 await tab.arrive()
             await tab.settle()
+
+    def _on_closed(self, tab: Tab) -> None:
+        """A page closed that nobody here has closed."""
+        if tab in self.tabs:
+            self._drop(tab)
+            left = f"tab {self.tabs.index(self._current)} is current" if self._current else "an empty one is there now"
+            self.say(f"the tab closed itself; {left}")
 
     async def _on_dialog(self, dialog: Dialog) -> None:
         accepted = self._pool.dialogs == "accept" or dialog.type == "beforeunload"
@@ -240,6 +292,11 @@ class OpenContext:
             self.say(f"{dialog.type} {verb}: {dialog.message}")
         with suppress(Exception):
             await (dialog.accept() if accepted else dialog.dismiss())
+
+    def _on_address(self, url: str) -> None:
+        """Chromium keeps user names and passwords of addresses as long as a context lives."""
+        if "@" in url and "@" in urlsplit(url).netloc:
+            self.spoil()
 
     def _on_failed(self, request: Request) -> None:
         if urlsplit(request.url).scheme in _WEB and not self._pool.allows(request.url):

@@ -85,7 +85,7 @@ def install() -> Chromium:
     return find()
 
 
-def try_out(found: Chromium) -> str:
+def try_out(chromium: Chromium) -> str:
     """Start the browser once without a window, open an empty page, and return its version.
 
     Not for use inside a running event loop. Raises `MissingError` that says why it does not start and which command
@@ -97,15 +97,15 @@ def try_out(found: Chromium) -> str:
         raise MissingError("Playwright is not installed; run: pip install 'dynaweb[web]'") from None
     try:
         with sync_playwright() as playwright:
-            path, limit = str(found.path), 1000 * _TRIAL_SECONDS
+            path, limit = str(chromium.path), 1000 * _TRIAL_SECONDS
             browser = playwright.chromium.launch(executable_path=path, headless=True, timeout=limit)
             browser.new_page().goto("about:blank")
             version = browser.version
             browser.close()
     except Error as error:
         raise MissingError(
-            f"the browser {found.path} (from {found.origin}) does not start: {_reason(error.message)}. "
-            f"{_repair(found)}, or name another browser with {ENVIRONMENT_VARIABLE}=/path/to/chromium"
+            f"the browser {chromium.path} (from {chromium.origin}) does not start: {_reason(error.message)}. "
+            f"{_repair(chromium)}, or name another browser with {ENVIRONMENT_VARIABLE}=/path/to/chromium"
         ) from error
     return str(version)
 
@@ -117,8 +117,8 @@ def _reason(message: str) -> str:
     return next(iter([*telling, *filter(None, lines)]), "no reason given").rstrip(".:")
 
 
-def _repair(found: Chromium) -> str:
-    if found.origin == "playwright":
+def _repair(chromium: Chromium) -> str:
+    if chromium.origin == "playwright":
         return f"Install the libraries that it needs with `{sys.executable} -m playwright install-deps chromium`"
     return (
         "Install the system's browser again (Debian: `apt-get install --reinstall chromium`), or the libraries that it "
@@ -150,10 +150,10 @@ def _parent(pid: int) -> int:
 
 
 def _named(name: str, origin: str) -> Path:
-    found = shutil.which(str(expanded(name)))
-    if found is None:
+    path = shutil.which(str(expanded(name)))
+    if path is None:
         raise MissingError(f"the {origin} names the browser {name!r}, which is not an executable file. {_ADVICE}")
-    return Path(found)
+    return Path(path)
 
 
 def _playwright_folder() -> Path:
@@ -170,8 +170,8 @@ def _playwright_folder() -> Path:
 def _playwright_browsers() -> Iterator[Path]:
     """Newest first; the headless shell before the full browser, because its pages load in two thirds of the time."""
     for pattern in _PLAYWRIGHT_BINARIES:
-        found = sorted(_playwright_folder().glob(pattern), key=_revision, reverse=True)
-        yield from (path for path in found if path.is_file() and os.access(path, os.X_OK))
+        paths = sorted(_playwright_folder().glob(pattern), key=_revision, reverse=True)
+        yield from (path for path in paths if path.is_file() and os.access(path, os.X_OK))
 
 
 def _revision(path: Path) -> int:
@@ -181,7 +181,7 @@ def _revision(path: Path) -> int:
 
 def _system_browsers() -> Iterator[Path]:
     for name in _ON_PATH:
-        found = shutil.which(name)
-        if found:
-            yield Path(found)
+        path = shutil.which(name)
+        if path:
+            yield Path(path)
     yield from (Path(app) for app in _MAC_APPS if Path(app).is_file())

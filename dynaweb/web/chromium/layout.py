@@ -81,7 +81,7 @@ def within(raw: Sequence[Node], layout: Layout) -> list[Node]:
 
     A node without a box (an option, `display: contents`) goes with the nearest node above it that has one.
     """
-    kept: list[Node] = []
+    nodes: list[Node] = []
     above: list[tuple[int, bool]] = []
     for node in raw:
         while above and above[-1][0] >= node.depth:
@@ -95,8 +95,8 @@ def within(raw: Sequence[Node], layout: Layout) -> list[Node]:
         )
         above.append((node.depth, shows))
         if shows:
-            kept.append(node)
-    return kept
+            nodes.append(node)
+    return nodes
 
 
 def backend_of(ref: str | None) -> int | None:

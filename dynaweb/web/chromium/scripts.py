@@ -125,9 +125,9 @@ def _function(arguments: str, body: str) -> str:
 POINT = _function(
     "",
     """
-const found = await aim();
-if (found.why) return found;
-return {x: found.x, y: found.y};
+const aimed = await aim();
+if (aimed.why) return aimed;
+return {x: aimed.x, y: aimed.y};
 """,
 )
 """Where the element is: {x, y} or {why}."""
@@ -138,13 +138,13 @@ CLICK = _function(
 const list = el instanceof HTMLOptionElement && el.closest('select');
 if (list) return el.disabled || list.disabled ? {why: 'disabled'} : {...pick(list, el), likely: false, done: true};
 if (el instanceof HTMLInputElement && el.type === 'file') return {why: 'file'};
-const found = await aim();
-if (found.why) return found;
+const aimed = await aim();
+if (aimed.why) return aimed;
 const likely = leads();
-if (found.live || framed) return {x: found.x, y: found.y, likely, live: true};
+if (aimed.live || framed) return {x: aimed.x, y: aimed.y, likely, live: true};
 if (el.focus) el.focus({preventScroll: true});
-if (found.target.click) found.target.click();
-else found.target.dispatchEvent(new MouseEvent('click', {bubbles: true, cancelable: true, view: window}));
+if (aimed.target.click) aimed.target.click();
+else aimed.target.dispatchEvent(new MouseEvent('click', {bubbles: true, cancelable: true, view: window}));
 return {likely, done: true};
 """,
 )
@@ -156,9 +156,9 @@ An option of a native list has no box: it is selected. `framed` asks for real ev
 TYPE = _function(
     "text",
     """
-const found = await aim();
-if (found.why) return found;
-const live = found.live;
+const aimed = await aim();
+if (aimed.why) return aimed;
+const live = aimed.live;
 if (el.readOnly) return {why: 'readonly'};
 const rich = el.isContentEditable;
 if (!rich && !(el instanceof HTMLInputElement || el instanceof HTMLTextAreaElement)) return {why: 'no-text'};

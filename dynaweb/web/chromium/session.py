@@ -22,7 +22,7 @@ from dynaweb.web.chromium.devtools import TabError
 from dynaweb.web.chromium.layout import Box, Layout, backend_of, within
 from dynaweb.web.chromium.read import Reading, read_tab
 from dynaweb.web.chromium.tab import Tab
-from dynaweb.web.formats import part_of
+from dynaweb.web.observation_formats import part_of
 from dynaweb.web.page.view import VIEWS, cut
 from dynaweb.web.quoting import quote
 from dynaweb.web.session import is_address
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from dynaweb.web.chromium.context import OpenContext
     from dynaweb.web.session import Region, UrlMap
 
+_CRASHED = "the page crashed; open another one with goto"
+_GONE = (Node(1, "heading", "This page crashed"),)
+_READINGS = 3
+"""How often a page is read whose document is replaced, or whose tab closes, while it is being read."""
 _UNAVAILABLE = (Node(1, "heading", "This page is not available"),)
 _TOO_LARGE = (Node(0, "heading", "This page is too large to be read"),)
 
@@ -114,31 +118,21 @@ class ChromiumSession:
         """See `Session.goto`."""
         async with self._pool.slot():
             opened = self._context()
-            refusal = await self._load(opened.current, self._pool.urls.real(url))
+            refusal = await self._in_words(opened, "goto", lambda: self._goto(opened, url))
             if refusal:
                 opened.notices.append(refusal)
 
     async def observe(self) -> Observation:
         """See `Session.observe`."""
         async with self._pool.slot():
-            opened = self._context()
-            await opened.adopted()
-            try:
-                self._last = await self._read(opened, opened.current)
-            except TabError:
-                # The document was replaced while it was being read.
-                await opened.current.settle()
-                self._last = await self._read(opened, opened.current)
+            self._last = await self._observed(self._context())
         return self._last
 
     async def act(self, action: Action) -> str:
         """See `Session.act`. The reason is also a notice of the next observation."""
         async with self._pool.slot():
             opened = self._context()
-            try:
-                reason = await self._act(opened, action)
-            except TabError as error:
-                reason = f"{action.kind} failed: {error}"
+            reason = await self._in_words(opened, action.kind, lambda: self._act(opened, action))
             await opened.after_action()
         if reason:
             opened.notices.append(reason)
@@ -179,7 +173,10 @@ class ChromiumSession:
         """What is seen of the current page, as PNG."""
         async with self._pool.slot():
             opened = self._context()
-            return await opened.guarded(opened.current.page.screenshot(), "take a picture")
+            tab = await opened.present()
+            if tab.crashed:
+                tab = await opened.second_page()
+            return await opened.guarded(tab.page.screenshot(), "take a picture")
 
     async def close(self) -> None:
         """See `Session.close`."""
@@ -214,7 +211,37 @@ class ChromiumSession:
             opened.spoil()
             await self._pool.give_back(opened)
 
+    async def _in_words(self, opened: OpenContext, kind: str, work: Callable[[], Awaitable[str]]) -> str:
+        """The reason why something was refused or failed. A tab that closes or crashes meanwhile is no dead browser."""
+        tab = await opened.present()
+        try:
+            return await work()
+        except TabError as error:
+            return f"{kind} failed: {error}"
+        except BrowserError:
+            if not await opened.outlives(tab):
+                raise
+            return _CRASHED if tab.crashed else ""
+
     # --- reading ---
+
+    async def _observed(self, opened: OpenContext) -> Observation:
+        replaced = False
+        for left in reversed(range(_READINGS)):
+            tab = await opened.present()
+            try:
+                if replaced:
+                    await tab.settle()
+                return await self._read(opened, tab)
+            except TabError:
+                # The document was replaced while it was being read.
+                replaced = True
+                if not left:
+                    raise
+            except BrowserError:
+                if not left or not await opened.outlives(tab):
+                    raise
+        raise AssertionError("the last reading returns or raises")
 
     async def _read(self, opened: OpenContext, tab: Tab) -> Observation:
         pool = self._pool
@@ -222,7 +249,9 @@ class ChromiumSession:
         view = VIEWS.get(pool.view) or part_of(pool.view, "view")
         viewed = cut(view(page.nodes, max_nodes=pool.max_nodes), pool.max_chars)
         url, title, nodes = page.url, page.title, viewed.nodes
-        if tab.failed_url or url.startswith("chrome-error:"):
+        if tab.crashed:
+            nodes = _GONE
+        elif tab.failed_url or url.startswith("chrome-error:"):
             url, title, nodes = tab.failed_url or url, "", _UNAVAILABLE
         opened.notices.extend(self._remarks(tab))
         notice = "; ".join(dict.fromkeys(opened.notices))
@@ -234,6 +263,8 @@ class ChromiumSession:
 
     async def _reading(self, tab: Tab) -> Reading:
         """What the tab shows; a heading that says so for a page that is too large."""
+        if tab.crashed:
+            return Reading(tab.page.url, "", ())
         if tab.late:
             # What had arrived when loading was stopped may have been parsed only now.
             await tab.look()
@@ -272,13 +303,13 @@ class ChromiumSession:
             if node is None:
                 return f"there is no element [{action.target}] on this page"
             if action.target_role and (action.target_role, action.target_name) != (node.role, node.name):
-                said = f"{action.target_role} {quote(action.target_name)}"
-                return f"[{node.id}] is {node.role} {quote(node.name)} now, not {said}; look at the page again"
+                expected = f"{action.target_role} {quote(action.target_name)}"
+                return f"[{node.id}] is {node.role} {quote(node.name)} now, not {expected}; look at the page again"
             return await act.perform(tab, action, node)
         others: dict[str, Callable[[], Awaitable[str]]] = {
             "press": lambda: act.press(tab, action.text),
             "scroll": lambda: _scroll(tab, action.text),
-            "goto": lambda: self._load(tab, self._pool.urls.real(action.text)),
+            "goto": lambda: self._goto(opened, action.text),
             "go_back": lambda: _history(tab, -1),
             "go_forward": lambda: _history(tab, +1),
             "new_tab": lambda: _new_tab(opened),
@@ -287,6 +318,10 @@ class ChromiumSession:
             "wait": lambda: self._wait(tab),
         }
         return await others[action.kind]() if action.kind in others else ""
+
+    async def _goto(self, opened: OpenContext, url: str) -> str:
+        tab = opened.current
+        return await self._load(await opened.renewed(tab) if tab.crashed else tab, self._pool.urls.real(url))
 
     async def _load(self, tab: Tab, url: str) -> str:
         no_address = f"goto {quote(url[:120])}: this is no address; write one such as 'shop.localhost/cart'"
@@ -327,7 +362,7 @@ class ChromiumSession:
 
 async def _title(tab: Tab) -> str:
     with suppress(TabError):
-        return str(await tab.evaluate("document.title"))
+        return "" if tab.crashed else str(await tab.evaluate("document.title"))
     return ""
 
 

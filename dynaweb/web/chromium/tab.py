@@ -41,6 +41,8 @@ class Tab:
         """Seconds after which a browser that does not answer is given up."""
         self.broken = False
         """The page crashed or hangs; its context must not be used again."""
+        self.crashed = False
+        """The renderer of the page is gone: the tab shows nothing any more, and another one may take its position."""
         self.frame_id = ""
         self.opening: list[str] = []
         """Addresses of windows that this page asked for and that have not appeared yet."""
@@ -90,6 +92,7 @@ class Tab:
             tab.cdp.on(event, listener)
         _, tree = await asyncio.gather(tab.send("Page.enable"), tab.send("Page.getFrameTree"))
         tab.frame_id = tree["frameTree"]["frame"]["id"]
+        tab.origins.add(tree["frameTree"]["frame"].get("securityOrigin", ""))
         return tab
 
     async def send(self, method: str, **parameters: Any) -> Any:
@@ -155,7 +158,7 @@ class Tab:
 
     def crash(self) -> None:
         """The page crashed: nothing it was asked will be answered."""
-        self.broken = True
+        self.broken = self.crashed = True
         for call in self._calls:
             call.cancel()
         self._ready.set()
@@ -308,8 +311,8 @@ class Tab:
         cap = max(min(QUIET_CAP, deadline - time.monotonic()), 0.05)
         script = scripts.QUIET % {"window": int(window * 1000), "cap": int(cap * 1000)}
         try:
-            said = str(await self.evaluate(script, wait=True))
-            state, _, size = said.partition(" ")
+            reply = str(await self.evaluate(script, wait=True))
+            state, _, size = reply.partition(" ")
             if state == "framed":
                 await self._frames_quiet(script, time.monotonic() + cap)
         except TabError:
@@ -319,7 +322,7 @@ class Tab:
             return False
         self.live = state != "static"
         self.scripted |= self.live
-        self.huge = said if said.endswith("characters") else ""
+        self.huge = reply if reply.endswith("characters") else ""
         self.elements = int(size) if size.isdigit() else 0
         return True
 

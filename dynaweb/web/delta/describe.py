@@ -19,9 +19,9 @@ _FIELDS = {"textbox": "field", "combobox": "list"}
 def describe(before: Observation, action: Action | None, after: Observation) -> str:
     """One sentence of what `action` changed, from fixed templates; the same input gives the same sentence."""
     pairs = match(before.nodes, after.nodes)
-    kept = {index for index in pairs if index >= 0}
+    matched = {index for index in pairs if index >= 0}
     added = [node for node, index in zip(after.nodes, pairs, strict=True) if index < 0]
-    removed = [node for index, node in enumerate(before.nodes) if index not in kept]
+    removed = [node for index, node in enumerate(before.nodes) if index not in matched]
     changed = [
         (before.nodes[index], node)
         for node, index in zip(after.nodes, pairs, strict=True)
@@ -30,7 +30,7 @@ def describe(before: Observation, action: Action | None, after: Observation) -> 
     message = _message(after, added)
     added = [node for node in added if node.role not in MESSAGES or _short(node.name) != message]
     sentence = _opened(before, action, after) or _content(changed, added, removed) or _moved(pairs)
-    return f"{sentence[:-1]}; the page says {message}." if message and sentence != NOTHING else _said(message, sentence)
+    return _with_message(message, sentence)
 
 
 def _opened(before: Observation, action: Action | None, after: Observation) -> str:
@@ -73,8 +73,8 @@ def _new_state(old: Node, new: Node) -> str:
 
 
 def _moved(pairs: list[int]) -> str:
-    kept = [index for index in pairs if index >= 0]
-    return NOTHING if kept == sorted(kept) else "The elements of the page change their order."
+    matched = [index for index in pairs if index >= 0]
+    return NOTHING if matched == sorted(matched) else "The elements of the page change their order."
 
 
 def _message(after: Observation, added: list[Node]) -> str:
@@ -83,8 +83,10 @@ def _message(after: Observation, added: list[Node]) -> str:
     return _short(after.notice or status) if after.notice or status else ""
 
 
-def _said(message: str, sentence: str) -> str:
-    return f"The page says {message}." if message else sentence
+def _with_message(message: str, sentence: str) -> str:
+    if not message:
+        return sentence
+    return f"The page says {message}." if sentence == NOTHING else f"{sentence[:-1]}; the page says {message}."
 
 
 def _some(nodes: list[Node]) -> str:

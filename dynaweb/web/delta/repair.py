@@ -159,7 +159,7 @@ def _tail_part(tail: str, position: int) -> tuple[str | None, int]:
 def _in_order(parts: list[str]) -> list[str]:
     """One value, first; strings only in the list of options; the rest as it came."""
     value = next((part for part in parts if part.startswith(" = ")), None)
-    kept: list[str] = [] if value is None else [value]
+    ordered: list[str] = [] if value is None else [value]
     in_options = False
     for part in parts:
         if part.startswith(" = "):
@@ -167,5 +167,5 @@ def _in_order(parts: list[str]) -> list[str]:
         if part.startswith(" '") and not in_options:
             continue
         in_options = part.startswith((" of '", " '"))
-        kept.append(part)
-    return kept
+        ordered.append(part)
+    return ordered

@@ -11,7 +11,7 @@
 
 The number stands after the name on purpose: a small model then points by copying. Views with depth indent by one
 space a level; a title, tabs and the truncation mark `...` have lines of their own when there are any. `parse_compact`
-is the exact inverse. Other dialects are parts of formats, which plugins bring (`dynaweb.web.formats`).
+is the exact inverse. Other dialects are parts of formats, which plugins bring (`dynaweb.web.observation_formats`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from dynaweb.types import Node, Observation, Props, Tab
-from dynaweb.web import formats
+from dynaweb.web import observation_formats
 from dynaweb.web.quoting import literal, quote, scan, unquote
 
 TRUNCATED = "..."
@@ -40,13 +40,13 @@ _WORD = re.compile(r"[^\s'=]+")
 
 def render(observation: Observation, dialect: str = "compact") -> str:
     """The observation as text, without a final newline. Raises `MissingError` for a dialect that nobody offers."""
-    lines = _compact_lines if dialect == "compact" else formats.dialect(dialect).lines
+    lines = _compact_lines if dialect == "compact" else observation_formats.dialect(dialect).lines
     return "\n".join(lines(observation))
 
 
 def parse_page(text: str, dialect: str = "compact", url: str = "") -> Observation:
     """Read what `render` wrote; `url` is the address where the text holds none. Raises `ValueError` naming the line."""
-    return parse_compact(text) if dialect == "compact" else formats.dialect(dialect).parse(text, url)
+    return parse_compact(text) if dialect == "compact" else observation_formats.dialect(dialect).parse(text, url)
 
 
 def parse_compact(text: str) -> Observation:

@@ -138,12 +138,12 @@ def _read_node(item: Mapping[str, Any], depth: int, frame: str, verbose: bool) -
 def _props(role: str, own: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     if not own:
         return ()
-    kept = [(key, _text({"value": own[key]})) for key in PROPERTIES if own.get(key) not in (None, False, "false")]
+    props = [(key, _text({"value": own[key]})) for key in PROPERTIES if own.get(key) not in (None, False, "false")]
     if own.get("expanded") is False and role != "combobox":
-        kept.append(("expanded", "false"))
+        props.append(("expanded", "false"))
     if role == "generic" and own.get("focusable") and not own.get("editable"):
-        kept.append(("focusable", "true"))
-    return tuple(kept)
+        props.append(("focusable", "true"))
+    return tuple(props)
 
 
 def _verbose(own: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -119,7 +119,7 @@ def compact_view(raw: Sequence[Node], *, max_nodes: int = MAX_NODES) -> Viewed:
 def full_view(raw: Sequence[Node], *, max_nodes: int = MAX_NODES) -> Viewed:
     """The full view of a raw tree: filtered, with depth."""
     ends = subtree_ends(raw)
-    kept: list[Node] = []
+    nodes: list[Node] = []
     above: list[tuple[int, str]] = []
     skip = 0
     for index, node in enumerate(raw):
@@ -127,16 +127,16 @@ def full_view(raw: Sequence[Node], *, max_nodes: int = MAX_NODES) -> Viewed:
             above.pop()
         if index < skip or not _in_full(node, above[-1][1] if above else ""):
             continue
-        if len(kept) == max_nodes:
-            return Viewed(tuple(kept), truncated=True)
+        if len(nodes) == max_nodes:
+            return Viewed(tuple(nodes), truncated=True)
         options = _options(raw, index, ends[index])
         if options or node.role in TEXTBOXES:
             skip = ends[index]
         if options:
             node = _with_chosen(raw, index, ends[index])
-        kept.append(_full_node(node, len(kept) + 1, len(above), options))
-        above.append((ends[index], kept[-1].name))
-    return Viewed(tuple(kept))
+        nodes.append(_full_node(node, len(nodes) + 1, len(above), options))
+        above.append((ends[index], nodes[-1].name))
+    return Viewed(tuple(nodes))
 
 
 Keep = Callable[[Node, str], bool]
@@ -154,7 +154,7 @@ def filtered_view(raw: Sequence[Node], keep: Keep, *, max_nodes: int = MAX_NODES
     collapsed, names are cut to `NAME_LIMIT` characters, texts to `VALUE_LIMIT`.
     """
     ends = subtree_ends(raw)
-    kept: list[Node] = []
+    nodes: list[Node] = []
     above: list[tuple[int, str, bool]] = []
     for index, node in enumerate(raw):
         while above and index >= above[-1][0]:
@@ -163,12 +163,14 @@ def filtered_view(raw: Sequence[Node], keep: Keep, *, max_nodes: int = MAX_NODES
         clipped = _clipped(node)
         stays = clipped is not None and keep(clipped, parent_name)
         if stays and clipped is not None:
-            if len(kept) == max_nodes:
-                return Viewed(tuple(kept), truncated=True)
+            if len(nodes) == max_nodes:
+                return Viewed(tuple(nodes), truncated=True)
             depth = sum(level[2] for level in above)
-            kept.append(Node(len(kept) + 1, clipped.role, clipped.name, clipped.value, clipped.props, depth, node.ref))
+            nodes.append(
+                Node(len(nodes) + 1, clipped.role, clipped.name, clipped.value, clipped.props, depth, node.ref)
+            )
         above.append((ends[index], clipped.name if clipped is not None else "", stays))
-    return Viewed(tuple(kept))
+    return Viewed(tuple(nodes))
 
 
 def _clipped(node: Node) -> Node | None:
@@ -182,7 +184,7 @@ def _clipped(node: Node) -> Node | None:
 
 
 VIEWS: dict[str, Callable[..., Viewed]] = {"compact": compact_view, "full": full_view}
-"""The views of the core; others are parts of formats (`dynaweb.web.formats`)."""
+"""The views of the core; others are parts of formats (`dynaweb.web.observation_formats`)."""
 
 
 @dataclass(slots=True)

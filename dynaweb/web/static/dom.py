@@ -194,10 +194,10 @@ class StaticPage:
         ref = str(len(self.elements))
         self.elements.append(element)
         named = role in _FROM_CONTENT or element.tag in CONTROLS or role == "dialog" or role == "image"
-        value = self._value_shown(element, role)
+        value = self._displayed_value(element, role)
         return Node(0, role, self.name(element, role) if named else "", value, self._props(element, role), depth, ref)
 
-    def _value_shown(self, element: Element, role: str) -> str | None:
+    def _displayed_value(self, element: Element, role: str) -> str | None:
         if role not in TEXTBOXES and role != "combobox":
             return None
         text = self.value(element) if element.tag in _LEAVES else ""
@@ -258,9 +258,9 @@ def role_of(element: Element) -> str | None:
     tag = element.tag
     if tag in _SKIPPED:
         return None
-    said = element.get("role", "").split()
-    if said and said[0] not in ("none", "presentation"):
-        return str(said[0])
+    roles = element.get("role", "").split()
+    if roles and roles[0] not in ("none", "presentation"):
+        return str(roles[0])
     if tag == "input":
         kind = input_type(element)
         return None if kind == "hidden" else INPUT_ROLES.get(kind, "textbox")

@@ -143,13 +143,13 @@ def save_state(page: StaticPage) -> FormState:
     for control in page.controls:
         key = _state_key(page, control)
         if key is not None:
-            state.setdefault(key, []).append(_held(page, control))
+            state.setdefault(key, []).append(_state_of(page, control))
     return state
 
 
 def restore_state(page: StaticPage, state: FormState) -> None:
     """Put back what `save_state` remembered, into the controls that are still there."""
-    left = {key: list(held) for key, held in state.items()}
+    left = {key: list(texts) for key, texts in state.items()}
     for control in page.controls:
         key = _state_key(page, control)
         text = left[key].pop(0) if key is not None and left.get(key) else None
@@ -175,7 +175,7 @@ def _state_key(page: StaticPage, control: Element) -> tuple[str, str, str] | Non
     return action, control.get("name", ""), input_type(control) or control.tag
 
 
-def _held(page: StaticPage, control: Element) -> str | None:
+def _state_of(page: StaticPage, control: Element) -> str | None:
     if control.tag == "select":
         option = page.choice(control)
         return None if option is None else option_value(option)

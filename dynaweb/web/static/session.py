@@ -237,8 +237,8 @@ class StaticSession:
             return f"there is no element [{action.target}] on this page"
         target = f"{node.role} {quote(node.name)}"
         if action.target_role and (action.target_role, action.target_name) != (node.role, node.name):
-            said = f"{action.target_role} {quote(action.target_name)}"
-            return f"[{node.id}] is {target} now, not {said}; look at the page again"
+            expected = f"{action.target_role} {quote(action.target_name)}"
+            return f"[{node.id}] is {target} now, not {expected}; look at the page again"
         if page is not self._last_page:
             return f"{target} is not on the page any more; look at the page again"
         element = None if node.ref is None else page.elements[int(node.ref)]

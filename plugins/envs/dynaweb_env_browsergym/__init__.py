@@ -13,6 +13,7 @@ from pydantic import Field
 
 from dynaweb.config.sections import Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
+from dynaweb.web.observation_formats import format_spec
 
 
 class BrowsergymConfig(Section):
@@ -56,11 +57,10 @@ def dynaweb_environments() -> Sequence[PluginSpec]:
 def dynaweb_formats() -> Sequence[PluginSpec]:
     """The format `browsergym`."""
     return [
-        PluginSpec(
-            name="browsergym",
-            target="dynaweb_env_browsergym.formats:Browsergym",
-            config=Section,
-            summary="Accessibility tree and actions of BrowserGym's agents",
-            capabilities=frozenset({"dialect", "grammar", "view"}),
+        format_spec(
+            "browsergym",
+            "dynaweb_env_browsergym.formats:Browsergym",
+            ("dialect", "grammar", "view"),
+            "Accessibility tree and actions of BrowserGym's agents",
         ),
     ]

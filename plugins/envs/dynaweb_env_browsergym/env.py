@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import fnmatch
 import random
-import threading
-from collections.abc import Coroutine
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.sections import Web
 from dynaweb.errors import ConfigError, InfrastructureError, MissingError, hint, nearest
@@ -17,6 +14,7 @@ from dynaweb.runs.seeding import derive
 from dynaweb.types import Action, Judgement, Observation, StepResult, Tab, Task, Trajectory
 from dynaweb.web.actions.grammar import resolve
 from dynaweb.web.chromium.install import find
+from dynaweb.web.environment import FIRST_SEED, run_apart, started
 from dynaweb.web.page.tree import read_page
 from dynaweb.web.page.view import VIEWS
 from dynaweb_env_browsergym.actions import call_of
@@ -27,10 +25,6 @@ if TYPE_CHECKING:
     from dynaweb.protocols import Environment, EnvironmentContext, ExpertPolicy
     from dynaweb_env_browsergym import BrowsergymConfig
 
-T = TypeVar("T")
-
-FIRST_SEED = {"pretrain": 0, "train": 10_000, "validation": 20_000, "test": 30_000}
-"""Seeds of a split count from here."""
 _VIEWS = {**VIEWS, "browsergym": browsergym_view}
 
 
@@ -41,7 +35,7 @@ class BrowsergymEnvironment:
         self._source = source
         self._worker = source.worker()
         self._view = _VIEWS[source.config.view]
-        self._said: dict[str, Any] = {}
+        self._reply: dict[str, Any] = {}
         self._page: Observation | None = None
         self.task: Task | None = None
         """The task with the goal that BrowserGym told."""
@@ -55,30 +49,29 @@ class BrowsergymEnvironment:
         self.reward = 0.0
         arguments = {"id": task.meta["gym_id"], "seed": task.meta["seed"], "module": self._source.module}
         page = self._read(await self._worker.ask("reset", **arguments))
-        self.task = replace(task, intent=str(self._said["goal"]), start_url=page.url)
+        self.task = replace(task, intent=str(self._reply["goal"]), start_url=page.url)
         return page
 
     async def step(self, action: Action) -> StepResult:
         """Act. An action on nothing is refused here; what BrowserGym refuses comes back as its own error text."""
-        if self._page is None:
-            raise InfrastructureError("The environment was not reset: call reset(task, seed) before step(action).")
-        checked = resolve(action, self._page)
+        page = started(self._page)
+        checked = resolve(action, page)
         if isinstance(checked, str):
-            return StepResult(replace(self._page, notice=checked), error=checked)
-        call = call_of(checked, self._bid(checked), focused=str(self._said.get("focused") or ""))
+            return StepResult(replace(page, notice=checked), error=checked)
+        call = call_of(checked, self._bid(checked), focused=str(self._reply.get("focused") or ""))
         if not call:
             why = f"{action.kind}: BrowserGym knows no id for that element; act on another one"
-            return StepResult(replace(self._page, notice=why), error=why)
-        said = await self._worker.ask("step", action=call)
-        page = self._read(said)
-        self.reward = max(self.reward, said["reward"])
-        done = said["terminated"] or said["truncated"]
-        return StepResult(page, done=done, error=said["error"], info={"reward": said["reward"]})
+            return StepResult(replace(page, notice=why), error=why)
+        reply = await self._worker.ask("step", action=call)
+        page = self._read(reply)
+        self.reward = max(self.reward, reply["reward"])
+        done = reply["terminated"] or reply["truncated"]
+        return StepResult(page, done=done, error=reply["error"], info={"reward": reply["reward"]})
 
     async def finish(self, answer: str) -> float:
         """Tell BrowserGym the answer of a `stop`; the highest reward of the episode."""
-        said = await self._worker.ask("step", action=call_of(Action("stop", text=answer), ""))
-        self.reward = max(self.reward, said["reward"])
+        reply = await self._worker.ask("step", action=call_of(Action("stop", text=answer), ""))
+        self.reward = max(self.reward, reply["reward"])
         return self.reward
 
     async def close(self) -> None:
@@ -86,20 +79,20 @@ class BrowsergymEnvironment:
         self._page = None
         await self._worker.end()
 
-    def _read(self, said: dict[str, Any]) -> Observation:
-        self._said = said
-        tree = read_page(said["nodes"])
+    def _read(self, reply: dict[str, Any]) -> Observation:
+        self._reply = reply
+        tree = read_page(reply["nodes"])
         viewed = self._view(tree.nodes)
-        tabs = tuple(Tab(title, url, at == said["current"]) for at, (title, url) in enumerate(said["tabs"]))
+        tabs = tuple(Tab(title, url, at == reply["current"]) for at, (title, url) in enumerate(reply["tabs"]))
         several = tabs if len(tabs) > 1 else ()
         title = tree.title if self._source.config.view != "compact" else ""
-        self._page = Observation(said["url"], viewed.nodes, title, several, said["error"] or "", viewed.truncated)
+        self._page = Observation(reply["url"], viewed.nodes, title, several, reply["error"] or "", viewed.truncated)
         return self._page
 
     def _bid(self, action: Action) -> str:
         node = self._page.node(action.target) if self._page is not None and action.target is not None else None
         backend = (node.ref or "").rpartition(":")[2] if node is not None else ""
-        return str(self._said["bids"].get(backend, ""))
+        return str(self._reply["bids"].get(backend, ""))
 
 
 class BrowsergymSource:
@@ -165,12 +158,12 @@ class BrowsergymSource:
 
     def _chosen(self) -> list[str]:
         if self._ids is None:
-            listed: list[str] = _alone(self._listed())
-            found = [name for name in listed if fnmatch.fnmatchcase(name, self.config.id)]
-            if not found:
+            listed: list[str] = run_apart(self._listed())
+            matching = [name for name in listed if fnmatch.fnmatchcase(name, self.config.id)]
+            if not matching:
                 near = " or ".join(nearest(self.config.id, listed)) or f"one of {len(listed)}, such as {listed[0]}"
                 raise ConfigError(f"{self.module} registers no task {self.config.id!r}; did you mean {near}?")
-            self._ids = found
+            self._ids = matching
         return self._ids
 
     async def _listed(self) -> list[str]:
@@ -214,22 +207,3 @@ def _module(pattern: str) -> str:
             "browsergym/miniwob.*"
         )
     return f"browsergym.{benchmark}"
-
-
-def _alone(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a loop of its own, also where one is running already."""
-    found: list[T] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(asyncio.run(work))
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="browsergym-list")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return found[0]

@@ -26,7 +26,7 @@ from dataclasses import replace
 from dynaweb.types import Action, ActionKind, Node, Observation
 from dynaweb.web.actions.calls import Call, Literal, as_text, last_calls, single
 from dynaweb.web.actions.rules import Refused, element, resolve, tab_index
-from dynaweb.web.formats import Dialect, Grammar
+from dynaweb.web.observation_formats import Dialect, Grammar
 from dynaweb.web.page.text import CAPITAL, TRISTATE, closing_lines, parse_nodes
 from dynaweb.web.page.tree import TEXT
 from dynaweb.web.page.view import MAX_NODES, Viewed, filtered_view
@@ -171,7 +171,7 @@ def _bid(bound: _Bound) -> int:
     return element(as_text(bound["bid"]))
 
 
-def _said(bound: _Bound, key: str) -> str:
+def _argument(bound: _Bound, key: str) -> str:
     if key not in bound:
         raise ValueError(f"the {key} is missing")
     return as_text(bound[key])
@@ -189,7 +189,7 @@ def _select(bound: _Bound) -> Action:
         if len(options) != 1:
             raise ValueError(f"one option at a time, not {len(options)}")
         options = options[0]
-    return Action("select", _bid(bound), _said({"options": options}, "options"))
+    return Action("select", _bid(bound), _argument({"options": options}, "options"))
 
 
 def _scroll(bound: _Bound) -> Action:
@@ -203,20 +203,20 @@ def _scroll(bound: _Bound) -> Action:
 _MAKERS: dict[str, Callable[[_Bound], Action]] = {
     "click": _click,
     "hover": lambda bound: Action("hover", _bid(bound)),
-    "fill": lambda bound: Action("type", _bid(bound), _said(bound, "value")),
+    "fill": lambda bound: Action("type", _bid(bound), _argument(bound, "value")),
     "clear": lambda bound: Action("type", _bid(bound)),
     "select_option": _select,
-    "press": lambda bound: Action("press", _bid(bound), _said(bound, "key_comb")),
-    "keyboard_press": lambda bound: Action("press", text=_said(bound, "key")),
+    "press": lambda bound: Action("press", _bid(bound), _argument(bound, "key_comb")),
+    "keyboard_press": lambda bound: Action("press", text=_argument(bound, "key")),
     "scroll": _scroll,
-    "goto": lambda bound: Action("goto", text=_said(bound, "url")),
+    "goto": lambda bound: Action("goto", text=_argument(bound, "url")),
     "go_back": lambda _: Action("go_back"),
     "go_forward": lambda _: Action("go_forward"),
     "new_tab": lambda _: Action("new_tab"),
     "tab_close": lambda _: Action("close_tab"),
-    "tab_focus": lambda bound: Action("tab_focus", index=tab_index(_said(bound, "index"))),
+    "tab_focus": lambda bound: Action("tab_focus", index=tab_index(_argument(bound, "index"))),
     "noop": lambda _: Action("wait"),
-    "send_msg_to_user": lambda bound: Action("stop", text=_said(bound, "text")),
+    "send_msg_to_user": lambda bound: Action("stop", text=_argument(bound, "text")),
     "report_infeasible": lambda _: Action("stop", text=INFEASIBLE),
 }
 

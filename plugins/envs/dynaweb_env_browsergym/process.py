@@ -18,7 +18,7 @@ from dynaweb.runs.sidecar import clean_variables
 WORKER = Path(__file__).with_name("worker.py")
 _LINE = 64 * 1024 * 1024
 """Longest answer in bytes: a page's whole tree."""
-_KEPT = 12
+_LOG_LINES = 12
 """Lines of its log that an error message may quote from."""
 _END_SECONDS = 10.0
 
@@ -31,7 +31,7 @@ class Worker:
         self._variables = {**clean_variables(), **variables}
         self._timeout = timeout
         self._process: asyncio.subprocess.Process | None = None
-        self._log: deque[str] = deque(maxlen=_KEPT)
+        self._log: deque[str] = deque(maxlen=_LOG_LINES)
         self._reader: asyncio.Task[None] | None = None
 
     async def ask(self, op: str, **question: Any) -> dict[str, Any]:
@@ -52,10 +52,10 @@ class Worker:
             raise
         except (OSError, ValueError) as error:
             await self.end()
-            raise InfrastructureError(f"BrowserGym's process broke off ({error}): {self._said()}") from None
+            raise InfrastructureError(f"BrowserGym's process broke off ({error}): {self._last_words()}") from None
         if not line:
             await self.end()
-            raise InfrastructureError(f"BrowserGym's process ended: {self._said()}")
+            raise InfrastructureError(f"BrowserGym's process ended: {self._last_words()}")
         if "failed" in answer:
             raise InfrastructureError(f"BrowserGym could not {op}: {answer['failed']}")
         return answer
@@ -99,5 +99,5 @@ class Worker:
         async for line in process.stderr:
             self._log.append(line.decode("utf-8", "replace").strip())
 
-    def _said(self) -> str:
+    def _last_words(self) -> str:
         return next((line for line in reversed(self._log) if line), "it said nothing")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.sections import Web
@@ -13,33 +14,29 @@ from dynaweb.runs.seeding import derive
 from dynaweb.types import Action, Judgement, Observation, StepResult, Task, Trajectory
 from dynaweb.web.chromium.pool import BrowserPool, pool_of
 from dynaweb.web.chromium.session import ChromiumSession
+from dynaweb.web.environment import FIRST_SEED, SEEDS_APART, SessionEnvironment
 from dynaweb_env_miniwob import scripts
-from dynaweb_env_miniwob.expert import SCRIPTED, MiniwobExpert
 from dynaweb_env_miniwob.goals import Goals
 from dynaweb_env_miniwob.pages import SITE, TIMING, Pages, PageServer, patience
+from dynaweb_env_miniwob.plans import SCRIPTED, MiniwobExpert
 
 if TYPE_CHECKING:
     from dynaweb.protocols import Environment, EnvironmentContext
     from dynaweb.web.session import Session
     from dynaweb_env_miniwob import MiniwobConfig
 
-FIRST_SEED = {"pretrain": 0, "train": 10_000, "validation": 20_000, "test": 30_000}
-"""Seeds of a split count from here."""
-SEEDS_APART = 10_000
-"""Most seeds that a split can have."""
 SUCCESS = 1.0
 """The raw reward of a solved task. Less is not success: `find-greatest` gives 0.1 for a wrong card (upstream 108)."""
 
 
-class MiniwobEnvironment:
+class MiniwobEnvironment(SessionEnvironment):
     """Plays one episode at a time on a page of its own."""
 
     def __init__(self, session: Session, config: MiniwobConfig) -> None:
-        self.session = session
+        super().__init__(session)
         self._limit = int(1000 * config.time_limit)
         self._hidden = json.dumps([*scripts.PANEL, *([] if config.show_goal else [scripts.GOAL])])
         self._mark = "true" if config.mark_clickable else "false"
-        self._page: Observation | None = None
         self.state: dict[str, Any] = {}
         """How the episode went so far: `done`, `raw` (the raw reward) and `reason`."""
 
@@ -67,17 +64,8 @@ class MiniwobEnvironment:
 
     async def step(self, action: Action) -> StepResult:
         """Act and look. The page itself ends the episode; `stop` ends it too, mostly for nothing."""
-        if self._page is None:
-            raise InfrastructureError("The environment was not reset: call reset(task, seed) before step(action).")
-        if action.kind == "stop":
-            return StepResult(self._page, done=True, info=dict(self.state))
-        error = await self.session.act(action)
-        return StepResult(await self._look(), done=bool(self.state["done"]), error=error, info=dict(self.state))
-
-    async def close(self) -> None:
-        """Close the session; calling it twice is allowed."""
-        self._page = None
-        await self.session.close()
+        result = await super().step(action)
+        return replace(result, done=result.done or bool(self.state["done"]), info=dict(self.state))
 
     async def _look(self) -> Observation:
         try:
@@ -85,8 +73,7 @@ class MiniwobEnvironment:
         except ConfigError:
             # The agent left the page: whatever it showed is lost, and so is the episode.
             self.state = {"done": True, "raw": -1.0, "reason": "the page was left"}
-        self._page = await self.session.observe()
-        return self._page
+        return await super()._look()
 
 
 class MiniwobSource:

@@ -6,9 +6,7 @@ with a browser of its own, many seeds on one page, and kept in a cache file besi
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +21,7 @@ from dynaweb.protocols import BrowserSettings
 from dynaweb.runs.atomic import write_text
 from dynaweb.runs.cache import default_root
 from dynaweb.web.chromium.pool import pool_of
+from dynaweb.web.environment import run_apart
 from dynaweb_env_miniwob.pages import Pages, PageServer, patience
 from dynaweb_env_miniwob.scripts import GOALS
 
@@ -51,7 +50,7 @@ class Goals:
                 lacking.setdefault(name, []).append(seed)
         if lacking:
             try:
-                _in_thread(self._pages, self._web, lacking, known)
+                run_apart(_read(self._pages, self._web, lacking, known))
             finally:
                 # Also after a failure: the next attempt has that much less to read.
                 self._save(known)
@@ -69,25 +68,6 @@ class Goals:
         with suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_text(self._file, json.dumps(known, ensure_ascii=False))
-
-
-def _in_thread(
-    pages: Pages, web: BrowserSettings, wanted: Mapping[str, list[int]], known: dict[str, dict[str, str]]
-) -> None:
-    """Run the reading in a loop of its own, wherever we are called from."""
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            asyncio.run(_read(pages, web, wanted, known))
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=work, name="miniwob-goals")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
 
 
 async def _read(

@@ -22,7 +22,7 @@ const begin = async (seed, limit) => {
 _PICTURES = """
 // Icons that change under the mouse have no size until they are loaded, and a click at once then hits what moves there.
 const urls = [...document.styleSheets].flatMap(sheet => [...sheet.cssRules])
-  .flatMap(rule => [...rule.cssText.matchAll(/url\\("([^"]+)"\\)/g)].map(found => found[1]));
+  .flatMap(rule => [...rule.cssText.matchAll(/url\\("([^"]+)"\\)/g)].map(match => match[1]));
 window.pictures = urls.map(url => Object.assign(new Image(), {src: url}));
 await Promise.allSettled(window.pictures.map(picture => picture.decode()));
 """

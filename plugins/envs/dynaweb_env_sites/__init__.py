@@ -1,8 +1,9 @@
 """Embedded sites: a shop, a forum and a tracker, generated from seeds and served on loopback (`--env sites`).
 
-How the parts fit together: `content` makes names and `base` says what a site is; `shop`, `forum` and `tracker` are the
-sites; `world_store` keeps one world per episode and `server` serves them all; `tasks` draws tasks, `expert` plays them,
-and `env` is the plugin object that the core talks to. Import the modules for their classes; this one stays light.
+How the parts fit together: `content` makes names, `goals` says what a task is, `base` what a site is; `shop`, `forum`
+and `tracker` are the sites, each with its `_state` and its `_tasks`; `world_store` keeps one world per episode and
+`server` serves them all; `tasks` draws tasks, `expert` plays them, and `env` is the plugin object that the core talks
+to. Import the modules for their classes; this one stays light.
 """
 
 from __future__ import annotations

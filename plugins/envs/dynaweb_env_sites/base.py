@@ -1,194 +1,45 @@
-"""What every embedded site is made of: plans, goals, task templates, state, and the world that holds the sites.
+"""An embedded site, and what its views share: the state of the request, pages of a list, form fields.
 
-A site module defines a state class (a `SiteState` over cached content), a Flask blueprint with Jinja templates, task
-templates, and one module constant `SITE` that follows the `Site` protocol. Views find their state with `current`.
+A site module defines views on a Flask blueprint with Jinja templates, and one constant `SITE`, which joins them with a
+state class (a `SiteState` over cached content) and task templates. Views find their state with `current`.
 """
 
 from __future__ import annotations
 
-import random
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
-from flask import g, render_template
+from flask import Blueprint, abort, g, redirect, render_template, request
+from werkzeug.wrappers import Response
 
-from dynaweb.types import ActionKind, Split
-from dynaweb_env_sites.content import Locale, locale_of
+from dynaweb.types import Split
+from dynaweb_env_sites.content import Locale
+from dynaweb_env_sites.goals import Template
+from dynaweb_env_sites.state import SiteState
 
-if TYPE_CHECKING:
-    from flask import Blueprint
-
-Evaluation = dict[str, Any]
-StateT = TypeVar("StateT", bound="SiteState")
-
-
-@dataclass(frozen=True, slots=True)
-class Do:
-    """One step of a plan, by the visible words of the element.
-
-    `within` means: the first match AFTER a node whose name contains this text. `text` is what is typed, the option,
-    the url, or the answer of `stop`.
-    """
-
-    kind: ActionKind
-    role: str = ""
-    name: str = ""
-    text: str = ""
-    enter: bool = False
-    within: str = ""
-
-
-def click(name: str, role: str = "link", within: str = "") -> Do:
-    """Click an element."""
-    return Do("click", role, name, within=within)
-
-
-def press(name: str, within: str = "") -> Do:
-    """Click a button."""
-    return Do("click", "button", name, within=within)
-
-
-def fill(name: str, text: str, *, enter: bool = False) -> Do:
-    """Replace the content of a textbox, then press Enter if asked."""
-    return Do("type", "textbox", name, text, enter)
-
-
-def choose(name: str, option: str) -> Do:
-    """Choose an option of a combobox."""
-    return Do("select", "combobox", name, option)
-
-
-def tick(name: str) -> Do:
-    """Click a checkbox."""
-    return Do("click", "checkbox", name)
-
-
-def stop(answer: str = "") -> Do:
-    """End the episode."""
-    return Do("stop", text=answer)
+View = str | Response
+"""What a view that takes a form gives."""
+ItemT = TypeVar("ItemT")
+StateT = TypeVar("StateT", bound=SiteState)
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
-    """A task before it has an id: words, plan (its last step is `stop`), and WebArena's `eval` object.
-
-    `meta` should hold `intent_template` and `slots` (see `goal`).
-    """
-
-    intent: str
-    plan: tuple[Do, ...]
-    evaluation: Evaluation
-    start_path: str = "/"
-    meta: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """A family of tasks. `make(state, rng)` gives one instance, or None when this state offers none.
-
-    `name` is `site/what`, such as `shop/add-to-cart`; `kind` one of navigate, search, read, compare, form, state,
-    impossible.
-    """
-
-    name: str
-    site: str
-    kind: str
-    make: Callable[[Any, random.Random], Goal | None]
-
-
-def goal(
-    rng: random.Random, phrases: Sequence[str], plan: tuple[Do, ...], evaluation: Evaluation, **slots: str
-) -> Goal:
-    """A goal in one of several phrases with `{slot}` names, which are filled in and kept in its `meta`.
-
-    Write slots in single quotes in the phrase: `"Add '{item}' to the cart."`.
-    """
-    phrase = rng.choice(list(phrases))
-    used = {name: value for name, value in slots.items() if f"{{{name}}}" in phrase}
-    return Goal(phrase.format(**used), plan, evaluation, meta={"intent_template": phrase, "slots": used})
-
-
-def answer_is(text: str) -> Evaluation:
-    """Success = the answer of `stop` is exactly this text (case and outer quotes aside)."""
-    return {
-        "eval_types": ["string_match"],
-        "reference_answers": {"exact_match": text},
-        "reference_url": "",
-        "program_html": [],
-    }
-
-
-def url_is(url: str) -> Evaluation:
-    """Success = the episode ends on this canonical url (`http://shop.localhost/product/3`)."""
-    return {"eval_types": ["url_match"], "reference_answers": None, "reference_url": url, "program_html": []}
-
-
-def page_has(url: str, *texts: str) -> Evaluation:
-    """Success = the page's html (`url`, or `"last"` for the page where the episode ends) has all these texts."""
-    check = {"url": url, "locator": "", "required_contents": {"must_include": list(texts)}}
-    return {"eval_types": ["program_html"], "reference_answers": None, "reference_url": "", "program_html": [check]}
-
-
-def state_is(*checks: tuple[str, Any]) -> Evaluation:
-    """Success = every (path into `Site.snapshot`, value) pair holds; keys are joined by dots.
-
-    A path that is not there counts as None. Paths start below the site: the task's own site is meant.
-    """
-    return {
-        "eval_types": ["server_state"],
-        "reference_answers": None,
-        "reference_url": "",
-        "program_html": [],
-        "server_state": [{"path": path, "equals": value} for path, value in checks],
-    }
-
-
-def all_of(*evaluations: Evaluation) -> Evaluation:
-    """Success = all of these, of different types (such as `answer_is` and `state_is`)."""
-    merged = answer_is("") | {"eval_types": [], "reference_answers": None}
-    for evaluation in evaluations:
-        types = [*merged["eval_types"], *evaluation["eval_types"]]
-        merged |= {key: value for key, value in evaluation.items() if value} | {"eval_types": types}
-    return merged
-
-
-@dataclass
-class SiteState:
-    """Mutable state of one site in one episode; sub-classes add fields and keep generated content in frozen values."""
-
-    seed: int
-    split: Split
-    locale: Locale
-    notice: str = field(default="", kw_only=True)
-
-    def take_notice(self) -> str:
-        """The pending message for the user, once."""
-        notice, self.notice = self.notice, ""
-        return notice
-
-
-class Site(Protocol):
-    """One embedded site. A module `forum` has a constant `SITE` of this shape."""
+class Site(Generic[StateT]):
+    """One embedded site. A module `forum` has a constant `SITE` of this type."""
 
     name: str
     """`shop`: also the folder of its page templates."""
-    host: str
-    """`shop.localhost`."""
+    pages: Blueprint
+    """Its views; paths as the user sees them (`/`, `/search`). Never use `url_for`."""
     templates: tuple[Template, ...]
+    build: Callable[[int, Split, Locale], StateT]
+    """Fresh mutable state on content that is cached per (seed, split, locale) (`functools.lru_cache`)."""
 
-    def build(self, seed: int, split: Split, locale: Locale) -> SiteState:
-        """Fresh mutable state on content that is cached per (seed, split, locale) (`functools.lru_cache`)."""
-        ...
-
-    def blueprint(self) -> Blueprint:
-        """A new blueprint with the site's views; paths as the user sees them (`/`, `/search`). Never use `url_for`."""
-        ...
-
-    def snapshot(self, state: Any) -> dict[str, Any]:
-        """The state as plain data for the server-state check."""
-        ...
+    @property
+    def host(self) -> str:
+        """`shop.localhost`."""
+        return f"{self.name}.localhost"
 
 
 def current(kind: type[StateT]) -> StateT:
@@ -204,22 +55,62 @@ def render(template: str, **values: Any) -> str:
     return render_template(template, site=g.site, state=g.state, notice=g.state.take_notice(), **values)
 
 
-class World:
-    """All sites of one episode: one state each, and the lock that its requests take."""
+class Addressed(Protocol):
+    """Something with a page of its own."""
 
-    def __init__(self, sites: Mapping[str, Site], seed: int, split: Split, locale: Locale | None = None) -> None:
-        self.seed = seed
-        self.split = split
-        self.locale = locale or locale_of(seed)
-        self.lock = threading.RLock()
-        self._sites = sites
-        self._states = {name: site.build(seed, split, self.locale) for name, site in sites.items()}
+    @property
+    def slug(self) -> str:
+        """The last part of its address."""
+        ...
 
-    def state(self, site: str) -> SiteState:
-        """The state of a site by name."""
-        return self._states[site]
 
-    def snapshot(self, site: str) -> dict[str, Any]:
-        """A site's state as plain data, consistent with respect to running requests."""
-        with self.lock:
-            return self._sites[site].snapshot(self._states[site])
+AddressedT = TypeVar("AddressedT", bound=Addressed)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing(Generic[ItemT]):
+    """One page of a longer list; `page` counts from 1 to `count`."""
+
+    items: tuple[ItemT, ...]
+    page: int
+    count: int
+
+
+def listing(items: Sequence[ItemT], size: int) -> Listing[ItemT]:
+    """The page of `items` that the request's `page` argument asks for, clipped to what there is."""
+    count = max(1, -(-len(items) // size))
+    number = request.args.get("page", "1")
+    page = min(max(int(number), 1), count) if number.isascii() and number.isdigit() else 1
+    return Listing(tuple(items[(page - 1) * size : page * size]), page, count)
+
+
+def option(name: str, valid: Sequence[str]) -> str:
+    """The request's argument `name`, or the first valid value when it is missing or unknown."""
+    value = request.args.get(name, "")
+    return value if value in valid else valid[0]
+
+
+def sent(name: str) -> str:
+    """A field of the posted form, surrounding white space removed; empty when missing."""
+    return request.form.get(name, "").strip()
+
+
+def show(state: SiteState, path: str, notice: str) -> Response:
+    """Redirect after a form was accepted; the next page shows the notice."""
+    state.notice = notice
+    return redirect(path, code=303)
+
+
+def at_address(items: Iterable[AddressedT], address: str) -> AddressedT:
+    """The item with this address; a page that says that there is none otherwise."""
+    return next((item for item in items if item.slug == address), None) or abort(404)
+
+
+def posted_contact() -> dict[str, str] | None:
+    """`name` and `email` of a settings form, or None when one of them cannot be right."""
+    name, email = sent("name"), sent("email")
+    return {"name": name, "email": email} if name and "@" in email else None
+
+
+LACKING = "Please give a name and an e-mail address."
+"""What a settings form says then."""

@@ -7,7 +7,9 @@ generators refuse words of other splits. Interface words (Search, Price, Add to 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import re
+import unicodedata
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from zlib import crc32
@@ -153,6 +155,10 @@ class Words:
         """A new pseudo-word with a common noun: `Velmor Scarf`."""
         return f"{self.name()} {self.rng.choice(nouns)}"
 
+    def phrase(self, forms: Sequence[str]) -> str:
+        """A new pseudo-word in one of some forms, such as `Thanks for the {}`."""
+        return self.rng.choice(forms).format(self.word())
+
     def email(self) -> str:
         """A new address of two pseudo-words in ASCII letters: `velmor@tarnik.com`."""
         return f"{self._ascii_word()}@{self._ascii_word()}.com"
@@ -173,3 +179,28 @@ class Words:
             word = self.word()
             if word.isascii():
                 return word
+
+
+# Letters that Unicode does not decompose into an ASCII letter and a mark.
+_LETTERS = str.maketrans({"ß": "ss", "ł": "l", "ø": "o", "æ": "ae", "œ": "oe", "đ": "d"})
+
+
+def folded(text: str) -> str:
+    """Lower-case ASCII letters of a text, as search and addresses compare it: `Łóż` -> `loz`."""
+    decomposed = unicodedata.normalize("NFKD", text.lower().translate(_LETTERS))
+    return decomposed.encode("ascii", "ignore").decode()
+
+
+def slug(name: str, taken: Container[str] = ()) -> str:
+    """The address part of a name: `Wéłmor Repair` -> `welmor-repair`; with a number when that is taken."""
+    base = re.sub(r"[^a-z0-9]+", "-", folded(name)).strip("-") or "item"
+    result, number = base, 2
+    while result in taken:
+        result, number = f"{base}-{number}", number + 1
+    return result
+
+
+def matches(query: str, text: str) -> bool:
+    """Whether every word of the query occurs in the text, case and accents aside."""
+    words = folded(query).split()
+    return bool(words) and all(word in folded(text) for word in words)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.sections import Web
 from dynaweb.errors import ConfigError, InfrastructureError
-from dynaweb.types import Action, Judgement, Observation, StepResult, Task, Trajectory
+from dynaweb.types import Judgement, Observation, Task, Trajectory
 from dynaweb.web.chromium.pool import BrowserPool, pool_of
+from dynaweb.web.environment import SessionEnvironment
 from dynaweb.web.evaluators import evaluate
 from dynaweb_env_sites.expert import SitesExpert
 from dynaweb_env_sites.server import SitesApp, SitesServer, create_app
@@ -22,14 +23,13 @@ if TYPE_CHECKING:
     from dynaweb_env_sites import SitesConfig
 
 
-class SitesEnvironment:
+class SitesEnvironment(SessionEnvironment):
     """Plays one episode at a time in its own world; other environments on the same server do not see it."""
 
     def __init__(self, session: Session, store: WorldStore) -> None:
-        self.session = session
+        super().__init__(session)
         self._store = store
         self._token = store.new_token()
-        self._page: Observation | None = None
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """A fresh world of the task's site, a clean session, the start page. `seed` changes nothing here.
@@ -48,20 +48,10 @@ class SitesEnvironment:
         await self.session.goto(task.start_url)
         return await self._look()
 
-    async def step(self, action: Action) -> StepResult:
-        """Act and look. `stop` ends the episode; a refused action gives `error` beside the page as it is then."""
-        if self._page is None:
-            raise InfrastructureError("The environment was not reset: call reset(task, seed) before step(action).")
-        if action.kind == "stop":
-            return StepResult(self._page, done=True)
-        error = await self.session.act(action)
-        return StepResult(await self._look(), error=error)
-
     async def close(self) -> None:
         """Close the session and forget the world; calling it twice is allowed."""
-        self._page = None
         self._store.drop(self._token)
-        await self.session.close()
+        await super().close()
 
     def snapshot(self, site: str) -> dict[str, Any]:
         """The state of a site in this episode's world. Raises `InfrastructureError` before `reset`."""
@@ -69,10 +59,6 @@ class SitesEnvironment:
         if world is None:
             raise InfrastructureError("There is no world to look at: the environment was not reset, or is closed.")
         return world.snapshot(site)
-
-    async def _look(self) -> Observation:
-        self._page = await self.session.observe()
-        return self._page
 
 
 class SitesSource:

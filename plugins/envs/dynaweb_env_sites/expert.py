@@ -5,7 +5,7 @@ from __future__ import annotations
 from dynaweb.errors import DynawebError, MissingError
 from dynaweb.types import TARGETED, Action, Node, Observation, Task
 from dynaweb.web.actions.rules import TEXTBOXES
-from dynaweb_env_sites.base import Do
+from dynaweb_env_sites.goals import Do
 from dynaweb_env_sites.tasks import plan_of
 
 

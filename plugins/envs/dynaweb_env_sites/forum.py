@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 from flask import Blueprint, abort, request
 from werkzeug.wrappers import Response
 
-from dynaweb.types import Split
-from dynaweb_env_sites.base import Template, current, render
-from dynaweb_env_sites.content import Locale
+from dynaweb_env_sites.base import (
+    LACKING,
+    Site,
+    View,
+    at_address,
+    current,
+    listing,
+    option,
+    posted_contact,
+    render,
+    sent,
+    show,
+)
 from dynaweb_env_sites.forum_state import (
     MEMBER_SORTS,
     PAGE,
@@ -21,52 +29,20 @@ from dynaweb_env_sites.forum_state import (
     ForumState,
     Member,
     Thread,
-    forum_content,
 )
 from dynaweb_env_sites.forum_tasks import TEMPLATES
-from dynaweb_env_sites.sitekit import LACKING, View, blueprint, found_at, listing, named, option, sent, show
+
+pages = Blueprint("forum", __name__)
+SITE = Site("forum", pages, TEMPLATES, ForumState.fresh)
 
 
-class Forum:
-    """The forum as a `Site`."""
-
-    name = "forum"
-    host = "forum.localhost"
-    templates: tuple[Template, ...] = TEMPLATES
-
-    def build(self, seed: int, split: Split, locale: Locale) -> ForumState:
-        """Fresh state on cached content."""
-        content = forum_content(seed, split, locale)
-        threads = {thread.slug: thread for thread in content.threads}
-        return ForumState(seed, split, locale, content, threads, content.settings)
-
-    def blueprint(self) -> Blueprint:
-        """The views; every address is as the user sees it."""
-        return blueprint("forum", _READ, _WRITE)
-
-    def snapshot(self, state: ForumState) -> dict[str, Any]:
-        """What the user changed, by titles and names, and the present settings."""
-        threads = {thread.title: thread for thread in state.threads.values()}
-        return {
-            "upvoted": sorted(state.upvoted),
-            "subscribed": sorted(state.subscribed),
-            "followed": sorted(state.followed),
-            "replies": {title: list(texts) for title, texts in state.written.items()},
-            "started": list(state.started),
-            "threads": {title: {"board": threads[title].board, "text": threads[title].text} for title in state.started},
-            "settings": asdict(state.settings),
-            "unread": state.unread,
-        }
-
-
-SITE = Forum()
-
-
+@pages.get("/")
 def _home() -> str:
     state = current(ForumState)
     return render("forum/home.html", latest=list(state.threads.values())[:4])
 
 
+@pages.get("/boards/<name>")
 def _board(name: str) -> str:
     state = current(ForumState)
     board, sort = _board_at(state, name), option("sort", SORTS)
@@ -74,6 +50,7 @@ def _board(name: str) -> str:
     return render("forum/board.html", board=board, threads=threads, sort=sort, sorts=SORTS)
 
 
+@pages.get("/threads/<name>")
 def _thread(name: str) -> str:
     state = current(ForumState)
     thread = _thread_at(state, name)
@@ -82,18 +59,21 @@ def _thread(name: str) -> str:
     return render("forum/thread.html", thread=thread, board=board, people=people, posts=listing(thread.replies, POSTS))
 
 
+@pages.post("/threads/<name>/upvote")
 def _upvote(name: str) -> Response:
     state = current(ForumState)
     thread = _thread_at(state, name)
     return show(state, f"/threads/{name}", "Upvoted." if state.toggle_upvote(thread) else "Upvote removed.")
 
 
+@pages.post("/threads/<name>/subscribe")
 def _subscribe(name: str) -> Response:
     state = current(ForumState)
     thread = _thread_at(state, name)
     return show(state, f"/threads/{name}", "Subscribed." if state.toggle_subscription(thread) else "Unsubscribed.")
 
 
+@pages.post("/threads/<name>/reply")
 def _reply(name: str) -> Response:
     state = current(ForumState)
     thread, text = _thread_at(state, name), sent("text")
@@ -103,10 +83,12 @@ def _reply(name: str) -> Response:
     return show(state, f"/threads/{name}", "Reply posted.")
 
 
+@pages.get("/new")
 def _new() -> str:
     return _new_form(current(ForumState))
 
 
+@pages.post("/new")
 def _create() -> View:
     state = current(ForumState)
     title, board, text = sent("title"), sent("board"), sent("text")
@@ -120,6 +102,7 @@ def _new_form(state: ForumState, **values: str) -> str:
     return render("forum/new.html", boards=[board.name for board in state.content.boards], values=values)
 
 
+@pages.get("/search")
 def _search() -> str:
     state = current(ForumState)
     query = request.args.get("q", "").strip()
@@ -127,12 +110,14 @@ def _search() -> str:
     return render("forum/search.html", query=query, threads=threads[:PAGE], members=members[:PAGE])
 
 
+@pages.get("/members")
 def _members() -> str:
     state = current(ForumState)
     sort = option("sort", MEMBER_SORTS)
     return render("forum/members.html", members=listing(state.members(sort), PAGE), sort=sort, sorts=MEMBER_SORTS)
 
 
+@pages.get("/users/<name>")
 def _user(name: str) -> str:
     state = current(ForumState)
     member = _member_at(state, name)
@@ -140,19 +125,22 @@ def _user(name: str) -> str:
     return render("forum/user.html", member=member, threads=threads[:3])
 
 
+@pages.post("/users/<name>/follow")
 def _follow(name: str) -> Response:
     state = current(ForumState)
     followed = state.toggle_follow(_member_at(state, name))
     return show(state, f"/users/{name}", "Following." if followed else "No longer following.")
 
 
+@pages.get("/settings")
 def _settings() -> str:
     return render("forum/settings.html")
 
 
+@pages.post("/settings")
 def _save_settings() -> View:
     state = current(ForumState)
-    contact = named()
+    contact = posted_contact()
     if contact is None:
         state.notice = LACKING
         return render("forum/settings.html")
@@ -160,10 +148,12 @@ def _save_settings() -> View:
     return show(state, "/settings", "Settings saved.")
 
 
+@pages.get("/notifications")
 def _notifications() -> str:
     return render("forum/notifications.html")
 
 
+@pages.post("/notifications")
 def _read_notifications() -> Response:
     state = current(ForumState)
     state.unread = False
@@ -171,7 +161,7 @@ def _read_notifications() -> Response:
 
 
 def _board_at(state: ForumState, address: str) -> Board:
-    return found_at(state.content.boards, address)
+    return at_address(state.content.boards, address)
 
 
 def _thread_at(state: ForumState, address: str) -> Thread:
@@ -179,26 +169,4 @@ def _thread_at(state: ForumState, address: str) -> Thread:
 
 
 def _member_at(state: ForumState, address: str) -> Member:
-    return found_at(state.content.members, address)
-
-
-_READ: dict[str, Callable[..., str]] = {
-    "/": _home,
-    "/boards/<name>": _board,
-    "/threads/<name>": _thread,
-    "/new": _new,
-    "/search": _search,
-    "/members": _members,
-    "/users/<name>": _user,
-    "/settings": _settings,
-    "/notifications": _notifications,
-}
-_WRITE: dict[str, Callable[..., View]] = {
-    "/threads/<name>/upvote": _upvote,
-    "/threads/<name>/subscribe": _subscribe,
-    "/threads/<name>/reply": _reply,
-    "/new": _create,
-    "/users/<name>/follow": _follow,
-    "/settings": _save_settings,
-    "/notifications": _read_notifications,
-}
+    return at_address(state.content.members, address)

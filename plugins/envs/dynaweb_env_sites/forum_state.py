@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from dynaweb.types import Split
-from dynaweb_env_sites.base import SiteState
-from dynaweb_env_sites.content import Locale, Words
-from dynaweb_env_sites.sitekit import matches, slug
+from dynaweb_env_sites.content import Locale, Words, matches, slug
+from dynaweb_env_sites.state import AccountState, Contact
 
 BOARDS = 4
 THREADS_PER_BOARD = 7
@@ -25,8 +25,8 @@ MEMBER_SORTS = ("Name", "Most karma")
 
 _TOPICS = ("recipe", "trip", "repair", "question", "photos", "review", "news", "tools", "garden", "music")
 _ADJECTIVES = ("Old", "New", "Cheap", "Lost", "Quiet", "Broken")
-_REMARKS = ("Thanks for the {}", "I like {} more", "Try a {} first", "Never heard of {}", "Ask in {}", "My {} works")
-_OPENERS = ("Has anyone tried {}?", "Here is my {}", "Looking for a {}", "Some notes on {}")
+REMARKS = ("Thanks for the {}", "I like {} more", "Try a {} first", "Never heard of {}", "Ask in {}", "My {} works")
+OPENERS = ("Has anyone tried {}?", "Here is my {}", "Looking for a {}", "Some notes on {}")
 _REASONS = ("replied to", "mentioned you in", "quoted you in", "voted for")
 
 
@@ -82,11 +82,9 @@ class Notification:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Contact):
     """The user's own settings."""
 
-    name: str
-    email: str
     signature: str = ""
     digests: bool = False
 
@@ -105,18 +103,38 @@ class ForumContent:
 
 
 @dataclass
-class ForumState(SiteState):
+class ForumState(AccountState):
     """The forum of one episode. `threads` maps addresses to threads, newest first; the sets hold titles or names."""
 
+    settings: Settings
     content: ForumContent
     threads: dict[str, Thread]
-    settings: Settings
     upvoted: set[str] = field(default_factory=set)
     subscribed: set[str] = field(default_factory=set)
     followed: set[str] = field(default_factory=set)
     written: dict[str, list[str]] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
     unread: bool = True
+
+    @classmethod
+    def fresh(cls, seed: int, split: Split, locale: Locale) -> ForumState:
+        """The forum as it is at the start of every episode."""
+        content = forum_content(seed, split, locale)
+        return cls(seed, split, locale, content.settings, content, {thread.slug: thread for thread in content.threads})
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the user changed, by titles and names, and the present settings."""
+        threads = {thread.title: thread for thread in self.threads.values()}
+        return {
+            "upvoted": sorted(self.upvoted),
+            "subscribed": sorted(self.subscribed),
+            "followed": sorted(self.followed),
+            "replies": {title: list(texts) for title, texts in self.written.items()},
+            "started": list(self.started),
+            "threads": {title: {"board": threads[title].board, "text": threads[title].text} for title in self.started},
+            "settings": asdict(self.settings),
+            "unread": self.unread,
+        }
 
     def board_threads(self, board: str, sort: str = SORTS[0]) -> list[Thread]:
         """The threads of a board in one of the orders `SORTS`."""
@@ -176,18 +194,8 @@ def _toggle(group: set[str], item: str) -> bool:
 
 def title(words: Words) -> str:
     """A new thread title of two or three words, such as `Velmor recipe`."""
-    base = f"{words.name()} {words.rng.choice(_TOPICS)}"
+    base = words.titled(_TOPICS)
     return base if words.rng.random() < 0.7 else f"{words.rng.choice(_ADJECTIVES)} {base}"
-
-
-def remark(words: Words) -> str:
-    """A new short text for a reply, such as `Thanks for the velmor`."""
-    return words.rng.choice(_REMARKS).format(words.word())
-
-
-def opener(words: Words) -> str:
-    """A new short text that opens a thread, such as `Here is my velmor`."""
-    return words.rng.choice(_OPENERS).format(words.word())
 
 
 @lru_cache(maxsize=256)
@@ -223,13 +231,13 @@ def _threads(words: Words, boards: Sequence[Board], members: Sequence[Member]) -
         address = slug(name, threads)
         author, posted = words.rng.choice(members).name, words.locale.date(words.day())
         replies = _replies(words, members)
-        threads[address] = Thread(name, address, board.name, author, posted, opener(words), vote, replies)
+        threads[address] = Thread(name, address, board.name, author, posted, words.phrase(OPENERS), vote, replies)
     return tuple(threads.values())
 
 
 def _replies(words: Words, members: Sequence[Member]) -> tuple[Reply, ...]:
     count = words.rng.choice((0, 1, 2, 2, 3, 3, 4, 5, 6))
-    return tuple(Reply(words.rng.choice(members).name, remark(words)) for _ in range(count))
+    return tuple(Reply(words.rng.choice(members).name, words.phrase(REMARKS)) for _ in range(count))
 
 
 def _notifications(

@@ -5,25 +5,27 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from dynaweb_env_sites.base import (
+from dynaweb_env_sites.forum_state import OPENERS, PAGE, POSTS, REMARKS, ForumState, Member, Thread, title
+from dynaweb_env_sites.goals import (
     Do,
     Goal,
-    Template,
     all_of,
     answer_is,
+    change_contact,
     choose,
     click,
     fill,
     goal,
+    not_there,
     page_has,
     press,
     state_is,
     stop,
-    tick,
+    switch_setting,
+    templates_of,
     url_is,
+    via_search,
 )
-from dynaweb_env_sites.forum_state import PAGE, POSTS, ForumState, Member, Thread, opener, remark, title
-from dynaweb_env_sites.sitekit import new_words
 
 URL = "http://forum.localhost"
 
@@ -47,17 +49,13 @@ def _via_board(thread: Thread) -> tuple[Do, ...]:
     return click(thread.board), click(thread.title)
 
 
-def _via_search(name: str) -> tuple[Do, ...]:
-    return fill("Search", name, enter=True), click(name)
-
-
 def _member(state: ForumState, rng: random.Random) -> Member:
     return rng.choice(state.content.members)
 
 
 def _to_member(state: ForumState, member: Member) -> tuple[Do, ...]:
     """From the home page: click who is on it, search for anyone else."""
-    return (click(member.name),) if member in state.content.active else _via_search(member.name)
+    return (click(member.name),) if member in state.content.active else via_search(member.name)
 
 
 def open_board(state: ForumState, rng: random.Random) -> Goal:
@@ -109,14 +107,14 @@ def search_thread(state: ForumState, rng: random.Random) -> Goal:
     """Search for a thread and open it."""
     thread = rng.choice(list(state.threads.values()))
     phrases = ("Search for '{thread}' and open it.", "Find the thread '{thread}' with the search and open it.")
-    return goal(rng, phrases, (*_via_search(thread.title), stop()), url_is(_thread_url(thread)), thread=thread.title)
+    return goal(rng, phrases, (*via_search(thread.title), stop()), url_is(_thread_url(thread)), thread=thread.title)
 
 
 def search_member(state: ForumState, rng: random.Random) -> Goal:
     """Search for a member and open the profile."""
     member = _member(state, rng)
     phrases = ("Search for the member '{member}' and open the profile.", "Find '{member}' with the search and open it.")
-    plan = (*_via_search(member.name), stop())
+    plan = (*via_search(member.name), stop())
     return goal(rng, phrases, plan, url_is(f"{URL}/users/{member.slug}"), member=member.name)
 
 
@@ -194,7 +192,7 @@ def open_best(state: ForumState, rng: random.Random) -> Goal | None:
 
 def start_thread(state: ForumState, rng: random.Random) -> Goal:
     """Start a thread with title and board."""
-    name, board = title(new_words(state, rng)), rng.choice(state.content.boards).name
+    name, board = title(state.new_words(rng)), rng.choice(state.content.boards).name
     phrases = ("Start a thread titled '{title}' on the board '{board}'.", "Post a new thread '{title}' on '{board}'.")
     plan = (click("New thread"), fill("Title", name), choose("Board", board), press("Post thread"), stop())
     checks = state_is(("started", [name]), (f"threads.{name}.board", board))
@@ -203,8 +201,8 @@ def start_thread(state: ForumState, rng: random.Random) -> Goal:
 
 def start_with_text(state: ForumState, rng: random.Random) -> Goal:
     """Start a thread with title, board and text."""
-    words = new_words(state, rng)
-    name, text, board = title(words), opener(words), rng.choice(state.content.boards).name
+    words = state.new_words(rng)
+    name, text, board = title(words), words.phrase(OPENERS), rng.choice(state.content.boards).name
     phrases = (
         "Start a thread titled '{title}' on the board '{board}' with the text '{text}'.",
         "Post '{text}' as a new thread '{title}' on the board '{board}'.",
@@ -217,22 +215,12 @@ def start_with_text(state: ForumState, rng: random.Random) -> Goal:
 
 def change_settings(state: ForumState, rng: random.Random) -> Goal:
     """Change the display name or the e-mail address."""
-    words = new_words(state, rng)
-    label, key, value = rng.choice((("display name", "name", words.name()), ("e-mail", "email", words.email())))
-    phrases = ("Change my {label} to '{value}'.", "Set my {label} to '{value}' in the settings.")
-    plan = (click("Settings"), fill(label.capitalize(), value), press("Save"), stop())
-    settings = {"name": state.settings.name, "email": state.settings.email, "signature": "", key: value}
-    checks = state_is(*((f"settings.{name}", wanted) for name, wanted in settings.items()))
-    return goal(rng, phrases, plan, checks, label=label, value=value)
+    return change_contact(state, rng, "display name", signature="")
 
 
 def toggle_digests(state: ForumState, rng: random.Random) -> Goal:
     """Turn the e-mail digests on or off."""
-    wanted = not state.settings.digests
-    phrases = ("Turn '{option}' {switch}.", "Turn {switch} the option '{option}' in the settings.")
-    plan = (click("Settings"), tick("E-mail digests"), press("Save"), stop())
-    checks = state_is(("settings.digests", wanted), ("settings.name", state.settings.name))
-    return goal(rng, phrases, plan, checks, option="E-mail digests", switch="on" if wanted else "off")
+    return switch_setting(state, rng, "digests", "E-mail digests")
 
 
 def upvote(state: ForumState, rng: random.Random) -> Goal:
@@ -248,13 +236,13 @@ def subscribe(state: ForumState, rng: random.Random) -> Goal:
     """Find a thread with the search and subscribe to it."""
     thread = rng.choice(list(state.threads.values()))
     phrases = ("Search for '{thread}' and subscribe to it.", "Find the thread '{thread}' and subscribe to it.")
-    plan = (*_via_search(thread.title), press("Subscribe"), stop())
+    plan = (*via_search(thread.title), press("Subscribe"), stop())
     return goal(rng, phrases, plan, state_is(("subscribed", [thread.title])), thread=thread.title)
 
 
 def reply(state: ForumState, rng: random.Random) -> Goal:
     """Reply to one of the latest threads."""
-    thread, text = _latest(state, rng), remark(new_words(state, rng))
+    thread, text = _latest(state, rng), state.new_words(rng).phrase(REMARKS)
     phrases = ("Reply '{text}' to the thread '{thread}'.", "Open '{thread}' and post the reply '{text}'.")
     plan = (click(thread.title), fill("Reply", text), press("Post reply"), stop())
     checks = all_of(state_is(("replies", {thread.title: [text]})), page_has(_thread_url(thread), text))
@@ -271,7 +259,7 @@ def follow(state: ForumState, rng: random.Random) -> Goal:
 
 def take_part(state: ForumState, rng: random.Random) -> Goal:
     """Long: reply to a thread of a board, upvote it and subscribe to it."""
-    thread, text = _listed(state, rng), remark(new_words(state, rng))
+    thread, text = _listed(state, rng), state.new_words(rng).phrase(REMARKS)
     phrases = (
         "On the board '{board}', upvote '{thread}', subscribe to it and reply '{text}'.",
         "Upvote the thread '{thread}' on the board '{board}', subscribe to it, then reply '{text}'.",
@@ -285,33 +273,26 @@ def take_part(state: ForumState, rng: random.Random) -> Goal:
 
 def missing(state: ForumState, rng: random.Random) -> Goal | None:
     """Impossible: a thread or a member that does not exist."""
-    words = new_words(state, rng)
+    words = state.new_words(rng)
+    thread, member = title(words), words.name()
     name, phrases = rng.choice(
         (
-            (
-                title(words),
-                ("Open the thread '{name}'.", "Upvote the thread '{name}'.", "Search for '{name}' and open it."),
-            ),
-            (words.name(), ("Follow the member '{name}'.", "What is the karma of the member '{name}'?")),
+            (thread, ("Open the thread '{name}'.", "Upvote the thread '{name}'.", "Search for '{name}' and open it.")),
+            (member, ("Follow the member '{name}'.", "What is the karma of the member '{name}'?")),
         )
     )
-    if any(state.find(name)):
-        return None
-    return goal(rng, phrases, (fill("Search", name, enter=True), stop("N/A")), answer_is("N/A"), name=name)
+    return None if any(state.find(name)) else not_there(rng, phrases, name=name)
 
 
-_KINDS = {
-    "navigate": (open_board, open_thread, open_profile, open_mention),
-    "search": (search_thread, search_member),
-    "read": (read_author, read_votes, read_profile),
-    "compare": (compare_threads, open_best),
-    "form": (start_thread, start_with_text, change_settings, toggle_digests),
-    "state": (upvote, subscribe, reply, follow, take_part),
-    "impossible": (missing,),
-}
-
-TEMPLATES = tuple(
-    Template(f"forum/{make.__name__.replace('_', '-')}", "forum", kind, make)
-    for kind, makers in _KINDS.items()
-    for make in makers
+TEMPLATES = templates_of(
+    "forum",
+    {
+        "navigate": (open_board, open_thread, open_profile, open_mention),
+        "search": (search_thread, search_member),
+        "read": (read_author, read_votes, read_profile),
+        "compare": (compare_threads, open_best),
+        "form": (start_thread, start_with_text, change_settings, toggle_digests),
+        "state": (upvote, subscribe, reply, follow, take_part),
+        "impossible": (missing,),
+    },
 )

@@ -32,7 +32,7 @@ CSS_AGE = 86_400
 """Seconds that a browser may keep the style sheet."""
 
 
-def load_sites() -> dict[str, Site]:
+def load_sites() -> dict[str, Site[Any]]:
     """All sites by name; each module `dynaweb_env_sites.<name>` has a constant `SITE`."""
     return {name: import_module(f"dynaweb_env_sites.{name}").SITE for name in SITE_NAMES}
 
@@ -46,7 +46,7 @@ class SitesApp(Flask):
         self._hosts = {site.host: name for name, site in store.sites.items()}
         self.jinja_options = {"trim_blocks": True, "lstrip_blocks": True}
         for name, site in store.sites.items():
-            self.register_blueprint(site.blueprint(), url_prefix=f"/{name}")
+            self.register_blueprint(site.pages, url_prefix=f"/{name}")
             self.add_url_rule(f"/{name}/style.css", endpoint=f"{name}.css", view_func=_style)
         self.before_request(self._enter)
         self.register_error_handler(HTTPException, _error_page)

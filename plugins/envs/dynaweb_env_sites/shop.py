@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from flask import Blueprint, abort, redirect, request
+from flask import Blueprint, abort, request
 from werkzeug.wrappers import Response
 
-from dynaweb.types import Split
-from dynaweb_env_sites.base import current, render
-from dynaweb_env_sites.content import Locale
+from dynaweb_env_sites.base import Site, View, current, render, sent, show
 from dynaweb_env_sites.shop_state import (
     MAX_QUANTITY,
     PAGE_SIZE,
@@ -19,47 +14,21 @@ from dynaweb_env_sites.shop_state import (
     SORTS,
     Product,
     ShopState,
-    fresh_state,
 )
 from dynaweb_env_sites.shop_tasks import TEMPLATES
 
-View = Callable[..., str | Response]
+pages = Blueprint("shop", __name__)
+SITE = Site("shop", pages, TEMPLATES, ShopState.fresh)
 
 
-class Shop:
-    """The embedded shop, `shop.localhost`."""
-
-    name = "shop"
-    host = "shop.localhost"
-    templates = TEMPLATES
-
-    def build(self, seed: int, split: Split, locale: Locale) -> ShopState:
-        """See `Site`."""
-        return fresh_state(seed, split, locale)
-
-    def blueprint(self) -> Blueprint:
-        """See `Site`."""
-        views = Blueprint("shop", __name__)
-        for rule, view in PAGES.items():
-            views.add_url_rule(rule, view_func=view)
-        for rule, view in FORMS.items():
-            views.add_url_rule(rule, view_func=view, methods=["GET", "POST"])
-        for rule, view in ACTIONS.items():
-            views.add_url_rule(rule, view_func=view, methods=["POST"])
-        return views
-
-    def snapshot(self, state: Any) -> dict[str, Any]:
-        """`cart.items` and `cart.coupon`, `wishes` (sorted names), `profile`, `orders.count` and `orders.last`."""
-        data: dict[str, Any] = state.snapshot()
-        return data
-
-
+@pages.get("/")
 def home() -> str:
     """The featured products and all categories."""
     state = current(ShopState)
     return render("shop/home.html", products=[state.content.products[key] for key in state.content.featured])
 
 
+@pages.get("/category/<int:key>")
 def category(key: int) -> str:
     """One category, sorted and in pages."""
     state = current(ShopState)
@@ -79,6 +48,7 @@ def category(key: int) -> str:
     )
 
 
+@pages.get("/search")
 def search() -> str:
     """Products whose name has all words of the query; `stock=yes` leaves out what is sold out."""
     state = current(ShopState)
@@ -87,17 +57,20 @@ def search() -> str:
     return render("shop/search.html", query=query, in_stock=in_stock, hits=len(hits), products=hits[:PAGE_SIZE])
 
 
+@pages.get("/help")
 def help_page() -> str:
     """How to order, in a few words."""
     return render("shop/help.html")
 
 
+@pages.get("/product/<int:key>")
 def product(key: int) -> str:
     """One product with its facts, reviews and buttons."""
     item = _product(key)
     return render("shop/product.html", product=item, category=current(ShopState).content.categories[item.category])
 
 
+@pages.get("/cart")
 def cart() -> str:
     """What is in the cart."""
     state = current(ShopState)
@@ -105,112 +78,110 @@ def cart() -> str:
     return render("shop/cart.html", lines=lines, total=state.total())
 
 
+@pages.post("/product/<int:key>/add")
 def add(key: int) -> Response:
     """Put a product into the cart."""
     state, item = current(ShopState), _product(key)
     quantity = _quantity(request.form.get("quantity", "1"))
-    state.notice = state.add(item, quantity) if quantity else "Please enter a quantity."
-    return redirect(f"/product/{key}", 303)
+    return show(state, f"/product/{key}", state.add(item, quantity) if quantity else "Please enter a quantity.")
 
 
+@pages.post("/product/<int:key>/wish")
 def wish(key: int) -> Response:
     """Put a product on the wish list."""
     state, item = current(ShopState), _product(key)
     if item.id not in state.wishes:
         state.wishes.append(item.id)
-    state.notice = "Added to the wish list."
-    return redirect(f"/product/{key}", 303)
+    return show(state, f"/product/{key}", "Added to the wish list.")
 
 
+@pages.post("/wishes/<int:key>/remove")
 def unwish(key: int) -> Response:
     """Take a product off the wish list."""
     state = current(ShopState)
     state.wishes = [other for other in state.wishes if other != key]
-    state.notice = "Removed from the wish list."
-    return redirect("/wishes", 303)
+    return show(state, "/wishes", "Removed from the wish list.")
 
 
+@pages.post("/cart/<int:key>/remove")
 def remove(key: int) -> Response:
     """Take a product out of the cart."""
     state = current(ShopState)
     state.cart.pop(key, None)
-    state.notice = "Removed from the cart."
-    return redirect("/cart", 303)
+    return show(state, "/cart", "Removed from the cart.")
 
 
+@pages.post("/cart/update")
 def update() -> Response:
     """Set all quantities of the cart; 0 removes."""
     state = current(ShopState)
     for key in list(state.cart):
         count = _quantity(request.form.get(f"quantity-{key}", str(state.cart[key])), low=0)
         if count is None or count > state.content.products[key].stock:
-            state.notice = "Please check the quantity."
-            return redirect("/cart", 303)
+            return show(state, "/cart", "Please check the quantity.")
         state.cart[key] = count
     state.cart = {key: count for key, count in state.cart.items() if count}
-    state.notice = "Cart updated."
-    return redirect("/cart", 303)
+    return show(state, "/cart", "Cart updated.")
 
 
+@pages.post("/cart/coupon")
 def coupon() -> Response:
     """Note a coupon code."""
     state = current(ShopState)
-    state.coupon = request.form.get("code", "").strip()
-    state.notice = "Coupon applied." if state.coupon else "Please enter a code."
-    return redirect("/cart", 303)
+    state.coupon = sent("code")
+    return show(state, "/cart", "Coupon applied." if state.coupon else "Please enter a code.")
 
 
-def checkout() -> str | Response:
+@pages.route("/checkout", methods=["GET", "POST"])
+def checkout() -> View:
     """The form before ordering, and the order itself."""
     state = current(ShopState)
     if not state.cart:
-        state.notice = "The cart is empty."
-        return redirect("/cart", 303)
+        return show(state, "/cart", "The cart is empty.")
     if request.method == "GET":
         return render("shop/checkout.html", options=SHIPPING, total=state.total())
     form = request.form
-    street, city = form.get("street", "").strip(), form.get("city", "").strip()
+    street, city = sent("street"), sent("city")
     if not street or not city:
-        state.notice = "Please fill in street and city."
-        return redirect("/checkout", 303)
+        return show(state, "/checkout", "Please fill in street and city.")
     shipping = form.get("shipping", SHIPPING[0])
-    placed = state.place_order(
-        shipping if shipping in SHIPPING else SHIPPING[0], form.get("gift") == "yes", street, city
-    )
-    state.notice = "Thank you for the order."
-    return redirect(f"/order/{placed.number}", 303)
+    placed = state.place_order(shipping if shipping in SHIPPING else SHIPPING[0], sent("gift") == "yes", street, city)
+    return show(state, f"/order/{placed.number}", "Thank you for the order.")
 
 
+@pages.get("/orders")
 def orders() -> str:
     """All orders, newest first."""
     return render("shop/orders.html", orders=current(ShopState).orders[::-1][:6])
 
 
+@pages.get("/order/<int:number>")
 def order(number: int) -> str:
     """One order."""
     match = next((order for order in current(ShopState).orders if order.number == number), None)
     return render("shop/order.html", order=match or abort(404))
 
 
+@pages.get("/account")
 def account() -> str:
     """The customer's own pages."""
     return render("shop/account.html")
 
 
-def profile() -> str | Response:
+@pages.route("/profile", methods=["GET", "POST"])
+def profile() -> View:
     """The form with the customer's addresses."""
     state = current(ShopState)
     if request.method == "GET":
         return render("shop/profile.html")
-    values = {name: request.form.get(name, "").strip() for name in state.profile}
+    values = {name: sent(name) for name in state.profile}
     if not all(values[name] for name in ("email", "street", "city")):
-        state.notice = "Please fill in all fields."
-    else:
-        state.profile = values
-        state.notice = "Profile saved."
-    return redirect("/profile", 303)
+        return show(state, "/profile", "Please fill in all fields.")
+    state.profile = values
+    return show(state, "/profile", "Profile saved.")
 
 
+@pages.get("/wishes")
 def wishes() -> str:
     """The wish list."""
     state = current(ShopState)
@@ -235,27 +206,3 @@ def _page_number() -> int:
 def _page(products: list[Product]) -> list[Product]:
     start = (_page_number() - 1) * PAGE_SIZE
     return products[start : start + PAGE_SIZE]
-
-
-PAGES: dict[str, View] = {
-    "/": home,
-    "/category/<int:key>": category,
-    "/search": search,
-    "/product/<int:key>": product,
-    "/cart": cart,
-    "/account": account,
-    "/orders": orders,
-    "/order/<int:number>": order,
-    "/wishes": wishes,
-    "/help": help_page,
-}
-FORMS: dict[str, View] = {"/checkout": checkout, "/profile": profile}
-ACTIONS: dict[str, View] = {
-    "/product/<int:key>/add": add,
-    "/product/<int:key>/wish": wish,
-    "/wishes/<int:key>/remove": unwish,
-    "/cart/<int:key>/remove": remove,
-    "/cart/update": update,
-    "/cart/coupon": coupon,
-}
-SITE = Shop()

@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from dynaweb.types import Split
-from dynaweb_env_sites.base import SiteState
 from dynaweb_env_sites.content import LOCALES, Locale, Words
+from dynaweb_env_sites.state import SiteState
 
 CATEGORIES = 4
 PER_CATEGORY = 8
@@ -96,6 +96,21 @@ class ShopState(SiteState):
     profile: dict[str, str] = field(default_factory=dict)
     coupon: str = ""
 
+    @classmethod
+    def fresh(cls, seed: int, split: Split, locale: Locale) -> ShopState:
+        """A shop as it is at the start of every episode."""
+        content = shop_content(seed, split, locale.code)
+        return cls(
+            seed=seed,
+            split=split,
+            locale=locale,
+            content=content,
+            cart={key: 1 + key % 2 for key in content.cart},
+            wishes=list(content.wishes),
+            orders=list(content.orders),
+            profile={"email": content.email, "street": content.street, "city": content.city, "newsletter": ""},
+        )
+
     def listed(self, products: Sequence[Product], sort: str) -> list[Product]:
         """Products in the chosen order: `Price` lowest first, `Rating` best first, else as they came."""
         if sort == "Price":
@@ -137,7 +152,7 @@ class ShopState(SiteState):
         return order
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain data for the server-state check."""
+        """`cart.items` and `cart.coupon`, `wishes` (sorted names), `profile`, `orders.count` and `orders.last`."""
         names = {product.id: product.name for product in self.content.products}
         last = self.orders[-1]
         return {
@@ -156,21 +171,6 @@ def _order_data(order: Order) -> dict[str, Any]:
         "street": order.street,
         "city": order.city,
     }
-
-
-def fresh_state(seed: int, split: Split, locale: Locale) -> ShopState:
-    """A shop as it is at the start of every episode."""
-    content = shop_content(seed, split, locale.code)
-    return ShopState(
-        seed=seed,
-        split=split,
-        locale=locale,
-        content=content,
-        cart={key: 1 + key % 2 for key in content.cart},
-        wishes=list(content.wishes),
-        orders=list(content.orders),
-        profile={"email": content.email, "street": content.street, "city": content.city, "newsletter": ""},
-    )
 
 
 @lru_cache(maxsize=512)

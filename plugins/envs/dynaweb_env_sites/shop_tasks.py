@@ -6,20 +6,22 @@ import random
 from typing import Any
 from urllib.parse import urlencode
 
-from dynaweb_env_sites.base import (
+from dynaweb_env_sites.goals import (
     Do,
     Goal,
-    Template,
     answer_is,
     choose,
     click,
     fill,
     goal,
+    not_there,
     press,
     state_is,
     stop,
+    templates_of,
     tick,
     url_is,
+    via_search,
 )
 from dynaweb_env_sites.shop_state import CART_LIMIT, PAGE_SIZE, PER_CATEGORY, SHIPPING, Product, ShopState
 
@@ -42,7 +44,7 @@ def _to_product(state: ShopState, product: Product) -> tuple[Do, ...]:
     """From the home page: click what is on it, search for anything else."""
     if product.id in state.content.featured:
         return (click(product.name),)
-    return fill("Search", product.name, enter=True), click(product.name)
+    return via_search(product.name)
 
 
 def _fact(state: ShopState, product: Product, key: str) -> str:
@@ -88,11 +90,11 @@ def search_open(state: ShopState, rng: random.Random) -> Goal:
     """Search for a product and open it."""
     product = rng.choice(state.content.products)
     phrases = ("Search for '{item}' and open it.", "Find '{item}' with the search and open its page.")
-    plan = (fill("Search", product.name, enter=True), click(product.name), stop())
+    plan = (*via_search(product.name), stop())
     return goal(rng, phrases, plan, url_is(_product_url(product)), item=product.name)
 
 
-def search_stock(state: ShopState, rng: random.Random) -> Goal:
+def search_in_stock(state: ShopState, rng: random.Random) -> Goal:
     """Search for a kind of article and leave out what is sold out."""
     noun = rng.choice(state.content.products).name.split()[-1]
     phrases = ("Search for '{word}' and show only items in stock.", "Find every '{word}' that is in stock.")
@@ -205,7 +207,7 @@ def apply_coupon(state: ShopState, rng: random.Random) -> Goal:
     return goal(rng, phrases, plan, state_is(("cart.coupon", code)), code=code)
 
 
-def add_to_wishes(state: ShopState, rng: random.Random) -> Goal | None:
+def add_to_wish_list(state: ShopState, rng: random.Random) -> Goal | None:
     """Put a product on the wish list."""
     free = [product for product in state.content.products if product.id not in state.wishes]
     listed = [product for product in free if product.id in state.content.featured]
@@ -256,27 +258,18 @@ def missing_product(state: ShopState, rng: random.Random) -> Goal:
     """Ask for a product that the shop does not have."""
     name = rng.choice(state.content.spare)
     phrases = ("What is the price of '{item}'?", "Find the brand of '{item}'.", "Search for '{item}' and open it.")
-    return goal(rng, phrases, (fill("Search", name, enter=True), stop("N/A")), answer_is("N/A"), item=name)
+    return not_there(rng, phrases, item=name)
 
 
-TEMPLATES: tuple[Template, ...] = (
-    Template("shop/open-category", "shop", "navigate", open_category),
-    Template("shop/open-featured", "shop", "navigate", open_featured),
-    Template("shop/open-in-category", "shop", "navigate", open_in_category),
-    Template("shop/search-open", "shop", "search", search_open),
-    Template("shop/search-in-stock", "shop", "search", search_stock),
-    Template("shop/read-fact", "shop", "read", read_fact),
-    Template("shop/read-order", "shop", "read", read_order),
-    Template("shop/cheapest", "shop", "compare", cheapest),
-    Template("shop/best-rated", "shop", "compare", best_rated),
-    Template("shop/change-profile", "shop", "form", change_profile),
-    Template("shop/order-cart", "shop", "form", order_cart),
-    Template("shop/add-to-cart", "shop", "state", add_to_cart),
-    Template("shop/add-many", "shop", "state", add_many),
-    Template("shop/remove-from-cart", "shop", "state", remove_from_cart),
-    Template("shop/set-quantity", "shop", "state", set_quantity),
-    Template("shop/apply-coupon", "shop", "state", apply_coupon),
-    Template("shop/add-to-wish-list", "shop", "state", add_to_wishes),
-    Template("shop/buy-gift", "shop", "state", buy_gift),
-    Template("shop/missing-product", "shop", "impossible", missing_product),
+TEMPLATES = templates_of(
+    "shop",
+    {
+        "navigate": (open_category, open_featured, open_in_category),
+        "search": (search_open, search_in_stock),
+        "read": (read_fact, read_order),
+        "compare": (cheapest, best_rated),
+        "form": (change_profile, order_cart),
+        "state": (add_to_cart, add_many, remove_from_cart, set_quantity, apply_coupon, add_to_wish_list, buy_gift),
+        "impossible": (missing_product,),
+    },
 )

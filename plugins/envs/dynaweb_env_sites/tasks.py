@@ -10,20 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import lru_cache
 from itertools import chain, islice, zip_longest
-from typing import Any, get_args
+from typing import Any
 from zlib import crc32
 
 from dynaweb.errors import ConfigError
 from dynaweb.runs.seeding import derive
 from dynaweb.types import Split, Task
-from dynaweb_env_sites.base import Do, Goal, Site, Template
+from dynaweb.web.environment import FIRST_SEED, SEEDS_APART
+from dynaweb_env_sites.base import Site
 from dynaweb_env_sites.content import locale_of
+from dynaweb_env_sites.goals import Do, Goal, Template
 from dynaweb_env_sites.server import load_sites
 
-FIRST_SITE: Mapping[str, int] = {"pretrain": 0, "train": 10_000, "validation": 20_000, "test": 30_000}
-"""Site seeds of a split count from here."""
-SITES_APART = 10_000
-"""Most sites that a split can have."""
 SITES_PER_SPLIT: Mapping[str, int] = {"pretrain": 400, "train": 8, "validation": 8, "test": 24}
 VARIANTS = 10_000
 """Instances of a template that are told apart on one site (many have the same words)."""
@@ -32,7 +30,7 @@ TRIES = 80
 
 
 @lru_cache(maxsize=1)
-def sites() -> dict[str, Site]:
+def sites() -> dict[str, Site[Any]]:
     """All embedded sites by name."""
     return load_sites()
 
@@ -46,9 +44,9 @@ def registry() -> dict[str, Template]:
 
 def site_seeds(split: str, count: int = 0) -> range:
     """The site seeds of a split; `count` 0 means the default number of sites."""
-    if split not in FIRST_SITE:
-        raise ConfigError(f"There is no split {split!r}. Valid: {', '.join(FIRST_SITE)}.")
-    first = FIRST_SITE[split]
+    if split not in FIRST_SEED:
+        raise ConfigError(f"There is no split {split!r}. Valid: {', '.join(FIRST_SEED)}.")
+    first = FIRST_SEED[split]
     return range(first, first + (count or SITES_PER_SPLIT[split]))
 
 
@@ -113,11 +111,11 @@ def make_task(template: str, split: Split, site_seed: int, number: int) -> Task 
 def task_of(task_id: str) -> Task | None:
     """The task of an id; None when it is no id of these sites."""
     name, split, *numbers = ([*task_id.rsplit(":", 3), "", ""])[:4]
-    if name not in registry() or split not in FIRST_SITE or not all(number.isdecimal() for number in numbers):
+    if name not in registry() or split not in FIRST_SEED or not all(number.isdecimal() for number in numbers):
         return None
     site_seed, number = map(int, numbers)
     # Splits share no site, whatever an id says.
-    if not 0 <= site_seed - FIRST_SITE[split] < SITES_APART or number >= VARIANTS:
+    if not 0 <= site_seed - FIRST_SEED[split] < SEEDS_APART or number >= VARIANTS:
         return None
     return make_task(name, split, site_seed, number)  # type: ignore[arg-type]  # checked above
 
@@ -154,28 +152,6 @@ def to_webarena(task: Task) -> dict[str, Any]:
             "meta": meta,
         },
     }
-
-
-def from_webarena(data: Mapping[str, Any]) -> Task:
-    """A task from WebArena's JSON format. Raises `ConfigError` naming the fields that are missing or wrong."""
-    missing = [key for key in ("task_id", "intent", "start_url", "eval") if key not in data]
-    if missing:
-        raise ConfigError(f"Not a WebArena task: missing {', '.join(missing)}. It has: {', '.join(sorted(data))}.")
-    own = data.get("dynaweb", {})
-    split = own.get("split", "test")
-    if split not in get_args(Split):
-        raise ConfigError(f"Task {data['task_id']} has the split {split!r}. Valid: {', '.join(get_args(Split))}.")
-    return Task(
-        id=str(own.get("id", data["task_id"])),
-        intent=data["intent"],
-        start_url=_unmark(data["start_url"]),
-        sites=tuple(data.get("sites", ())),
-        split=split,
-        evaluation=_unmark(dict(data["eval"])),
-        template=own.get("template", str(data.get("intent_template_id", ""))),
-        best_steps=own.get("best_steps"),
-        meta=own.get("meta", {}),
-    )
 
 
 def _default_seeds(split: str) -> Sequence[int]:
@@ -242,10 +218,6 @@ def _plain(step: Do) -> dict[str, Any]:
 def _mark(value: Any) -> Any:
     """Site addresses -> placeholders, anywhere in plain data."""
     return _replace(value, {f"http://{site.host}": f"__{name.upper()}__" for name, site in sites().items()})
-
-
-def _unmark(value: Any) -> Any:
-    return _replace(value, {f"__{name.upper()}__": f"http://{site.host}" for name, site in sites().items()})
 
 
 def _replace(value: Any, table: Mapping[str, str]) -> Any:

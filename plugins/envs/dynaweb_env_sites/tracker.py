@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 from flask import Blueprint, abort, request
 from werkzeug.wrappers import Response
 
-from dynaweb.types import Split
-from dynaweb_env_sites.base import Template, current, render
-from dynaweb_env_sites.content import Locale
-from dynaweb_env_sites.sitekit import LACKING, View, blueprint, found_at, listing, named, option, sent, show
+from dynaweb_env_sites.base import (
+    LACKING,
+    Site,
+    View,
+    at_address,
+    current,
+    listing,
+    option,
+    posted_contact,
+    render,
+    sent,
+    show,
+)
 from dynaweb_env_sites.tracker_state import (
     COMMENTS,
     FILTERS,
@@ -25,100 +32,67 @@ from dynaweb_env_sites.tracker_state import (
     Person,
     Project,
     TrackerState,
-    tracker_content,
 )
 from dynaweb_env_sites.tracker_tasks import TEMPLATES
 
-
-class Tracker:
-    """The issue tracker as a `Site`."""
-
-    name = "tracker"
-    host = "tracker.localhost"
-    templates: tuple[Template, ...] = TEMPLATES
-
-    def build(self, seed: int, split: Split, locale: Locale) -> TrackerState:
-        """Fresh state on cached content."""
-        content = tracker_content(seed, split, locale)
-        issues = {issue.slug: issue for issue in content.issues}
-        return TrackerState(seed, split, locale, content, issues, content.settings)
-
-    def blueprint(self) -> Blueprint:
-        """The views; every address is as the user sees it."""
-        return blueprint("tracker", _READ, _WRITE)
-
-    def snapshot(self, state: TrackerState) -> dict[str, Any]:
-        """Every issue by its title, what was changed, created and written, and the present settings."""
-        return {
-            "issues": {issue.title: _issue_data(issue) for issue in state.issues.values()},
-            "changed": sorted(state.changed()),
-            "created": list(state.created),
-            "comments": {title: list(texts) for title, texts in state.written.items()},
-            "settings": asdict(state.settings),
-        }
+pages = Blueprint("tracker", __name__)
+SITE = Site("tracker", pages, TEMPLATES, TrackerState.fresh)
 
 
-def _issue_data(issue: Issue) -> dict[str, Any]:
-    return {
-        "project": issue.project,
-        "state": issue.state,
-        "priority": issue.priority,
-        "assignee": issue.assignee,
-        "milestone": issue.milestone,
-        "label": issue.label,
-        "description": issue.description,
-        "confidential": issue.confidential,
-    }
-
-
-SITE = Tracker()
-
-
+@pages.get("/")
 def _home() -> str:
     state = current(TrackerState)
     sort = option("sort", PROJECT_SORTS)
     return render("tracker/home.html", projects=state.projects(sort), sort=sort, sorts=PROJECT_SORTS)
 
 
+@pages.get("/mine")
 def _mine() -> str:
     state = current(TrackerState)
     return render("tracker/mine.html", issues=listing(state.assigned(state.content.me.name), PAGE))
 
 
+@pages.get("/search")
 def _search() -> str:
     query = request.args.get("q", "").strip()
     issues, people = current(TrackerState).find(query)
     return render("tracker/search.html", query=query, issues=issues[:PAGE], people=people[:PAGE])
 
 
+@pages.get("/projects/<name>")
 def _project(name: str) -> str:
     state = current(TrackerState)
-    project, shown, sort = _project_at(state, name), option("state", FILTERS), option("sort", ISSUE_SORTS)
-    issues = listing(state.project_issues(project.name, shown, sort), PAGE)
-    orders = {"shown": shown, "filters": FILTERS, "sort": sort, "sorts": ISSUE_SORTS}
+    project, state_filter, sort = _project_at(state, name), option("state", FILTERS), option("sort", ISSUE_SORTS)
+    issues = listing(state.project_issues(project.name, state_filter, sort), PAGE)
+    orders = {"state_filter": state_filter, "filters": FILTERS, "sort": sort, "sorts": ISSUE_SORTS}
     return render("tracker/project.html", project=project, issues=issues, **orders)
 
 
+@pages.get("/projects/<name>/milestones")
 def _milestones(name: str) -> str:
     return render("tracker/milestones.html", project=_project_at(current(TrackerState), name))
 
 
+@pages.get("/projects/<name>/members")
 def _team(name: str) -> str:
     state = current(TrackerState)
     project = _project_at(state, name)
     return render("tracker/members.html", project=project, people=state.team(project))
 
 
+@pages.get("/people/<name>")
 def _person(name: str) -> str:
     state = current(TrackerState)
     person = _person_at(state, name)
     return render("tracker/person.html", person=person, issues=state.assigned(person.name)[:3])
 
 
+@pages.get("/projects/<name>/new")
 def _new(name: str) -> str:
     return _new_form(_project_at(current(TrackerState), name))
 
 
+@pages.post("/projects/<name>/new")
 def _create(name: str) -> View:
     state = current(TrackerState)
     project, title = _project_at(state, name), sent("title")
@@ -134,13 +108,15 @@ def _new_form(project: Project, **values: str) -> str:
     return render("tracker/new.html", project=project, priorities=PRIORITIES, values=values)
 
 
+@pages.get("/issues/<name>")
 def _issue(name: str) -> str:
     state = current(TrackerState)
     issue = _issue_at(state, name)
     project = state.project(issue.project)
-    return render("tracker/issue.html", issue=issue, project=project, labels=LABELS, shown=COMMENTS)
+    return render("tracker/issue.html", issue=issue, project=project, labels=LABELS, n_comments=COMMENTS)
 
 
+@pages.post("/issues/<name>/toggle")
 def _toggle(name: str) -> Response:
     state = current(TrackerState)
     issue = _issue_at(state, name)
@@ -149,6 +125,7 @@ def _toggle(name: str) -> Response:
     return show(state, f"/issues/{name}", "Issue closed." if closing else "Issue reopened.")
 
 
+@pages.post("/issues/<name>/assign")
 def _assign(name: str) -> Response:
     state = current(TrackerState)
     issue, assignee = _issue_at(state, name), sent("assignee")
@@ -158,6 +135,7 @@ def _assign(name: str) -> Response:
     return show(state, f"/issues/{name}", "Assignee saved.")
 
 
+@pages.post("/issues/<name>/label")
 def _label(name: str) -> Response:
     state = current(TrackerState)
     issue, label = _issue_at(state, name), sent("label")
@@ -167,6 +145,7 @@ def _label(name: str) -> Response:
     return show(state, f"/issues/{name}", "Label saved.")
 
 
+@pages.post("/issues/<name>/comment")
 def _comment(name: str) -> Response:
     state = current(TrackerState)
     issue, text = _issue_at(state, name), sent("text")
@@ -176,6 +155,7 @@ def _comment(name: str) -> Response:
     return show(state, f"/issues/{name}", "Comment added.")
 
 
+@pages.get("/issues/<name>/edit")
 def _edit(name: str) -> str:
     state = current(TrackerState)
     issue = _issue_at(state, name)
@@ -183,6 +163,7 @@ def _edit(name: str) -> str:
     return render("tracker/edit.html", issue=issue, priorities=PRIORITIES, milestones=milestones)
 
 
+@pages.post("/issues/<name>/edit")
 def _save(name: str) -> Response:
     state = current(TrackerState)
     issue = _issue_at(state, name)
@@ -195,13 +176,15 @@ def _save(name: str) -> Response:
     return show(state, f"/issues/{name}", "Changes saved.")
 
 
+@pages.get("/settings")
 def _settings() -> str:
     return render("tracker/settings.html")
 
 
+@pages.post("/settings")
 def _save_settings() -> Response:
     state = current(TrackerState)
-    contact = named()
+    contact = posted_contact()
     if contact is None:
         return show(state, "/settings", LACKING)
     state.settings = replace(state.settings, **contact, timezone=sent("timezone"), watch=sent("watch") == "yes")
@@ -209,7 +192,7 @@ def _save_settings() -> Response:
 
 
 def _project_at(state: TrackerState, address: str) -> Project:
-    return found_at(state.content.projects, address)
+    return at_address(state.content.projects, address)
 
 
 def _issue_at(state: TrackerState, address: str) -> Issue:
@@ -217,28 +200,4 @@ def _issue_at(state: TrackerState, address: str) -> Issue:
 
 
 def _person_at(state: TrackerState, address: str) -> Person:
-    return found_at(state.content.people, address)
-
-
-_READ: dict[str, Callable[..., str]] = {
-    "/": _home,
-    "/mine": _mine,
-    "/search": _search,
-    "/projects/<name>": _project,
-    "/projects/<name>/milestones": _milestones,
-    "/projects/<name>/members": _team,
-    "/projects/<name>/new": _new,
-    "/people/<name>": _person,
-    "/issues/<name>": _issue,
-    "/issues/<name>/edit": _edit,
-    "/settings": _settings,
-}
-_WRITE: dict[str, Callable[..., View]] = {
-    "/projects/<name>/new": _create,
-    "/issues/<name>/toggle": _toggle,
-    "/issues/<name>/assign": _assign,
-    "/issues/<name>/label": _label,
-    "/issues/<name>/comment": _comment,
-    "/issues/<name>/edit": _save,
-    "/settings": _save_settings,
-}
+    return at_address(state.content.people, address)

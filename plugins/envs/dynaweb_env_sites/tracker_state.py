@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from functools import lru_cache
 from typing import Any
 
 from dynaweb.types import Split
-from dynaweb_env_sites.base import SiteState
-from dynaweb_env_sites.content import Locale, Words
-from dynaweb_env_sites.sitekit import matches, slug
+from dynaweb_env_sites.content import Locale, Words, matches, slug
+from dynaweb_env_sites.state import AccountState, Contact
 
 PROJECTS = 4
 ISSUES_PER_PROJECT = 7
@@ -34,8 +33,8 @@ PROJECT_SORTS = ("Name", "Most open issues")
 
 _PARTS = ("login", "export", "menu", "upload", "report", "button", "filter", "backup", "chart", "import")
 _ADJECTIVES = ("Broken", "Slow", "Missing", "Wrong", "Empty")
-_REMARKS = ("Fixed in {}", "Same with {}", "Please test {}", "Waiting for {}", "Caused by {}", "See also {}")
-_REPORTS = ("Fails after {}", "Happens with {}", "Needed for {}", "Seen in {}")
+REMARKS = ("Fixed in {}", "Same with {}", "Please test {}", "Waiting for {}", "Caused by {}", "See also {}")
+REPORTS = ("Fails after {}", "Happens with {}", "Needed for {}", "Seen in {}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +92,15 @@ class Issue:
     comments: tuple[Comment, ...] = ()
 
 
+_SNAPSHOT_FIELDS = (
+    "project", "state", "priority", "assignee", "milestone", "label", "description", "confidential",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Contact):
     """The user's own settings."""
 
-    name: str
-    email: str
     timezone: str
     watch: bool = False
 
@@ -116,14 +118,32 @@ class TrackerContent:
 
 
 @dataclass
-class TrackerState(SiteState):
+class TrackerState(AccountState):
     """The tracker of one episode. `issues` maps addresses to issues, newest first."""
 
+    settings: Settings
     content: TrackerContent
     issues: dict[str, Issue]
-    settings: Settings
     written: dict[str, list[str]] = field(default_factory=dict)
     created: list[str] = field(default_factory=list)
+
+    @classmethod
+    def fresh(cls, seed: int, split: Split, locale: Locale) -> TrackerState:
+        """The tracker as it is at the start of every episode."""
+        content = tracker_content(seed, split, locale)
+        return cls(seed, split, locale, content.settings, content, {issue.slug: issue for issue in content.issues})
+
+    def snapshot(self) -> dict[str, Any]:
+        """Every issue by its title, what was changed, created and written, and the present settings."""
+        return {
+            "issues": {
+                issue.title: {key: getattr(issue, key) for key in _SNAPSHOT_FIELDS} for issue in self.issues.values()
+            },
+            "changed": sorted(self.changed()),
+            "created": list(self.created),
+            "comments": {title: list(texts) for title, texts in self.written.items()},
+            "settings": asdict(self.settings),
+        }
 
     def project_issues(self, project: str, state: str = FILTERS[0], sort: str = ISSUE_SORTS[0]) -> list[Issue]:
         """The issues of a project in a state of `FILTERS` and an order of `ISSUE_SORTS`."""
@@ -195,18 +215,8 @@ class TrackerState(SiteState):
 
 def title(words: Words) -> str:
     """A new issue title of two or three words, such as `Broken Velmor login`."""
-    base = f"{words.name()} {words.rng.choice(_PARTS)}"
+    base = words.titled(_PARTS)
     return base if words.rng.random() < 0.6 else f"{words.rng.choice(_ADJECTIVES)} {base}"
-
-
-def remark(words: Words) -> str:
-    """A new short comment, such as `Fixed in velmor`."""
-    return words.rng.choice(_REMARKS).format(words.word())
-
-
-def report(words: Words) -> str:
-    """A new short description, such as `Fails after velmor`."""
-    return words.rng.choice(_REPORTS).format(words.word())
 
 
 @lru_cache(maxsize=256)
@@ -258,6 +268,8 @@ def _issue(words: Words, project: Project, name: str, address: str) -> Issue:
         milestone=rng.choice(project.milestones).name,
         due=words.day(),
         label=rng.choice(LABELS),
-        description=report(words),
-        comments=tuple(Comment(rng.choice(project.team), remark(words)) for _ in range(rng.choice((0, 1, 1, 2, 3)))),
+        description=words.phrase(REPORTS),
+        comments=tuple(
+            Comment(rng.choice(project.team), words.phrase(REMARKS)) for _ in range(rng.choice((0, 1, 1, 2, 3)))
+        ),
     )

@@ -6,35 +6,38 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from dynaweb_env_sites.base import (
+from dynaweb_env_sites.goals import (
     Do,
     Evaluation,
     Goal,
-    Template,
     all_of,
     answer_is,
+    change_contact,
     choose,
     click,
     fill,
     goal,
+    not_there,
     page_has,
     press,
     state_is,
     stop,
+    switch_setting,
+    templates_of,
     tick,
     url_is,
+    via_search,
 )
-from dynaweb_env_sites.sitekit import new_words
 from dynaweb_env_sites.tracker_state import (
     LABELS,
     PAGE,
     PRIORITIES,
+    REMARKS,
+    REPORTS,
     Issue,
     Person,
     Project,
     TrackerState,
-    remark,
-    report,
     title,
 )
 
@@ -65,13 +68,9 @@ def _via_project(issue: Issue) -> tuple[Do, ...]:
     return click(issue.project), click(issue.title)
 
 
-def _via_search(name: str) -> tuple[Do, ...]:
-    return fill("Search", name, enter=True), click(name)
-
-
 def _to_issue(state: TrackerState, issue: Issue) -> tuple[Do, ...]:
     """From the home page: click what is on it, search for anything else."""
-    return (click(issue.title),) if issue in state.due_soon() else _via_search(issue.title)
+    return (click(issue.title),) if issue in state.due_soon() else via_search(issue.title)
 
 
 def _project_and_person(state: TrackerState, rng: random.Random) -> tuple[Project, Person]:
@@ -114,7 +113,7 @@ def search_issue(state: TrackerState, rng: random.Random) -> Goal:
     """Search for an issue and open it."""
     issue = _any_issue(state, rng)
     phrases = ("Search for '{issue}' and open it.", "Find the issue '{issue}' with the search and open it.")
-    return goal(rng, phrases, (*_via_search(issue.title), stop()), url_is(_issue_url(issue)), issue=issue.title)
+    return goal(rng, phrases, (*via_search(issue.title), stop()), url_is(_issue_url(issue)), issue=issue.title)
 
 
 def filter_issues(state: TrackerState, rng: random.Random) -> Goal:
@@ -207,7 +206,7 @@ def first_issue(state: TrackerState, rng: random.Random) -> Goal | None:
 
 def create_issue(state: TrackerState, rng: random.Random) -> Goal:
     """Create an issue with a title."""
-    project, name = rng.choice(state.content.projects), title(new_words(state, rng))
+    project, name = rng.choice(state.content.projects), title(state.new_words(rng))
     phrases = (
         "Create an issue '{title}' in the project '{project}'.",
         "In '{project}', open a new issue titled '{title}'.",
@@ -219,23 +218,12 @@ def create_issue(state: TrackerState, rng: random.Random) -> Goal:
 
 def change_settings(state: TrackerState, rng: random.Random) -> Goal:
     """Change the user's name or e-mail address."""
-    words = new_words(state, rng)
-    label, key, value = rng.choice((("full name", "name", words.name()), ("e-mail", "email", words.email())))
-    phrases = ("Change my {label} to '{value}'.", "Set my {label} to '{value}' in the settings.")
-    plan = (click("Settings"), fill(label.capitalize(), value), press("Save"), stop())
-    settings = state.settings
-    wanted = {"name": settings.name, "email": settings.email, "watch": settings.watch, key: value}
-    check = state_is(*((f"settings.{name}", text) for name, text in wanted.items()))
-    return goal(rng, phrases, plan, check, label=label, value=value)
+    return change_contact(state, rng, "full name", watch=state.settings.watch)
 
 
 def set_watch(state: TrackerState, rng: random.Random) -> Goal:
     """Watch all projects, or stop watching them."""
-    wanted = not state.settings.watch
-    phrases = ("Turn '{option}' {switch}.", "Turn {switch} the option '{option}' in the settings.")
-    plan = (click("Settings"), tick("Watch all projects"), press("Save"), stop())
-    check = state_is(("settings.watch", wanted), ("settings.name", state.settings.name))
-    return goal(rng, phrases, plan, check, option="Watch all projects", switch="on" if wanted else "off")
+    return switch_setting(state, rng, "watch", "Watch all projects")
 
 
 def close_issue(state: TrackerState, rng: random.Random) -> Goal | None:
@@ -258,7 +246,7 @@ def reopen_issue(state: TrackerState, rng: random.Random) -> Goal | None:
     issue = rng.choice(closed)
     phrases = ("Reopen the issue '{issue}'.", "Search for the closed issue '{issue}' and reopen it.")
     checks = all_of(_only(issue, state="Open"), page_has(_issue_url(issue), "State: Open"))
-    return goal(rng, phrases, (*_via_search(issue.title), press("Reopen issue"), stop()), checks, issue=issue.title)
+    return goal(rng, phrases, (*via_search(issue.title), press("Reopen issue"), stop()), checks, issue=issue.title)
 
 
 def _other(rng: random.Random, options: Sequence[str], present: str) -> str:
@@ -301,7 +289,7 @@ def set_priority(state: TrackerState, rng: random.Random) -> Goal:
 
 def comment_issue(state: TrackerState, rng: random.Random) -> Goal | None:
     """Comment on an issue of a project."""
-    issue, text = _listed(state, rng), remark(new_words(state, rng))
+    issue, text = _listed(state, rng), state.new_words(rng).phrase(REMARKS)
     if issue is None:
         return None
     phrases = (
@@ -316,8 +304,8 @@ def comment_issue(state: TrackerState, rng: random.Random) -> Goal | None:
 
 def file_report(state: TrackerState, rng: random.Random) -> Goal:
     """Long: create a confidential issue with all fields, then assign it."""
-    words, (project, person) = new_words(state, rng), _project_and_person(state, rng)
-    name, text, priority = title(words), report(words), rng.choice(PRIORITIES[1:])
+    words, (project, person) = state.new_words(rng), _project_and_person(state, rng)
+    name, text, priority = title(words), words.phrase(REPORTS), rng.choice(PRIORITIES[1:])
     phrases = (
         "Create a confidential issue '{title}' in '{project}': priority '{priority}', text '{text}', for '{person}'.",
         "In '{project}', create a confidential issue '{title}', '{text}', priority '{priority}', for '{person}'.",
@@ -335,7 +323,7 @@ def file_report(state: TrackerState, rng: random.Random) -> Goal:
 
 def missing(state: TrackerState, rng: random.Random) -> Goal | None:
     """Impossible: an issue or a person that does not exist."""
-    words = new_words(state, rng)
+    words = state.new_words(rng)
     issue, person = title(words), words.name()
     name, phrases = rng.choice(
         (
@@ -343,23 +331,18 @@ def missing(state: TrackerState, rng: random.Random) -> Goal | None:
             (person, ("What is the e-mail of the member '{name}'?", "Search for '{name}' and open the profile.")),
         )
     )
-    if any(state.find(name)):
-        return None
-    return goal(rng, phrases, (fill("Search", name, enter=True), stop("N/A")), answer_is("N/A"), name=name)
+    return None if any(state.find(name)) else not_there(rng, phrases, name=name)
 
 
-_KINDS = {
-    "navigate": (open_project, open_issue, open_tab),
-    "search": (search_issue, filter_issues),
-    "read": (read_issue, read_due_soon, read_person, read_milestone),
-    "compare": (busiest_project, first_issue),
-    "form": (create_issue, change_settings, set_watch),
-    "state": (close_issue, reopen_issue, assign_issue, label_issue, set_priority, comment_issue, file_report),
-    "impossible": (missing,),
-}
-
-TEMPLATES = tuple(
-    Template(f"tracker/{make.__name__.replace('_', '-')}", "tracker", kind, make)
-    for kind, makers in _KINDS.items()
-    for make in makers
+TEMPLATES = templates_of(
+    "tracker",
+    {
+        "navigate": (open_project, open_issue, open_tab),
+        "search": (search_issue, filter_issues),
+        "read": (read_issue, read_due_soon, read_person, read_milestone),
+        "compare": (busiest_project, first_issue),
+        "form": (create_issue, change_settings, set_watch),
+        "state": (close_issue, reopen_issue, assign_issue, label_issue, set_priority, comment_issue, file_report),
+        "impossible": (missing,),
+    },
 )

@@ -1,18 +1,40 @@
-"""Which world a request belongs to: worlds by token, one per running episode."""
+"""Worlds: the state of all sites in one episode, and which of them a request belongs to (by token)."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
 from itertools import count
+from typing import Any
 
 from dynaweb.types import Split
-from dynaweb_env_sites.base import Site, World
-from dynaweb_env_sites.content import Locale
+from dynaweb_env_sites.base import Site
+from dynaweb_env_sites.content import Locale, locale_of
+from dynaweb_env_sites.state import SiteState
 
 HEADER = "X-Dynaweb-World"
 DEFAULT_TOKEN = "0"
 """The world of requests without the header: a person who looks around."""
+
+
+class World:
+    """All sites of one episode: one state each, and the lock that its requests take."""
+
+    def __init__(self, sites: Mapping[str, Site[Any]], seed: int, split: Split, locale: Locale | None = None) -> None:
+        self.seed = seed
+        self.split = split
+        self.locale = locale or locale_of(seed)
+        self.lock = threading.RLock()
+        self._states = {name: site.build(seed, split, self.locale) for name, site in sites.items()}
+
+    def state(self, site: str) -> SiteState:
+        """The state of a site by name."""
+        return self._states[site]
+
+    def snapshot(self, site: str) -> dict[str, Any]:
+        """A site's state as plain data, consistent with respect to running requests."""
+        with self.lock:
+            return self._states[site].snapshot()
 
 
 class WorldStore:
@@ -21,7 +43,7 @@ class WorldStore:
     Generated content is cached by the sites themselves per (seed, split, locale), so a new world costs milliseconds.
     """
 
-    def __init__(self, sites: Mapping[str, Site]) -> None:
+    def __init__(self, sites: Mapping[str, Site[Any]]) -> None:
         self.sites = dict(sites)
         self._worlds: dict[str, World] = {}
         self._lock = threading.Lock()
@@ -43,10 +65,10 @@ class WorldStore:
     def get(self, token: str) -> World | None:
         """The world of a token. The default token always has one (site seed 10000 of the train split)."""
         with self._lock:
-            held = self._worlds.get(token)
-            if held is None and token == DEFAULT_TOKEN:
-                held = self._worlds[token] = self.world(10_000, "train")
-            return held
+            world = self._worlds.get(token)
+            if world is None and token == DEFAULT_TOKEN:
+                world = self._worlds[token] = self.world(10_000, "train")
+            return world
 
     def drop(self, token: str) -> None:
         """Forget a world; an unknown token is fine."""

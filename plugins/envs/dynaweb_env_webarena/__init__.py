@@ -15,6 +15,7 @@ from pydantic import Field
 from dynaweb.config.sections import Section
 from dynaweb.config.server import Server
 from dynaweb.hookspecs import PluginSpec, hookimpl
+from dynaweb.web.observation_formats import format_spec
 
 
 class Login(Section):
@@ -85,25 +86,14 @@ def dynaweb_environments() -> Sequence[PluginSpec]:
 def dynaweb_formats() -> Sequence[PluginSpec]:
     """The formats `webarena`, `html` and `webrl`."""
     return [
-        PluginSpec(
-            name="webarena",
-            target="dynaweb_env_webarena.formats:Webarena",
-            config=Section,
-            summary="Accessibility tree and actions of WebArena's agents",
-            capabilities=frozenset({"dialect", "grammar", "view"}),
+        format_spec(
+            "webarena",
+            "dynaweb_env_webarena.formats:Webarena",
+            ("dialect", "grammar", "view"),
+            "Accessibility tree and actions of WebArena's agents",
         ),
-        PluginSpec(
-            name="html",
-            target="dynaweb_env_webarena.webrl:Html",
-            config=Section,
-            summary="Simplified HTML, as WebRL's agents read it",
-            capabilities=frozenset({"dialect"}),
+        format_spec(
+            "html", "dynaweb_env_webarena.webrl:Html", ("dialect",), "Simplified HTML, as WebRL's agents read it"
         ),
-        PluginSpec(
-            name="webrl",
-            target="dynaweb_env_webarena.webrl:Webrl",
-            config=Section,
-            summary="Actions of WebRL's agents",
-            capabilities=frozenset({"grammar"}),
-        ),
+        format_spec("webrl", "dynaweb_env_webarena.webrl:Webrl", ("grammar",), "Actions of WebRL's agents"),
     ]

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, get_args
 from dynaweb.config.sections import Web
 from dynaweb.errors import ConfigError, InfrastructureError, MissingError, hint
 from dynaweb.runs.seeding import derive
-from dynaweb.types import Action, Judgement, Observation, Split, StepResult, Task, Trajectory
+from dynaweb.types import Action, Judgement, Observation, Split, Task, Trajectory
 from dynaweb.web.chromium.logins import Logins, opened
 from dynaweb.web.chromium.pool import BrowserPool, pool_of
 from dynaweb.web.chromium.session import ChromiumSession
+from dynaweb.web.environment import SessionEnvironment
 from dynaweb_env_webarena import files, sites
 from dynaweb_env_webarena.grading import Grader
 
@@ -32,13 +33,13 @@ AND = " |AND| "
 """Joins the pages that a task starts with, a tab each."""
 
 
-class WebarenaEnvironment:
+class WebarenaEnvironment(SessionEnvironment):
     """Plays one episode at a time in a browsing context of its own; the sites are shared by everybody."""
 
     def __init__(self, source: WebarenaSource) -> None:
-        self.session = ChromiumSession(source.browser())
+        self.session: ChromiumSession
+        super().__init__(ChromiumSession(source.browser()))
         self._source = source
-        self._page: Observation | None = None
         self.har: Path | None = None
         """The traffic of the episode, complete once the session is closed."""
 
@@ -59,23 +60,7 @@ class WebarenaEnvironment:
             await opened(self.session, url)
         if others:
             await self.session.act(Action("tab_focus", index=0))
-        self._page = await self.session.observe()
-        return self._page
-
-    async def step(self, action: Action) -> StepResult:
-        """Act and look. `stop` ends the episode; a refused action gives `error` beside the page as it is then."""
-        if self._page is None:
-            raise InfrastructureError("The environment was not reset: call reset(task, seed) before step(action).")
-        if action.kind == "stop":
-            return StepResult(self._page, done=True)
-        error = await self.session.act(action)
-        self._page = await self.session.observe()
-        return StepResult(self._page, error=error)
-
-    async def close(self) -> None:
-        """Close the context; calling it twice is allowed."""
-        self._page = None
-        await self.session.close()
+        return await self._look()
 
 
 class WebarenaSource:

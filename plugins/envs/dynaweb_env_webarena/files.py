@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaweb.errors import ConfigError, MissingError
+from dynaweb.errors import ConfigError, MissingError, hint
 from dynaweb.runs import sidecar
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ _FILES = {
 }
 _HARD = "webarena-verified-hard.json"
 _NEEDED = ("task_id", "sites", "intent", "eval")
+_PARTS: Mapping[str, tuple[str, type, str]] = {
+    "string_match": ("reference_answers", dict, "an object"),
+    "url_match": ("reference_url", str, "an address"),
+    "program_html": ("program_html", list, "a list of objects"),
+}
+"""Types of evaluation: what each reads of `eval`, and in which shape."""
 
 Raw = Mapping[str, Any]
 
@@ -69,7 +76,11 @@ def read(path: Path) -> list[Raw]:
     tasks = loaded[0] if len(loaded) == 1 and isinstance(loaded[0], list) else loaded
     if not tasks:
         raise ConfigError(f"{path} holds no list of tasks")
-    return [_checked(task, path) for task in tasks]
+    checked = [_checked(task, path) for task in tasks]
+    twice = [task_id for task_id, count in Counter(str(task["task_id"]) for task in checked).items() if count > 1]
+    if twice:
+        raise ConfigError(f"{path} has several tasks of the id {twice[0]}; ids tell tasks apart, so give each its own")
+    return checked
 
 
 def kind_of(task: Raw) -> str:
@@ -116,7 +127,41 @@ def _checked(task: Any, path: Path) -> Raw:
     missing = [key for key in _NEEDED if not isinstance(task, dict) or key not in task]
     if missing:
         raise ConfigError(f"a task in {path} has no {', '.join(missing)}; it needs {', '.join(_NEEDED)} and start_url")
+    wrong = next(filter(None, _mistakes(task)), "")
+    if wrong:
+        raise ConfigError(f"task {task['task_id']} in {path}: {wrong}")
     return dict(task)
+
+
+def _mistakes(task: Raw) -> Iterator[str]:
+    """What is wrong with a task that has all it needs: '' for each thing that is right."""
+    yield "" if _is_texts(task["sites"]) else f"sites is a list of names, not {task['sites']!r:.60}"
+    urls = task.get("start_urls", [task.get("start_url")])
+    yield (
+        ""
+        if urls and _is_texts(urls) and all(urls)
+        else "it has no start_url; write the address or __SITE__ where it begins"
+    )
+    evaluation = task["eval"]
+    if is_verified(task):
+        good = all(isinstance(part, Mapping) and isinstance(part.get("expected"), Mapping) for part in evaluation)
+        yield "" if evaluation and good else "eval is a list of objects with `expected`, as webarena-verified has it"
+    elif not isinstance(evaluation, Mapping):
+        yield f"eval is an object with eval_types, not {evaluation!r:.60}"
+    elif not _is_texts(evaluation.get("eval_types")):
+        yield f"eval_types is a list of names ({', '.join(_PARTS)}), not {evaluation.get('eval_types')!r:.60}"
+    else:
+        for kind in evaluation["eval_types"]:
+            yield "" if kind in _PARTS else f"there is no eval type {kind!r}; {hint(kind, _PARTS)}"
+            key, shape, name = _PARTS.get(kind, ("", object, ""))
+            part = evaluation.get(key)
+            yield (
+                "" if not part or isinstance(part, shape) else f"{kind} reads {key}, which is {name}, not {part!r:.60}"
+            )
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _number(path: Path) -> tuple[int, str]:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from dynaweb.types import TARGETED, Action, ActionKind, Node, Observation, Tab
 from dynaweb.web.actions.compact import kind_of
 from dynaweb.web.actions.rules import AIMED, BARE, Refused, direction, finish, resolve, tab_index
-from dynaweb.web.formats import Dialect, Grammar
+from dynaweb.web.observation_formats import Dialect, Grammar
 from dynaweb.web.page.text import CAPITAL, TRISTATE, closing_lines, parse_nodes
 from dynaweb.web.page.tree import TEXT
 from dynaweb.web.page.view import MAX_NODES, Viewed, filtered_view

@@ -24,21 +24,21 @@ class MeaningJudge:
 
     async def same_meaning(self, question: str, reference: str, answer: str) -> bool:
         """Whether an answer means the same as the reference. Raises `Ungraded` when the model does not say."""
-        said = await self._ask(
+        reply = await self._ask(
             "Grade a student's answer to a question. Wording does not matter, meaning does. `N/A` means: not "
             "achievable. Reply with one of: correct, incorrect, partially correct.",
             f"question: {question}\nreference answer: {reference}\nstudent's answer:\n<<<\n{answer}\n>>>",
         )
-        return _last(_VERDICT, said) == "correct"
+        return _last(_VERDICT, reply) == "correct"
 
     async def same_reason(self, question: str, reason: str, answer: str) -> bool:
         """Whether an answer gives the real reason why a task cannot be done. Raises `Ungraded`."""
-        said = await self._ask(
+        reply = await self._ask(
             "A task cannot be done, for a known reason. Somebody reported why they could not do it. Reply `same` when "
             "the reported reason agrees with the known one, even if only implied, else `different`.",
             f"task: {question}\nknown reason: {reason}\nreported reason:\n<<<\n{answer}\n>>>",
         )
-        return _last(_REASON, said) == "same"
+        return _last(_REASON, reply) == "same"
 
     async def close(self) -> None:
         """Close the connections."""
@@ -49,8 +49,8 @@ class MeaningJudge:
         return (await self.engine.whole_text(ChatRequest(messages, TOKENS, temperature=0.0))).lower()
 
 
-def _last(pattern: re.Pattern[str], said: str) -> str:
-    verdicts = pattern.findall(said)
+def _last(pattern: re.Pattern[str], reply: str) -> str:
+    verdicts = pattern.findall(reply)
     if not verdicts:
-        raise Ungraded(f"the judge gave no verdict: {said[:120]!r}")
+        raise Ungraded(f"the judge gave no verdict: {reply[:120]!r}")
     return str(verdicts[-1])

@@ -63,9 +63,9 @@ def addresses(config: WebarenaConfig) -> dict[str, str]:
     """
     known = {name: (f"env.urls.{name}", url) for name, url in config.urls.items() if url}
     for name in NAMES:
-        said = next((key for key in (name.upper(), f"WA_{name.upper()}") if os.environ.get(key)), "")
-        if name not in config.urls and said:
-            known[name] = (f"the variable {said}", os.environ[said])
+        variable = next((key for key in (name.upper(), f"WA_{name.upper()}") if os.environ.get(key)), "")
+        if name not in config.urls and variable:
+            known[name] = (f"the variable {variable}", os.environ[variable])
     return {name: _checked(url, origin) for name, (origin, url) in known.items()}
 
 
@@ -172,18 +172,18 @@ async def full_reset(base: str, timeout: float, *, poll: float = POLL_SECONDS) -
     """
     started = time.monotonic()
     await asyncio.to_thread(_get, f"{base.rstrip('/')}/reset")
-    said, logged = "", 0.0
+    status, logged = "", 0.0
     while (spent := time.monotonic() - started) < timeout:
-        said = await asyncio.to_thread(_get, f"{base.rstrip('/')}/status")
-        if READY in said.lower():
+        status = await asyncio.to_thread(_get, f"{base.rstrip('/')}/status")
+        if READY in status.lower():
             log.info("the sites were reset in %.0f s", spent)
             return spent
         if spent >= logged:
-            log.warning("resetting the sites: %.0f s, of at most %.0f s: %s", spent, timeout, said.strip()[:80])
+            log.warning("resetting the sites: %.0f s, of at most %.0f s: %s", spent, timeout, status.strip()[:80])
             logged = spent + TELL_SECONDS
         await asyncio.sleep(poll)
     raise InfrastructureError(
-        f"{base} did not become ready within {timeout:g} s; its status was {said.strip()[:120]!r}"
+        f"{base} did not become ready within {timeout:g} s; its status was {status.strip()[:120]!r}"
     )
 
 

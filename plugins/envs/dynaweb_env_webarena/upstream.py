@@ -123,14 +123,14 @@ async def _fuzzy(
     if reference == "N/A":
         if exact_match(reference, answer):
             return True
-        return await _asked(judge).same_reason(intent, str(evaluation.get("string_note") or ""), answer)
+        return await _required(judge).same_reason(intent, str(evaluation.get("string_note") or ""), answer)
     for part in reference:
-        if not await _asked(judge).same_meaning(intent, part, answer):
+        if not await _required(judge).same_meaning(intent, part, answer):
             return False
     return True
 
 
-def _asked(judge: MeaningJudge | None) -> MeaningJudge:
+def _required(judge: MeaningJudge | None) -> MeaningJudge:
     if judge is None:
         raise Ungraded("fuzzy_match needs a judge: set env.judge.model and env.judge.base_url")
     return judge
@@ -149,7 +149,7 @@ async def _pages(
             good &= all(any(must_include(one, text) for one in part.split(_OR)) for part in wanted["must_include"])
         elif "fuzzy_match" in wanted:
             # WebArena-Lite's own: all references are one text.
-            good &= await _asked(judge).same_meaning(intent, ", ".join(wanted["fuzzy_match"]), text)
+            good &= await _required(judge).same_meaning(intent, ", ".join(wanted["fuzzy_match"]), text)
         else:
             raise Ungraded(f"unknown required_contents {sorted(wanted)}")
     return good

@@ -37,10 +37,10 @@ def score(python: Path, task: Raw, answer: str | None, har: Path, urls: Mapping[
         "har": str(har),
         "environments": {f"__{site.upper()}__": {"urls": [url]} for site, url in urls.items()},
     }
-    said = sidecar.ask(python, WORKER, question, timeout=SECONDS)
-    if said["score"] is None:
-        return Judgement(None, why=f"{VERIFIED}: {said['why']}")
-    return Judgement(float(said["score"]), why=f"{VERIFIED}: {said['why']}")
+    verdict = sidecar.ask(python, WORKER, question, timeout=SECONDS)
+    if verdict["score"] is None:
+        return Judgement(None, why=f"{VERIFIED}: {verdict['why']}")
+    return Judgement(float(verdict["score"]), why=f"{VERIFIED}: {verdict['why']}")
 
 
 def _structure(text: str) -> dict[str, Any] | None:

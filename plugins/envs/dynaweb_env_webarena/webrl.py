@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from dynaweb.types import Action, ActionKind, Node, Observation, Tab
 from dynaweb.web.actions.calls import Call, as_text, double, last_calls
 from dynaweb.web.actions.rules import AIMED, Refused, element, resolve, tab_index
-from dynaweb.web.formats import Dialect, Grammar
+from dynaweb.web.observation_formats import Dialect, Grammar
 from dynaweb.web.page.text import TRUNCATED
 from dynaweb.web.quoting import quote
 
@@ -282,10 +282,10 @@ def _action(call: Call) -> Action:
         call.bind(())
         return Action("go_back" if call.name == "go_backward" else "go_forward")
     bound = call.bind(("action", "argument", "element"))
-    said = as_text(bound.get("action", ""))
-    name = _BY_LOWER.get(said.lower())
+    text = as_text(bound.get("action", ""))
+    name = _BY_LOWER.get(text.lower())
     if name is None:
-        raise ValueError(f"there is no action {quote(said[:40])}; actions are {', '.join(_DO)}")
+        raise ValueError(f"there is no action {quote(text[:40])}; actions are {', '.join(_DO)}")
     argument, target = bound.get("argument"), bound.get("element")
     number = None if target is None else element(as_text(target))
     return _do(name, _DO[name], None if argument is None else as_text(argument), number)

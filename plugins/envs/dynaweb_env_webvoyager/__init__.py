@@ -13,6 +13,7 @@ from pydantic import Field
 
 from dynaweb.config.sections import Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
+from dynaweb.web.observation_formats import format_spec
 from dynaweb_rm_webvoyager_judge import WebvoyagerJudgeConfig
 
 UPSTREAM = "https://raw.githubusercontent.com/MinorJerry/WebVoyager/main/data"
@@ -64,11 +65,10 @@ def dynaweb_environments() -> Sequence[PluginSpec]:
 def dynaweb_formats() -> Sequence[PluginSpec]:
     """The format `webvoyager`."""
     return [
-        PluginSpec(
-            name="webvoyager",
-            target="dynaweb_env_webvoyager.formats:Webvoyager",
-            config=Section,
-            summary="Prompt and actions of WebVoyager's text-only agents",
-            capabilities=frozenset({"grammar", "prompt"}),
+        format_spec(
+            "webvoyager",
+            "dynaweb_env_webvoyager.formats:Webvoyager",
+            ("grammar", "prompt"),
+            "Prompt and actions of WebVoyager's text-only agents",
         ),
     ]

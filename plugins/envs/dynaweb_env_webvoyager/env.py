@@ -15,6 +15,7 @@ from dynaweb.types import Action, Judgement, Observation, Split, StepFacts, Step
 from dynaweb.web.chromium.logins import opened
 from dynaweb.web.chromium.pool import BrowserPool, pool_of
 from dynaweb.web.chromium.session import ChromiumSession
+from dynaweb.web.environment import SessionEnvironment
 from dynaweb_env_webvoyager import files
 from dynaweb_env_webvoyager.blocked import Wall, wall
 from dynaweb_rm_webvoyager_judge.judge import WebvoyagerJudge
@@ -27,21 +28,21 @@ KEEPS_OUT: frozenset[Wall] = frozenset({"captcha", "login"})
 """Walls that no agent without an account can pass; consent can be clicked away."""
 
 
-class WebvoyagerEnvironment:
+class WebvoyagerEnvironment(SessionEnvironment):
     """Plays one episode at a time in a clean context."""
 
     def __init__(self, session: ChromiumSession, config: WebvoyagerConfig) -> None:
-        self.session = session
+        self.session: ChromiumSession
+        super().__init__(session)
         self._limit = config.max_steps
         self._folder = Path(config.screenshots) if config.screenshots else None
         self.pictures: list[str] = []
         """Pictures of all pages of the episode."""
-        self._page: Observation | None = None
         self._name = ""
         self._steps = 0
         self.walls: Counter[Wall] = Counter()
         """Walls that the episode met."""
-        self.kept_out: Wall = ""
+        self.blocked_by: Wall = ""
         """The wall that the episode stands before, if no agent could pass it."""
 
     async def reset(self, task: Task, seed: int) -> Observation:
@@ -58,37 +59,25 @@ class WebvoyagerEnvironment:
 
     async def step(self, action: Action) -> StepResult:
         """Act and look. `stop` and the last step end the episode."""
-        if self._page is None:
-            raise InfrastructureError("The environment was not reset: call reset(task, seed) before step(action).")
-        if action.kind == "stop":
-            return StepResult(self._page, done=True)
-        self._steps += 1
-        error = await self.session.act(action)
-        page = await self._look()
-        return StepResult(page, done=self._steps >= self._limit, error=error, facts=self._facts())
-
-    async def close(self) -> None:
-        """Close the context; calling it twice is allowed."""
-        self._page = None
-        await self.session.close()
+        self._steps += action.kind != "stop"
+        result = await super().step(action)
+        if result.done:
+            return result
+        facts = StepFacts(blocked=wall(result.observation), screenshot=self.pictures[-1] if self.pictures else "")
+        return replace(result, done=self._steps >= self._limit, facts=facts)
 
     async def _look(self) -> Observation:
-        self._page = await self.session.observe()
-        met = wall(self._page)
+        page = await super()._look()
+        met = wall(page)
         if met:
             self.walls[met] += 1
-        self.kept_out = met if met in KEEPS_OUT else ""
+        self.blocked_by = met if met in KEEPS_OUT else ""
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             path = self._folder / f"{_file_name(self._name)}-{self._steps:02d}.png"
             path.write_bytes(await self.session.screenshot())
             self.pictures.append(str(path))
-        return self._page
-
-    def _facts(self) -> StepFacts:
-        """The wall on a page, and its picture."""
-        assert self._page is not None  # `step` has looked
-        return StepFacts(blocked=wall(self._page), screenshot=self.pictures[-1] if self.pictures else "")
+        return page
 
 
 class WebvoyagerSource:
@@ -149,8 +138,8 @@ class WebvoyagerSource:
         if trajectory.end == "infrastructure":
             return Judgement(None, why="the browser failed during the episode")
         if not trajectory.answer:
-            if environment.kept_out:
-                return Judgement(None, why=f"blocked: {environment.kept_out}")
+            if environment.blocked_by:
+                return Judgement(None, why=f"blocked: {environment.blocked_by}")
             return Judgement(0.0, why=f"there is no answer ({trajectory.end})")
         if self._judge is None:
             return Judgement(None, why="there is no judge: set env.judge.server.model and env.judge.server.base_url")

@@ -69,7 +69,9 @@ def answers(path: Path) -> dict[str, list[Mapping[str, Any]]]:
         return {}
     sites = read_json(file, dict, error=ConfigError, advice="give WebVoyager's file of reference answers")
     try:
-        return {f"{site}--{one['id']}": [one] for site, held in sites.items() for one in held["answers"]}
+        return {
+            f"{site}--{one['id']}": [one] for site, site_answers in sites.items() for one in site_answers["answers"]
+        }
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{file} is not WebVoyager's file of reference answers: {error!r}") from None
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import re
 
-from dynaweb.policy.formats import ChatFormat
+from dynaweb.policy.prompt_formats import ChatFormat
 from dynaweb.types import Action, ActionKind, Observation
 from dynaweb.web.actions.rules import Refused, direction, element, misspelt, resolve, tab_index
-from dynaweb.web.formats import Grammar
+from dynaweb.web.observation_formats import Grammar
 from dynaweb.web.quoting import quote
 
 SEARCH_PAGE = "https://www.google.com/"
@@ -173,11 +173,11 @@ class WebvoyagerPrompt(ChatFormat):
     grammar = "webvoyager"
     history = "webvoyager"
 
-    def said(self, reason: str, action: str) -> str:
+    def reply_text(self, reason: str, action: str) -> str:
         """`Thought: ...` and `Action: ...`."""
         return f"Thought: {reason}\nAction: {action}"
 
-    def taken_apart(self, text: str) -> tuple[str, str]:
+    def reply_parts(self, text: str) -> tuple[str, str]:
         """The thought without its head; the grammar itself finds the action in the whole reply."""
         mark = _ACTION.search(text)
         thought = text[: mark.start()] if mark else text.strip().rpartition("\n")[0]

@@ -2,8 +2,8 @@
 
 `CompactFormat` belongs to models that were trained with `dynaweb.policy.tokenizer` (the shipped tiny model): one mark
 per job, the page as `compact` text, a reply that is one action. `ChatFormat` serves any model with
-a chat template; further layers are parts of formats, which plugins bring (`dynaweb.web.formats`). All are token-in,
-token-out: what `parse_reply` reads are the very tokens that were sampled.
+a chat template; further layers are parts of formats, which plugins bring (`dynaweb.web.observation_formats`). All are
+token-in, token-out: what `parse_reply` reads are the very tokens that were sampled.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dynaweb.policy.shortening import shortened
 from dynaweb.policy.template import ChatTemplate
 from dynaweb.protocols import PLAIN, ParsedReply, PromptFormat, PromptSettings
 from dynaweb.types import Prompt
-from dynaweb.web import formats
+from dynaweb.web import observation_formats
 from dynaweb.web.actions.grammar import format_action, parse_action
-from dynaweb.web.formats import part_of
+from dynaweb.web.observation_formats import part_of
 from dynaweb.web.page.text import TRUNCATED, render
 from dynaweb.worldmodels.prompts import REWRITE, SYSTEM, doing
 
@@ -247,7 +247,7 @@ def history_lines(actions: Sequence[Action]) -> list[str]:
 def format_for(tokenizer: Any, name: str = "auto", settings: PromptSettings = PLAIN) -> PromptFormat:
     """The prompt layer for a tokenizer: `auto` is `compact` where its marks are there, else `chat`.
 
-    Other names are those of plugins (`dynaweb.web.formats`). Raises `MissingError` for one that nobody offers, and
+    Other names are those of plugins (`dynaweb.web.observation_formats`). Raises `MissingError` for one that nobody offers, and
     `ConfigError` for a tokenizer or a template that cannot be used.
     """
     if name == "auto":
@@ -280,7 +280,7 @@ class ChatFormat:
 
     def __init__(self, tokenizer: Any, settings: PromptSettings = PLAIN) -> None:
         # Asked for before the first episode: a format that is blocked should not end a run in its middle.
-        formats.dialect("webarena"), formats.grammar(self.grammar)
+        observation_formats.dialect("webarena"), observation_formats.grammar(self.grammar)
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer, ends=settings.ends, arguments=settings.template)
         self.stop_ids = self.template.stop_ids
@@ -323,7 +323,7 @@ class ChatFormat:
 
     def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
         """`REASON: ... ACTION: ...` and the end of the turn."""
-        return self._target(self.said(reasoning or "This is the next step.", format_action(action, self.grammar)))
+        return self._target(self.reply_text(reasoning or "This is the next step.", format_action(action, self.grammar)))
 
     def parse_reply(self, token_ids: Sequence[int], observation: Observation) -> ParsedReply:
         """Of what follows the thought: the last fenced block, else what stands behind the last `ACTION:`, else the last
@@ -331,18 +331,18 @@ class ChatFormat:
         reply = self.template.read(token_ids)
         if reply.error:
             return ParsedReply(text=reply.thought, reasoning=reply.thought, error=reply.error)
-        reason, command = self.taken_apart(reply.text)
+        reason, command = self.reply_parts(reply.text)
         reasoning = "\n".join(filter(None, (reply.thought, reason)))
         action = parse_action(command, observation, self.grammar)
         if isinstance(action, str):
             return ParsedReply(text=reply.text, reasoning=reasoning, error=action)
         return ParsedReply(text=reply.text, reasoning=reasoning, action=action)
 
-    def said(self, reason: str, action: str) -> str:
+    def reply_text(self, reason: str, action: str) -> str:
         """A reply as it is trained on."""
         return f"REASON: {reason}\nACTION: {action}"
 
-    def taken_apart(self, text: str) -> tuple[str, str]:
+    def reply_parts(self, text: str) -> tuple[str, str]:
         """Reasoning, and the part of a reply that holds its action."""
         return _split_reply(text)
 

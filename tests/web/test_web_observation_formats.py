@@ -9,9 +9,9 @@ from dynaweb.config import resolve
 from dynaweb.config.agreement import used_plugins
 from dynaweb.errors import MissingError, PluginError
 from dynaweb.plugin import registry as plugins
-from dynaweb.policy.formats import format_for
+from dynaweb.policy.prompt_formats import format_for
 from dynaweb.types import Action, Node, Observation
-from dynaweb.web import formats
+from dynaweb.web import observation_formats
 from dynaweb.web.actions.grammar import format_action, parse_action
 from dynaweb.web.page.text import parse_page, render
 
@@ -26,9 +26,9 @@ def dynaweb_formats():
     return [PluginSpec("toy", "toyformats:Toy", Section, "Toys", capabilities=parts)]
 """
 CLASS = """
-from dynaweb.policy.formats import format_for
+from dynaweb.policy.prompt_formats import format_for
 from dynaweb.types import Action, Node, Observation
-from dynaweb.web.formats import Dialect, Grammar
+from dynaweb.web.observation_formats import Dialect, Grammar
 
 class Toy:
     dialect = Dialect(
@@ -54,7 +54,7 @@ def toy(package: PackageMaker) -> plugins.Plugins:
 
 
 def test_a_third_party_format_is_found_by_name(toy: plugins.Plugins) -> None:
-    assert "toy" in formats.names("dialect") and "toy" not in formats.names("view")
+    assert "toy" in observation_formats.names("dialect") and "toy" not in observation_formats.names("view")
     assert render(PAGE, "toy") == "Home" and parse_page("Home", "toy", "http://a/") == PAGE
     assert format_action(Action("click", 1), "toy") == "click!" and parse_action("", PAGE, "toy") == Action("click", 1)
     assert format_for("a tokenizer", "toy") == ("toy prompts", "a tokenizer")
@@ -89,5 +89,5 @@ def test_a_part_that_the_class_lacks_is_an_error(package: PackageMaker) -> None:
 def test_the_core_needs_no_format_of_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYNAWEB_PLUGINS", "delta")
     plugins.load()
-    assert formats.names("view") == ("compact", "full")
+    assert observation_formats.names("view") == ("compact", "full")
     assert parse_page(render(PAGE)) == PAGE

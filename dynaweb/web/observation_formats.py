@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from dynaweb.config.sections import Section
 from dynaweb.errors import PluginError
-from dynaweb.hookspecs import CORE_FORMATS
+from dynaweb.hookspecs import CORE_FORMATS, PluginSpec
 
 if TYPE_CHECKING:
     from dynaweb.plugin.registry import Plugins
@@ -47,6 +48,11 @@ class Grammar:
     """The action of a reply to a page. Raises `dynaweb.web.actions.rules.Refused` and nothing else."""
     format: Callable[[Action, bool], str]
     """The action as `parse` reads it; with False for histories: its target by role and name, without a number."""
+
+
+def format_spec(name: str, target: str, parts: tuple[Part, ...], summary: str) -> PluginSpec:
+    """What a plugin's hook returns for a format: where its class is, and which parts it has."""
+    return PluginSpec(name, target, Section, summary, capabilities=frozenset(parts))
 
 
 def dialect(name: str) -> Dialect:
