@@ -97,7 +97,7 @@ def main() -> None:
     recipe = resolve("dynaweb", overrides=sets, wm=given.wm, model=given.model)
     ctx = RunContext(recipe, current(), StageCache(notify=current().notify))
     model = ctx.models.load(given.weights) if given.weights else ctx.models.base
-    world_model = ctx.models.world_model(model, temperature=recipe.dream.temperature)
+    world_model = ctx.models.world_model(model, temperature=recipe.dream.temperature, held_out=frozenset())
     bench = Bench(ctx, world_model, transitions(given.steps // given.group, sets), given.group)
     times: dict[int, list[Times]] = {size: [] for size in given.sizes}
 

@@ -219,7 +219,8 @@ async def run(ctx: RunContext) -> Outcome:
 async def in_phases(ctx: RunContext, have: Artifacts, mode: Mode) -> Artifact:
     """RL in `phases.count` stages, each from the policy of the one before; the last one's result.
 
-    From the second phase on, tasks are made of those that the phase before has failed (WebRL, arXiv 2411.02337).
+    From the second phase on, tasks are made of those that the phase before has failed (WebRL, arXiv 2411.02337). When
+    the time budget is used up, no further phase begins.
     """
     count = ctx.recipe.phases.count
     if count == 1:
@@ -234,6 +235,8 @@ async def in_phases(ctx: RunContext, have: Artifacts, mode: Mode) -> Artifact:
         tell_phase(ctx, roles)
         before = policy = await reinforce(ctx, replace(have, sft=policy, phase=phase), mode=mode)
         ctx.keep(before, f"phase-{number}", episodes_as=f"phase-{number}")
+        if ctx.out_of_time:
+            break
     return policy
 
 
@@ -355,14 +358,15 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     first = done = checkpoints.resume()
     if audit is not None:
         audit.refuse_alarm(lambda: None)  # the state that it would save was just read
-    engine.weights_version = (phase.number - 1) * rl.updates + first
+    engine.weights_version = phase.updates_before + first
     advance = ctx.progress(name, rl.updates, "updates", done=first)
 
     def finish(target: Stage, updates: int) -> None:
         skipped = count_skipped(ctx, trainer, name)
         checkpoints.finish(target.folder, updates)
         log.collect(target.folder, updates)
-        write_json(target.folder / UPDATES, {"done": updates, "planned": rl.updates, "skipped": skipped})
+        progress = {"done": updates, "planned": rl.updates, "skipped": skipped}
+        write_json(target.folder / UPDATES, {**progress, "phase": phase.number, "before": phase.updates_before})
 
     try:
         for update in range(first, rl.updates):
@@ -401,6 +405,8 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
                 history.rewards.append(seen["reward"])
                 history.outcomes.append(outcomes_of(rollouts))
                 ctx.tell(events.Update(name, update, {**seen, **metrics, **times}))
+                if replay is not None:
+                    replay.add(rollouts)
 
             # Reality: validation, audit, fresh transitions for the world model.
             if rl.validate_every > 0 and (update + 1) % rl.validate_every == 0:

@@ -19,7 +19,7 @@ from dynaweb.judges.audit import JudgeAudits, report_on
 from dynaweb.judges.reward import SUCCESS, answers_for, success_of
 from dynaweb.pipeline.artifacts import MODEL, files_hash
 from dynaweb.pipeline.context import RunContext
-from dynaweb.pipeline.judge import FITTED, TRAINABLE, checked_config, judge_named, parts, to_fit
+from dynaweb.pipeline.judge import FITTED, judge_named, to_fit
 from dynaweb.report.summary import StageResult, evaluated
 from dynaweb.report.world_model import write_scores
 from dynaweb.rollout.agents import POLICIES, WITHOUT_MODEL
@@ -195,7 +195,7 @@ async def audit_judges(ctx: RunContext, judges: Sequence[str], data: Path | None
     for name in judges:
         # The recipe's settings of its own judge, the defaults of any other.
         settings: Any = ctx.recipe.reward.config if name == ctx.recipe.reward.name else {}
-        if ctx.models.fitted_judge is None and _needs_fit(ctx, name, settings):
+        if ctx.models.fitted_judge is None and to_fit(ctx, name, settings) is not None:
             await _fit_other_judge(ctx, name)
         model = ctx.models.load(weights)
         judge = judge_named(ctx, name, settings, ctx.models.engine(model), model.format)
@@ -222,19 +222,12 @@ def _saved_audit(file: Path, graded: Sequence[Trajectory], reports: Sequence[Any
     return result
 
 
-def _needs_fit(ctx: RunContext, name: str, settings: Any) -> bool:
-    return any(
-        TRAINABLE in ctx.plugins.find("reward", part).spec.capabilities and not getattr(config, "weights", "")
-        for part, config in parts(ctx, name, checked_config(ctx, name, settings))
-    )
-
-
 async def _fit_other_judge(ctx: RunContext, name: str) -> None:
     """Fit a judge as a run of the recipe with that judge would."""
     from dynaweb.config import resolve
 
     recipe = ctx.recipe if to_fit(ctx) is not None else resolve(ctx.recipe, reward=name, plugins=ctx.plugins)
-    other = RunContext(recipe, ctx.plugins, ctx.cache, ctx.folder)
+    other = ctx.with_recipe(recipe)
     try:
         await train.artifacts_for(other, "judge")
         ctx.models.fitted_judge = other.models.fitted_judge

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dynaweb.config.keys import digest
 from dynaweb.errors import ConfigError
 from dynaweb.runs.atomic import write_with
+from dynaweb.runs.names import UPDATES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -74,6 +75,14 @@ class Phase:
     number: int = 1
     before: Artifact | None = None
     tasks: Artifact | None = None
+
+    @property
+    def updates_before(self) -> int:
+        """Updates that the policy had in all phases before this one: no more than were done where time ran out."""
+        if self.before is None:
+            return 0
+        progress = self.before.data(UPDATES)
+        return int(progress["before"]) + int(progress["done"])
 
     def keys(self) -> dict[str, str]:
         """Cache keys of what it starts from."""

@@ -131,7 +131,9 @@ class Auditor:
         queues: dict[str, list[Trajectory]] = {}
         for trajectory in chosen:
             queues.setdefault(trajectory.task.id, []).append(trajectory)
-        episodes = [Episode(f"{AUDIT}/{update}/{i}", t.task, self.ctx.seed("audit", i)) for i, t in enumerate(chosen)]
+        episodes = [
+            Episode(f"{AUDIT}/{update}/{i}", t.task, self.ctx.seed("audit", update, i)) for i, t in enumerate(chosen)
+        ]
         longest = max(len(t.steps) for t in chosen)
         return await play_in_batches(
             self.ctx,

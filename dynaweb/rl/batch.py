@@ -163,7 +163,6 @@ def replayed(batches: BatchMaker, buffer: ReplayBuffer, update: int, rollouts: S
         "replay_drawn": float(len(keep) - fresh),
         "replay_kept": float(sum(keep[fresh:])),
     }
-    buffer.add(rollouts)
     credit = replace(batch.credit, metrics={**batch.credit.metrics, **metrics})
     return replace(batch, credit=credit, advantages=batch.advantages[: len(rollouts)])
 

@@ -107,22 +107,27 @@ class Checkpoints:
         """Around an update: when training cannot go on, the sound weights before it stay behind as a checkpoint.
 
         `offending` is the file of the trajectory that made it unsound, if there is one. Weights that have diverged are
-        not sound and are not saved.
+        not sound and are not saved; nor are those that some optimizer steps of the update have changed already: the
+        next attempt goes on from the checkpoint before.
         """
-        skipped = self.trainer.skipped
+        skipped, moves = self.trainer.skipped, self.trainer.moves
         try:
             yield
         except DivergedError:
             raise
         except TrainingError as error:
-            # This update is done again by the next attempt, and so are those of its steps that were skipped.
-            self.trainer.steps, self.trainer.skipped = update * self.per_update, skipped
-            for partner in self.partners:
-                if isinstance(partner, History):
-                    partner.cut(update)
-            self.save()
+            if self.trainer.moves == moves:
+                # This update is done again by the next attempt, and so are those of its steps that were skipped.
+                self.trainer.steps, self.trainer.skipped = update * self.per_update, skipped
+                for partner in self.partners:
+                    if isinstance(partner, History):
+                        partner.cut(update)
+                self.save()
+            where = f"The last sound weights are in {self.scratch}"
+            if not updates_kept(self.scratch, self.per_update):
+                where = "There are no sound weights yet: the next attempt starts anew"
             cause = f", the first trajectory that gave it in {offending}" if offending.exists() else ""
-            raise TrainingError(f"{error}. The last sound weights are in {self.scratch}{cause}") from error
+            raise TrainingError(f"{error}. {where}{cause}") from error
 
 
 @dataclass(slots=True)

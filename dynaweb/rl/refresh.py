@@ -53,7 +53,7 @@ class Refresher:
         self.settings = ctx.recipe.wm_fit
         self._held_out = held_out_sites(ctx, explored)
         self._collected: list[Transition] = []
-        self._maker = ctx.models.world_model(model, temperature=0.0)
+        self._maker = ctx.models.world_model(model, temperature=0.0, held_out=self._held_out)
         self._rows = rows_for(self._maker, asked(real_transitions(ctx, explored)))
         self._learn_from(_collected_by(before))
         self._moments = moments(ctx.recipe.rl.updates, self.settings.refresh_every)

@@ -14,7 +14,7 @@ from dynaweb.rollout.agents import ModelPolicy
 from dynaweb.rollout.lookahead import LookaheadPolicy
 from dynaweb.runs.names import UPDATES, Role, sft_label
 from dynaweb.stages.evaluate import audit_judge, evaluate_arm
-from dynaweb.stages.world_model import real_transitions
+from dynaweb.stages.world_model import held_out_sites, real_transitions
 from dynaweb.stats import count
 
 if TYPE_CHECKING:
@@ -96,10 +96,13 @@ def _main(ctx: RunContext, have: Artifacts) -> list[ArmSpec]:
     where = "dreams" if dreams else "recorded rollouts" if have.recorded is not None else "real pages"
     how = ctx.recipe.opt.name if rl.mode == "policy" else "filtered behaviour cloning"
     note = f"{updates_of(artifact)} of {rl.tasks} x {rl.n} rollouts in {where}, {how}"
-    phases = ctx.recipe.phases.count
-    note = f"{phases} phases, each of {note}" if phases > 1 else note
-    label = "DynaWeb" if dreams and rl.mode == "policy" else f"{how} in {where}"
-    return [ArmSpec("dynaweb", label + _cut(artifact), "main", artifact.model, artifact.key, note)]
+    label = ("DynaWeb" if dreams and rl.mode == "policy" else f"{how} in {where}") + _cut(artifact)
+    phases, done = ctx.recipe.phases.count, int(artifact.data(UPDATES).get("phase", 1))
+    if done < phases:
+        note, label = f"{done} of {phases} phases, the last of {note}", f"{label} ({done} of {phases} phases)"
+    elif phases > 1:
+        note = f"{phases} phases, each of {note}"
+    return [ArmSpec("dynaweb", label, "main", artifact.model, artifact.key, note)]
 
 
 def _ahead(ctx: RunContext, have: Artifacts, main: list[ArmSpec]) -> list[ArmSpec]:
@@ -207,10 +210,12 @@ def lookahead(
         model = ctx.models.load(weights)
         engine = ctx.models.engine(model)
         dreamer = ctx.models.load(world_model) if world_model is not None else ctx.models.base
+        episodes = explored.episodes() if explored is not None else []
         world = ctx.models.world_model(
             dreamer,
             temperature=agent.world_temperature,
-            transitions=lambda: real_transitions(ctx, explored.episodes()) if explored is not None else [],
+            held_out=held_out_sites(ctx, episodes),
+            transitions=lambda: real_transitions(ctx, episodes),
         )
 
         def dream(page: Observation) -> Environment:

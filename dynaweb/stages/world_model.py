@@ -291,7 +291,7 @@ async def _fit(ctx: RunContext, stage: Stage, model: LoadedModel, material: Mate
     from dynaweb.pipeline.fit import with_adapters
 
     settings = ctx.recipe.wm_fit
-    world_model = ctx.models.world_model(model, temperature=0.0)
+    world_model = ctx.models.world_model(model, temperature=0.0, held_out=material.held_out)
     rows = rows_for(world_model, material.known)
     watch = None
     if settings.validate_every and material.away:

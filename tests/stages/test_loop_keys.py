@@ -277,7 +277,7 @@ def test_weights_bring_their_tokenizer_and_the_base_that_judges_refuses_another(
     assert len(loaded.tokenizer) > len(checked.models.tokenizer)
     assert loaded.format is not checked.models.format
     # A world model of such weights asks in their tokens, not in those of the base model.
-    asking: Any = checked.models.world_model(loaded, temperature=0.0)
+    asking: Any = checked.models.world_model(loaded, temperature=0.0, held_out=frozenset())
     assert asking.format is loaded.format
     with pytest.raises(CheckpointError, match=r"know \d+ tokens, but the tokenizer has"):
         checked.models.load(foreign(model / "small", grow=False))
