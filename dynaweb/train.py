@@ -35,10 +35,10 @@ from dynaweb.rl.audit import Auditor
 from dynaweb.rl.batch import BatchMaker, imitated, kept_groups, replayed
 from dynaweb.rl.checkpoints import BestWeights, Checkpointed, Checkpoints, History, RolloutLog, keep_best
 from dynaweb.rl.importance import checked_correction, refuse_stale
-from dynaweb.rl.key import Mode, rl_key
+from dynaweb.rl.key import Mode, rl_key, stage_of
 from dynaweb.rl.refresh import Refresher
 from dynaweb.rl.replay import ReplayBuffer
-from dynaweb.rl.sources import JUDGED, OfflineRollouts, curriculum_of, dreaming_model, recorded, rollout_source
+from dynaweb.rl.sources import JUDGED, OfflineRollouts, curriculum_of, dreaming_model, rollout_source
 from dynaweb.rl.updater import Updater
 from dynaweb.rollout.agents import ModelPolicy
 from dynaweb.rollout.curriculum import outcomes_of
@@ -49,13 +49,14 @@ from dynaweb.runs.names import DREAMS, ROLLOUTS, UPDATES
 from dynaweb.stages.arms import ArmResult, arms, arms_planned, evaluated, has_filtered
 from dynaweb.stages.curriculum import chosen_generator, evolve, phase_roles, tell_phase
 from dynaweb.stages.demos import all_experts, demos, learns, no_demos
+from dynaweb.stages.drift import drift
 from dynaweb.stages.evaluate import audits, judge_errors, play_greedily, successes, summary
 from dynaweb.stages.explore import explore, loosened
-from dynaweb.stages.judge import fitted_judge
+from dynaweb.stages.graded import graded, offline
+from dynaweb.stages.judge_fit import judge_fit
 from dynaweb.stages.preflight import check_seam
 from dynaweb.stages.sft import longer_sft, sft
 from dynaweb.stages.world_model import fit_world_model
-from dynaweb.stages.world_model_eval import drift_stage
 
 if TYPE_CHECKING:
     from dynaweb.pipeline.context import RunContext
@@ -69,7 +70,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """One stage: the name of its artifact, the artifacts that it is made from, and how it is made.
+    """One stage: its name, the artifacts that it is made from, and how it is made.
+
+    A stage has one name: that of its artifact, of the folder of its cache entries, in progress and in the docs; with
+    `_` between words where it is an identifier, else with `-`.
 
     To add a stage: a function in a file of `dynaweb.stages` that returns an artifact (None where the recipe does
     without it), and an entry in `STAGES`. Its key is `stage_key(ctx, activity, **made_from)` with a new `Activity` of
@@ -98,8 +102,8 @@ def explorer(ctx: RunContext) -> Sequence[str]:
 
 def rl_start(ctx: RunContext) -> Sequence[str]:
     """What RL starts from."""
-    rollouts = ["explored", "world_model"] if ctx.envs.dreams else ["recorded"] if ctx.recipe.offline.episodes else []
-    return ["demos", "experts", "sft", "judge", *rollouts]
+    rollouts = ["explore", "world_model"] if ctx.envs.dreams else ["offline"] if ctx.recipe.offline.episodes else []
+    return ["demos", "experts", "sft", "judge_fit", *rollouts]
 
 
 STAGES = (
@@ -112,34 +116,39 @@ STAGES = (
     ),
     StageSpec("sft", after("demos"), lambda ctx, have: sft(ctx, have.need("demos"))),
     StageSpec(
-        "judge",
-        after("demos", "sft"),
-        lambda ctx, have: fitted_judge(ctx, have.need("sft"), have.need("demos")),
+        "graded",
+        after("sft"),
+        lambda ctx, have: graded(ctx, have.need("sft")),
         wanted=lambda ctx: to_fit(ctx) is not None,
-        cached=lambda ctx: 2,  # graded episodes, and the judge fitted on them
     ),
     StageSpec(
-        "recorded",
+        "judge_fit",
+        after("demos", "graded"),
+        lambda ctx, have: judge_fit(ctx, have.graded, have.need("demos")),
+        wanted=lambda ctx: to_fit(ctx) is not None,
+    ),
+    StageSpec(
+        "offline",
         after("sft"),
-        lambda ctx, have: recorded(ctx, have.need("sft")),
+        lambda ctx, have: offline(ctx, have.need("sft")),
         wanted=lambda ctx: not ctx.envs.dreams and ctx.recipe.offline.episodes > 0,
     ),
     StageSpec(
-        "explored",
+        "explore",
         explorer,
         lambda ctx, have: explore(ctx, have.need("sft") if explorer(ctx) else None),
         wanted=lambda ctx: ctx.envs.dreams,
     ),
     StageSpec(
         "world_model",
-        after("demos", "explored"),
-        lambda ctx, have: fit_world_model(ctx, have.need("explored"), have.need("demos")),
+        after("demos", "explore"),
+        lambda ctx, have: fit_world_model(ctx, have.need("explore"), have.need("demos")),
         wanted=lambda ctx: ctx.envs.dreams,
     ),
     StageSpec(
         "drift",
-        after("demos", "explored", "world_model"),
-        lambda ctx, have: drift_stage(ctx, have.need("explored"), have.need("demos"), have.need("world_model")),
+        after("demos", "explore", "world_model"),
+        lambda ctx, have: drift(ctx, have.need("explore"), have.need("demos"), have.need("world_model")),
         wanted=lambda ctx: ctx.envs.dreams and ctx.recipe.wm_fit.open_loop > 0,
     ),
     StageSpec(
@@ -249,8 +258,9 @@ class OutOfTime(asyncio.CancelledError):
 
 
 async def reinforce(ctx: RunContext, have: Artifacts, *, mode: Mode) -> Artifact:
-    """Stage `rl`: the policy after all updates, and the rollouts that it learned from; `UPDATES` says how many.
+    """Stage `rl` or `filtered-bc`, by `mode`: the policy after all updates, and the rollouts that it learned from.
 
+    `UPDATES` says how many.
     When the time budget ends it early, what there is becomes a stage under a key of its own, which holds the number of
     updates done; the full key stays free for a run that has the time.
     """
@@ -260,7 +270,7 @@ async def reinforce(ctx: RunContext, have: Artifacts, *, mode: Mode) -> Artifact
         await learn(ctx, stage, have, mode)
 
     try:
-        artifact = await ctx.stage("rl", rl_key(ctx, have, mode), body, resumable=True)
+        artifact = await ctx.stage(stage_of(mode), rl_key(ctx, have, mode), body, resumable=True)
     except OutOfTime as stop:
         early, spent = stop, ctx.meter.cost()
 
@@ -268,7 +278,7 @@ async def reinforce(ctx: RunContext, have: Artifacts, *, mode: Mode) -> Artifact
             ctx.meter.earlier = spent
             early.finish(stage, early.done)
 
-        artifact = await ctx.stage("rl", rl_key(ctx, have, mode, done=early.done), cut)
+        artifact = await ctx.stage(stage_of(mode), rl_key(ctx, have, mode, done=early.done), cut)
     main = mode == ctx.recipe.rl.mode
     episodes = DREAMS if ctx.envs.dreams else ROLLOUTS
     ctx.keep(artifact, "dynaweb" if main else mode, episodes_as=episodes if main else f"{episodes}-{mode}")
@@ -282,7 +292,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     `mode` "policy" takes the optimizer's loss; "filtered-bc" imitates the successful ones of the same rollouts.
     """
     rl, phase = ctx.recipe.rl, have.phase
-    name = "rl" if mode == "policy" else mode
+    name = stage_of(mode)
 
     # The policy, the judge of its rollouts, and the optimizer with what it wants to know besides rewards.
     policy = with_adapters(ctx.models.load(have.need("sft").model), rl.lora_rank, seed=ctx.seed("lora", "rl"))
@@ -299,13 +309,13 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     refresher = Refresher.of(ctx, have, world_model)
     curriculum = curriculum_of(ctx, have, [few[0].task for few in experts.values()])
     sampler: Sampler
-    if have.recorded is None:
+    if have.offline is None:
         actor = ModelPolicy(engine, policy.format, temperature=rl.temperature, max_new_tokens=rl.max_new_tokens)
         seed = ctx.recipe.run.seed if phase.number == 1 else ctx.seed("phase", phase.number)
         sampler = GroupSampler.of(ctx.recipe, seed, actor, judge, source, ctx.models.lockstep, experts)
     else:
         seed = ctx.seed("offline", phase.number)
-        sampler = OfflineRollouts(have.recorded.episodes(), judge, rl.tasks * rl.n, seed, stage.scratch / JUDGED)
+        sampler = OfflineRollouts(have.offline.episodes(), judge, rl.tasks * rl.n, seed, stage.scratch / JUDGED)
 
     # The trainer, with a critic if the optimizer wants one, and the policy as it starts to measure or weigh against.
     steps = rl.epochs * rl.minibatches

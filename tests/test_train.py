@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage_kit import plan_holds, statuses
+from stage_kit import WITHOUT_ARTIFACT, plan_holds, statuses
 
 import dynaweb
 from dynaweb import train
@@ -88,19 +89,27 @@ def test_what_is_not_there_is_said_by_name() -> None:
 @pytest.mark.parametrize(
     ("sets", "flags", "names"),
     [
-        ((), {}, "demos experts sft explored world_model drift rl longer_sft"),
+        ((), {}, "demos experts sft explore world_model drift rl longer_sft"),
         (("wm_fit.open_loop=0", "controls.filtered_bc=true"), {},
-         "demos experts sft explored world_model rl longer_sft filtered_bc"),
+         "demos experts sft explore world_model rl longer_sft filtered_bc"),
         (UNTRAINED, {"env": "sites", "reward": "checker"}, "demos experts sft"),
         (("offline.episodes=4", "controls.sft_steps=[]"), {"env": "sites", "reward": "checker"},
-         "demos experts sft recorded rl"),
-        ((), {"reward": "orm"}, "demos experts sft judge explored world_model drift rl longer_sft"),
+         "demos experts sft offline rl"),
+        ((), {"reward": "orm"}, "demos experts sft graded judge_fit explore world_model drift rl longer_sft"),
     ],
 )  # fmt: skip
 def test_a_recipe_has_the_stages_that_it_asks_for(
     tmp_path: Path, sets: tuple[str, ...], flags: dict[str, str], names: str
 ) -> None:
     assert [spec.name for spec in stages_of(context(tmp_path, *sets, **flags))] == names.split()
+
+
+def test_a_stage_has_one_name_in_the_list_among_artifacts_and_in_the_docs() -> None:
+    assert {spec.name for spec in STAGES} <= Artifacts.__dataclass_fields__.keys()
+    section = Path("docs/concepts.md").read_text(encoding="utf-8").split("## Stages")[1].split("| label | name")[0]
+    documented = re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE)
+    assert set(documented) == {spec.name.replace("_", "-") for spec in STAGES} | WITHOUT_ARTIFACT
+    assert len(documented) == len(set(documented))
 
 
 def test_every_stage_comes_after_all_that_it_is_made_from(tmp_path: Path) -> None:

@@ -110,11 +110,13 @@ class Artifacts:
     experts: Artifact | None = None
     """Expert data of RL and of the SFT controls: the demonstrations, or an expert for each RL task."""
     sft: Artifact | None = None
-    judge: Artifact | None = None
+    graded: Artifact | None = None
+    """Real rollouts with verdicts, which the judge is fitted on."""
+    judge_fit: Artifact | None = None
     """The judge that was fitted for this run."""
-    recorded: Artifact | None = None
-    """Rollouts that are learned from offline."""
-    explored: Artifact | None = None
+    offline: Artifact | None = None
+    """Recorded rollouts that are learned from offline."""
+    explore: Artifact | None = None
     world_model: Artifact | None = None
     drift: Artifact | None = None
     """What the world model's errors are by step of the dream. Nothing is learned from it."""
@@ -135,7 +137,8 @@ class Artifacts:
         """The artifact of that name. Raises `ConfigError` where the stage that makes it has not run."""
         artifact = self.others.get(name) or getattr(self, name, None)
         if not isinstance(artifact, Artifact):
-            raise ConfigError(f"this needs the stage {name!r}, which the recipe does without; run it first")
+            stage = name.replace("_", "-")
+            raise ConfigError(f"this needs the stage {stage!r}, which the recipe does without; run it first")
         return artifact
 
     def only(self, names: Collection[str]) -> Artifacts:

@@ -63,10 +63,10 @@ class Refresher:
     @classmethod
     def of(cls, ctx: RunContext, have: Artifacts, model: LoadedModel | None) -> Refresher | None:
         """The refresher of an RL stage; None where the recipe refreshes nothing."""
-        if not ctx.recipe.wm_fit.refresh_every or model is None or have.explored is None:
+        if not ctx.recipe.wm_fit.refresh_every or model is None or have.explore is None:
             return None
         before = have.phase.before
-        return cls(ctx, model, have.explored.episodes(), before.folder if before is not None else None)
+        return cls(ctx, model, have.explore.episodes(), before.folder if before is not None else None)
 
     async def after(self, done: int, player: Player) -> None:
         """Refresh, if it is time after `done` policy updates."""

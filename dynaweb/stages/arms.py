@@ -60,7 +60,7 @@ def arms_planned(ctx: RunContext) -> int:
 
 
 async def evaluated(ctx: RunContext, spec: ArmSpec) -> ArmResult:
-    """An arm with its judged evaluation episodes: the stages `eval` and `judge`."""
+    """An arm with its judged evaluation episodes: the stages `eval` and `judge-audit`."""
     played = await evaluate_arm(ctx, spec.name, spec.weights, spec.key, player=spec.player, label=spec.label)
     return ArmResult(spec, await audit_judge(ctx, spec.name, played, spec.weights, label=spec.label))
 
@@ -93,7 +93,7 @@ def _main(ctx: RunContext, have: Artifacts) -> list[ArmSpec]:
     rl, artifact, dreams = ctx.recipe.rl, have.rl, ctx.envs.dreams
     if artifact is None:
         return []
-    where = "dreams" if dreams else "recorded rollouts" if have.recorded is not None else "real pages"
+    where = "dreams" if dreams else "recorded rollouts" if have.offline is not None else "real pages"
     how = ctx.recipe.opt.name if rl.mode == "policy" else "filtered behaviour cloning"
     note = f"{updates_of(artifact)} of {rl.tasks} x {rl.n} rollouts in {where}, {how}"
     label = ("DynaWeb" if dreams and rl.mode == "policy" else f"{how} in {where}") + _cut(artifact)
@@ -124,7 +124,7 @@ def _ahead(ctx: RunContext, have: Artifacts, main: list[ArmSpec]) -> list[ArmSpe
             base.weights,
             f"{base.key} {lookahead_key(ctx, have.world_model.key)}",
             f"{agent.candidates} candidates, {agent.depth} steps imagined with {ctx.recipe.wm.name}, judged",
-            lookahead(ctx, base.weights, weights, have.explored),
+            lookahead(ctx, base.weights, weights, have.explore),
         )
     ]
 

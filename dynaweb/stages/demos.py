@@ -62,9 +62,9 @@ def learns(ctx: RunContext) -> bool:
 async def demos(ctx: RunContext) -> Artifact:
     """Stage `demos`: the demonstrations that SFT sees."""
     tasks = one_per_template(scripted(ctx, training_tasks(ctx, ctx.recipe.data.demos)), ctx.recipe.data.demos)
-    made = await _played(ctx, tasks, stage_key(ctx, "demos"))
-    ctx.keep(made, "demos")
-    return made
+    artifact = await _played(ctx, "demos", tasks, stage_key(ctx, "demos"))
+    ctx.keep(artifact, "demos")
+    return artifact
 
 
 async def no_demos(ctx: RunContext) -> Artifact:
@@ -77,13 +77,16 @@ async def no_demos(ctx: RunContext) -> Artifact:
 
 
 async def all_experts(ctx: RunContext, few: Artifact) -> Artifact:
-    """The expert data of RL and of the SFT controls: the demonstrations, or with `all` an expert for each RL task."""
+    """Stage `experts`: the expert data of RL and of the SFT controls, with `data.experts = "all"` one for each RL task.
+
+    Else these are the demonstrations.
+    """
     if ctx.recipe.data.experts == "few" or not learns(ctx):
         return few
     key = stage_key(ctx, "experts", **pool_key(ctx))
-    made = await _played(ctx, scripted(ctx, rl_tasks(ctx)), key)
-    ctx.keep(made, "experts")
-    return made
+    artifact = await _played(ctx, "experts", scripted(ctx, rl_tasks(ctx)), key)
+    ctx.keep(artifact, "experts")
+    return artifact
 
 
 def scripted(ctx: RunContext, tasks: Sequence[Task]) -> list[Task]:
@@ -107,21 +110,21 @@ def has_expert(source: TaskSource, task: Task) -> bool:
     return True
 
 
-async def _played(ctx: RunContext, tasks: Sequence[Task], key: StageKey) -> Artifact:
+async def _played(ctx: RunContext, name: str, tasks: Sequence[Task], key: StageKey) -> Artifact:
     async def body(stage: Stage) -> None:
-        played = await play_experts(ctx, stage, tasks)
+        played = await play_experts(ctx, stage, name, tasks)
         save_episodes(stage, played)
         for trajectory in played:
-            ctx.tell(events.Rollout("demos", trajectory))
+            ctx.tell(events.Rollout(name, trajectory))
             if success_of(trajectory) != 1.0:
                 ctx.tell(events.Failure(where=f"expert of {trajectory.task.id}", error=why_failed(trajectory)))
         if not by_task(played):
             raise TrainingError(f"no expert succeeded on any of {len(tasks)} tasks; the first: {why_failed(played[0])}")
 
-    return await ctx.stage("demos", key, body, resumable=True)
+    return await ctx.stage(name, key, body, resumable=True)
 
 
-async def play_experts(ctx: RunContext, stage: Stage, tasks: Sequence[Task]) -> list[Trajectory]:
+async def play_experts(ctx: RunContext, stage: Stage, name: str, tasks: Sequence[Task]) -> list[Trajectory]:
     """One expert episode per task, graded by the environment."""
     episodes = [Episode(f"expert/{i}/{task.id}", task, ctx.seed("demos", task.id)) for i, task in enumerate(tasks)]
     played = await play_in_batches(
@@ -131,7 +134,7 @@ async def play_experts(ctx: RunContext, stage: Stage, tasks: Sequence[Task]) -> 
         ctx.envs.source.environment,
         lambda task: ExpertPlayer(ctx.envs.source.expert(task)),
         rules=Rules(ctx.recipe.data.max_best_steps + SLACK, source="expert", invalid_ends=True),
-        phase="demos",
+        phase=name,
         finish=grading(ctx.envs.source),
     )
     refuse_total_failure(played, "demonstrations")

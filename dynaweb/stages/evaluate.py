@@ -150,7 +150,7 @@ def _broken(folder: Path | None) -> str:
 async def audit_judge(
     ctx: RunContext, arm: str, evaluated: Artifact, weights: Path | None, *, label: str = ""
 ) -> Artifact:
-    """Stage `judge`: what the judge says of an arm's real episodes, beside the environment's verdicts.
+    """Stage `judge-audit`: what the judge says of an arm's real episodes, beside the environment's verdicts.
 
     The checker repeats those verdicts, so there is nothing to audit: the episodes are then kept as they are.
     """
@@ -166,8 +166,8 @@ async def audit_judge(
     artifact = evaluated
     if audits(ctx):
         # Episodes that the infrastructure broke are other episodes once they have been played again.
-        key = stage_key(ctx, "judge", evaluated=evaluated, broken=_broken(evaluated.folder) or None)
-        artifact = await ctx.stage("judge", key, body)
+        key = stage_key(ctx, "judge-audit", evaluated=evaluated, broken=_broken(evaluated.folder) or None)
+        artifact = await ctx.stage("judge-audit", key, body)
     ctx.keep(artifact, f"eval-{arm}")
     return artifact
 

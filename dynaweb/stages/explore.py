@@ -92,7 +92,7 @@ def loosened(ctx: RunContext, engine: Engine, prompts: PromptFormat) -> Player:
 
 def recorded_starts(have: Artifacts) -> StartPages:
     """Real first pages that the stages before RL recorded, and those that were opened for the tasks of this phase."""
-    artifacts = [have.explored, have.demos, have.phase.tasks]
+    artifacts = [have.explore, have.demos, have.phase.tasks]
     return StartPages(episode for one in artifacts if one is not None for episode in one.episodes())
 
 

@@ -72,7 +72,7 @@ async def fit_world_model(ctx: RunContext, explored: Artifact, demos: Artifact) 
     def material() -> Material:
         return Material.of_episodes(ctx, explored.episodes(), demos.episodes())
 
-    return await _stage(ctx, material, explored=explored, demos=demos)
+    return await _stage(ctx, material, explore=explored, demos=demos)
 
 
 async def fit_on_store(ctx: RunContext, store: Path) -> Artifact:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +71,40 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache
 
 
+def copied(prepared: Path, cache: Path, patch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(prepared, cache)
+    patch.setenv("DYNAWEB_CACHE", str(cache))
+    return cache
+
+
+def result(folder: Path, cache: Path) -> tuple[Any, ...]:
+    return *left(folder, cache), {row["index"]: row["metrics"] for row in updates(folder)}
+
+
+@pytest.fixture(scope="module")
+def whole(prepared: Path) -> Iterator[Callable[[tuple[str, ...]], tuple[Any, ...]]]:
+    """The results of runs that nothing stopped, by their settings."""
+    results: dict[tuple[str, ...], tuple[Any, ...]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+
+        def of(sets: tuple[str, ...]) -> tuple[Any, ...]:
+            if sets not in results:
+                name = f"whole-{len(results)}"
+                cache = copied(prepared, prepared.parent / f"cache-{name}", patch)
+                run(prepared.parent / name, *sets)
+                results[sets] = result(prepared.parent / name, cache)
+            return results[sets]
+
+        yield of
+
+
 def fails_once(patch: pytest.MonkeyPatch, owner: type, name: str, at: int) -> None:
-    """The call number `at` (from 0) of a method raises what ends a training, after a stop of its own work before it."""
-    calls = [0]
+    """The call number `at` (from 0) of a method raises what ends a training."""
+    calls = count()
     real = getattr(owner, name)
 
     def failing(self: Any, *given: Any, **named: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == at + 1:
+        if next(calls) == at:
             raise TrainingError("lost")
         return real(self, *given, **named)
 
@@ -95,6 +123,7 @@ def fails_once(patch: pytest.MonkeyPatch, owner: type, name: str, at: int) -> No
 )
 def test_a_run_that_was_stopped_inside_an_update_and_goes_on_ends_like_one_that_was_not(
     prepared: Path,
+    whole: Callable[[tuple[str, ...]], tuple[Any, ...]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     sets: tuple[str, ...],
@@ -102,27 +131,20 @@ def test_a_run_that_was_stopped_inside_an_update_and_goes_on_ends_like_one_that_
     at: int,
 ) -> None:
     """Whatever is saved with the policy: weights, critic, replay buffer, history."""
-    results = []
-    for name in ("whole", "stopped"):
-        cache, folder = tmp_path / f"cache-{name}", tmp_path / name
-        shutil.copytree(prepared, cache)
-        monkeypatch.setenv("DYNAWEB_CACHE", str(cache))
-        if name == "stopped":
-            with monkeypatch.context() as patch, pytest.raises(TrainingError, match="lost"):
-                fails_once(patch, *method, at)
-                run(folder, *sets)
-        run(folder, *sets, resume=name == "stopped")
-        results.append((*left(folder, cache), {row["index"]: row["metrics"] for row in updates(folder)}))
-    assert results[0] == results[1]
-    assert any(metrics["replay_buffer"] for metrics in results[0][-1].values()), "something is remembered"
+    expected = whole(sets)
+    cache, folder = copied(prepared, tmp_path / "cache", monkeypatch), tmp_path / "stopped"
+    with monkeypatch.context() as patch, pytest.raises(TrainingError, match="lost"):
+        fails_once(patch, *method, at)
+        run(folder, *sets)
+    run(folder, *sets, resume=True)
+    assert result(folder, cache) == expected
+    assert any(metrics["replay_buffer"] for metrics in expected[-1].values()), "something is remembered"
 
 
 def test_a_time_budget_that_is_used_up_begins_no_further_phase(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = tmp_path / "cache"
-    shutil.copytree(prepared, cache)
-    monkeypatch.setenv("DYNAWEB_CACHE", str(cache))
+    cache = copied(prepared, tmp_path / "cache", monkeypatch)
     sets = ("phases.count=2", "rl.updates=2")
     cut = run(tmp_path / "cut", *sets, time_budget=0.0001)
     assert [row["index"] for row in updates(tmp_path / "cut")] == [0]

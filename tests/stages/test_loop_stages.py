@@ -351,7 +351,7 @@ def test_an_evaluation_fits_the_judge_that_it_is_audited_with(
     monkeypatch.setenv("DYNAWEB_CACHE", str(first[0]))
     sets = [*SMALL, "judge_fit.episodes=24", "judge_fit.steps=1", "judge_fit.batch=4", "eval.episodes=2"]
     dynaweb.evaluate("dynaweb", overrides=sets, out=tmp_path / "eval", reward="orm")
-    assert {"judge-fit", "judge"} <= set(statuses(tmp_path / "eval"))
+    assert {"graded", "judge-fit", "judge-audit"} <= set(statuses(tmp_path / "eval"))
     of_judge = [row for row in rows(tmp_path / "eval", "eval") if row["arm"] == "judge of sft"]
     assert len(of_judge) == 1 and len(of_judge[0]["successes"]) == 2
 

@@ -25,7 +25,6 @@ from dynaweb.pipeline.models import engine_key
 from dynaweb.plugin import contracts
 from dynaweb.protocols import JudgeContext, TokenRow, TrainableJudge
 from dynaweb.runs import write_json
-from dynaweb.stages.graded import graded_rollouts
 from dynaweb.stages.world_model import split_by
 from dynaweb.types import Trajectory
 
@@ -59,15 +58,14 @@ class Parts:
         return cls(known, calibration, measured)
 
 
-async def fitted_judge(ctx: RunContext, policy: Artifact, demos: Artifact) -> Artifact | None:
-    """Fit the recipe's judge if it needs that; None when it does not. `ctx.models` uses it from then on."""
-    if to_fit(ctx) is None:
+async def judge_fit(ctx: RunContext, graded: Artifact | None, demos: Artifact) -> Artifact | None:
+    """Stage `judge-fit` on graded rollouts and demonstrations; None where the recipe's judge needs no fit.
+
+    `ctx.models` uses the fitted judge from then on.
+    """
+    if graded is None:
         return None
-    fit_settings = ctx.recipe.judge_fit
-    played = await graded_rollouts(
-        ctx, policy, split="train", count=fit_settings.episodes, temperature=fit_settings.temperature
-    )
-    return await fit_judge(ctx, [*played.episodes(), *demos.episodes()], upstream={"graded": played, "demos": demos})
+    return await fit_judge(ctx, [*graded.episodes(), *demos.episodes()], upstream={"graded": graded, "demos": demos})
 
 
 async def fit_judge(
@@ -194,15 +192,3 @@ def read_graded(path: Path) -> list[Trajectory]:
     if not graded:
         raise MissingError(f"{path} holds no real episode with a verdict of its environment; dreams have none")
     return graded
-
-
-def file_key(path: Path) -> str:
-    """A hash of a store's content. Raises `MissingError` when it is not there."""
-    import hashlib
-
-    if not path.is_file():
-        raise MissingError(
-            f"there is no trajectory store {path}; give one that a run has left in its folder trajectories/"
-        )
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:20]
