@@ -28,7 +28,7 @@ from dynaweb.pipeline.context import RunContext
 from dynaweb.plugin.registry import current
 from dynaweb.rollout.episode import together
 from dynaweb.runs import StageCache
-from dynaweb.stages.world_model import asked
+from dynaweb.stages.world_model import to_predict
 from dynaweb.types import Task, Transition
 from dynaweb.worldmodels.change import goal_of
 
@@ -41,7 +41,7 @@ def transitions(count: int, sets: list[str]) -> list[Transition]:
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "real.jsonl.gz"
         dynaweb.collect("dynaweb", overrides=sets, out=Path(folder) / "run", store=store)
-        found = asked(list(TransitionStore(store)))
+        found = to_predict(list(TransitionStore(store)))
     if len(found) < count:
         raise SystemExit(f"only {len(found)} of {count} transitions need a world model; give fewer --steps")
     return found[:count]

@@ -32,7 +32,7 @@ from dynaweb.pipeline.fit import count_skipped, new_trainer, with_adapters
 from dynaweb.pipeline.judge import make_judge, to_fit
 from dynaweb.protocols import wants
 from dynaweb.rl.audit import Auditor
-from dynaweb.rl.batch import BatchMaker, imitated, kept_groups, replayed
+from dynaweb.rl.batch import BatchMaker, contributing_groups, imitated, replayed
 from dynaweb.rl.checkpoints import BestWeights, Checkpointed, Checkpoints, History, RolloutLog, keep_best
 from dynaweb.rl.importance import checked_correction, refuse_stale
 from dynaweb.rl.key import Mode, rl_key, stage_of
@@ -46,12 +46,12 @@ from dynaweb.rollout.episode import refuse_total_failure
 from dynaweb.rollout.group import GroupSampler, Sampler, by_task, measures, rows_of
 from dynaweb.runs import write_json
 from dynaweb.runs.names import DREAMS, ROLLOUTS, UPDATES
-from dynaweb.stages.arms import ArmResult, arms, arms_planned, evaluated, has_filtered
+from dynaweb.stages.arms import ArmResult, arms, evaluated, has_filtered, n_arms
 from dynaweb.stages.curriculum import chosen_generator, evolve, phase_roles, tell_phase
 from dynaweb.stages.demos import all_experts, demos, learns, no_demos
 from dynaweb.stages.drift import drift
 from dynaweb.stages.evaluate import audits, judge_errors, play_greedily, successes, summary
-from dynaweb.stages.explore import explore, loosened
+from dynaweb.stages.explore import exploration_policy, explore
 from dynaweb.stages.graded import graded, offline
 from dynaweb.stages.judge_fit import judge_fit
 from dynaweb.stages.preflight import check_seam
@@ -76,7 +76,7 @@ class StageSpec:
     `_` between words where it is an identifier, else with `-`.
 
     To add a stage: a function in a file of `dynaweb.stages` that returns an artifact (None where the recipe does
-    without it), and an entry in `STAGES`. Its key is `stage_key(ctx, activity, **made_from)` with a new `Activity` of
+    without it), and an entry in `STAGES`. Its key is `stage_key(ctx, activity, **sources)` with a new `Activity` of
     `dynaweb.config.keys`; settings get a section whose `MATTERS_TO` names that activity. Whoever uses the artifact
     names it in `needs` (RL: `rl_start`); a stage is handed what it needs and nothing else.
     """
@@ -198,9 +198,9 @@ def stages_of(ctx: RunContext) -> list[StageSpec]:
     return wanted if learns(ctx) else [NO_DEMOS, *wanted]
 
 
-def planned(ctx: RunContext) -> int:
+def n_stages(ctx: RunContext) -> int:
     """How many entries of the stage cache a run goes through, as far as its recipe tells."""
-    return sum(spec.cached(ctx) for spec in stages_of(ctx)) + arms_planned(ctx) * (1 + audits(ctx))
+    return sum(spec.cached(ctx) for spec in stages_of(ctx)) + n_arms(ctx) * (1 + audits(ctx))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ async def run(ctx: RunContext) -> Outcome:
     Every arm plays the same held-out episodes. Expert data are equal by default: the demonstrations that SFT saw are
     all that reinforcement learning and the controls get.
     """
-    ctx.tell(events.Progress(events.STAGES, 0, planned(ctx), "stages"))
+    ctx.tell(events.Progress(events.STAGES, 0, n_stages(ctx), "stages"))
     have = await _make(ctx, stages_of(ctx))
     return Outcome(have, tuple([await evaluated(ctx, arm) for arm in arms(ctx, have)]))
 
@@ -411,10 +411,10 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
                 for trajectory in rollouts:
                     ctx.tell(events.Rollout(name, trajectory, update))
                 times = {"time.rollout": trained_from - started, "time.update": time.monotonic() - trained_from}
-                seen = measures(rollouts, batch.advantages)
-                history.rewards.append(seen["reward"])
+                measured = measures(rollouts, batch.advantages)
+                history.rewards.append(measured["reward"])
                 history.outcomes.append(outcomes_of(rollouts))
-                ctx.tell(events.Update(name, update, {**seen, **metrics, **times}))
+                ctx.tell(events.Update(name, update, {**measured, **metrics, **times}))
                 if replay is not None:
                     replay.add(rollouts)
 
@@ -427,7 +427,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
             if audit is not None and audit.due(update):
                 await audit.after(update, log.read(update), history.rewards)
             if refresher is not None:
-                await refresher.after(update + 1, loosened(ctx, engine, policy.format))
+                await refresher.after(update + 1, exploration_policy(ctx, engine, policy.format))
 
             done = update + 1
             advance(reward=history.rewards[-1])
@@ -457,9 +457,9 @@ async def refills(
     """Groups of further tasks, played in rounds for those that the optimizer drops, where it asks for that (DAPO)."""
     more: list[Trajectory] = []
     for turn in range(wants(optimizer).refills if sampler.on_policy else 0):
-        seen, size = [*rollouts, *more], curriculum.rl.tasks
-        missing = size - len(kept_groups(optimizer, seen))
-        tasks = curriculum.others(update, turn, [t.task for t in seen], missing) if missing > 0 else []
+        so_far, size = [*rollouts, *more], curriculum.rl.tasks
+        missing = size - len(contributing_groups(optimizer, so_far))
+        tasks = curriculum.others(update, turn, [t.task for t in so_far], missing) if missing > 0 else []
         if not tasks:
             break
         more += await sampler.of_update(update, tasks, on_done, first=(turn + 1) * size)

@@ -23,7 +23,7 @@ from dynaweb.pipeline.context import RunContext
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.plugin.registry import current
 from dynaweb.runs import Stage, StageCache, write_json
-from dynaweb.train import STAGES, StageSpec, after, artifacts_for, planned, stages_of
+from dynaweb.train import STAGES, StageSpec, after, artifacts_for, n_stages, stages_of
 
 UNTRAINED = ("sft.steps=0", "rl.updates=0", "controls.sft_steps=[]")
 ALONE = ("env.driver=static", "eval.episodes=1", "eval.steps=1", "model.threads=1", *UNTRAINED)
@@ -53,9 +53,9 @@ def test_a_new_stage_is_one_function_and_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     flags = {"env": "sites", "reward": "checker"}
-    before = planned(context(tmp_path, *ALONE, **flags))
+    before = n_stages(context(tmp_path, *ALONE, **flags))
     request.getfixturevalue("counted")
-    assert planned(context(tmp_path, *ALONE, **flags)) == before + 1
+    assert n_stages(context(tmp_path, *ALONE, **flags)) == before + 1
     found = estimate(resolve("dynaweb", overrides=ALONE, **flags), CPU)
     assert found is not None and found.unknown == ("census",) and "not in these numbers: census" in str(found)
     plan_holds(monkeypatch)

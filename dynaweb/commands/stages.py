@@ -17,7 +17,7 @@ from dynaweb.config.keys import file_key
 from dynaweb.data.store import TransitionStore
 from dynaweb.errors import ConfigError
 from dynaweb.judges.audit import JudgeAudits, report_on
-from dynaweb.judges.reward import SUCCESS, answers_for, success_of
+from dynaweb.judges.reward import SUCCESS, needs_judge, success_of
 from dynaweb.pipeline.artifacts import MODEL, files_hash
 from dynaweb.pipeline.context import RunContext
 from dynaweb.pipeline.judge import FITTED, judge_named, to_fit
@@ -206,7 +206,7 @@ async def audit_judges(ctx: RunContext, judges: Sequence[str], data: Path | None
 
 def _saved_audit(file: Path, graded: Sequence[Trajectory], reports: Sequence[Any], origin: str) -> JudgeAudits:
     successes = sum((success_of(t) or 0.0) >= SUCCESS for t in graded)
-    unfinished = sum(not answers_for(t) for t in graded)
+    unfinished = sum(not needs_judge(t) for t in graded)
     result = JudgeAudits(file, len(graded), successes, unfinished, tuple(reports), origin)
     judges = [
         {

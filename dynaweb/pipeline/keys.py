@@ -24,7 +24,7 @@ artifacts: another default that is no setting, another order of random draws, a 
 bits, new settings and new stages need no other number. Plugins of other packages count by their source."""
 
 
-def stage_key(ctx: RunContext, *does: Activity, **made_from: Any) -> StageKey:
+def stage_key(ctx: RunContext, *does: Activity, **sources: Any) -> StageKey:
     """The key of a stage that does these things, made from artifacts and other plain data; None counts as absent."""
     recipe, settings = ctx.recipe, ctx.recipe.settings_for(*does)
     if "model" in settings:
@@ -40,9 +40,9 @@ def stage_key(ctx: RunContext, *does: Activity, **made_from: Any) -> StageKey:
     if "eval" in settings:
         rest = {name: value for name, value in settings["eval"].items() if name not in ("env", "env_settings")}
         settings["eval"] = {**rest, "tasks": ctx.envs.eval_key}
-    sources = {
+    keys = {
         name: str(value.key) if isinstance(value, Artifact) else value
-        for name, value in made_from.items()
+        for name, value in sources.items()
         if value is not None
     }
-    return StageKey.of({"version": VERSION, "does": sorted(does), **settings, "made from": sources})
+    return StageKey.of({"version": VERSION, "does": sorted(does), **settings, "made from": keys})

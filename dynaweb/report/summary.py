@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.runs import finite, write_json
-from dynaweb.stages.arms import bought
+from dynaweb.stages.arms import resources
 from dynaweb.stages.drift import drift_by_step
 from dynaweb.stages.evaluate import (
     Row,
@@ -122,7 +122,7 @@ def write_summary(ctx: RunContext, outcome: Outcome, folder: Path) -> None:
         folder / SUMMARY,
         {
             "arms": arms,
-            "bought": bought(ctx, outcome.arms),
+            "bought": resources(ctx, outcome.arms),
             "probes": fidelity["probes"],
             "rules": fidelity.get("rules", []),
             "drift": drift_by_step(outcome.artifacts.drift),

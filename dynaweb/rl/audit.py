@@ -26,6 +26,7 @@ from dynaweb.rollout.agents import Decision
 from dynaweb.rollout.episode import Episode, Rules
 from dynaweb.runs import write_json
 from dynaweb.runs.names import AUDIT
+from dynaweb.stats import nanmean
 from dynaweb.types import Action, Observation, Task, Trajectory
 from dynaweb.worldmodels.open_loop import on_page
 
@@ -85,7 +86,7 @@ class Auditor:
         errors = confusion("all", judged)
         mark = Mark(
             update + 1,
-            _mean(rewards[-self.settings.every :]),
+            nanmean(rewards[-self.settings.every :]),
             sum(value >= SUCCESS for value in graded),
             len(graded),
             errors.false_positive,
@@ -151,7 +152,7 @@ class Auditor:
         """Write all marks."""
         write_json(folder / MARKS, [mark.data() for mark in self.marks])
 
-    def prune(self, folder: Path, kept: Set[int]) -> None:
+    def prune(self, folder: Path, checkpoints: Set[int]) -> None:
         """There is one file only."""
 
     def finish(self, folder: Path, updates: int) -> None:
@@ -165,8 +166,3 @@ class Auditor:
         self.marks = [Mark(**row) for row in rows if row["update"] <= updates]
         last = bool(self.marks) and self.marks[-1].update == updates
         self._alarm = alarm(self.marks, self.settings) if last else ""
-
-
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan

@@ -85,10 +85,10 @@ class BatchMaker:
         credit = replace(credit, values=values)
         advantages = iter(credit.advantages)
         reported = [0.0 if t.reward is None else next(advantages) for t in rollouts]
-        kept = [i for i in range(len(rows)) if credit.kept is None or credit.kept[i]]
-        kept = kept if keep is None else [i for i in kept if keep[i]]
-        credit = credit.part(range(len(graded)), kept).scaled(self.rl.negative_scale)
-        rows, old = [rows[i] for i in kept], part_of(old, kept)
+        chosen = [i for i in range(len(rows)) if credit.kept is None or credit.kept[i]]
+        chosen = chosen if keep is None else [i for i in chosen if keep[i]]
+        credit = credit.part(range(len(graded)), chosen).scaled(self.rl.negative_scale)
+        rows, old = [rows[i] for i in chosen], part_of(old, chosen)
         moving = [want.reference_in_loss or credit.moves(i, row.trajectory) for i, row in enumerate(rows)]
         anchored = self._reference(rows, moving) if want.reference_in_loss else None
         if old is None and (self._several or self.cap):
@@ -97,10 +97,10 @@ class BatchMaker:
         if not self.cap:
             return batch
         assert old is not None, "a correction computes them"
-        drawn = engine_logprobs(graded)
-        said = [drawn[i] if moves else () for i, moves in zip(kept, moving, strict=True)]
-        weights, seen = corrected(said, old, self.cap)
-        return replace(batch, weights=weights, mismatch=seen)
+        logps = engine_logprobs(graded)
+        drawn = [logps[i] if moves else () for i, moves in zip(chosen, moving, strict=True)]
+        weights, mismatch = corrected(drawn, old, self.cap)
+        return replace(batch, weights=weights, mismatch=mismatch)
 
     @property
     def _several(self) -> bool:
@@ -172,10 +172,10 @@ def imitated(optimizer: PolicyOptimizer, rollouts: Sequence[Trajectory]) -> Batc
 
     Experts too: both ways of learning from the same rollouts see the same expert data.
     """
-    kept = [t for t in rollouts if t.reward is not None and t.reward >= SUCCESS]
+    successes = [t for t in rollouts if t.reward is not None and t.reward >= SUCCESS]
     values = optimizer.advantages([t.reward for t in rollouts], [t.group for t in rollouts])
     reported = contracts.advantages(optimizer, values, len(rollouts))
-    return Batch(kept, step_rows(kept), Credit([1.0] * len(kept)), advantages=reported)
+    return Batch(successes, step_rows(successes), Credit([1.0] * len(successes)), advantages=reported)
 
 
 def credit_input(
@@ -212,11 +212,11 @@ def credit_input(
     )
 
 
-def kept_groups(optimizer: PolicyOptimizer, rollouts: Sequence[Trajectory]) -> set[str]:
+def contributing_groups(optimizer: PolicyOptimizer, rollouts: Sequence[Trajectory]) -> set[str]:
     """Groups of which the optimizer would keep any row."""
     inputs = credit_input([t for t in rollouts if t.reward is not None])
-    kept = credit_of(optimizer, inputs).kept
-    return {inputs.groups[row.trajectory] for i, row in enumerate(inputs.rows) if kept is None or kept[i]}
+    credit = credit_of(optimizer, inputs)
+    return {inputs.groups[row.trajectory] for i, row in enumerate(inputs.rows) if credit.kept is None or credit.kept[i]}
 
 
 def _anchor(step: Step) -> str:

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from dynaweb.errors import CheckpointError
+from dynaweb.judges.reward import SUCCESS
 from dynaweb.pipeline.artifacts import BUFFER
 from dynaweb.rl.rows import step_rows
 from dynaweb.runs.seeding import derive
-from dynaweb.types import Trajectory, Transition
+from dynaweb.types import Trajectory
 
 if TYPE_CHECKING:
     from dynaweb.config.sections import Replay
-    from dynaweb.data.store import Store
     from dynaweb.pipeline.artifacts import Phase
     from dynaweb.pipeline.context import RunContext
     from dynaweb.protocols import TokenRow
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 GROUP = "replay/"
 """How the groups of replayed episodes begin."""
-SUCCESS = 0.5
-T = TypeVar("T", Trajectory, Transition)
 
 
 class ReplayBuffer:
@@ -93,12 +91,12 @@ class ReplayBuffer:
         """Write all episodes into a file, in one piece."""
         from dynaweb.data.store import TrajectoryStore
 
-        write_whole(TrajectoryStore, path, self.episodes)
+        TrajectoryStore.write(path, self.episodes)
 
-    def prune(self, folder: Path, kept: Set[int]) -> None:
+    def prune(self, folder: Path, checkpoints: Set[int]) -> None:
         """Remove the checkpoints but those for as many updates as one of the trainer's own has."""
         for old in folder.glob(f"*-{BUFFER}"):
-            if old.name not in {f"{done:06d}-{BUFFER}" for done in kept}:
+            if old.name not in {f"{done:06d}-{BUFFER}" for done in checkpoints}:
                 old.unlink()
 
     def load(self, folder: Path, updates: int) -> None:
@@ -107,15 +105,6 @@ class ReplayBuffer:
         if not path.is_file():
             raise CheckpointError(f"there is no replay buffer for {updates} updates in {folder}")
         self.episodes = read_buffer(path)
-
-
-def write_whole(store: type[Store[T]], path: Path, records: Iterable[T]) -> None:
-    """Write a store in one piece: a kill leaves the old file or the new one. No records make an empty file."""
-    part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)
-    part.touch()
-    store(part).extend(records)
-    part.replace(path)
 
 
 def read_buffer(path: Path) -> list[Trajectory]:

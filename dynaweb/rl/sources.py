@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar
 from dynaweb.errors import ConfigError
 from dynaweb.judges.reward import grading, judge_all, refuse_silent_judge
 from dynaweb.pipeline.artifacts import refreshed_by
-from dynaweb.rl.replay import write_whole
 from dynaweb.rollout.curriculum import Curriculum
 from dynaweb.rollout.episode import Rules
 from dynaweb.rollout.group import RolloutSource
@@ -117,5 +116,5 @@ class OfflineRollouts:
         if not self.judged.is_file():
             judged = await judge_all(self.judge, self.pool)
             refuse_silent_judge(judged, "the recorded rollouts")  # or no later run would ask again
-            write_whole(TrajectoryStore, self.judged, judged)
+            TrajectoryStore.write(self.judged, judged)
         return list(TrajectoryStore(self.judged))

@@ -52,7 +52,7 @@ def arms(ctx: RunContext, have: Artifacts) -> list[ArmSpec]:
     return [_sft(ctx, have), *controls, *_ahead(ctx, have, _main(ctx, have))]
 
 
-def arms_planned(ctx: RunContext) -> int:
+def n_arms(ctx: RunContext) -> int:
     """How many of them there will be, as far as the recipe tells."""
     recipe = ctx.recipe
     main = recipe.rl.updates > 0 or (looks_ahead(ctx) and ctx.envs.dreams)
@@ -157,7 +157,7 @@ def _cut(artifact: Artifact) -> str:
     return "" if whole else f" ({updates_of(artifact)})"
 
 
-def bought(ctx: RunContext, arms: Sequence[ArmResult]) -> list[str]:
+def resources(ctx: RunContext, arms: Sequence[ArmResult]) -> list[str]:
     """What the result rests on besides the method, a sentence each."""
     recipe = ctx.recipe
     sentences = []

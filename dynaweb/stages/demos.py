@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from dynaweb import events
 from dynaweb.errors import MissingError, TrainingError
 from dynaweb.judges.reward import grading, success_of
-from dynaweb.pipeline.episodes import play_in_batches
+from dynaweb.pipeline.episodes import play_in_batches, save_episodes
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.rollout.agents import ExpertPlayer
-from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure
+from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure, why_failed
 from dynaweb.rollout.group import by_task
 from dynaweb.rollout.tasks import one_per_template
 from dynaweb.types import Task, Trajectory
@@ -139,20 +139,3 @@ async def play_experts(ctx: RunContext, stage: Stage, name: str, tasks: Sequence
     )
     refuse_total_failure(played, "demonstrations")
     return played
-
-
-def why_failed(trajectory: Trajectory) -> str:
-    """Why an episode did not succeed, in words."""
-    facts = trajectory.facts
-    last = trajectory.steps[-1].error if trajectory.steps else ""
-    return facts.failure or last or (facts.verdict.why if facts.verdict else "") or f"it ended by {trajectory.end}"
-
-
-def save_episodes(stage: Stage, episodes: Sequence[Trajectory]) -> None:
-    """Write episodes into a stage's folder."""
-    from dynaweb.data.store import TrajectoryStore
-    from dynaweb.pipeline.artifacts import EPISODES
-
-    path = stage.folder / EPISODES
-    path.unlink(missing_ok=True)
-    TrajectoryStore(path).append(episodes)

@@ -36,7 +36,7 @@ async def drift(ctx: RunContext, explored: Artifact, demos: Artifact, fitted: Ar
     async def body(stage: Stage) -> None:
         material = Material.of_episodes(ctx, explored.episodes(), demos.episodes())
         model = ctx.models.load(fitted.model) if fitted.model.is_dir() else ctx.models.base
-        dreaming = material.asked_of(ctx, model, temperature=ctx.recipe.dream.temperature)
+        dreaming = material.world_model(ctx, model, temperature=ctx.recipe.dream.temperature)
         write_json(stage.folder / STEPS, await open_loop(ctx, dreaming, material, horizon=HORIZON, most=most))
 
     key = stage_key(ctx, "drift", explore=explored, demos=demos, world_model=fitted)

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dynaweb import events
-from dynaweb.judges.reward import SUCCESS, asked, grading, judge_all, success_of
+from dynaweb.judges.reward import SUCCESS, grading, judge_all, scored_by_model, success_of
 from dynaweb.pipeline.artifacts import EPISODES, Artifact
-from dynaweb.pipeline.episodes import JOURNAL, play_in_batches
+from dynaweb.pipeline.episodes import JOURNAL, play_in_batches, save_episodes
 from dynaweb.pipeline.judge import make_judge
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.rollout.agents import WITHOUT_MODEL, ExpertPlayer, ModelPolicy, RandomPolicy
-from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure
-from dynaweb.stages.demos import save_episodes
+from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure, why_failed
 from dynaweb.stats import Estimate, proportion, text_table, wilson
 from dynaweb.types import Task, Trajectory
 
@@ -212,8 +211,8 @@ def judge_errors(judged: Sequence[Trajectory]) -> dict[str, float]:
     graded = [(real, trajectory) for trajectory in judged if (real := success_of(trajectory)) is not None]
     failed = [trajectory for real, trajectory in graded if real < SUCCESS]
     solved = [trajectory for real, trajectory in graded if real >= SUCCESS]
-    accepted = [(t.reward or 0.0) >= SUCCESS for t in failed if asked(t)]
-    rejected = [(t.reward or 0.0) < SUCCESS for t in solved if asked(t)]
+    accepted = [(t.reward or 0.0) >= SUCCESS for t in failed if scored_by_model(t)]
+    rejected = [(t.reward or 0.0) < SUCCESS for t in solved if scored_by_model(t)]
     return {
         "judge_false_positive": sum(accepted) / len(accepted) if accepted else float("nan"),
         "judge_failed_n": float(len(accepted)),
@@ -248,17 +247,11 @@ def label_of(trajectory: Trajectory) -> Label:
     return "success" if score >= SUCCESS else "agent"
 
 
-def reason_of(trajectory: Trajectory) -> str:
-    """Why an episode has its label, in words."""
-    verdict = trajectory.facts.verdict
-    return trajectory.facts.failure or (verdict.why if verdict is not None else "") or f"it ended by {trajectory.end}"
-
-
 def blocked(trajectory: Trajectory) -> str:
     """What kept the agent out on its last page (a captcha, a login), where the environment says so."""
     # A `stop` leads nowhere, so its page is the one that the action before it led to.
-    told = trajectory.steps[:-1] if trajectory.end == "stop" else trajectory.steps
-    return told[-1].facts.blocked if told else ""
+    steps = trajectory.steps[:-1] if trajectory.end == "stop" else trajectory.steps
+    return steps[-1].facts.blocked if steps else ""
 
 
 def site_name(task: Task) -> str:
@@ -324,7 +317,7 @@ def failures(episodes: Sequence[Trajectory]) -> list[Mapping[str, Any]]:
             "label": label_of(trajectory),
             "end": trajectory.end,
             "steps": len(trajectory.steps),
-            "why": reason_of(trajectory),
+            "why": why_failed(trajectory),
             "blocked": blocked(trajectory),
         }
         for trajectory in episodes

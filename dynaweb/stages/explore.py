@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from dynaweb import events
 from dynaweb.errors import ConfigError
-from dynaweb.pipeline.episodes import play_in_batches
+from dynaweb.pipeline.episodes import play_in_batches, save_episodes
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.rollout.agents import ExpertPlayer, MixedPolicy, ModelPolicy, Player, PlayerFor, RandomPolicy
 from dynaweb.rollout.episode import Episode, Rules, failures, refuse_total_failure
 from dynaweb.rollout.tasks import StartPages, start_key
-from dynaweb.stages.demos import save_episodes, training_tasks
+from dynaweb.stages.demos import training_tasks
 from dynaweb.types import Task, Trajectory
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ async def explore(ctx: RunContext, sft: Artifact | None) -> Artifact:
         for trajectory in played:
             ctx.tell(events.Rollout("explore", trajectory))
 
-    made = await ctx.stage("explore", stage_key(ctx, "explore", sft=sft), body, resumable=True)
-    ctx.keep(made, "explore")
-    return made
+    artifact = await ctx.stage("explore", stage_key(ctx, "explore", sft=sft), body, resumable=True)
+    ctx.keep(artifact, "explore")
+    return artifact
 
 
 def _players(ctx: RunContext, sft: Artifact | None) -> PlayerFor:
@@ -72,11 +72,11 @@ def _players(ctx: RunContext, sft: Artifact | None) -> PlayerFor:
     if sft is None:
         raise ConfigError("explore.player is the SFT policy, which was not made; run that stage first")
     model = ctx.models.load(sft.model)
-    policy = loosened(ctx, ctx.models.engine(model), model.format)
+    policy = exploration_policy(ctx, ctx.models.engine(model), model.format)
     return lambda task: policy
 
 
-def loosened(ctx: RunContext, engine: Engine, prompts: PromptFormat) -> Player:
+def exploration_policy(ctx: RunContext, engine: Engine, prompts: PromptFormat) -> Player:
     """A policy as exploration plays it: sampled, with random actions in between."""
     recipe = ctx.recipe
     policy = ModelPolicy(

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from dynaweb import events
 from dynaweb.judges.reward import grading
-from dynaweb.pipeline.episodes import play_in_batches
+from dynaweb.pipeline.episodes import play_in_batches, save_episodes
 from dynaweb.pipeline.judge import to_fit
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.rollout.agents import ModelPolicy
 from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure
-from dynaweb.stages.demos import save_episodes, training_tasks
+from dynaweb.stages.demos import training_tasks
 
 if TYPE_CHECKING:
     from dynaweb.pipeline.artifacts import Artifact

@@ -17,7 +17,7 @@ from dynaweb import events
 from dynaweb.config.keys import code_of, decisive
 from dynaweb.errors import MissingError, TrainingError
 from dynaweb.judges.calibration import Platt, Quality, fit_platt, quality
-from dynaweb.judges.reward import SUCCESS, answers_for, success_of
+from dynaweb.judges.reward import SUCCESS, needs_judge, success_of
 from dynaweb.pipeline.fit import fit
 from dynaweb.pipeline.judge import FITTED, TRAINABLE, to_fit
 from dynaweb.pipeline.keys import stage_key
@@ -49,7 +49,7 @@ class Parts:
         Experts' episodes are fitted on only: they nearly always succeed, which would shift the base rate that
         probabilities are calibrated to.
         """
-        usable = [episode for episode in episodes if success_of(episode) is not None and answers_for(episode)]
+        usable = [episode for episode in episodes if success_of(episode) is not None and needs_judge(episode)]
         known, away = split_by(usable, lambda episode: episode.task.site_key, holdout, seed=seed)
         away = [episode for episode in away if episode.source != "expert"]
         measured, calibration = split_by(away, lambda episode: episode.task.site_key, 0.5, seed=seed)

@@ -76,12 +76,12 @@ async def score(ctx: RunContext, model: LoadedModel, material: Material, *, hori
     questions = material.questions.unseen
     if not questions:
         raise ConfigError("no transition is left to evaluate on: raise wm_fit.holdout, or give other data with --data")
-    greedy = material.asked_of(ctx, model, temperature=0.0)
+    greedy = material.world_model(ctx, model, temperature=0.0)
     started = time.monotonic()
     answers = await predictions(greedy, questions, seed=ctx.seed("fidelity"))
     seconds = (time.monotonic() - started) / len(questions)
     graded = [grade(probe, answer) for probe, answer in zip(questions, answers, strict=True)]
-    dreaming = material.asked_of(ctx, model, temperature=ctx.recipe.dream.temperature)
+    dreaming = material.world_model(ctx, model, temperature=ctx.recipe.dream.temperature)
     calibration, why = None, ""
     try:
         fidelity = ctx.recipe.dream.fidelity
@@ -118,6 +118,6 @@ async def show(ctx: RunContext, model: LoadedModel, material: Material, index: i
     questions = material.questions.unseen
     if not 0 <= index < len(questions):
         raise ConfigError(f"there are {len(questions)} held-out transitions, numbered from 0; there is no {index}")
-    world_model = material.asked_of(ctx, model, temperature=0.0)
+    world_model = material.world_model(ctx, model, temperature=0.0)
     (answer,) = await predictions(world_model, [questions[index]], seed=ctx.seed("fidelity"))
     return GradedPrediction(questions[index], answer, grade(questions[index], answer))

@@ -124,7 +124,7 @@ def test_another_seed_makes_everything_anew_and_another_optimizer_setting_only_w
 
 STAGES = {"demos": 3, "sft": 3, "explore": 5, "world-model": 2, "rl": 8, "eval": 4}
 """In which stage the run is killed, and at which of its rollouts or updates."""
-ORDER = ["demos", "sft", "explore", "world-model", "drift", "rl", "eval"]
+ORDER = ["demos", "sft", "explore", "world-model", "drift", "rl", "longer-sft", "eval"]
 
 
 def test_a_run_that_is_killed_in_every_stage_goes_on_to_the_same_result(
@@ -264,7 +264,7 @@ def test_a_reference_term_keeps_the_policy_near_where_it_started(
     assert len(away) == 4 and max(away) > 0 and all(value >= 0 for value in away)
 
 
-def test_waves_that_were_played_are_not_played_again(
+def test_batches_that_were_played_are_not_played_again(
     first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []

@@ -18,7 +18,7 @@ from dynaweb.pipeline.artifacts import EPISODES, Artifact, Artifacts
 from dynaweb.pipeline.context import RunContext
 from dynaweb.pipeline.models import Models
 from dynaweb.plugin.registry import current
-from dynaweb.rl.refresh import moments
+from dynaweb.rl.refresh import refresh_updates
 from dynaweb.rl.sources import rollout_source
 from dynaweb.runs import StageCache
 from dynaweb.stages.arms import lookahead
@@ -127,8 +127,14 @@ def test_all_models_are_asked_the_same(tmp_path: Path) -> None:
 
 
 def test_no_refresh_follows_the_last_update() -> None:
-    assert list(moments(5, 2)) == [2, 4] and list(moments(4, 2)) == [2] and list(moments(4, 4)) == []
-    assert all(len(moments(updates, every)) == (updates - 1) // every for updates in range(1, 9) for every in (1, 3, 9))
+    assert (
+        list(refresh_updates(5, 2)) == [2, 4]
+        and list(refresh_updates(4, 2)) == [2]
+        and list(refresh_updates(4, 4)) == []
+    )
+    assert all(
+        len(refresh_updates(updates, every)) == (updates - 1) // every for updates in range(1, 9) for every in (1, 3, 9)
+    )
 
 
 def _check_refresh(ctx: RunContext) -> None:
