@@ -172,9 +172,6 @@ class LoadedModel:
         self.save(folder)
 
 
-# Files of stages and runs.
-
-
 def critic_left(stage: Path | None) -> Path | None:
     """The folder of the critic that an RL stage left; None where it left none."""
     return stage / CRITIC if stage is not None and (stage / CRITIC).is_dir() else None

@@ -102,6 +102,22 @@ class BatchMaker:
         weights, mismatch = corrected(drawn, old, self.cap)
         return replace(batch, weights=weights, mismatch=mismatch)
 
+    def ref_kl(self, batch: Batch) -> dict[str, float]:
+        """KL(policy || its start) per token, estimated (k3) on at most `ref_kl_rows` rows spread over the update.
+
+        Experts' rows are left out: the estimator is for tokens that the policy sampled. Nothing is measured where the
+        loss has a reference, and so reports it from all rows.
+        """
+        from dynaweb.trainer.kl import penalties
+
+        rows = [row for row in batch.rows if batch.trajectories[row.trajectory].source != "expert"]
+        if self.reference is None or batch.reference is not None or self.rl.ref_kl_rows == 0 or not rows:
+            return {}
+        sample = rows[:: -(-len(rows) // self.rl.ref_kl_rows)]
+        pairs = zip(self.trainer.logprobs(sample), self.reference.logprobs(sample), strict=True)
+        values = [value for now, start in pairs for value in penalties(now.tolist(), start.tolist(), "k3")]
+        return {"ref_kl": sum(values) / len(values)} if values else {}
+
     @property
     def _several(self) -> bool:
         """Whether an update has more than one optimizer step."""
@@ -134,22 +150,6 @@ class BatchMaker:
         if against_sft:
             sft = self._reference(rows, [e and m for e, m in zip(expert, moving, strict=True)])
         return [s if is_expert else o for s, o, is_expert in zip(sft, own, expert, strict=True)]
-
-    def ref_kl(self, batch: Batch) -> dict[str, float]:
-        """KL(policy || its start) per token, estimated (k3) on at most `ref_kl_rows` rows spread over the update.
-
-        Experts' rows are left out: the estimator is for tokens that the policy sampled. Nothing is measured where the
-        loss has a reference, and so reports it from all rows.
-        """
-        from dynaweb.trainer.kl import penalties
-
-        rows = [row for row in batch.rows if batch.trajectories[row.trajectory].source != "expert"]
-        if self.reference is None or batch.reference is not None or self.rl.ref_kl_rows == 0 or not rows:
-            return {}
-        sample = rows[:: -(-len(rows) // self.rl.ref_kl_rows)]
-        pairs = zip(self.trainer.logprobs(sample), self.reference.logprobs(sample), strict=True)
-        values = [value for now, start in pairs for value in penalties(now.tolist(), start.tolist(), "k3")]
-        return {"ref_kl": sum(values) / len(values)} if values else {}
 
 
 def replayed(batches: BatchMaker, buffer: ReplayBuffer, update: int, rollouts: Sequence[Trajectory]) -> Batch:

@@ -107,6 +107,14 @@ class ReplayBuffer:
         self.episodes = read_buffer(path)
 
 
+def keep_of(
+    buffer: ReplayBuffer, trainer: TorchTrainer, fresh: Sequence[Trajectory], replayed: Sequence[Trajectory]
+) -> list[bool]:
+    """For each row of the graded fresh rollouts and then of the replayed ones, whether it may be learned from."""
+    graded = [t for t in fresh if t.reward is not None]
+    return [*[True] * len(step_rows(graded)), *buffer.fitting(trainer, step_rows(replayed))]
+
+
 def read_buffer(path: Path) -> list[Trajectory]:
     """The episodes of a buffer that a phase left; none where it left no file."""
     from dynaweb.data.store import TrajectoryStore
@@ -127,11 +135,3 @@ def _as_group(trajectory: Trajectory) -> Trajectory:
     from dataclasses import replace
 
     return replace(trajectory, group=f"{GROUP}{trajectory.task.id}")
-
-
-def keep_of(
-    buffer: ReplayBuffer, trainer: TorchTrainer, fresh: Sequence[Trajectory], replayed: Sequence[Trajectory]
-) -> list[bool]:
-    """For each row of the graded fresh rollouts and then of the replayed ones, whether it may be learned from."""
-    graded = [t for t in fresh if t.reward is not None]
-    return [*[True] * len(step_rows(graded)), *buffer.fitting(trainer, step_rows(replayed))]

@@ -71,6 +71,84 @@ def has_filtered(ctx: RunContext) -> bool:
     return ctx.recipe.controls.filtered_bc and rl.mode != "filtered-bc" and rl.updates > 0
 
 
+def looks_ahead(ctx: RunContext) -> bool:
+    """Whether the recipe's agent looks ahead."""
+    return ctx.recipe.agent.kind == "lookahead"
+
+
+def lookahead(
+    ctx: RunContext, weights: Path | None, world_model: Path | None, explored: Artifact | None
+) -> Callable[[], PlayerFor]:
+    """What makes the look-ahead player of a policy's weights (None: the base model) and a world model's (None: the
+    base).
+
+    `explored` gives real transitions to world models that are shown examples.
+    """
+
+    def make() -> PlayerFor:
+        agent, recipe = ctx.recipe.agent, ctx.recipe
+        model = ctx.models.load(weights)
+        engine = ctx.models.engine(model)
+        dreamer = ctx.models.load(world_model) if world_model is not None else ctx.models.base
+        episodes = explored.episodes() if explored is not None else []
+        world = ctx.models.world_model(
+            dreamer,
+            temperature=agent.world_temperature,
+            held_out=held_out_sites(ctx, episodes),
+            transitions=lambda: real_transitions(ctx, episodes),
+        )
+
+        def dream(page: Observation) -> Environment:
+            return ctx.envs.dream(world, lambda task: page)()
+
+        limit = recipe.rl.max_new_tokens
+        proposer = ModelPolicy(engine, model.format, temperature=agent.temperature, max_new_tokens=limit)
+        goes_on = ModelPolicy(engine, model.format, temperature=0.0, max_new_tokens=limit)
+        player = LookaheadPolicy(proposer, goes_on, dream, make_judge(ctx, engine, model.format), agent)
+        return lambda task: player
+
+    return make
+
+
+def lookahead_key(ctx: RunContext, world_model: str) -> StageKey:
+    """What the decisions of a look-ahead agent depend on besides the policy's weights."""
+    return stage_key(ctx, "lookahead", world_model=world_model)
+
+
+def updates_of(artifact: Artifact) -> str:
+    """The updates that reinforcement learning really did, as in `12 of 50 updates` where the time budget ended it, or
+    `50 updates, 3 skipped` where some loss or gradient was not finite."""
+    progress = artifact.data(UPDATES)
+    done = count(progress["done"], "update") if progress["done"] == progress["planned"] else _part(progress)
+    return f"{done}, {progress['skipped']} skipped" if progress.get("skipped") else done
+
+
+def resources(ctx: RunContext, arms: Sequence[ArmResult]) -> list[str]:
+    """What the result rests on besides the method, a sentence each."""
+    recipe = ctx.recipe
+    sentences = []
+    if ctx.envs.dreams:
+        who = {"policy": "the SFT policy", "expert": "experts", "random": "random actions"}[recipe.explore.player]
+        recalled = recipe.dream.recall and recipe.rl.updates
+        use = "for the world model, and recalled in dreams" if recalled else "for the world model"
+        if recipe.explore.episodes:
+            sentences.append(f"{recipe.explore.episodes} unrewarded real episodes of {who}, {use}.")
+        if recipe.phases.count > 1:
+            sentences.append("The real first page of every new task of a later phase, opened once.")
+    if getattr(recipe.reward.config, "model", "") and arms:
+        sentences.append("A judge that is the language model itself; the shipped one was trained to judge other sites.")
+    if to_fit(ctx) is not None:
+        episodes = recipe.judge_fit.episodes
+        sentences.append(f"A judge that was fitted on {episodes} real episodes with the environment's own verdicts.")
+    if recipe.offline.episodes and not ctx.envs.dreams:
+        sentences.append(f"{recipe.offline.episodes} recorded real episodes of the SFT policy, to learn from offline.")
+    if recipe.data.experts == "all":
+        sentences.append("An expert for every training task, for reinforcement learning and the longer SFT alike.")
+    if recipe.rl.mode == "policy" and recipe.rl.bc_weight > 0:
+        sentences.append("A behaviour-cloning term on the demonstrations that SFT saw.")
+    return sentences
+
+
 def _sft(ctx: RunContext, have: Artifacts) -> ArmSpec:
     steps, sft = ctx.recipe.sft.steps, have.need("sft")
     if not steps:
@@ -87,6 +165,15 @@ def _longer_sft(ctx: RunContext, have: Artifacts) -> list[ArmSpec]:
     note = f"trained longer on {which}" + (f"; success on validation sites by updates: {scores}" if scores else "")
     weights = control.artifact
     return [ArmSpec("sft-long", sft_label(control.steps), "sft", weights.model, weights.key, note)]
+
+
+def _filtered_bc(have: Artifacts) -> list[ArmSpec]:
+    artifact = have.filtered_bc
+    if artifact is None:
+        return []
+    note = f"cross-entropy on successful rollouts only, as many of them; {updates_of(artifact)}"
+    label = "filtered behaviour cloning" + _cut(artifact)
+    return [ArmSpec("filtered-bc", label, "control", artifact.model, artifact.key, note)]
 
 
 def _main(ctx: RunContext, have: Artifacts) -> list[ArmSpec]:
@@ -129,27 +216,6 @@ def _ahead(ctx: RunContext, have: Artifacts, main: list[ArmSpec]) -> list[ArmSpe
     ]
 
 
-def _filtered_bc(have: Artifacts) -> list[ArmSpec]:
-    artifact = have.filtered_bc
-    if artifact is None:
-        return []
-    note = f"cross-entropy on successful rollouts only, as many of them; {updates_of(artifact)}"
-    label = "filtered behaviour cloning" + _cut(artifact)
-    return [ArmSpec("filtered-bc", label, "control", artifact.model, artifact.key, note)]
-
-
-def updates_of(artifact: Artifact) -> str:
-    """The updates that reinforcement learning really did, as in `12 of 50 updates` where the time budget ended it, or
-    `50 updates, 3 skipped` where some loss or gradient was not finite."""
-    progress = artifact.data(UPDATES)
-    done = count(progress["done"], "update") if progress["done"] == progress["planned"] else _part(progress)
-    return f"{done}, {progress['skipped']} skipped" if progress.get("skipped") else done
-
-
-def _part(progress: Mapping[str, int]) -> str:
-    return f"{progress['done']} of {progress['planned']} updates"
-
-
 def _cut(artifact: Artifact) -> str:
     """What the label of an arm adds when the time budget ended its training, or updates were skipped."""
     progress = artifact.data(UPDATES)
@@ -157,74 +223,5 @@ def _cut(artifact: Artifact) -> str:
     return "" if whole else f" ({updates_of(artifact)})"
 
 
-def resources(ctx: RunContext, arms: Sequence[ArmResult]) -> list[str]:
-    """What the result rests on besides the method, a sentence each."""
-    recipe = ctx.recipe
-    sentences = []
-    if ctx.envs.dreams:
-        who = {"policy": "the SFT policy", "expert": "experts", "random": "random actions"}[recipe.explore.player]
-        recalled = recipe.dream.recall and recipe.rl.updates
-        use = "for the world model, and recalled in dreams" if recalled else "for the world model"
-        if recipe.explore.episodes:
-            sentences.append(f"{recipe.explore.episodes} unrewarded real episodes of {who}, {use}.")
-        if recipe.phases.count > 1:
-            sentences.append("The real first page of every new task of a later phase, opened once.")
-    if getattr(recipe.reward.config, "model", "") and arms:
-        sentences.append("A judge that is the language model itself; the shipped one was trained to judge other sites.")
-    if to_fit(ctx) is not None:
-        episodes = recipe.judge_fit.episodes
-        sentences.append(f"A judge that was fitted on {episodes} real episodes with the environment's own verdicts.")
-    if recipe.offline.episodes and not ctx.envs.dreams:
-        sentences.append(f"{recipe.offline.episodes} recorded real episodes of the SFT policy, to learn from offline.")
-    if recipe.data.experts == "all":
-        sentences.append("An expert for every training task, for reinforcement learning and the longer SFT alike.")
-    if recipe.rl.mode == "policy" and recipe.rl.bc_weight > 0:
-        sentences.append("A behaviour-cloning term on the demonstrations that SFT saw.")
-    return sentences
-
-
-# How a policy acts at evaluation, as the recipe's section `agent` says.
-
-
-def looks_ahead(ctx: RunContext) -> bool:
-    """Whether the recipe's agent looks ahead."""
-    return ctx.recipe.agent.kind == "lookahead"
-
-
-def lookahead_key(ctx: RunContext, world_model: str) -> StageKey:
-    """What the decisions of a look-ahead agent depend on besides the policy's weights."""
-    return stage_key(ctx, "lookahead", world_model=world_model)
-
-
-def lookahead(
-    ctx: RunContext, weights: Path | None, world_model: Path | None, explored: Artifact | None
-) -> Callable[[], PlayerFor]:
-    """What makes the look-ahead player of a policy's weights (None: the base model) and a world model's (None: the
-    base).
-
-    `explored` gives real transitions to world models that are shown examples.
-    """
-
-    def make() -> PlayerFor:
-        agent, recipe = ctx.recipe.agent, ctx.recipe
-        model = ctx.models.load(weights)
-        engine = ctx.models.engine(model)
-        dreamer = ctx.models.load(world_model) if world_model is not None else ctx.models.base
-        episodes = explored.episodes() if explored is not None else []
-        world = ctx.models.world_model(
-            dreamer,
-            temperature=agent.world_temperature,
-            held_out=held_out_sites(ctx, episodes),
-            transitions=lambda: real_transitions(ctx, episodes),
-        )
-
-        def dream(page: Observation) -> Environment:
-            return ctx.envs.dream(world, lambda task: page)()
-
-        limit = recipe.rl.max_new_tokens
-        proposer = ModelPolicy(engine, model.format, temperature=agent.temperature, max_new_tokens=limit)
-        goes_on = ModelPolicy(engine, model.format, temperature=0.0, max_new_tokens=limit)
-        player = LookaheadPolicy(proposer, goes_on, dream, make_judge(ctx, engine, model.format), agent)
-        return lambda task: player
-
-    return make
+def _part(progress: Mapping[str, int]) -> str:
+    return f"{progress['done']} of {progress['planned']} updates"

@@ -35,30 +35,6 @@ POOL = 256
 """Smallest number of training tasks that are drawn: enough to hold one of each template."""
 
 
-def training_tasks(ctx: RunContext, count: int) -> list[Task]:
-    """At least `count` training tasks, templates in rotation: demonstrations, exploration and RL draw from them.
-
-    Each stage asks for its own number, so that no stage depends on the settings of another.
-    """
-    return ctx.envs.tasks("train", max(POOL, count))
-
-
-def rl_tasks(ctx: RunContext) -> list[Task]:
-    """The training tasks of reinforcement learning: one for each place of each update, `MOST` at most."""
-    return training_tasks(ctx, min(MOST, ctx.recipe.rl.updates * ctx.recipe.rl.tasks))
-
-
-def pool_key(ctx: RunContext) -> dict[str, int]:
-    """What cache keys hold where `MOST` limits the tasks; runs that draw fewer do not depend on it."""
-    return {"pool": MOST} if ctx.recipe.rl.updates * ctx.recipe.rl.tasks > MOST else {}
-
-
-def learns(ctx: RunContext) -> bool:
-    """Whether anything of the run learns from demonstrations; else the model is used as it is."""
-    recipe = ctx.recipe
-    return bool(recipe.sft.steps or recipe.rl.updates or any(recipe.controls.sft_steps))
-
-
 async def demos(ctx: RunContext) -> Artifact:
     """Stage `demos`: the demonstrations that SFT sees."""
     tasks = one_per_template(scripted(ctx, training_tasks(ctx, ctx.recipe.data.demos)), ctx.recipe.data.demos)
@@ -87,6 +63,47 @@ async def all_experts(ctx: RunContext, few: Artifact) -> Artifact:
     artifact = await _played(ctx, "experts", scripted(ctx, rl_tasks(ctx)), key)
     ctx.keep(artifact, "experts")
     return artifact
+
+
+async def play_experts(ctx: RunContext, stage: Stage, name: str, tasks: Sequence[Task]) -> list[Trajectory]:
+    """One expert episode per task, graded by the environment."""
+    episodes = [Episode(f"expert/{i}/{task.id}", task, ctx.seed("demos", task.id)) for i, task in enumerate(tasks)]
+    played = await play_in_batches(
+        ctx,
+        stage,
+        episodes,
+        ctx.envs.source.environment,
+        lambda task: ExpertPlayer(ctx.envs.source.expert(task)),
+        rules=Rules(ctx.recipe.data.max_best_steps + SLACK, source="expert", invalid_ends=True),
+        phase=name,
+        finish=grading(ctx.envs.source),
+    )
+    refuse_total_failure(played, "demonstrations")
+    return played
+
+
+def learns(ctx: RunContext) -> bool:
+    """Whether anything of the run learns from demonstrations; else the model is used as it is."""
+    recipe = ctx.recipe
+    return bool(recipe.sft.steps or recipe.rl.updates or any(recipe.controls.sft_steps))
+
+
+def training_tasks(ctx: RunContext, count: int) -> list[Task]:
+    """At least `count` training tasks, templates in rotation: demonstrations, exploration and RL draw from them.
+
+    Each stage asks for its own number, so that no stage depends on the settings of another.
+    """
+    return ctx.envs.tasks("train", max(POOL, count))
+
+
+def rl_tasks(ctx: RunContext) -> list[Task]:
+    """The training tasks of reinforcement learning: one for each place of each update, `MOST` at most."""
+    return training_tasks(ctx, min(MOST, ctx.recipe.rl.updates * ctx.recipe.rl.tasks))
+
+
+def pool_key(ctx: RunContext) -> dict[str, int]:
+    """What cache keys hold where `MOST` limits the tasks; runs that draw fewer do not depend on it."""
+    return {"pool": MOST} if ctx.recipe.rl.updates * ctx.recipe.rl.tasks > MOST else {}
 
 
 def scripted(ctx: RunContext, tasks: Sequence[Task]) -> list[Task]:
@@ -122,20 +139,3 @@ async def _played(ctx: RunContext, name: str, tasks: Sequence[Task], key: StageK
             raise TrainingError(f"no expert succeeded on any of {len(tasks)} tasks; the first: {why_failed(played[0])}")
 
     return await ctx.stage(name, key, body, resumable=True)
-
-
-async def play_experts(ctx: RunContext, stage: Stage, name: str, tasks: Sequence[Task]) -> list[Trajectory]:
-    """One expert episode per task, graded by the environment."""
-    episodes = [Episode(f"expert/{i}/{task.id}", task, ctx.seed("demos", task.id)) for i, task in enumerate(tasks)]
-    played = await play_in_batches(
-        ctx,
-        stage,
-        episodes,
-        ctx.envs.source.environment,
-        lambda task: ExpertPlayer(ctx.envs.source.expert(task)),
-        rules=Rules(ctx.recipe.data.max_best_steps + SLACK, source="expert", invalid_ends=True),
-        phase=name,
-        finish=grading(ctx.envs.source),
-    )
-    refuse_total_failure(played, "demonstrations")
-    return played

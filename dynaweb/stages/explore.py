@@ -85,11 +85,6 @@ def exploration_policy(ctx: RunContext, engine: Engine, prompts: PromptFormat) -
     return MixedPolicy(policy, recipe.explore.random)
 
 
-# First pages of tasks that nobody has played yet, opened in the real environment: one reset for each. Dreams start from
-# real pages, and a critic values a task by its first page. Tasks that start on the same page of the same generated site
-# share it (`start_key`).
-
-
 def recorded_starts(have: Artifacts) -> StartPages:
     """Real first pages that the stages before RL recorded, and those that were opened for the tasks of this phase."""
     artifacts = [have.explore, have.demos, have.phase.tasks]
@@ -97,7 +92,10 @@ def recorded_starts(have: Artifacts) -> StartPages:
 
 
 async def open_first_pages(ctx: RunContext, tasks: Sequence[Task], known: StartPages) -> list[Trajectory]:
-    """Open the first page of every task whose page is not `known`, and add it there; the opened ones.
+    """Open the first page of every task whose page is not `known` in the real environment, and add it; the opened ones.
+
+    Dreams start from real pages, and a critic values a task by its first page. Tasks that start on the same page of the
+    same generated site share it (`start_key`), so that it is opened once.
 
     An opened page is an episode without a step whose final page it is. Each counts as one real step in the cost of the
     stage. Tasks whose page could not be opened are still unknown afterwards. Raises `InfrastructureError` when not one

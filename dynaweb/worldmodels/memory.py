@@ -61,13 +61,13 @@ def question(page: Observation, action: Action) -> Question:
     return replace(page, notice=""), replace(action, target_role="", target_name="")
 
 
-# The real transitions most like a page and an action: TF-IDF over words of page, address and action. Features of the
-# action weigh more than those of the page: what follows a click depends first of all on what was clicked. Everything is
-# plain counting over an inverted index, so a few thousand transitions need no library and no model.
-
-
 class Retriever:
-    """Finds examples among transitions; ties go to the earlier one, so that results never depend on chance."""
+    """The real transitions most like a page and an action: TF-IDF over words of page, address and action.
+
+    Features of the action weigh more than those of the page: what follows a click depends first of all on what was
+    clicked. Everything is plain counting over an inverted index, so a few thousand transitions need no library and no
+    model. Ties go to the earlier transition, so that results never depend on chance.
+    """
 
     def __init__(self, transitions: Iterable[Transition]) -> None:
         self._items = [item for _, item in zip(range(LIMIT), transitions, strict=False)]
