@@ -260,9 +260,8 @@ class OutOfTime(asyncio.CancelledError):
 async def reinforce(ctx: RunContext, have: Artifacts, *, mode: Mode) -> Artifact:
     """Stage `rl` or `filtered-bc`, by `mode`: the policy after all updates, and the rollouts that it learned from.
 
-    `UPDATES` says how many.
-    When the time budget ends it early, what there is becomes a stage under a key of its own, which holds the number of
-    updates done; the full key stays free for a run that has the time.
+    `UPDATES` says how many updates. When the time budget ends it early, what there is becomes a stage under a key of
+    its own, which holds the number of updates done; the full key stays free for a run that has the time.
     """
     check_seam(ctx)
 
