@@ -53,7 +53,7 @@ def arms(ctx: RunContext, have: Artifacts) -> list[ArmSpec]:
 
 
 def n_arms(ctx: RunContext) -> int:
-    """How many of them there will be, as far as the recipe tells."""
+    """How many arms there will be, as far as the recipe tells."""
     recipe = ctx.recipe
     main = recipe.rl.updates > 0 or (looks_ahead(ctx) and ctx.envs.dreams)
     return 1 + bool(recipe.controls.sft_steps) + has_filtered(ctx) + main
