@@ -28,7 +28,7 @@ from dynaweb.pipeline.context import RunContext
 from dynaweb.plugin.registry import current
 from dynaweb.rollout.episode import together
 from dynaweb.runs import StageCache
-from dynaweb.stages.world_model import asked
+from dynaweb.stages.world_model import to_predict
 from dynaweb.types import Task, Transition
 from dynaweb.worldmodels.change import goal_of
 
@@ -41,7 +41,7 @@ def transitions(count: int, sets: list[str]) -> list[Transition]:
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "real.jsonl.gz"
         dynaweb.collect("dynaweb", overrides=sets, out=Path(folder) / "run", store=store)
-        found = asked(list(TransitionStore(store)))
+        found = to_predict(list(TransitionStore(store)))
     if len(found) < count:
         raise SystemExit(f"only {len(found)} of {count} transitions need a world model; give fewer --steps")
     return found[:count]
@@ -97,7 +97,7 @@ def main() -> None:
     recipe = resolve("dynaweb", overrides=sets, wm=given.wm, model=given.model)
     ctx = RunContext(recipe, current(), StageCache(notify=current().notify))
     model = ctx.models.load(given.weights) if given.weights else ctx.models.base
-    world_model = ctx.models.world_model(model, temperature=recipe.dream.temperature)
+    world_model = ctx.models.world_model(model, temperature=recipe.dream.temperature, held_out=frozenset())
     bench = Bench(ctx, world_model, transitions(given.steps // given.group, sets), given.group)
     times: dict[int, list[Times]] = {size: [] for size in given.sizes}
 

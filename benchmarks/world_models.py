@@ -35,7 +35,7 @@ from dynaweb.errors import DynawebError, MissingError
 from dynaweb.pipeline.context import RunContext
 from dynaweb.plugin.registry import current
 from dynaweb.runs import StageCache
-from dynaweb.stages.world_model import asked, split_by
+from dynaweb.stages.world_model import split_by, to_predict
 from dynaweb.stages.world_model_eval import WorldModelScores
 from dynaweb.stats import Estimate, paired_difference, wilson
 from dynaweb.types import Add
@@ -165,7 +165,7 @@ def true_answers(given: argparse.Namespace, env: str, store: Path) -> TrueAnswer
     """What a model that makes no mistake would write on the held-out sites."""
     recipe = resolve("dynaweb", overrides=settings(given, env), model=given.model)
     prompts = RunContext(recipe, current(), StageCache(notify=current().notify)).models.format
-    items = asked(list(TransitionStore(store)))
+    items = to_predict(list(TransitionStore(store)))
     forms: tuple[Form, ...] = ("delta", "page")
     lengths = [[len(prompts.world_model_target(answer(item, form))) for item in items] for form in forms]
     written = [sum(isinstance(op, Add) for op in diff(t.observation, t.next_observation).ops) for t in items]

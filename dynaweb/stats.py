@@ -131,6 +131,12 @@ def wider(pooled: Estimate, across: Estimate) -> Estimate:
     return replace(pooled, low=min(pooled.low, pooled.value - half), high=max(pooled.high, pooled.value + half))
 
 
+def nanmean(values: Iterable[float]) -> float:
+    """Mean of the values that are not nan; nan without any."""
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
 def mean(values: Iterable[float | None], *, confidence: float = CONFIDENCE) -> Estimate:
     """Arithmetic mean with Student's t interval.
 

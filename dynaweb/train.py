@@ -32,13 +32,13 @@ from dynaweb.pipeline.fit import count_skipped, new_trainer, with_adapters
 from dynaweb.pipeline.judge import make_judge, to_fit
 from dynaweb.protocols import wants
 from dynaweb.rl.audit import Auditor
-from dynaweb.rl.batch import BatchMaker, imitated, kept_groups, replayed
+from dynaweb.rl.batch import BatchMaker, contributing_groups, imitated, replayed
 from dynaweb.rl.checkpoints import BestWeights, Checkpointed, Checkpoints, History, RolloutLog, keep_best
 from dynaweb.rl.importance import checked_correction, refuse_stale
-from dynaweb.rl.key import Mode, rl_key
+from dynaweb.rl.key import Mode, rl_key, stage_of
 from dynaweb.rl.refresh import Refresher
 from dynaweb.rl.replay import ReplayBuffer
-from dynaweb.rl.sources import JUDGED, OfflineRollouts, curriculum_of, dreaming_model, recorded, rollout_source
+from dynaweb.rl.sources import JUDGED, OfflineRollouts, curriculum_of, dreaming_model, rollout_source
 from dynaweb.rl.updater import Updater
 from dynaweb.rollout.agents import ModelPolicy
 from dynaweb.rollout.curriculum import outcomes_of
@@ -46,16 +46,17 @@ from dynaweb.rollout.episode import refuse_total_failure
 from dynaweb.rollout.group import GroupSampler, Sampler, by_task, measures, rows_of
 from dynaweb.runs import write_json
 from dynaweb.runs.names import DREAMS, ROLLOUTS, UPDATES
-from dynaweb.stages.arms import ArmResult, arms, arms_planned, evaluated, has_filtered
+from dynaweb.stages.arms import ArmResult, arms, evaluated, has_filtered, n_arms
 from dynaweb.stages.curriculum import chosen_generator, evolve, phase_roles, tell_phase
 from dynaweb.stages.demos import all_experts, demos, learns, no_demos
+from dynaweb.stages.drift import drift
 from dynaweb.stages.evaluate import audits, judge_errors, play_greedily, successes, summary
-from dynaweb.stages.explore import explore, loosened
-from dynaweb.stages.judge import fitted_judge
+from dynaweb.stages.explore import exploration_policy, explore
+from dynaweb.stages.graded import graded, offline
+from dynaweb.stages.judge_fit import judge_fit
 from dynaweb.stages.preflight import check_seam
 from dynaweb.stages.sft import longer_sft, sft
 from dynaweb.stages.world_model import fit_world_model
-from dynaweb.stages.world_model_eval import drift_stage
 
 if TYPE_CHECKING:
     from dynaweb.pipeline.context import RunContext
@@ -69,10 +70,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """One stage: the name of its artifact, the artifacts that it is made from, and how it is made.
+    """One stage: its name, the artifacts that it is made from, and how it is made.
+
+    A stage has one name: that of its artifact, of the folder of its cache entries, in progress and in the docs; with
+    `_` between words where it is an identifier, else with `-`.
 
     To add a stage: a function in a file of `dynaweb.stages` that returns an artifact (None where the recipe does
-    without it), and an entry in `STAGES`. Its key is `stage_key(ctx, activity, **made_from)` with a new `Activity` of
+    without it), and an entry in `STAGES`. Its key is `stage_key(ctx, activity, **sources)` with a new `Activity` of
     `dynaweb.config.keys`; settings get a section whose `MATTERS_TO` names that activity. Whoever uses the artifact
     names it in `needs` (RL: `rl_start`); a stage is handed what it needs and nothing else.
     """
@@ -98,8 +102,8 @@ def explorer(ctx: RunContext) -> Sequence[str]:
 
 def rl_start(ctx: RunContext) -> Sequence[str]:
     """What RL starts from."""
-    rollouts = ["explored", "world_model"] if ctx.envs.dreams else ["recorded"] if ctx.recipe.offline.episodes else []
-    return ["demos", "experts", "sft", "judge", *rollouts]
+    rollouts = ["explore", "world_model"] if ctx.envs.dreams else ["offline"] if ctx.recipe.offline.episodes else []
+    return ["demos", "experts", "sft", "judge_fit", *rollouts]
 
 
 STAGES = (
@@ -112,34 +116,39 @@ STAGES = (
     ),
     StageSpec("sft", after("demos"), lambda ctx, have: sft(ctx, have.need("demos"))),
     StageSpec(
-        "judge",
-        after("demos", "sft"),
-        lambda ctx, have: fitted_judge(ctx, have.need("sft"), have.need("demos")),
+        "graded",
+        after("sft"),
+        lambda ctx, have: graded(ctx, have.need("sft")),
         wanted=lambda ctx: to_fit(ctx) is not None,
-        cached=lambda ctx: 2,  # graded episodes, and the judge fitted on them
     ),
     StageSpec(
-        "recorded",
+        "judge_fit",
+        after("demos", "graded"),
+        lambda ctx, have: judge_fit(ctx, have.graded, have.need("demos")),
+        wanted=lambda ctx: to_fit(ctx) is not None,
+    ),
+    StageSpec(
+        "offline",
         after("sft"),
-        lambda ctx, have: recorded(ctx, have.need("sft")),
+        lambda ctx, have: offline(ctx, have.need("sft")),
         wanted=lambda ctx: not ctx.envs.dreams and ctx.recipe.offline.episodes > 0,
     ),
     StageSpec(
-        "explored",
+        "explore",
         explorer,
         lambda ctx, have: explore(ctx, have.need("sft") if explorer(ctx) else None),
         wanted=lambda ctx: ctx.envs.dreams,
     ),
     StageSpec(
         "world_model",
-        after("demos", "explored"),
-        lambda ctx, have: fit_world_model(ctx, have.need("explored"), have.need("demos")),
+        after("demos", "explore"),
+        lambda ctx, have: fit_world_model(ctx, have.need("explore"), have.need("demos")),
         wanted=lambda ctx: ctx.envs.dreams,
     ),
     StageSpec(
         "drift",
-        after("demos", "explored", "world_model"),
-        lambda ctx, have: drift_stage(ctx, have.need("explored"), have.need("demos"), have.need("world_model")),
+        after("demos", "explore", "world_model"),
+        lambda ctx, have: drift(ctx, have.need("explore"), have.need("demos"), have.need("world_model")),
         wanted=lambda ctx: ctx.envs.dreams and ctx.recipe.wm_fit.open_loop > 0,
     ),
     StageSpec(
@@ -189,9 +198,9 @@ def stages_of(ctx: RunContext) -> list[StageSpec]:
     return wanted if learns(ctx) else [NO_DEMOS, *wanted]
 
 
-def planned(ctx: RunContext) -> int:
+def n_stages(ctx: RunContext) -> int:
     """How many entries of the stage cache a run goes through, as far as its recipe tells."""
-    return sum(spec.cached(ctx) for spec in stages_of(ctx)) + arms_planned(ctx) * (1 + audits(ctx))
+    return sum(spec.cached(ctx) for spec in stages_of(ctx)) + n_arms(ctx) * (1 + audits(ctx))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +217,7 @@ async def run(ctx: RunContext) -> Outcome:
     Every arm plays the same held-out episodes. Expert data are equal by default: the demonstrations that SFT saw are
     all that reinforcement learning and the controls get.
     """
-    ctx.tell(events.Progress(events.STAGES, 0, planned(ctx), "stages"))
+    ctx.tell(events.Progress(events.STAGES, 0, n_stages(ctx), "stages"))
     have = await _make(ctx, stages_of(ctx))
     return Outcome(have, tuple([await evaluated(ctx, arm) for arm in arms(ctx, have)]))
 
@@ -219,7 +228,8 @@ async def run(ctx: RunContext) -> Outcome:
 async def in_phases(ctx: RunContext, have: Artifacts, mode: Mode) -> Artifact:
     """RL in `phases.count` stages, each from the policy of the one before; the last one's result.
 
-    From the second phase on, tasks are made of those that the phase before has failed (WebRL, arXiv 2411.02337).
+    From the second phase on, tasks are made of those that the phase before has failed (WebRL, arXiv 2411.02337). When
+    the time budget is used up, no further phase begins.
     """
     count = ctx.recipe.phases.count
     if count == 1:
@@ -234,6 +244,8 @@ async def in_phases(ctx: RunContext, have: Artifacts, mode: Mode) -> Artifact:
         tell_phase(ctx, roles)
         before = policy = await reinforce(ctx, replace(have, sft=policy, phase=phase), mode=mode)
         ctx.keep(before, f"phase-{number}", episodes_as=f"phase-{number}")
+        if ctx.out_of_time:
+            break
     return policy
 
 
@@ -246,10 +258,10 @@ class OutOfTime(asyncio.CancelledError):
 
 
 async def reinforce(ctx: RunContext, have: Artifacts, *, mode: Mode) -> Artifact:
-    """Stage `rl`: the policy after all updates, and the rollouts that it learned from; `UPDATES` says how many.
+    """Stage `rl` or `filtered-bc`, by `mode`: the policy after all updates, and the rollouts that it learned from.
 
-    When the time budget ends it early, what there is becomes a stage under a key of its own, which holds the number of
-    updates done; the full key stays free for a run that has the time.
+    `UPDATES` says how many updates. When the time budget ends it early, what there is becomes a stage under a key of
+    its own, which holds the number of updates done; the full key stays free for a run that has the time.
     """
     check_seam(ctx)
 
@@ -257,7 +269,7 @@ async def reinforce(ctx: RunContext, have: Artifacts, *, mode: Mode) -> Artifact
         await learn(ctx, stage, have, mode)
 
     try:
-        artifact = await ctx.stage("rl", rl_key(ctx, have, mode), body, resumable=True)
+        artifact = await ctx.stage(stage_of(mode), rl_key(ctx, have, mode), body, resumable=True)
     except OutOfTime as stop:
         early, spent = stop, ctx.meter.cost()
 
@@ -265,7 +277,7 @@ async def reinforce(ctx: RunContext, have: Artifacts, *, mode: Mode) -> Artifact
             ctx.meter.earlier = spent
             early.finish(stage, early.done)
 
-        artifact = await ctx.stage("rl", rl_key(ctx, have, mode, done=early.done), cut)
+        artifact = await ctx.stage(stage_of(mode), rl_key(ctx, have, mode, done=early.done), cut)
     main = mode == ctx.recipe.rl.mode
     episodes = DREAMS if ctx.envs.dreams else ROLLOUTS
     ctx.keep(artifact, "dynaweb" if main else mode, episodes_as=episodes if main else f"{episodes}-{mode}")
@@ -279,7 +291,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     `mode` "policy" takes the optimizer's loss; "filtered-bc" imitates the successful ones of the same rollouts.
     """
     rl, phase = ctx.recipe.rl, have.phase
-    name = "rl" if mode == "policy" else mode
+    name = stage_of(mode)
 
     # The policy, the judge of its rollouts, and the optimizer with what it wants to know besides rewards.
     policy = with_adapters(ctx.models.load(have.need("sft").model), rl.lora_rank, seed=ctx.seed("lora", "rl"))
@@ -296,7 +308,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     refresher = Refresher.of(ctx, have, world_model)
     curriculum = curriculum_of(ctx, have, [few[0].task for few in experts.values()])
     sampler: Sampler
-    if have.recorded is None:
+    if have.offline is None:
         actor = ModelPolicy(
             engine, policy.format, temperature=rl.temperature, max_new_tokens=ctx.recipe.policy.max_new_tokens
         )
@@ -304,7 +316,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
         sampler = GroupSampler.of(ctx.recipe, seed, actor, judge, source, ctx.models.lockstep, experts)
     else:
         seed = ctx.seed("offline", phase.number)
-        sampler = OfflineRollouts(have.recorded.episodes(), judge, rl.tasks * rl.n, seed, stage.scratch / JUDGED)
+        sampler = OfflineRollouts(have.offline.episodes(), judge, rl.tasks * rl.n, seed, stage.scratch / JUDGED)
 
     # The trainer, with a critic if the optimizer wants one, and the policy as it starts to measure or weigh against.
     steps = rl.epochs * rl.minibatches
@@ -357,14 +369,15 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     first = done = checkpoints.resume()
     if audit is not None:
         audit.refuse_alarm(lambda: None)  # the state that it would save was just read
-    engine.weights_version = (phase.number - 1) * rl.updates + first
+    engine.weights_version = phase.updates_before + first
     advance = ctx.progress(name, rl.updates, "updates", done=first)
 
     def finish(target: Stage, updates: int) -> None:
         skipped = count_skipped(ctx, trainer, name)
         checkpoints.finish(target.folder, updates)
         log.collect(target.folder, updates)
-        write_json(target.folder / UPDATES, {"done": updates, "planned": rl.updates, "skipped": skipped})
+        progress = {"done": updates, "planned": rl.updates, "skipped": skipped}
+        write_json(target.folder / UPDATES, {**progress, "phase": phase.number, "before": phase.updates_before})
 
     try:
         for update in range(first, rl.updates):
@@ -399,10 +412,12 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
                 for trajectory in rollouts:
                     ctx.tell(events.Rollout(name, trajectory, update))
                 times = {"time.rollout": trained_from - started, "time.update": time.monotonic() - trained_from}
-                seen = measures(rollouts, batch.advantages)
-                history.rewards.append(seen["reward"])
+                measured = measures(rollouts, batch.advantages)
+                history.rewards.append(measured["reward"])
                 history.outcomes.append(outcomes_of(rollouts))
-                ctx.tell(events.Update(name, update, {**seen, **metrics, **times}))
+                ctx.tell(events.Update(name, update, {**measured, **metrics, **times}))
+                if replay is not None:
+                    replay.add(rollouts)
 
             # Reality: validation, audit, fresh transitions for the world model.
             if rl.validate_every > 0 and (update + 1) % rl.validate_every == 0:
@@ -413,7 +428,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
             if audit is not None and audit.due(update):
                 await audit.after(update, log.read(update), history.rewards)
             if refresher is not None:
-                await refresher.after(update + 1, loosened(ctx, engine, policy.format))
+                await refresher.after(update + 1, exploration_policy(ctx, engine, policy.format))
 
             done = update + 1
             advance(reward=history.rewards[-1])
@@ -443,9 +458,9 @@ async def refills(
     """Groups of further tasks, played in rounds for those that the optimizer drops, where it asks for that (DAPO)."""
     more: list[Trajectory] = []
     for turn in range(wants(optimizer).refills if sampler.on_policy else 0):
-        seen, size = [*rollouts, *more], curriculum.rl.tasks
-        missing = size - len(kept_groups(optimizer, seen))
-        tasks = curriculum.others(update, turn, [t.task for t in seen], missing) if missing > 0 else []
+        so_far, size = [*rollouts, *more], curriculum.rl.tasks
+        missing = size - len(contributing_groups(optimizer, so_far))
+        tasks = curriculum.others(update, turn, [t.task for t in so_far], missing) if missing > 0 else []
         if not tasks:
             break
         more += await sampler.of_update(update, tasks, on_done, first=(turn + 1) * size)

@@ -22,7 +22,7 @@ from dynaweb.pipeline.context import RunContext
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.plugin.registry import current
 from dynaweb.runs import Stage, StageCache, write_json
-from dynaweb.train import STAGES, StageSpec, after, artifacts_for, planned, stages_of
+from dynaweb.train import STAGES, StageSpec, after, artifacts_for, n_stages, stages_of
 
 UNTRAINED = ("sft.steps=0", "rl.updates=0", "controls.sft_steps=[]")
 ALONE = ("env.driver=static", "eval.episodes=1", "eval.steps=1", "model.threads=1", *UNTRAINED)
@@ -52,9 +52,9 @@ def test_a_new_stage_is_one_function_and_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     flags = {"env": "sites", "reward": "checker"}
-    before = planned(context(tmp_path, *ALONE, **flags))
+    before = n_stages(context(tmp_path, *ALONE, **flags))
     request.getfixturevalue("counted")
-    assert planned(context(tmp_path, *ALONE, **flags)) == before + 1
+    assert n_stages(context(tmp_path, *ALONE, **flags)) == before + 1
     found = estimate(resolve("dynaweb", overrides=ALONE, **flags), CPU)
     assert found is not None and found.unknown == ("census",) and "not in these numbers: census" in str(found)
     plan_holds(monkeypatch)
@@ -88,19 +88,23 @@ def test_what_is_not_there_is_said_by_name() -> None:
 @pytest.mark.parametrize(
     ("sets", "flags", "names"),
     [
-        ((), {}, "demos experts sft explored world_model drift rl longer_sft"),
+        ((), {}, "demos experts sft explore world_model drift rl longer_sft"),
         (("wm_fit.open_loop=0", "controls.filtered_bc=true"), {},
-         "demos experts sft explored world_model rl longer_sft filtered_bc"),
+         "demos experts sft explore world_model rl longer_sft filtered_bc"),
         (UNTRAINED, {"env": "sites", "reward": "checker"}, "demos experts sft"),
         (("offline.episodes=4", "controls.sft_steps=[]"), {"env": "sites", "reward": "checker"},
-         "demos experts sft recorded rl"),
-        ((), {"reward": "orm"}, "demos experts sft judge explored world_model drift rl longer_sft"),
+         "demos experts sft offline rl"),
+        ((), {"reward": "orm"}, "demos experts sft graded judge_fit explore world_model drift rl longer_sft"),
     ],
 )  # fmt: skip
 def test_a_recipe_has_the_stages_that_it_asks_for(
     tmp_path: Path, sets: tuple[str, ...], flags: dict[str, str], names: str
 ) -> None:
     assert [spec.name for spec in stages_of(context(tmp_path, *sets, **flags))] == names.split()
+
+
+def test_every_artifact_of_a_stage_has_the_name_of_the_stage() -> None:
+    assert {spec.name for spec in STAGES} <= Artifacts.__dataclass_fields__.keys()
 
 
 def test_every_stage_comes_after_all_that_it_is_made_from(tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaweb import train
+from dynaweb.config.keys import file_key
 from dynaweb.data.store import TransitionStore
 from dynaweb.errors import ConfigError
 from dynaweb.judges.audit import JudgeAudits, report_on
-from dynaweb.judges.reward import SUCCESS, answers_for, success_of
+from dynaweb.judges.reward import SUCCESS, needs_judge, success_of
 from dynaweb.pipeline.artifacts import MODEL, files_hash
 from dynaweb.pipeline.context import RunContext
-from dynaweb.pipeline.judge import FITTED, TRAINABLE, checked_config, judge_named, parts, to_fit
+from dynaweb.pipeline.judge import FITTED, judge_named, to_fit
 from dynaweb.report.summary import StageResult, evaluated
 from dynaweb.report.world_model import write_scores
 from dynaweb.rollout.agents import POLICIES, WITHOUT_MODEL
@@ -27,8 +28,8 @@ from dynaweb.runs import write_json
 from dynaweb.stages.arms import lookahead, lookahead_key, looks_ahead
 from dynaweb.stages.evaluate import audit_judge, audits, evaluate_arm, without_model
 from dynaweb.stages.graded import graded_rollouts
-from dynaweb.stages.judge import file_key, read_graded
-from dynaweb.stages.judge import fit_judge as fit_judge_stage
+from dynaweb.stages.judge_fit import fit_judge as fit_judge_stage
+from dynaweb.stages.judge_fit import read_graded
 from dynaweb.stages.preflight import check_model, check_together
 from dynaweb.stages.world_model import FIDELITY, Material, check_fit, fidelity_estimates, fit_on_store, means, trains
 from dynaweb.stages.world_model_eval import score, show
@@ -58,7 +59,7 @@ async def collect(ctx: RunContext, store: Path | None) -> StageResult:
 
     All are added or none, and none that the store holds from the same exploration: a repeated call changes nothing.
     """
-    explored = (await train.artifacts_for(ctx, "explored")).need("explored")
+    explored = (await train.artifacts_for(ctx, "explore")).need("explore")
     episodes = explored.episodes()
     transitions = [replace(one, info={**one.info, COLLECTED: explored.key}) for one in transitions_of(episodes)]
     target = TransitionStore(store or _folder(ctx) / TRANSITIONS)
@@ -105,7 +106,7 @@ async def evaluate(ctx: RunContext, policy: str | Path | None, world_model: Path
         return evaluated(arm, _folder(ctx), weights, played.episodes(), judged=False)
     # What the judge says of the evaluated episodes is audited, so it is fitted as in a run.
     if to_fit(ctx) is not None:
-        await train.artifacts_for(ctx, "judge")
+        await train.artifacts_for(ctx, "judge_fit")
     player = None
     if looks_ahead(ctx):
         explored = None
@@ -114,7 +115,7 @@ async def evaluate(ctx: RunContext, policy: str | Path | None, world_model: Path
         else:
             check_fit(ctx)
             have = await train.artifacts_for(ctx, "world_model")
-            fitted, explored = have.need("world_model"), have.need("explored")
+            fitted, explored = have.need("world_model"), have.need("explore")
             world_model = fitted.model if fitted.model.is_dir() else None
             model_key = f"{fitted.key} {explored.key}"
         arm, key = f"{arm}-ahead", f"{key} {lookahead_key(ctx, model_key)}"
@@ -142,7 +143,7 @@ async def fit_judge(ctx: RunContext, data: Path | None) -> StageResult:
     if data is not None:
         fitted = await fit_judge_stage(ctx, read_graded(data), upstream={"store": file_key(data)})
     else:
-        fitted = (await train.artifacts_for(ctx, "judge")).need("judge")
+        fitted = (await train.artifacts_for(ctx, "judge_fit")).need("judge_fit")
     saved = fitted.data(FITTED)
     platt, measured = saved["calibration"], saved["quality"]
     estimates = {name: Estimate(**measured[name]) for name in ("accuracy", "accepts_failures", "auc", "brier")}
@@ -195,7 +196,7 @@ async def audit_judges(ctx: RunContext, judges: Sequence[str], data: Path | None
     for name in judges:
         # The recipe's settings of its own judge, the defaults of any other.
         settings: Any = ctx.recipe.reward.config if name == ctx.recipe.reward.name else {}
-        if ctx.models.fitted_judge is None and _needs_fit(ctx, name, settings):
+        if ctx.models.fitted_judge is None and to_fit(ctx, name, settings) is not None:
             await _fit_other_judge(ctx, name)
         model = ctx.models.load(weights)
         judge = judge_named(ctx, name, settings, ctx.models.engine(model), model.format)
@@ -205,7 +206,7 @@ async def audit_judges(ctx: RunContext, judges: Sequence[str], data: Path | None
 
 def _saved_audit(file: Path, graded: Sequence[Trajectory], reports: Sequence[Any], origin: str) -> JudgeAudits:
     successes = sum((success_of(t) or 0.0) >= SUCCESS for t in graded)
-    unfinished = sum(not answers_for(t) for t in graded)
+    unfinished = sum(not needs_judge(t) for t in graded)
     result = JudgeAudits(file, len(graded), successes, unfinished, tuple(reports), origin)
     judges = [
         {
@@ -222,21 +223,14 @@ def _saved_audit(file: Path, graded: Sequence[Trajectory], reports: Sequence[Any
     return result
 
 
-def _needs_fit(ctx: RunContext, name: str, settings: Any) -> bool:
-    return any(
-        TRAINABLE in ctx.plugins.find("reward", part).spec.capabilities and not getattr(config, "weights", "")
-        for part, config in parts(ctx, name, checked_config(ctx, name, settings))
-    )
-
-
 async def _fit_other_judge(ctx: RunContext, name: str) -> None:
     """Fit a judge as a run of the recipe with that judge would."""
     from dynaweb.config import resolve
 
     recipe = ctx.recipe if to_fit(ctx) is not None else resolve(ctx.recipe, reward=name, plugins=ctx.plugins)
-    other = RunContext(recipe, ctx.plugins, ctx.cache, ctx.folder)
+    other = ctx.with_recipe(recipe)
     try:
-        await train.artifacts_for(other, "judge")
+        await train.artifacts_for(other, "judge_fit")
         ctx.models.fitted_judge = other.models.fitted_judge
     finally:
         await other.close()
@@ -255,8 +249,8 @@ async def _model_and_material(ctx: RunContext, weights: Path | None, data: Path 
     model = ctx.models.load(weights) if weights is not None else ctx.models.base
     if data is not None:
         return model, Material.for_evaluation(data)
-    have = await train.artifacts_for(ctx, "explored", "demos")
-    return model, Material.of_episodes(ctx, have.need("explored").episodes(), have.need("demos").episodes())
+    have = await train.artifacts_for(ctx, "explore", "demos")
+    return model, Material.of_episodes(ctx, have.need("explore").episodes(), have.need("demos").episodes())
 
 
 async def _policy(ctx: RunContext, policy: str | Path | None) -> tuple[str, Path | None, str]:

@@ -41,7 +41,7 @@ Activity = Literal[
     "rl",
     "curriculum",
     "eval",
-    "judge",
+    "judge-audit",
     # Only where the recipe asks for it.
     "wm-training",
     "calibration",
@@ -62,7 +62,7 @@ EVERY: tuple[Activity, ...] = get_args(Activity)
 PLUGINS: dict[str, tuple[Activity, ...]] = {
     "wm": ("world-model", "drift", "dreams", "lookahead"),
     "opt": ("policy-gradient", "curriculum"),
-    "reward": ("rl", "judge", "lookahead"),
+    "reward": ("rl", "judge-audit", "lookahead"),
     "env": ("rl", "drift"),
 }
 """What the sections of plugins act on."""

@@ -77,7 +77,7 @@ class Model(Section):
         "world-model",
         "drift",
         "rl",
-        "judge",
+        "judge-audit",
         "eval-weights",
     )
 
@@ -350,9 +350,9 @@ class Offline(Section):
 
     MATTERS_TO = ("graded",)
 
-    episodes: Annotated[int, NotKeyed("the stage graded holds its number of episodes")] = Field(default=0, ge=0)
+    episodes: Annotated[int, NotKeyed("the stage offline holds its number of episodes")] = Field(default=0, ge=0)
     """How many; every update draws its `rl.tasks` x `rl.n` from them. 0 = every update plays its own."""
-    temperature: Annotated[Temperature, NotKeyed("the stage graded holds its temperature")] = 1.0
+    temperature: Annotated[Temperature, NotKeyed("the stage offline holds its temperature")] = 1.0
     """Sampling temperature of the policy that plays them."""
 
 

@@ -115,8 +115,8 @@ def dataset_entry(file: str) -> dict[str, Any]:
 
 
 def _user(transition: Transition, history: int, goal: bool) -> str:
-    history_seen = recent(history_of(transition), history)
-    return question(transition.observation, transition.action, history_seen, goal=goal_of(transition) if goal else "")
+    past = recent(history_of(transition), history)
+    return question(transition.observation, transition.action, past, goal=goal_of(transition) if goal else "")
 
 
 def _llamafactory(rows: Iterable[dict[str, Any]], out: Path) -> int:

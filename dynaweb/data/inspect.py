@@ -118,37 +118,37 @@ def contamination(train: Iterable[Transition], evaluation: Iterable[Transition])
             counts[level][tuple(keys)] += 1
             names.update((key, name) for key, name in keys.items() if name)
     known = {level: {key for keys in groups for key in keys} for level, groups in counts.items()}
-    seen: dict[str, set[bytes]] = {level: set() for level in LEVELS}
+    shared: dict[str, set[bytes]] = {level: set() for level in LEVELS}
     for transition in train:
         for level, keys in _keys(transition).items():
-            seen[level] |= known[level] & keys.keys()
-    return [_overlap(level, counts[level], known[level], seen[level], names) for level in LEVELS], total
+            shared[level] |= known[level] & keys.keys()
+    return [_overlap(level, counts[level], known[level], shared[level], names) for level in LEVELS], total
 
 
 def _overlap(
     level: str,
     counts: Counter[tuple[bytes, ...]],
     known: set[bytes],
-    seen: set[bytes],
+    shared: set[bytes],
     names: dict[bytes, str],
 ) -> Overlap:
-    affected = sum(count for keys, count in counts.items() if not seen.isdisjoint(keys))
-    examples = sorted({names[key] for key in seen if key in names})[:3]
-    return Overlap(level, len(seen), len(known), affected, tuple(examples))
+    affected = sum(count for keys, count in counts.items() if not shared.isdisjoint(keys))
+    examples = sorted({names[key] for key in shared if key in names})[:3]
+    return Overlap(level, len(shared), len(known), affected, tuple(examples))
 
 
 def _keys(transition: Transition) -> dict[str, dict[bytes, str]]:
     """What is compared at each level: hashes, each with the name that examples show ('' = none)."""
     before, action, after = transition.observation, transition.action, transition.next_observation
     site, page, following = site_of(transition), page_key(before), page_key(after)
-    asked = _hash((page, action))
+    question = _hash((page, action))
     task = transition.task_id
     return {
         "site": {_hash(site): site},
         "task": {_hash(task): task} if task else {},
         "page": {page: before.url, following: after.url},
-        "question": {asked: ""},
-        "transition": {_hash((asked, following)): ""},
+        "question": {question: ""},
+        "transition": {_hash((question, following)): ""},
     }
 
 

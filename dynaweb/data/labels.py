@@ -141,8 +141,8 @@ async def _one(item: Transition, engine: OpenAIEngine | None) -> tuple[Transitio
         return item, "passed"
     words = await _ask(item, engine) if engine is not None else None
     if words is None or engine is None:
-        said = describe(item.observation, item.action, item.next_observation)
-        return replace(item, info={**item.info, REASONING: said, SENTENCE: "", "labeller": "template"}), "template"
+        template = describe(item.observation, item.action, item.next_observation)
+        return replace(item, info={**item.info, REASONING: template, SENTENCE: "", "labeller": "template"}), "template"
     return replace(item, info={**item.info, **words, "labeller": engine.server.model}), "model"
 
 
@@ -162,7 +162,7 @@ async def _ask(item: Transition, engine: OpenAIEngine) -> dict[str, str] | None:
 
 def read_words(text: str) -> dict[str, str] | None:
     """Reasoning and sentence of a labeller's answer, or None when one of them is missing."""
-    words = {name.upper(): " ".join(said.split()) for name, said in _LINE.findall(text)}
+    words = {name.upper(): " ".join(line.split()) for name, line in _LINE.findall(text)}
     if not words.get("REASONING") or not words.get("CHANGE"):
         return None
     return {REASONING: words["REASONING"], SENTENCE: words["CHANGE"]}

@@ -50,6 +50,16 @@ class Store(Generic[T]):
         self._known = _Known()
         self._pages = _PageCache(self._file)
 
+    @classmethod
+    def write(cls, path: Path, records: Iterable[T]) -> None:
+        """Write a whole store in one piece: a kill leaves the old file or the new one. No records: an empty file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.part")
+        part.unlink(missing_ok=True)
+        part.touch()
+        cls(part).extend(records)
+        part.replace(path)
+
     @property
     def path(self) -> Path:
         """The file."""

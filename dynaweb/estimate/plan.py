@@ -17,7 +17,7 @@ from dynaweb.estimate.work import STAGES, Work, work_of
 from dynaweb.pipeline.context import RunContext
 from dynaweb.plugin.registry import current
 from dynaweb.runs import StageCache
-from dynaweb.stages.arms import arms_planned
+from dynaweb.stages.arms import n_arms
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
@@ -131,7 +131,7 @@ def _run_of(recipe: Recipe) -> tuple[list[str], int]:
     """The stages of the recipe's run, and how many policies it evaluates."""
     ctx = RunContext(recipe, current(), StageCache())
     try:
-        return [spec.name for spec in train.stages_of(ctx)], arms_planned(ctx)
+        return [spec.name for spec in train.stages_of(ctx)], n_arms(ctx)
     except DynawebError:  # of a plugin or its settings, which other checks name
         return [spec.name for spec in train.STAGES], 2
 

@@ -38,7 +38,7 @@ class Work:
 
 STAGES = {
     **{"demos": "", "experts": ""},
-    **{"sft": "sft", "explored": "explore", "world_model": "world-model", "rl": "rl"},
+    **{"sft": "sft", "explore": "explore", "world_model": "world-model", "rl": "rl"},
 }
 """What the stages of `dynaweb.train.STAGES` that are known here are called in an estimate; "": no model works there."""
 
@@ -54,7 +54,7 @@ def work_of(
     fitted = 0 if served_world_model else recipe.wm_fit.steps * recipe.wm_fit.batch
     possible = {
         "sft": count.training(recipe.sft.steps * recipe.sft.batch, SFT_REPLY),
-        "explored": count.playing(explored, recipe.policy.max_new_tokens),
+        "explore": count.playing(explored, recipe.policy.max_new_tokens),
         "world_model": count.training(fitted, _reply(recipe)),
         "rl": _rl(recipe, count, dreams_here="world_model" in stages and not served_world_model),
     }

@@ -6,5 +6,5 @@ calibration  log-odds as probabilities that mean what they say
 audit        a judge against the environment's verdicts
 alarm        when a policy begins to please its judge instead of doing its tasks
 
-The judge of a recipe is built in `dynaweb.pipeline.judge`, and fitted in `dynaweb.stages.judge`.
+The judge of a recipe is built in `dynaweb.pipeline.judge`, and fitted in `dynaweb.stages.judge_fit`.
 """

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.judges.calibration import Quality, quality
-from dynaweb.judges.reward import SUCCESS, answers_for, judge_all, success_of, was_asked
+from dynaweb.judges.reward import SUCCESS, judge_all, needs_judge, reached_model, success_of
 from dynaweb.stats import Estimate, interval_text, text_table, wilson
 from dynaweb.types import Trajectory
 
@@ -72,17 +72,17 @@ def confusion(name: str, judged: Sequence[Trajectory]) -> Confusion:
     counts: Counter[str] = Counter()
     for trajectory in judged:
         real = success_of(trajectory)
-        if real is None or not answers_for(trajectory):
+        if real is None or not needs_judge(trajectory):
             continue
-        if not was_asked(trajectory):
+        if not reached_model(trajectory):
             counts["ruled_out_wrongly" if real >= SUCCESS else "ruled_out"] += 1
             continue
-        said = trajectory.judgement.score if trajectory.judgement is not None else None
-        if said is None:
+        score = trajectory.judgement.score if trajectory.judgement is not None else None
+        if score is None:
             counts["silent"] += 1
             continue
-        right = (said >= SUCCESS) == (real >= SUCCESS)
-        counts[f"{'true' if right else 'false'}_{'positive' if said >= SUCCESS else 'negative'}"] += 1
+        right = (score >= SUCCESS) == (real >= SUCCESS)
+        counts[f"{'true' if right else 'false'}_{'positive' if score >= SUCCESS else 'negative'}"] += 1
     return Confusion(name, **counts)
 
 
@@ -198,7 +198,7 @@ def _quality(judged: Sequence[Trajectory]) -> Quality | None:
         for t in judged
         if t.judgement is not None
         and t.judgement.probability is not None
-        and was_asked(t)
+        and reached_model(t)
         and (real := success_of(t)) is not None
     ]
     if not pairs:

@@ -148,9 +148,9 @@ class Quality:
 def quality(probabilities: Sequence[float], labels: Sequence[bool], decisions: Sequence[bool] | None = None) -> Quality:
     """Accuracy and false positives of decisions (default: from 0.5 on), AUC, Brier score and calibration."""
     n = len(labels)
-    said = [p >= 0.5 for p in probabilities] if decisions is None else decisions
-    right = sum(yes == label for yes, label in zip(said, labels, strict=True))
-    accepted = sum(yes and not label for yes, label in zip(said, labels, strict=True))
+    positive = [p >= 0.5 for p in probabilities] if decisions is None else decisions
+    right = sum(yes == label for yes, label in zip(positive, labels, strict=True))
+    accepted = sum(yes and not label for yes, label in zip(positive, labels, strict=True))
     squares = [(p - label) ** 2 for p, label in zip(probabilities, labels, strict=True)]
     rate = fmean(labels) if n else None
     bins = reliability(probabilities, labels)

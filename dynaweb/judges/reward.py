@@ -91,24 +91,24 @@ def unfinished(trajectory: Trajectory) -> Judgement | None:
     return Judgement(0.0, why="the policy did not stop by itself") if trajectory.end == "max-steps" else None
 
 
-def asked(trajectory: Trajectory) -> bool:
+def scored_by_model(trajectory: Trajectory) -> bool:
     """Whether a judged trajectory's score is that of the judge's model, not one that code gave without asking it."""
-    return trajectory.judgement is not None and trajectory.judgement.score is not None and was_asked(trajectory)
+    return trajectory.judgement is not None and trajectory.judgement.score is not None and reached_model(trajectory)
 
 
-def answers_for(trajectory: Trajectory) -> bool:
+def needs_judge(trajectory: Trajectory) -> bool:
     """Whether only the judge can say what an episode is worth."""
     return ungraded(trajectory) is None and unfinished(trajectory) is None
 
 
-def was_asked(trajectory: Trajectory) -> bool:
-    """The same of a judged trajectory: nor did a rule of the judge decide before its model."""
-    return answers_for(trajectory) and not (trajectory.judgement is not None and trajectory.judgement.ruled)
+def reached_model(trajectory: Trajectory) -> bool:
+    """Whether a judged trajectory needed the judge, and no rule of the judge decided before its model."""
+    return needs_judge(trajectory) and not (trajectory.judgement is not None and trajectory.judgement.ruled)
 
 
 def refuse_silent_judge(judged: Sequence[Trajectory], what: str) -> None:
     """Raise `TrainingError` when the judge gave no score to any of the episodes that it was asked about."""
-    refuse_silence([t.judgement for t in judged if t.judgement is not None and was_asked(t)], what)
+    refuse_silence([t.judgement for t in judged if t.judgement is not None and reached_model(t)], what)
 
 
 def world_model_error(trajectory: Trajectory) -> str:
@@ -129,8 +129,8 @@ def lacking(trajectory: Trajectory) -> str:
         return ""
     page = trajectory.steps[-1].observation
     names = {node.name for node in page.nodes}
-    said = set(quoted(trajectory.steps[-1].reply))
-    lost = [name for name in quoted(trajectory.task.intent) if name in said and name not in names]
+    quotes = set(quoted(trajectory.steps[-1].reply))
+    lost = [name for name in quoted(trajectory.task.intent) if name in quotes and name not in names]
     return f"the dreamed page has nothing called {lost[0]!r}, which the goal names" if lost else ""
 
 

@@ -17,18 +17,18 @@ REFUSED = "the judge returned"
 """How the reason of a refused score begins."""
 
 
-def checked(said: Judgement) -> Judgement:
+def checked(judgement: Judgement) -> Judgement:
     """The judgement itself, or one without a score and with the reason, where the score is no number in [0, 1]."""
-    score = said.score
+    score = judgement.score
     if score is None:
-        return said
+        return judgement
     fine = isinstance(score, int | float) and math.isfinite(score) and 0.0 <= score <= 1.0
     if fine:
-        chance = said.probability
+        chance = judgement.probability
         sound = chance is not None and math.isfinite(chance) and 0.0 <= chance <= 1.0
-        return replace(said, score=float(score), probability=chance if sound else None)
+        return replace(judgement, score=float(score), probability=chance if sound else None)
     return Judgement(
-        None, why=f"{REFUSED} {score!r}, which is no score in [0, 1]" + (f" ({said.why})" * bool(said.why))
+        None, why=f"{REFUSED} {score!r}, which is no score in [0, 1]" + (f" ({judgement.why})" * bool(judgement.why))
     )
 
 

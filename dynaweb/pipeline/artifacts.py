@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dynaweb.config.keys import digest
 from dynaweb.errors import ConfigError
 from dynaweb.runs.atomic import write_with
+from dynaweb.runs.names import UPDATES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,6 +76,14 @@ class Phase:
     before: Artifact | None = None
     tasks: Artifact | None = None
 
+    @property
+    def updates_before(self) -> int:
+        """Updates that the policy had in all phases before this one: no more than were done where time ran out."""
+        if self.before is None:
+            return 0
+        progress = self.before.data(UPDATES)
+        return int(progress["before"]) + int(progress["done"])
+
     def keys(self) -> dict[str, str]:
         """Cache keys of what it starts from."""
         parts = {"before": self.before, "tasks": self.tasks}
@@ -101,11 +110,13 @@ class Artifacts:
     experts: Artifact | None = None
     """Expert data of RL and of the SFT controls: the demonstrations, or an expert for each RL task."""
     sft: Artifact | None = None
-    judge: Artifact | None = None
+    graded: Artifact | None = None
+    """Real rollouts with verdicts, which the judge is fitted on."""
+    judge_fit: Artifact | None = None
     """The judge that was fitted for this run."""
-    recorded: Artifact | None = None
-    """Rollouts that are learned from offline."""
-    explored: Artifact | None = None
+    offline: Artifact | None = None
+    """Recorded rollouts that are learned from offline."""
+    explore: Artifact | None = None
     world_model: Artifact | None = None
     drift: Artifact | None = None
     """What the world model's errors are by step of the dream. Nothing is learned from it."""
@@ -126,7 +137,8 @@ class Artifacts:
         """The artifact of that name. Raises `ConfigError` where the stage that makes it has not run."""
         artifact = self.others.get(name) or getattr(self, name, None)
         if not isinstance(artifact, Artifact):
-            raise ConfigError(f"this needs the stage {name!r}, which the recipe does without; run it first")
+            stage = name.replace("_", "-")
+            raise ConfigError(f"this needs the stage {stage!r}, which the recipe does without; run it first")
         return artifact
 
     def only(self, names: Collection[str]) -> Artifacts:
@@ -158,9 +170,6 @@ class LoadedModel:
     def write(self, folder: Path) -> None:
         """The same in the middle of training, which goes on with the model as it is."""
         self.save(folder)
-
-
-# Files of stages and runs.
 
 
 def critic_left(stage: Path | None) -> Path | None:

@@ -44,6 +44,17 @@ class RunContext:
         self.models = Models(recipe, plugins, self.seed, lambda engine: self.meter.engines.append(engine))
         self.envs = Environments(recipe, plugins, self.seed, folder.path if folder is not None else None)
 
+        self._owns_team = True
+
+    def with_recipe(self, recipe: Recipe) -> RunContext:
+        """A context for stages of another recipe in the same run: the same cache, folder, ranks and time budget.
+
+        Closing it leaves the ranks to the run.
+        """
+        other = RunContext(recipe, self.plugins, self.cache, self.folder)
+        other.models.team, other.deadline, other._owns_team = self.models.team, self.deadline, False
+        return other
+
     # Seeds
 
     def seed(self, *labels: str | int) -> int:
@@ -129,7 +140,7 @@ class RunContext:
         """Close what engines and task environments hold open (servers, browsers), and send other ranks home."""
         await self.models.close()
         await self.envs.close()
-        if self.models.team is not None:
+        if self.models.team is not None and self._owns_team:
             self.models.team.close()
 
 

@@ -69,13 +69,13 @@ class Meter:
 
     def _servers(self) -> dict[str, float]:
         """What model servers were asked; nothing where there is none."""
-        asked = [engine.stats for engine in self.engines if isinstance(engine.stats, ServerStats)]
-        if not asked:
+        servers = [engine.stats for engine in self.engines if isinstance(engine.stats, ServerStats)]
+        if not servers:
             return {}
         return {
-            "server_requests": float(sum(stats.requests for stats in asked)),
-            "server_prompt_tokens": float(sum(stats.prompt_tokens for stats in asked)),
-            "server_cost": float(sum(stats.cost for stats in asked)),
+            "server_requests": float(sum(stats.requests for stats in servers)),
+            "server_prompt_tokens": float(sum(stats.prompt_tokens for stats in servers)),
+            "server_cost": float(sum(stats.cost for stats in servers)),
         }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dynaweb.errors import CheckpointError
+from dynaweb.pipeline.artifacts import EPISODES
 from dynaweb.rollout.episode import Episode, Finish, LiveEpisodes, Rules, failures, play_all
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 ROUNDS = 4
 """Episodes of one batch for each environment that is open at once."""
-BATCHES = "waves"
+BATCHES = "batches"
 JOURNAL = "episodes.jsonl.gz"
 
 
@@ -48,6 +49,8 @@ async def play_in_batches(
     ends, in one batch: a kill costs the running episodes only, and those that the infrastructure broke are played
     again; model calls are then computed together with those of other episodes than before, which may change a last bit.
     """
+    from dynaweb.data.store import TrajectoryStore
+
     if by_task and stage is not None:
         journal = Journal(stage, episodes)
         report = ctx.on_episode(phase, len(episodes), done=len(journal.played), evaluation=evaluation)
@@ -89,10 +92,19 @@ async def play_in_batches(
                 on_done=on_done,
             )
             if stage is not None and len(failures(played)) < len(played):
-                _write(_path(stage, number), played)
+                TrajectoryStore.write(_path(stage, number), played)
                 ctx.remember_cost(stage)
         result += played
     return result
+
+
+def save_episodes(stage: Stage, episodes: Sequence[Trajectory]) -> None:
+    """Write episodes into a stage's folder; no file for none."""
+    from dynaweb.data.store import TrajectoryStore
+
+    path = stage.folder / EPISODES
+    path.unlink(missing_ok=True)
+    TrajectoryStore(path).append(episodes)
 
 
 class Journal:
@@ -134,16 +146,5 @@ def _read(stage: Stage | None, number: int, batch: Sequence[Episode]) -> list[Tr
         return None
     played = list(TrajectoryStore(_path(stage, number)))
     if [trajectory.id for trajectory in played] != [episode.id for episode in batch]:
-        raise CheckpointError(f"{_path(stage, number)} does not hold the {len(batch)} episodes of its wave")
+        raise CheckpointError(f"{_path(stage, number)} does not hold the {len(batch)} episodes of its batch")
     return played
-
-
-def _write(path: Path, played: Sequence[Trajectory]) -> None:
-    """All of a batch or nothing."""
-    from dynaweb.data.store import TrajectoryStore
-
-    path.parent.mkdir(exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)
-    TrajectoryStore(part).append(played)
-    part.replace(path)

@@ -32,8 +32,6 @@ CHECKPOINT_EVERY = 50
 """Updates between two checkpoints of a supervised stage."""
 CHECKPOINTS = 2
 """How many of them are kept: the last one, and one to go on from should it be damaged."""
-
-
 STATE = "validation.json"
 MAX_ROWS = 256
 
@@ -90,23 +88,6 @@ async def fit(
     model.save(stage.folder)
 
 
-def count_skipped(ctx: RunContext, trainer: TorchTrainer, name: str) -> int:
-    """How many updates of a stage that is over were skipped, since their loss or gradient was not finite.
-
-    Observers are told of them. Raises `TrainingError` when all were: what the stage left would be what it began with.
-    """
-    skipped, steps = trainer.skipped, trainer.steps
-    if not skipped:
-        return 0
-    reason = f"{skipped} of {steps} updates were skipped: their loss or gradient was not finite"
-    if skipped >= steps:
-        raise TrainingError(
-            f"stage {name} learned nothing: {reason}; lower the learning rate, or take another optimizer (--opt)"
-        )
-    ctx.tell(events.Failure(where=name, error=reason))
-    return skipped
-
-
 def new_trainer(
     ctx: RunContext,
     model: LoadedModel,
@@ -136,14 +117,31 @@ def new_trainer(
     )
 
 
-# Early stopping: the loss on rows that are not trained on, the best weights so far, and when to give up. Everything is
-# kept beside the trainer's checkpoint, so that a stage that goes on after a kill stops where it would have.
+def count_skipped(ctx: RunContext, trainer: TorchTrainer, name: str) -> int:
+    """How many updates of a stage that is over were skipped, since their loss or gradient was not finite.
+
+    Observers are told of them. Raises `TrainingError` when all were: what the stage left would be what it began with.
+    """
+    skipped, steps = trainer.skipped, trainer.steps
+    if not skipped:
+        return 0
+    reason = f"{skipped} of {steps} updates were skipped: their loss or gradient was not finite"
+    if skipped >= steps:
+        raise TrainingError(
+            f"stage {name} learned nothing: {reason}; lower the learning rate, or take another optimizer (--opt)"
+        )
+    ctx.tell(events.Failure(where=name, error=reason))
+    return skipped
 
 
 @dataclass(slots=True)
 class EarlyStop:
-    """Looks at the mean loss per target token on `rows` every `every` updates and after the last one; `patience` looks
-    without a better one end the training. `folder` is the stage's scratch."""
+    """Early stopping: the mean loss per target token on `rows`, which are not trained on, every `every` updates and
+    after the last one; `patience` looks without a better one end the training.
+
+    Losses and the best weights are in `folder`, the stage's scratch, beside the trainer's checkpoint, so that a stage
+    that goes on after a kill stops where it would have.
+    """
 
     rows: Sequence[TokenRow]
     every: int
@@ -204,9 +202,23 @@ def mean_loss(trainer: TorchTrainer, rows: Sequence[TokenRow]) -> float:
     return -sum(float(one.sum()) for one in logprobs) / max(1, sum(len(one) for one in logprobs))
 
 
-# Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685) for models that are too big to train whole, by way of `peft`.
-# The adapters are merged into the weights when training ends: what a stage leaves is a plain model, which every engine
-# and every later stage reads.
+def with_adapters(model: LoadedModel, rank: int, *, seed: int) -> LoadedModel:
+    """The model with low-rank adapters of that rank on every linear layer as the only trained weights; itself for 0.
+
+    LoRA: Hu et al., arXiv 2106.09685. The adapters are put into the given model, so it trains with them, and are merged
+    into its weights when training ends: what a stage leaves is a plain model. Raises `MissingError` without the package
+    `peft`.
+    """
+    if rank == 0:
+        return model
+    peft = library("peft", "lora", what="lora_rank")
+    import torch
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=r".*_proj", lora_dropout=0.0)
+        peft.inject_adapter_in_model(config, model.model)
+    return AdaptedModel(model.model, model.tokenizer, model.format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,23 +235,6 @@ class AdaptedModel(LoadedModel):
     def write(self, folder: Path) -> None:
         """Write the weights of a merged copy in main memory; the model keeps its adapters, and a GPU holds it once."""
         replace(self, model=_copy_on_cpu(self.model)).save(folder)
-
-
-def with_adapters(model: LoadedModel, rank: int, *, seed: int) -> LoadedModel:
-    """The model itself for rank 0, else with adapters of that rank on every linear layer, as the only trained weights.
-
-    The adapters are put into the given model, so it trains with them. Raises `MissingError` without the package `peft`.
-    """
-    if rank == 0:
-        return model
-    peft = library("peft", "lora", what="lora_rank")
-    import torch
-
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=r".*_proj", lora_dropout=0.0)
-        peft.inject_adapter_in_model(config, model.model)
-    return AdaptedModel(model.model, model.tokenizer, model.format)
 
 
 def _copy_on_cpu(model: nn.Module) -> nn.Module:

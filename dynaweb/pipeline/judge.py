@@ -76,12 +76,16 @@ def parts(ctx: RunContext, name: str, config: Any) -> Iterator[tuple[str, Any]]:
             yield from parts(ctx, part, checked_config(ctx, part, spec.settings))
 
 
-def to_fit(ctx: RunContext) -> tuple[str, Any] | None:
-    """Name and settings of the recipe's judge, or of its first part, that has to be fitted in this run; None: none."""
-    for name, config in parts(ctx, ctx.recipe.reward.name, ctx.recipe.reward.config):
-        able = TRAINABLE in ctx.plugins.find("reward", name).spec.capabilities
+def to_fit(ctx: RunContext, name: str = "", settings: Any = None) -> tuple[str, Any] | None:
+    """Name and settings of the part of a judge (default: the recipe's) that has to be fitted in this run; None: none.
+
+    The first one counts: a run fits one judge. `settings` is the judge's config or plain data.
+    """
+    name, settings = (name, settings or {}) if name else _reward(ctx)
+    for part, config in parts(ctx, name, checked_config(ctx, name, settings)):
+        able = TRAINABLE in ctx.plugins.find("reward", part).spec.capabilities
         if able and not getattr(config, "weights", ""):
-            return name, config
+            return part, config
     return None
 
 

@@ -18,13 +18,13 @@ from dynaweb.pipeline.models import ROLES, engine_key
 if TYPE_CHECKING:
     from dynaweb.pipeline.context import RunContext
 
-VERSION = 8
+VERSION = 9
 """Part of every stage key. Raise it when any stage of this package computes something else from the same settings and
 artifacts: another default that is no setting, another order of random draws, a mended fault. Faster code with the same
 bits, new settings and new stages need no other number. Plugins of other packages count by their source."""
 
 
-def stage_key(ctx: RunContext, *does: Activity, **made_from: Any) -> StageKey:
+def stage_key(ctx: RunContext, *does: Activity, **sources: Any) -> StageKey:
     """The key of a stage that does these things, made from artifacts and other plain data; None counts as absent."""
     recipe, settings = ctx.recipe, ctx.recipe.settings_for(*does)
     if "model" in settings:
@@ -40,9 +40,9 @@ def stage_key(ctx: RunContext, *does: Activity, **made_from: Any) -> StageKey:
     if "eval" in settings:
         rest = {name: value for name, value in settings["eval"].items() if name not in ("env", "env_settings")}
         settings["eval"] = {**rest, "tasks": ctx.envs.eval_key}
-    sources = {
+    keys = {
         name: str(value.key) if isinstance(value, Artifact) else value
-        for name, value in made_from.items()
+        for name, value in sources.items()
         if value is not None
     }
-    return StageKey.of({"version": VERSION, "does": sorted(does), **settings, "made from": sources})
+    return StageKey.of({"version": VERSION, "does": sorted(does), **settings, "made from": keys})

@@ -127,10 +127,13 @@ class Models:
         model: LoadedModel,
         *,
         temperature: float,
+        held_out: Set[str],
         transitions: Callable[[], Sequence[Transition]] = list,
-        held_out: Set[str] = frozenset(),
     ) -> WorldModel:
-        """The chosen world model on these weights; examples it shows are `transitions`, of no site in `held_out`."""
+        """The chosen world model on these weights; examples it shows are `transitions`, of no site in `held_out`.
+
+        `held_out` has no default: who forgets it would measure, or play on, sites that the model was shown.
+        """
         context = WorldModelContext(
             engine=self.engine(model, "wm"),
             format=model.format,

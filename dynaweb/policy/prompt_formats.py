@@ -247,8 +247,8 @@ def history_lines(actions: Sequence[Action]) -> list[str]:
 def format_for(tokenizer: Any, name: str = "auto", settings: PromptSettings = PLAIN) -> PromptFormat:
     """The prompt layer for a tokenizer: `auto` is `compact` where its marks are there, else `chat`.
 
-    Other names are those of plugins (`dynaweb.web.observation_formats`). Raises `MissingError` for one that nobody offers, and
-    `ConfigError` for a tokenizer or a template that cannot be used.
+    Other names are those of plugins (`dynaweb.web.observation_formats`). Raises `MissingError` for one that nobody
+    offers, and `ConfigError` for a tokenizer or a template that cannot be used.
     """
     if name == "auto":
         name = "compact" if marks.ACT in tokenizer.get_vocab() else "chat"

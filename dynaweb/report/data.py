@@ -182,7 +182,7 @@ class ReportData:
         ran = {stage.name for stage in self.stages}
         if ran and "world-model" not in ran:
             chosen.pop("wm", None)
-        if ran and "rl" not in ran:
+        if ran and not {"rl", "filtered-bc"} & ran:
             chosen.pop("opt", None)
         tasks = next((str(item.value) for item in self.settings if item.path == "env.tasks"), "")
         if tasks and "env" in chosen:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from dynaweb.judges.reward import SUCCESS, asked, score_of, success_of
+from dynaweb.judges.reward import SUCCESS, score_of, scored_by_model, success_of
 from dynaweb.report.data import JudgeAudit
 from dynaweb.stats import wilson
 from dynaweb.types import Step, Trajectory
@@ -99,7 +99,7 @@ class AuditCounts:
         said = trajectory.judgement.score if trajectory.judgement is not None else None
         if real is None or said is None:
             return
-        own = asked(trajectory)
+        own = scored_by_model(trajectory)
         if real >= SUCCESS:
             self.solved += 1
             self.asked_solved += own

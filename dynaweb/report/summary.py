@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.runs import finite, write_json
-from dynaweb.stages.arms import bought
+from dynaweb.stages.arms import resources
+from dynaweb.stages.drift import drift_by_step
 from dynaweb.stages.evaluate import (
     Row,
     estimates,
@@ -23,7 +24,6 @@ from dynaweb.stages.evaluate import (
     table,
 )
 from dynaweb.stages.world_model import FIDELITY
-from dynaweb.stages.world_model_eval import drifted
 from dynaweb.stats import Estimate, proportion
 
 if TYPE_CHECKING:
@@ -122,10 +122,10 @@ def write_summary(ctx: RunContext, outcome: Outcome, folder: Path) -> None:
         folder / SUMMARY,
         {
             "arms": arms,
-            "bought": bought(ctx, outcome.arms),
+            "bought": resources(ctx, outcome.arms),
             "probes": fidelity["probes"],
             "rules": fidelity.get("rules", []),
-            "drift": drifted(outcome.artifacts.drift),
+            "drift": drift_by_step(outcome.artifacts.drift),
             "episodes_are": episodes_are(ctx),
         },
     )

@@ -26,6 +26,7 @@ from dynaweb.rollout.agents import Decision
 from dynaweb.rollout.episode import Episode, Rules
 from dynaweb.runs import write_json
 from dynaweb.runs.names import AUDIT
+from dynaweb.stats import nanmean
 from dynaweb.types import Action, Observation, Task, Trajectory
 from dynaweb.worldmodels.open_loop import on_page
 
@@ -38,29 +39,6 @@ MARKS = "audits.json"
 
 class RewardHacking(TrainingError):
     """An alarm ended the run, as `audit.stop` says."""
-
-
-class Repeated:
-    """A player that does what a recorded episode did, on whatever page it meets."""
-
-    deterministic = True
-
-    def __init__(self, recorded: Trajectory) -> None:
-        self.recorded = recorded
-        self._steps = [step for step in recorded.steps if step.action is not None]
-
-    async def act(self, task: Task, observation: Observation, history: Sequence[Action], *, seed: int) -> Decision:
-        """The recorded action on this page; none where its element is not there, or the record is at its end."""
-        info = {"player": "repeated", "repeats": self.recorded.id}
-        if len(history) >= len(self._steps):
-            return Decision(None, error="the recorded episode did not go on", info=info)
-        step = self._steps[len(history)]
-        action = step.action
-        assert action is not None  # `_steps` has those only
-        action_here = on_page(action, step.observation, observation)
-        if action_here is None:
-            return Decision(None, error=f"the real page has no {action.target_role} {action.target_name!r}", info=info)
-        return Decision(action_here, info=info)
 
 
 class Auditor:
@@ -85,7 +63,7 @@ class Auditor:
         errors = confusion("all", judged)
         mark = Mark(
             update + 1,
-            _mean(rewards[-self.settings.every :]),
+            nanmean(rewards[-self.settings.every :]),
             sum(value >= SUCCESS for value in graded),
             len(graded),
             errors.false_positive,
@@ -103,6 +81,25 @@ class Auditor:
                 f"{self._alarm}. The run ends here because audit.stop is set; the weights of this moment are a "
                 "checkpoint, from which the same command with audit.stop=false goes on"
             )
+
+    def load(self, folder: Path, updates: int) -> None:
+        """Read the marks of the first `updates`, with the alarm that an audit of the last one gave."""
+        path = folder / MARKS
+        rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        self.marks = [Mark(**row) for row in rows if row["update"] <= updates]
+        last = bool(self.marks) and self.marks[-1].update == updates
+        self._alarm = alarm(self.marks, self.settings) if last else ""
+
+    def save(self, folder: Path, updates: int) -> None:
+        """Write all marks."""
+        write_json(folder / MARKS, [mark.data() for mark in self.marks])
+
+    def prune(self, folder: Path, checkpoints: Set[int]) -> None:
+        """There is one file only."""
+
+    def finish(self, folder: Path, updates: int) -> None:
+        """Leave the marks in a stage's folder."""
+        self.save(folder, updates)
 
     def _tell(self, update: int, mark: Mark, judged: Sequence[Trajectory], why: str) -> None:
         for trajectory in judged:
@@ -131,7 +128,9 @@ class Auditor:
         queues: dict[str, list[Trajectory]] = {}
         for trajectory in chosen:
             queues.setdefault(trajectory.task.id, []).append(trajectory)
-        episodes = [Episode(f"{AUDIT}/{update}/{i}", t.task, self.ctx.seed("audit", i)) for i, t in enumerate(chosen)]
+        episodes = [
+            Episode(f"{AUDIT}/{update}/{i}", t.task, self.ctx.seed("audit", update, i)) for i, t in enumerate(chosen)
+        ]
         longest = max(len(t.steps) for t in chosen)
         return await play_in_batches(
             self.ctx,
@@ -145,26 +144,25 @@ class Auditor:
             finish=grading(self.ctx.envs.source),
         )
 
-    def save(self, folder: Path, updates: int) -> None:
-        """Write all marks."""
-        write_json(folder / MARKS, [mark.data() for mark in self.marks])
 
-    def prune(self, folder: Path, kept: Set[int]) -> None:
-        """There is one file only."""
+class Repeated:
+    """A player that does what a recorded episode did, on whatever page it meets."""
 
-    def finish(self, folder: Path, updates: int) -> None:
-        """Leave the marks in a stage's folder."""
-        self.save(folder, updates)
+    deterministic = True
 
-    def load(self, folder: Path, updates: int) -> None:
-        """Read the marks of the first `updates`, with the alarm that an audit of the last one gave."""
-        path = folder / MARKS
-        rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        self.marks = [Mark(**row) for row in rows if row["update"] <= updates]
-        last = bool(self.marks) and self.marks[-1].update == updates
-        self._alarm = alarm(self.marks, self.settings) if last else ""
+    def __init__(self, recorded: Trajectory) -> None:
+        self.recorded = recorded
+        self._steps = [step for step in recorded.steps if step.action is not None]
 
-
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan
+    async def act(self, task: Task, observation: Observation, history: Sequence[Action], *, seed: int) -> Decision:
+        """The recorded action on this page; none where its element is not there, or the record is at its end."""
+        info = {"player": "repeated", "repeats": self.recorded.id}
+        if len(history) >= len(self._steps):
+            return Decision(None, error="the recorded episode did not go on", info=info)
+        step = self._steps[len(history)]
+        action = step.action
+        assert action is not None  # `_steps` has those only
+        action_here = on_page(action, step.observation, observation)
+        if action_here is None:
+            return Decision(None, error=f"the real page has no {action.target_role} {action.target_name!r}", info=info)
+        return Decision(action_here, info=info)

@@ -85,10 +85,10 @@ class BatchMaker:
         credit = replace(credit, values=values)
         advantages = iter(credit.advantages)
         reported = [0.0 if t.reward is None else next(advantages) for t in rollouts]
-        kept = [i for i in range(len(rows)) if credit.row_mask is None or credit.row_mask[i]]
-        kept = kept if keep is None else [i for i in kept if keep[i]]
-        credit = credit.part(range(len(graded)), kept).scaled(self.rl.negative_scale)
-        rows, old = [rows[i] for i in kept], part_of(old, kept)
+        chosen = [i for i in range(len(rows)) if credit.row_mask is None or credit.row_mask[i]]
+        chosen = chosen if keep is None else [i for i in chosen if keep[i]]
+        credit = credit.part(range(len(graded)), chosen).scaled(self.rl.negative_scale)
+        rows, old = [rows[i] for i in chosen], part_of(old, chosen)
         moving = [want.reference_in_loss or credit.moves(i, row.trajectory) for i, row in enumerate(rows)]
         anchored = self._reference(rows, moving) if want.reference_in_loss else None
         if old is None and (self._several or self.cap):
@@ -97,10 +97,26 @@ class BatchMaker:
         if not self.cap:
             return batch
         assert old is not None, "a correction computes them"
-        drawn = engine_logprobs(graded)
-        said = [drawn[i] if moves else () for i, moves in zip(kept, moving, strict=True)]
-        weights, seen = corrected(said, old, self.cap)
-        return replace(batch, weights=weights, mismatch=seen)
+        logps = engine_logprobs(graded)
+        drawn = [logps[i] if moves else () for i, moves in zip(chosen, moving, strict=True)]
+        weights, mismatch = corrected(drawn, old, self.cap)
+        return replace(batch, weights=weights, mismatch=mismatch)
+
+    def ref_kl(self, batch: Batch) -> dict[str, float]:
+        """KL(policy || its start) per token, estimated (k3) on at most `ref_kl_rows` rows spread over the update.
+
+        Experts' rows are left out: the estimator is for tokens that the policy sampled. Nothing is measured where the
+        loss has a reference, and so reports it from all rows.
+        """
+        from dynaweb.trainer.kl import penalties
+
+        rows = [row for row in batch.rows if batch.trajectories[row.trajectory].source != "expert"]
+        if self.reference is None or batch.reference is not None or self.rl.ref_kl_rows == 0 or not rows:
+            return {}
+        sample = rows[:: -(-len(rows) // self.rl.ref_kl_rows)]
+        pairs = zip(self.trainer.logprobs(sample), self.reference.logprobs(sample), strict=True)
+        values = [value for now, start in pairs for value in penalties(now.tolist(), start.tolist(), "k3")]
+        return {"ref_kl": sum(values) / len(values)} if values else {}
 
     @property
     def _several(self) -> bool:
@@ -135,22 +151,6 @@ class BatchMaker:
             sft = self._reference(rows, [e and m for e, m in zip(expert, moving, strict=True)])
         return [s if is_expert else o for s, o, is_expert in zip(sft, own, expert, strict=True)]
 
-    def ref_kl(self, batch: Batch) -> dict[str, float]:
-        """KL(policy || its start) per token, estimated (k3) on at most `ref_kl_rows` rows spread over the update.
-
-        Experts' rows are left out: the estimator is for tokens that the policy sampled. Nothing is measured where the
-        loss has a reference, and so reports it from all rows.
-        """
-        from dynaweb.trainer.kl import penalties
-
-        rows = [row for row in batch.rows if batch.trajectories[row.trajectory].source != "expert"]
-        if self.reference is None or batch.reference is not None or self.rl.ref_kl_rows == 0 or not rows:
-            return {}
-        sample = rows[:: -(-len(rows) // self.rl.ref_kl_rows)]
-        pairs = zip(self.trainer.logprobs(sample), self.reference.logprobs(sample), strict=True)
-        values = [value for now, start in pairs for value in penalties(now.tolist(), start.tolist(), "k3")]
-        return {"ref_kl": sum(values) / len(values)} if values else {}
-
 
 def replayed(batches: BatchMaker, buffer: ReplayBuffer, update: int, rollouts: Sequence[Trajectory]) -> Batch:
     """The batch of an update that also learns from remembered steps; the buffer then remembers the rollouts."""
@@ -163,7 +163,6 @@ def replayed(batches: BatchMaker, buffer: ReplayBuffer, update: int, rollouts: S
         "replay_drawn": float(len(keep) - fresh),
         "replay_kept": float(sum(keep[fresh:])),
     }
-    buffer.add(rollouts)
     credit = replace(batch.credit, metrics={**batch.credit.metrics, **metrics})
     return replace(batch, credit=credit, advantages=batch.advantages[: len(rollouts)])
 
@@ -173,10 +172,10 @@ def imitated(optimizer: PolicyOptimizer, rollouts: Sequence[Trajectory]) -> Batc
 
     Experts too: both ways of learning from the same rollouts see the same expert data.
     """
-    kept = [t for t in rollouts if t.reward is not None and t.reward >= SUCCESS]
+    successes = [t for t in rollouts if t.reward is not None and t.reward >= SUCCESS]
     values = optimizer.advantages([t.reward for t in rollouts], [t.group for t in rollouts])
     reported = contracts.advantages(optimizer, values, len(rollouts))
-    return Batch(kept, step_rows(kept), Credit([1.0] * len(kept)), advantages=reported)
+    return Batch(successes, step_rows(successes), Credit([1.0] * len(successes)), advantages=reported)
 
 
 def credit_input(
@@ -213,11 +212,15 @@ def credit_input(
     )
 
 
-def kept_groups(optimizer: PolicyOptimizer, rollouts: Sequence[Trajectory]) -> set[str]:
+def contributing_groups(optimizer: PolicyOptimizer, rollouts: Sequence[Trajectory]) -> set[str]:
     """Groups of which the optimizer would keep any row."""
     inputs = credit_input([t for t in rollouts if t.reward is not None])
-    kept = compute_advantages(optimizer, inputs).row_mask
-    return {inputs.groups[row.trajectory] for i, row in enumerate(inputs.rows) if kept is None or kept[i]}
+    credit = compute_advantages(optimizer, inputs)
+    return {
+        inputs.groups[row.trajectory]
+        for i, row in enumerate(inputs.rows)
+        if credit.row_mask is None or credit.row_mask[i]
+    }
 
 
 def _anchor(step: Step) -> str:

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from dynaweb.errors import DivergedError, TrainingError
 from dynaweb.pipeline.artifacts import CRITIC, EPISODES, MODEL, link
-from dynaweb.rl.rows import light
+from dynaweb.rl.rows import without_prompts
 from dynaweb.runs import write_json
 from dynaweb.runs.names import DREAMS
+from dynaweb.stats import nanmean
 from dynaweb.trainer.resume import BEST, Marks, best_folder, best_of, prune_best, resume, updates_kept
 from dynaweb.types import Trajectory
 
@@ -46,8 +47,8 @@ class Checkpointed(Protocol):
         """Write the state after `updates`, atomically; older ones that a checkpoint may lead to stay."""
         ...
 
-    def prune(self, folder: Path, kept: Set[int]) -> None:
-        """Remove what no checkpoint of the trainer leads to; `kept` are their numbers of updates."""
+    def prune(self, folder: Path, checkpoints: Set[int]) -> None:
+        """Remove what no checkpoint of the trainer leads to; `checkpoints` are their numbers of updates."""
         ...
 
     def finish(self, folder: Path, updates: int) -> None:
@@ -88,9 +89,9 @@ class Checkpoints:
         for partner in self.partners:
             partner.save(self.scratch, self.updates)
         self.trainer.save(self.scratch, keep=self.keep)
-        kept = updates_kept(self.scratch, self.per_update)
+        checkpoints = updates_kept(self.scratch, self.per_update)
         for partner in self.partners:
-            partner.prune(self.scratch, kept)
+            partner.prune(self.scratch, checkpoints)
         self.on_save()
 
     def finish(self, folder: Path, updates: int) -> None:
@@ -107,22 +108,27 @@ class Checkpoints:
         """Around an update: when training cannot go on, the sound weights before it stay behind as a checkpoint.
 
         `offending` is the file of the trajectory that made it unsound, if there is one. Weights that have diverged are
-        not sound and are not saved.
+        not sound and are not saved; nor are those that some optimizer steps of the update have changed already: the
+        next attempt goes on from the checkpoint before.
         """
-        skipped = self.trainer.skipped
+        skipped, moves = self.trainer.skipped, self.trainer.moves
         try:
             yield
         except DivergedError:
             raise
         except TrainingError as error:
-            # This update is done again by the next attempt, and so are those of its steps that were skipped.
-            self.trainer.steps, self.trainer.skipped = update * self.per_update, skipped
-            for partner in self.partners:
-                if isinstance(partner, History):
-                    partner.cut(update)
-            self.save()
+            if self.trainer.moves == moves:
+                # This update is done again by the next attempt, and so are those of its steps that were skipped.
+                self.trainer.steps, self.trainer.skipped = update * self.per_update, skipped
+                for partner in self.partners:
+                    if isinstance(partner, History):
+                        partner.cut(update)
+                self.save()
+            where = f"The last sound weights are in {self.scratch}"
+            if not updates_kept(self.scratch, self.per_update):
+                where = "There are no sound weights yet: the next attempt starts anew"
             cause = f", the first trajectory that gave it in {offending}" if offending.exists() else ""
-            raise TrainingError(f"{error}. The last sound weights are in {self.scratch}{cause}") from error
+            raise TrainingError(f"{error}. {where}{cause}") from error
 
 
 @dataclass(slots=True)
@@ -149,7 +155,7 @@ class History:
         rewards = [None if math.isnan(reward) else reward for reward in self.rewards]
         write_json(folder / HISTORY, {"rewards": rewards, "marks": self.marks, "outcomes": self.outcomes})
 
-    def prune(self, folder: Path, kept: Set[int]) -> None:
+    def prune(self, folder: Path, checkpoints: Set[int]) -> None:
         """There is one file only."""
 
     def finish(self, folder: Path, updates: int) -> None:
@@ -169,18 +175,13 @@ class History:
         if earlier is None:
             return ""
         done, real = earlier
-        before, after = _mean(self.rewards[start:done]), _mean(self.rewards[done:])
+        before, after = nanmean(self.rewards[start:done]), nanmean(self.rewards[done:])
         if not (after > before and success < real):
             return ""
         return (
             f"the reward rose from {before:.3f} to {after:.3f} while success on real validation tasks fell from "
             f"{real:.3f} to {success:.3f}: the policy may be learning to please the judge or the world model"
         )
-
-
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +209,9 @@ class BestWeights:
     def save(self, folder: Path, updates: int) -> None:
         """They were written when they were the best."""
 
-    def prune(self, folder: Path, kept: Set[int]) -> None:
+    def prune(self, folder: Path, checkpoints: Set[int]) -> None:
         """Remove weights that are the best of no checkpoint that the run could go on from."""
-        prune_best(folder, self.marks, kept)
+        prune_best(folder, self.marks, checkpoints)
 
     def finish(self, folder: Path, updates: int) -> None:
         """Put the best weights after `updates` into the stage's folder; nothing without validations."""
@@ -242,7 +243,7 @@ class RolloutLog:
 
         path = self._file(update)
         path.unlink(missing_ok=True)
-        TrajectoryStore(path).append(light(t, update) for t in rollouts if t.source != "expert")
+        TrajectoryStore(path).append(without_prompts(t, update) for t in rollouts if t.source != "expert")
 
     def read(self, update: int) -> list[Trajectory]:
         """The rollouts of an update."""

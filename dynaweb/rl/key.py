@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 Mode = Literal["policy", "filtered-bc"]
 
 
+def stage_of(mode: Mode) -> str:
+    """The name of the stage."""
+    return "rl" if mode == "policy" else mode
+
+
 def rl_key(ctx: RunContext, have: Artifacts, mode: Mode, *, done: int | None = None) -> StageKey:
     """The cache key of the stage; `done` is the number of updates when the time budget ended it early."""
     recipe, dreams = ctx.recipe, ctx.envs.dreams

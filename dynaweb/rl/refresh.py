@@ -18,11 +18,10 @@ from dynaweb import events
 from dynaweb.pipeline.artifacts import REFRESHED, Artifacts
 from dynaweb.pipeline.episodes import play_in_batches
 from dynaweb.pipeline.fit import new_trainer
-from dynaweb.rl.replay import write_whole
 from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure
 from dynaweb.rollout.tasks import rotation
 from dynaweb.stages.demos import training_tasks
-from dynaweb.stages.world_model import asked, held_out_sites, real_transitions, rows_for
+from dynaweb.stages.world_model import held_out_sites, real_transitions, rows_for, to_predict
 from dynaweb.worldmodels.fidelity import transitions_of
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 COLLECTED = "transitions.jsonl.gz"
 
 
-def moments(updates: int, every: int) -> range:
+def refresh_updates(updates: int, every: int) -> range:
     """After how many policy updates the world model is refreshed; no dream follows the last one."""
     return range(every, updates, every)
 
@@ -53,24 +52,24 @@ class Refresher:
         self.settings = ctx.recipe.wm_fit
         self._held_out = held_out_sites(ctx, explored)
         self._collected: list[Transition] = []
-        self._maker = ctx.models.world_model(model, temperature=0.0)
-        self._rows = rows_for(self._maker, asked(real_transitions(ctx, explored)))
+        self._maker = ctx.models.world_model(model, temperature=0.0, held_out=self._held_out)
+        self._rows = rows_for(self._maker, to_predict(real_transitions(ctx, explored)))
         self._learn_from(_collected_by(before))
-        self._moments = moments(ctx.recipe.rl.updates, self.settings.refresh_every)
-        total = max(1, len(self._moments) * self.settings.refresh_steps)
+        self._refresh_updates = refresh_updates(ctx.recipe.rl.updates, self.settings.refresh_every)
+        total = max(1, len(self._refresh_updates) * self.settings.refresh_steps)
         self.trainer = new_trainer(ctx, model, name="refresh", lr=self.settings.lr, total_steps=total, warmup=0)
 
     @classmethod
     def of(cls, ctx: RunContext, have: Artifacts, model: LoadedModel | None) -> Refresher | None:
         """The refresher of an RL stage; None where the recipe refreshes nothing."""
-        if not ctx.recipe.wm_fit.refresh_every or model is None or have.explored is None:
+        if not ctx.recipe.wm_fit.refresh_every or model is None or have.explore is None:
             return None
         before = have.phase.before
-        return cls(ctx, model, have.explored.episodes(), before.folder if before is not None else None)
+        return cls(ctx, model, have.explore.episodes(), before.folder if before is not None else None)
 
     async def after(self, done: int, player: Player) -> None:
         """Refresh, if it is time after `done` policy updates."""
-        if done not in self._moments:
+        if done not in self._refresh_updates:
             return
         fresh = await self._collect(done, player)
         self._learn_from(fresh)
@@ -83,8 +82,8 @@ class Refresher:
             self.ctx.meter.tokens_trained += int(metrics["tokens"])
             await self.ctx.breathe()
         self.ctx.models.engine(self.model, "wm").weights_changed()
-        seen = {**metrics, "new_transitions": float(len(fresh)), "transitions": float(len(rows))}
-        self.ctx.tell(events.Update("refresh", done - 1, seen))
+        metrics |= {"new_transitions": float(len(fresh)), "transitions": float(len(rows))}
+        self.ctx.tell(events.Update("refresh", done - 1, metrics))
 
     def save(self, folder: Path, done: int) -> None:
         """Write a checkpoint for `done` policy updates; older ones stay until `prune`."""
@@ -92,12 +91,12 @@ class Refresher:
 
         target = self._checkpoint(folder, done)
         self.trainer.save(target)
-        write_whole(TransitionStore, target / COLLECTED, self._collected)
+        TransitionStore.write(target / COLLECTED, self._collected)
 
-    def prune(self, folder: Path, kept: Set[int]) -> None:
+    def prune(self, folder: Path, checkpoints: Set[int]) -> None:
         """Remove the checkpoints but those for as many updates as one of the policy's own has."""
         for old in folder.glob(f"{REFRESHED}-*"):
-            if old not in {self._checkpoint(folder, done) for done in kept}:
+            if old not in {self._checkpoint(folder, done) for done in checkpoints}:
                 shutil.rmtree(old, ignore_errors=True)
 
     def load(self, folder: Path, done: int) -> None:
@@ -115,14 +114,14 @@ class Refresher:
         target = folder / REFRESHED
         shutil.rmtree(target, ignore_errors=True)
         self.model.save(target)
-        write_whole(TransitionStore, target / COLLECTED, self._collected)
+        TransitionStore.write(target / COLLECTED, self._collected)
 
     def _checkpoint(self, folder: Path, done: int) -> Path:
         return folder / f"{REFRESHED}-{done:06d}"
 
     def _learn_from(self, fresh: Sequence[Transition]) -> None:
         self._collected += fresh
-        self._rows += rows_for(self._maker, asked(fresh))
+        self._rows += rows_for(self._maker, to_predict(fresh))
 
     async def _collect(self, done: int, player: Player) -> list[Transition]:
         ctx, count = self.ctx, self.settings.refresh_episodes

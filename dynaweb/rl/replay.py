@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from dynaweb.errors import CheckpointError
+from dynaweb.judges.reward import SUCCESS
 from dynaweb.pipeline.artifacts import BUFFER
 from dynaweb.rl.rows import step_rows
 from dynaweb.runs.seeding import derive
-from dynaweb.types import Trajectory, Transition
+from dynaweb.types import Trajectory
 
 if TYPE_CHECKING:
     from dynaweb.config.sections import Replay
-    from dynaweb.data.store import Store
     from dynaweb.pipeline.artifacts import Phase
     from dynaweb.pipeline.context import RunContext
     from dynaweb.protocols import TokenRow
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 GROUP = "replay/"
 """How the groups of replayed episodes begin."""
-SUCCESS = 0.5
-T = TypeVar("T", Trajectory, Transition)
 
 
 class ReplayBuffer:
@@ -93,12 +91,12 @@ class ReplayBuffer:
         """Write all episodes into a file, in one piece."""
         from dynaweb.data.store import TrajectoryStore
 
-        write_whole(TrajectoryStore, path, self.episodes)
+        TrajectoryStore.write(path, self.episodes)
 
-    def prune(self, folder: Path, kept: Set[int]) -> None:
+    def prune(self, folder: Path, checkpoints: Set[int]) -> None:
         """Remove the checkpoints but those for as many updates as one of the trainer's own has."""
         for old in folder.glob(f"*-{BUFFER}"):
-            if old.name not in {f"{done:06d}-{BUFFER}" for done in kept}:
+            if old.name not in {f"{done:06d}-{BUFFER}" for done in checkpoints}:
                 old.unlink()
 
     def load(self, folder: Path, updates: int) -> None:
@@ -109,13 +107,12 @@ class ReplayBuffer:
         self.episodes = read_buffer(path)
 
 
-def write_whole(store: type[Store[T]], path: Path, records: Iterable[T]) -> None:
-    """Write a store in one piece: a kill leaves the old file or the new one. No records make an empty file."""
-    part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)
-    part.touch()
-    store(part).extend(records)
-    part.replace(path)
+def keep_of(
+    buffer: ReplayBuffer, trainer: TorchTrainer, fresh: Sequence[Trajectory], replayed: Sequence[Trajectory]
+) -> list[bool]:
+    """For each row of the graded fresh rollouts and then of the replayed ones, whether it may be learned from."""
+    graded = [t for t in fresh if t.reward is not None]
+    return [*[True] * len(step_rows(graded)), *buffer.fitting(trainer, step_rows(replayed))]
 
 
 def read_buffer(path: Path) -> list[Trajectory]:
@@ -138,11 +135,3 @@ def _as_group(trajectory: Trajectory) -> Trajectory:
     from dataclasses import replace
 
     return replace(trajectory, group=f"{GROUP}{trajectory.task.id}")
-
-
-def keep_of(
-    buffer: ReplayBuffer, trainer: TorchTrainer, fresh: Sequence[Trajectory], replayed: Sequence[Trajectory]
-) -> list[bool]:
-    """For each row of the graded fresh rollouts and then of the replayed ones, whether it may be learned from."""
-    graded = [t for t in fresh if t.reward is not None]
-    return [*[True] * len(step_rows(graded)), *buffer.fitting(trainer, step_rows(replayed))]

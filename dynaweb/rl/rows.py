@@ -44,12 +44,12 @@ def step_rows(trajectories: Sequence[Trajectory]) -> list[TokenRow]:
     ]
 
 
-def dealt(count: int, parts: int) -> list[list[int]]:
+def minibatches(count: int, parts: int) -> list[list[int]]:
     """0..count-1 in `parts` parts of nearly equal size, dealt out in turn so that groups are spread."""
     return [list(range(part, count, parts)) for part in range(parts)]
 
 
-def light(trajectory: Trajectory, update: int) -> Trajectory:
+def without_prompts(trajectory: Trajectory, update: int) -> Trajectory:
     """A rollout as it is kept: with the number of its update, without its prompts, which follow from the pages."""
     steps = tuple(replace(step, prompt=NO_PROMPT) for step in trajectory.steps)
     return replace(trajectory, steps=steps, facts=replace(trajectory.facts, update=update))

@@ -10,21 +10,19 @@ from typing import TYPE_CHECKING, ClassVar
 from dynaweb.errors import ConfigError
 from dynaweb.judges.reward import grading, judge_all, refuse_silent_judge
 from dynaweb.pipeline.artifacts import refreshed_by
-from dynaweb.rl.replay import write_whole
 from dynaweb.rollout.curriculum import Curriculum
 from dynaweb.rollout.episode import Rules
 from dynaweb.rollout.group import RolloutSource
 from dynaweb.stages.curriculum import read_tasks
 from dynaweb.stages.demos import rl_tasks
 from dynaweb.stages.explore import recorded_starts
-from dynaweb.stages.graded import graded_rollouts
 from dynaweb.stages.world_model import calibration_of, held_out_sites, modelled, real_transitions
 from dynaweb.types import Task, Trajectory
 from dynaweb.worldmodels.calibration import Trusted
 from dynaweb.worldmodels.memory import Recalling
 
 if TYPE_CHECKING:
-    from dynaweb.pipeline.artifacts import Artifact, Artifacts, LoadedModel
+    from dynaweb.pipeline.artifacts import Artifacts, LoadedModel
     from dynaweb.pipeline.context import RunContext
     from dynaweb.protocols import Judge, WorldModel
 
@@ -39,9 +37,9 @@ def rollout_source(ctx: RunContext, have: Artifacts, model: LoadedModel | None) 
     if not ctx.envs.dreams:
         rules = Rules(dream.longest, source="real", invalid_ends=dream.invalid_ends)
         return RolloutSource(ctx.envs.source.environment, ctx.recipe.web.contexts, rules, grading(ctx.envs.source))
-    if have.explored is None or have.world_model is None:
+    if have.explore is None or have.world_model is None:
         raise ConfigError("dreams need explored start pages and a world model; run those stages first")
-    explored = have.explored.episodes()
+    explored = have.explore.episodes()
     starts = recorded_starts(have)
     world_model = ctx.models.world_model(
         model or ctx.models.base,
@@ -75,7 +73,7 @@ def dreaming_model(ctx: RunContext, have: Artifacts) -> LoadedModel | None:
 def curriculum_of(ctx: RunContext, have: Artifacts, demonstrated: Sequence[Task]) -> Curriculum:
     """The tasks of all updates; for dreams, only tasks whose start page was recorded."""
     tasks = rl_tasks(ctx) if have.phase.tasks is None else read_tasks(have.phase.tasks)
-    if have.explored is not None:
+    if have.explore is not None:
         starts = recorded_starts(have)
         tasks = [task for task in tasks if starts(task) is not None]
         demonstrated = [task for task in demonstrated if starts(task) is not None]
@@ -84,20 +82,9 @@ def curriculum_of(ctx: RunContext, have: Artifacts, demonstrated: Sequence[Task]
     return Curriculum(ctx.recipe.rl, tasks, demonstrated, ctx.seed("tasks", "rl"))
 
 
-# Offline learning: updates draw from rollouts that were played once, instead of playing their own.
-
-
-async def recorded(ctx: RunContext, policy: Artifact) -> Artifact | None:
-    """The rollouts that the run learns from offline; None where every update plays its own."""
-    settings = ctx.recipe.offline
-    if not settings.episodes:
-        return None
-    return await graded_rollouts(ctx, policy, split="train", count=settings.episodes, temperature=settings.temperature)
-
-
 @dataclass
 class OfflineRollouts:
-    """Instead of a `GroupSampler`: each update gets the next of the recorded rollouts, all once before any again.
+    """Offline rollouts, in the place of a `GroupSampler`: each update gets the next ones, all once before any again.
 
     Rollouts of the same task form a group in each update. They are judged once: `judged` keeps the verdicts, since a
     run that goes on would ask another judge where the policy itself judges.
@@ -129,5 +116,5 @@ class OfflineRollouts:
         if not self.judged.is_file():
             judged = await judge_all(self.judge, self.pool)
             refuse_silent_judge(judged, "the recorded rollouts")  # or no later run would ask again
-            write_whole(TrajectoryStore, self.judged, judged)
+            TrajectoryStore.write(self.judged, judged)
         return list(TrajectoryStore(self.judged))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynaweb.protocols import PolicyOptimizer, TokenRow
-from dynaweb.rl.rows import dealt, weighted
+from dynaweb.rl.rows import minibatches, weighted
 from dynaweb.types import Trajectory
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Updater:
         """All gradient steps of one update; their metrics as one. No rows: the behaviour-cloning term alone."""
         metrics = []
         for _ in range(self.rl.epochs):
-            for part in dealt(len(batch.trajectories), self.rl.minibatches):
+            for part in minibatches(len(batch.trajectories), self.rl.minibatches):
                 metrics.append(self._step(batch.part(part)))
                 self.meter.tokens_trained += int(metrics[-1]["tokens"])
         return over_steps(metrics)

@@ -48,16 +48,16 @@ class Curriculum:
 
     def of_update(self, update: int, outcomes: Sequence[Sequence[Outcome]]) -> list[Task]:
         """The tasks of an update, given the outcomes of the updates before it."""
-        planned = self._planned(update * self.rl.tasks, (update + 1) * self.rl.tasks)
+        tasks = self._in_rotation(update * self.rl.tasks, (update + 1) * self.rl.tasks)
         if self.rl.sampling == "rotation":
-            return planned
+            return tasks
         mixed = {task.id for task in self.demonstrated} if self.rl.expert_share > 0 else set()
-        free = [i for i, task in enumerate(planned) if task.id not in mixed]
+        free = [i for i, task in enumerate(tasks) if task.id not in mixed]
         for i, task in zip(free, self._drawn(update, len(free), weights(outcomes)), strict=True):
-            planned[i] = task
-        return planned
+            tasks[i] = task
+        return tasks
 
-    def _planned(self, first: int, last: int) -> list[Task]:
+    def _in_rotation(self, first: int, last: int) -> list[Task]:
         """The tasks at these places of all updates in a row, templates in rotation."""
         if self.rl.expert_share == 0 or not self.demonstrated:
             return self._all.part(first, last)

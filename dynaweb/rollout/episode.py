@@ -271,6 +271,13 @@ def failures(trajectories: Sequence[Trajectory]) -> list[str]:
     return [t.facts.failure or "unknown" for t in trajectories if t.end == "infrastructure"]
 
 
+def why_failed(trajectory: Trajectory) -> str:
+    """Why an episode did not succeed, in words: the infrastructure's failure, the last action's error, the verdict."""
+    verdict, last = trajectory.facts.verdict, trajectory.steps[-1].error if trajectory.steps else ""
+    why = verdict.why if verdict is not None else ""
+    return trajectory.facts.failure or last or why or f"it ended by {trajectory.end}"
+
+
 def refuse_total_failure(trajectories: Sequence[Trajectory], what: str) -> None:
     """Raise `InfrastructureError` when not one episode could be played: nothing can be learned or said from that."""
     broken = failures(trajectories)

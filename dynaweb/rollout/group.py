@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from dynaweb.judges.reward import SUCCESS, asked, judge_all, lacking, success_of, untrusted, world_model_error
+from dynaweb.judges.reward import SUCCESS, judge_all, lacking, scored_by_model, success_of, untrusted, world_model_error
 from dynaweb.protocols import TokenRow
 from dynaweb.rollout.agents import ModelPolicy
 from dynaweb.rollout.episode import Episode, Finish, Rules, play_all
 from dynaweb.runs.seeding import derive
+from dynaweb.stats import nanmean
 from dynaweb.types import Action, Step, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -135,16 +136,16 @@ def measures(trajectories: Sequence[Trajectory], advantages: Sequence[float]) ->
     played = [t for t in trajectories if t.source != "expert"]
     graded = [t.reward for t in played if t.reward is not None]
     stopped = [t for t in played if t.answer is not None]
-    judged = [t for t in played if asked(t)]
+    judged = [t for t in played if scored_by_model(t)]
     groups = [t.group for t in trajectories]
     dead = {g for g, alive in zip(groups, live(advantages, groups), strict=True) if not alive}
     count = max(1, len(played))
     return {
-        "reward": _mean(graded),
+        "reward": nanmean(graded),
         "graded": float(len(graded)),
         "dead_groups": len(dead) / max(1, len(set(groups))),
         "stop_rate": len(stopped) / count,
-        "yes_rate": _mean([float((t.reward or 0.0) >= SUCCESS) for t in judged]),
+        "yes_rate": nanmean([float((t.reward or 0.0) >= SUCCESS) for t in judged]),
         "invalid_rate": sum(t.end == "invalid" for t in played) / count,
         "world_model_errors": sum(bool(world_model_error(t)) for t in played) / count,
         "lacking": sum(bool(lacking(t)) for t in played) / count,
@@ -157,10 +158,6 @@ def measures(trajectories: Sequence[Trajectory], advantages: Sequence[float]) ->
         "policy_tokens": float(sum(len(step.response_ids) for t in played for step in t.steps)),
         "world_model_tokens": float(sum(step.facts.tokens for t in played for step in t.steps)),
     }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")
 
 
 # Group-safe expert mixing, and expert trajectories as tokens. A dream may be replaced only by an expert trajectory of

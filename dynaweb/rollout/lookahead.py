@@ -63,16 +63,16 @@ class LookaheadPolicy:
     async def _candidates(self, task: Task, page: Observation, history: Sequence[Action], seed: int) -> list[Candidate]:
         """Distinct decisions that can be done on the page, in the order of their first proposal; else the first one."""
         drawn = range(self.agent.candidates)
-        said = await asyncio.gather(
+        decisions = await asyncio.gather(
             *(self.proposer.act(task, page, history, seed=derive(seed, "candidate", k)) for k in drawn)
         )
         candidates: dict[Action, Candidate] = {}
-        for decision in said:
+        for decision in decisions:
             action = decision.action
             if action is not None and not refusal(page, action):
                 known = candidates.get(action)
                 candidates[action] = replace(known, votes=known.votes + 1) if known else Candidate(decision, 1)
-        return list(candidates.values()) or [Candidate(said[0], 1)]
+        return list(candidates.values()) or [Candidate(decisions[0], 1)]
 
     async def _value(
         self, task: Task, page: Observation, history: Sequence[Action], candidate: Candidate, seed: int
@@ -112,7 +112,7 @@ class LookaheadPolicy:
         # What was imagined need not have come to its end; a judge that only grades finished episodes would say 0.
         imagined = Trajectory(f"imagined/{task.id}/{seed}", task, tuple(steps), page, "dream", "stop")
         try:
-            said = checked(contracts.judgement(self.judge, await self.judge.score(imagined)))
+            judgement = checked(contracts.judgement(self.judge, await self.judge.score(imagined)))
         except EngineError:
             return None
-        return said.probability if said.probability is not None else said.score
+        return judgement.probability if judgement.probability is not None else judgement.score

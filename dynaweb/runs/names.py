@@ -19,4 +19,5 @@ def sft_label(steps: int | str) -> str:
 
 
 UPDATES = "updates.json"
-"""How many updates a finished RL stage did, how many were planned, and how many optimizer steps were skipped."""
+"""How many updates a finished RL stage did, how many were planned, and how many optimizer steps were skipped; the
+number of its phase, and the updates of the phases before it."""

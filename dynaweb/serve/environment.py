@@ -97,7 +97,8 @@ class ServedEnvironment:
     @cached_property
     def _world_model(self) -> WorldModel:
         model = self._ctx.models.load(self._weights) if self._weights is not None else self._ctx.models.base
-        return self._ctx.models.world_model(model, temperature=self.recipe.dream.temperature)
+        # Nothing is fitted or measured here, so no site is held out.
+        return self._ctx.models.world_model(model, temperature=self.recipe.dream.temperature, held_out=frozenset())
 
     @cached_property
     def _judge(self) -> Judge:

@@ -14,7 +14,7 @@ from dynaweb.rollout.agents import ModelPolicy
 from dynaweb.rollout.lookahead import LookaheadPolicy
 from dynaweb.runs.names import UPDATES, Role, sft_label
 from dynaweb.stages.evaluate import audit_judge, evaluate_arm
-from dynaweb.stages.world_model import real_transitions
+from dynaweb.stages.world_model import held_out_sites, real_transitions
 from dynaweb.stats import count
 
 if TYPE_CHECKING:
@@ -52,15 +52,15 @@ def arms(ctx: RunContext, have: Artifacts) -> list[ArmSpec]:
     return [_sft(ctx, have), *controls, *_ahead(ctx, have, _main(ctx, have))]
 
 
-def arms_planned(ctx: RunContext) -> int:
-    """How many of them there will be, as far as the recipe tells."""
+def n_arms(ctx: RunContext) -> int:
+    """How many arms there will be, as far as the recipe tells."""
     recipe = ctx.recipe
     main = recipe.rl.updates > 0 or (looks_ahead(ctx) and ctx.envs.dreams)
     return 1 + bool(recipe.controls.sft_steps) + has_filtered(ctx) + main
 
 
 async def evaluated(ctx: RunContext, spec: ArmSpec) -> ArmResult:
-    """An arm with its judged evaluation episodes: the stages `eval` and `judge`."""
+    """An arm with its judged evaluation episodes: the stages `eval` and `judge-audit`."""
     played = await evaluate_arm(ctx, spec.name, spec.weights, spec.key, player=spec.player, label=spec.label)
     return ArmResult(spec, await audit_judge(ctx, spec.name, played, spec.weights, label=spec.label))
 
@@ -71,68 +71,48 @@ def has_filtered(ctx: RunContext) -> bool:
     return ctx.recipe.controls.filtered_bc and rl.mode != "filtered-bc" and rl.updates > 0
 
 
-def _sft(ctx: RunContext, have: Artifacts) -> ArmSpec:
-    steps, sft = ctx.recipe.sft.steps, have.need("sft")
-    if not steps:
-        return ArmSpec("base", "the model as it is", "sft", sft.model, sft.key, "prompted, not trained")
-    return ArmSpec("sft", sft_label(steps), "sft", sft.model, sft.key, "where the others start from")
+def looks_ahead(ctx: RunContext) -> bool:
+    """Whether the recipe's agent looks ahead."""
+    return ctx.recipe.agent.kind == "lookahead"
 
 
-def _longer_sft(ctx: RunContext, have: Artifacts) -> list[ArmSpec]:
-    control = have.longer_sft
-    if control is None:
-        return []
-    scores = ", ".join(f"{steps}: {score}" for steps, score in control.validation.items())
-    which = "the same demonstrations" if ctx.recipe.data.experts == "few" else "all expert data of the run"
-    note = f"trained longer on {which}" + (f"; success on validation sites by updates: {scores}" if scores else "")
-    weights = control.artifact
-    return [ArmSpec("sft-long", sft_label(control.steps), "sft", weights.model, weights.key, note)]
+def lookahead(
+    ctx: RunContext, weights: Path | None, world_model: Path | None, explored: Artifact | None
+) -> Callable[[], PlayerFor]:
+    """What makes the look-ahead player of a policy's weights (None: the base model) and a world model's (None: the
+    base).
 
-
-def _main(ctx: RunContext, have: Artifacts) -> list[ArmSpec]:
-    rl, artifact, dreams = ctx.recipe.rl, have.rl, ctx.envs.dreams
-    if artifact is None:
-        return []
-    where = "dreams" if dreams else "recorded rollouts" if have.recorded is not None else "real pages"
-    how = ctx.recipe.opt.name if rl.mode == "policy" else "filtered behaviour cloning"
-    note = f"{updates_of(artifact)} of {rl.tasks} x {rl.n} rollouts in {where}, {how}"
-    phases = ctx.recipe.phases.count
-    note = f"{phases} phases, each of {note}" if phases > 1 else note
-    label = "DynaWeb" if dreams and rl.mode == "policy" else f"{how} in {where}"
-    return [ArmSpec("dynaweb", label + _cut(artifact), "main", artifact.model, artifact.key, note)]
-
-
-def _ahead(ctx: RunContext, have: Artifacts, main: list[ArmSpec]) -> list[ArmSpec]:
-    """The main policy, or the SFT policy where nothing else was trained, as a look-ahead agent, if the recipe asks.
-
-    It looks ahead in the world model that was refreshed while the policy learned, where there is one.
+    `explored` gives real transitions to world models that are shown examples.
     """
-    if not looks_ahead(ctx) or have.world_model is None:
-        return main
-    base = main[0] if main else _sft(ctx, have)
-    fitted = have.world_model.model if have.world_model.model.is_dir() else None
-    weights = refreshed_by(base.weights.parent) or fitted
-    agent = ctx.recipe.agent
-    return [
-        ArmSpec(
-            "dynaweb",
-            f"{base.label}, looking ahead",
-            "main",
-            base.weights,
-            f"{base.key} {lookahead_key(ctx, have.world_model.key)}",
-            f"{agent.candidates} candidates, {agent.depth} steps imagined with {ctx.recipe.wm.name}, judged",
-            lookahead(ctx, base.weights, weights, have.explored),
+
+    def make() -> PlayerFor:
+        agent, recipe = ctx.recipe.agent, ctx.recipe
+        model = ctx.models.load(weights)
+        engine = ctx.models.engine(model)
+        dreamer = ctx.models.load(world_model) if world_model is not None else ctx.models.base
+        episodes = explored.episodes() if explored is not None else []
+        world = ctx.models.world_model(
+            dreamer,
+            temperature=agent.world_temperature,
+            held_out=held_out_sites(ctx, episodes),
+            transitions=lambda: real_transitions(ctx, episodes),
         )
-    ]
+
+        def dream(page: Observation) -> Environment:
+            return ctx.envs.dream(world, lambda task: page)()
+
+        limit = recipe.policy.max_new_tokens
+        proposer = ModelPolicy(engine, model.format, temperature=agent.temperature, max_new_tokens=limit)
+        goes_on = ModelPolicy(engine, model.format, temperature=0.0, max_new_tokens=limit)
+        player = LookaheadPolicy(proposer, goes_on, dream, make_judge(ctx, engine, model.format), agent)
+        return lambda task: player
+
+    return make
 
 
-def _filtered_bc(have: Artifacts) -> list[ArmSpec]:
-    artifact = have.filtered_bc
-    if artifact is None:
-        return []
-    note = f"cross-entropy on successful rollouts only, as many of them; {updates_of(artifact)}"
-    label = "filtered behaviour cloning" + _cut(artifact)
-    return [ArmSpec("filtered-bc", label, "control", artifact.model, artifact.key, note)]
+def lookahead_key(ctx: RunContext, world_model: str) -> StageKey:
+    """What the decisions of a look-ahead agent depend on besides the policy's weights."""
+    return stage_key(ctx, "lookahead", world_model=world_model)
 
 
 def updates_of(artifact: Artifact) -> str:
@@ -143,18 +123,7 @@ def updates_of(artifact: Artifact) -> str:
     return f"{done}, {progress['skipped']} skipped" if progress.get("skipped") else done
 
 
-def _part(progress: Mapping[str, int]) -> str:
-    return f"{progress['done']} of {progress['planned']} updates"
-
-
-def _cut(artifact: Artifact) -> str:
-    """What the label of an arm adds when the time budget ended its training, or updates were skipped."""
-    progress = artifact.data(UPDATES)
-    whole = progress["done"] == progress["planned"] and not progress.get("skipped")
-    return "" if whole else f" ({updates_of(artifact)})"
-
-
-def bought(ctx: RunContext, arms: Sequence[ArmResult]) -> list[str]:
+def resources(ctx: RunContext, arms: Sequence[ArmResult]) -> list[str]:
     """What the result rests on besides the method, a sentence each."""
     recipe = ctx.recipe
     sentences = []
@@ -180,46 +149,79 @@ def bought(ctx: RunContext, arms: Sequence[ArmResult]) -> list[str]:
     return sentences
 
 
-# How a policy acts at evaluation, as the recipe's section `agent` says.
+def _sft(ctx: RunContext, have: Artifacts) -> ArmSpec:
+    steps, sft = ctx.recipe.sft.steps, have.need("sft")
+    if not steps:
+        return ArmSpec("base", "the model as it is", "sft", sft.model, sft.key, "prompted, not trained")
+    return ArmSpec("sft", sft_label(steps), "sft", sft.model, sft.key, "where the others start from")
 
 
-def looks_ahead(ctx: RunContext) -> bool:
-    """Whether the recipe's agent looks ahead."""
-    return ctx.recipe.agent.kind == "lookahead"
+def _longer_sft(ctx: RunContext, have: Artifacts) -> list[ArmSpec]:
+    control = have.longer_sft
+    if control is None:
+        return []
+    scores = ", ".join(f"{steps}: {score}" for steps, score in control.validation.items())
+    which = "the same demonstrations" if ctx.recipe.data.experts == "few" else "all expert data of the run"
+    note = f"trained longer on {which}" + (f"; success on validation sites by updates: {scores}" if scores else "")
+    weights = control.artifact
+    return [ArmSpec("sft-long", sft_label(control.steps), "sft", weights.model, weights.key, note)]
 
 
-def lookahead_key(ctx: RunContext, world_model: str) -> StageKey:
-    """What the decisions of a look-ahead agent depend on besides the policy's weights."""
-    return stage_key(ctx, "lookahead", world_model=world_model)
+def _filtered_bc(have: Artifacts) -> list[ArmSpec]:
+    artifact = have.filtered_bc
+    if artifact is None:
+        return []
+    note = f"cross-entropy on successful rollouts only, as many of them; {updates_of(artifact)}"
+    label = "filtered behaviour cloning" + _cut(artifact)
+    return [ArmSpec("filtered-bc", label, "control", artifact.model, artifact.key, note)]
 
 
-def lookahead(
-    ctx: RunContext, weights: Path | None, world_model: Path | None, explored: Artifact | None
-) -> Callable[[], PlayerFor]:
-    """What makes the look-ahead player of a policy's weights (None: the base model) and a world model's (None: the
-    base).
+def _main(ctx: RunContext, have: Artifacts) -> list[ArmSpec]:
+    rl, artifact, dreams = ctx.recipe.rl, have.rl, ctx.envs.dreams
+    if artifact is None:
+        return []
+    where = "dreams" if dreams else "recorded rollouts" if have.offline is not None else "real pages"
+    how = ctx.recipe.opt.name if rl.mode == "policy" else "filtered behaviour cloning"
+    note = f"{updates_of(artifact)} of {rl.tasks} x {rl.n} rollouts in {where}, {how}"
+    label = ("DynaWeb" if dreams and rl.mode == "policy" else f"{how} in {where}") + _cut(artifact)
+    phases, done = ctx.recipe.phases.count, int(artifact.data(UPDATES).get("phase", 1))
+    if done < phases:
+        note, label = f"{done} of {phases} phases, the last of {note}", f"{label} ({done} of {phases} phases)"
+    elif phases > 1:
+        note = f"{phases} phases, each of {note}"
+    return [ArmSpec("dynaweb", label, "main", artifact.model, artifact.key, note)]
 
-    `explored` gives real transitions to world models that are shown examples.
+
+def _ahead(ctx: RunContext, have: Artifacts, main: list[ArmSpec]) -> list[ArmSpec]:
+    """The main policy, or the SFT policy where nothing else was trained, as a look-ahead agent, if the recipe asks.
+
+    It looks ahead in the world model that was refreshed while the policy learned, where there is one.
     """
-
-    def make() -> PlayerFor:
-        agent, recipe = ctx.recipe.agent, ctx.recipe
-        model = ctx.models.load(weights)
-        engine = ctx.models.engine(model)
-        dreamer = ctx.models.load(world_model) if world_model is not None else ctx.models.base
-        world = ctx.models.world_model(
-            dreamer,
-            temperature=agent.world_temperature,
-            transitions=lambda: real_transitions(ctx, explored.episodes()) if explored is not None else [],
+    if not looks_ahead(ctx) or have.world_model is None:
+        return main
+    base = main[0] if main else _sft(ctx, have)
+    fitted = have.world_model.model if have.world_model.model.is_dir() else None
+    weights = refreshed_by(base.weights.parent) or fitted
+    agent = ctx.recipe.agent
+    return [
+        ArmSpec(
+            "dynaweb",
+            f"{base.label}, looking ahead",
+            "main",
+            base.weights,
+            f"{base.key} {lookahead_key(ctx, have.world_model.key)}",
+            f"{agent.candidates} candidates, {agent.depth} steps imagined with {ctx.recipe.wm.name}, judged",
+            lookahead(ctx, base.weights, weights, have.explore),
         )
+    ]
 
-        def dream(page: Observation) -> Environment:
-            return ctx.envs.dream(world, lambda task: page)()
 
-        limit = recipe.policy.max_new_tokens
-        proposer = ModelPolicy(engine, model.format, temperature=agent.temperature, max_new_tokens=limit)
-        goes_on = ModelPolicy(engine, model.format, temperature=0.0, max_new_tokens=limit)
-        player = LookaheadPolicy(proposer, goes_on, dream, make_judge(ctx, engine, model.format), agent)
-        return lambda task: player
+def _cut(artifact: Artifact) -> str:
+    """What the label of an arm adds when the time budget ended its training, or updates were skipped."""
+    progress = artifact.data(UPDATES)
+    whole = progress["done"] == progress["planned"] and not progress.get("skipped")
+    return "" if whole else f" ({updates_of(artifact)})"
 
-    return make
+
+def _part(progress: Mapping[str, int]) -> str:
+    return f"{progress['done']} of {progress['planned']} updates"

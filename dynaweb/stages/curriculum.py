@@ -23,14 +23,15 @@ from typing import TYPE_CHECKING, Any, cast
 from dynaweb import events
 from dynaweb.engines.server import ChatRequest, OpenAIEngine
 from dynaweb.errors import ConfigError
+from dynaweb.judges.reward import SUCCESS
 from dynaweb.pipeline.artifacts import BUFFER, critic_left
 from dynaweb.pipeline.context import make_optimizer
+from dynaweb.pipeline.episodes import save_episodes
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.protocols import MakesVariants, TokenRow
 from dynaweb.rollout.tasks import StartPages
 from dynaweb.runs import write_json
 from dynaweb.runs.seeding import derive
-from dynaweb.stages.demos import save_episodes
 from dynaweb.stages.evaluate import site_name
 from dynaweb.stages.explore import as_opened, open_first_pages, recorded_starts
 from dynaweb.types import Observation, Task, Trajectory
@@ -45,9 +46,8 @@ if TYPE_CHECKING:
 
 TASKS, WHY = "tasks.json", "curriculum.json"
 PARTS = "phases.json"
-SUCCESS = 0.5
 
-_log = logging.getLogger("dynaweb.phases")
+_log = logging.getLogger("dynaweb.curriculum")
 _log.setLevel(logging.INFO)
 
 
@@ -107,15 +107,15 @@ async def evolve(ctx: RunContext, have: Artifacts, before: Artifact, number: int
         if valuer is not None or ctx.envs.dreams:
             usable, count = await opened(ctx, fresh if valuer is not None else fresh[:wanted], pages, notes)
         values = valuer.of(usable, pages) if valuer is not None else None
-        kept, more = in_band(usable, values, ctx.recipe.phases.value, wanted)
-        if not kept:
-            kept, more = list(failed), ["no new task came out: the failed ones are played again"]
-        counts = {"failed": len(failed), "proposed": len(proposals.tasks), "new": len(fresh), "kept": len(kept)}
+        chosen, more = in_band(usable, values, ctx.recipe.phases.value, wanted)
+        if not chosen:
+            chosen, more = list(failed), ["no new task came out: the failed ones are played again"]
+        counts = {"failed": len(failed), "proposed": len(proposals.tasks), "new": len(fresh), "kept": len(chosen)}
         counts |= {"infeasible": proposals.infeasible, "unreadable": proposals.unreadable, "pages opened": count}
         notes += more
-        _write(stage.folder, kept, counts, notes, values)
+        _write(stage.folder, chosen, counts, notes, values)
         if ctx.envs.dreams:
-            save_episodes(stage, as_opened(kept, pages))
+            save_episodes(stage, as_opened(chosen, pages))
         for note in notes:
             ctx.tell(events.Failure(where=f"curriculum of phase {number}", error=note))
         _log.info("tasks of phase %d: %s", number, counted(counts))
@@ -157,8 +157,11 @@ async def _proposals(
 
 def new_tasks(proposed: Sequence[Task], known: Sequence[Task]) -> list[Task]:
     """Proposals without what was played already or is proposed twice: the same words on the same site."""
-    seen = {_same(task) for task in known}
-    return [task for task in proposed if _same(task) not in seen and not seen.add(_same(task))]  # type: ignore[func-returns-value]
+    played = {_same(task) for task in known}
+    fresh: dict[tuple[str, str], Task] = {}
+    for task in proposed:
+        fresh.setdefault(_same(task), task)
+    return [task for words, task in fresh.items() if words not in played]
 
 
 def _same(task: Task) -> tuple[str, str]:
@@ -219,9 +222,9 @@ def in_band(
     if values is None:
         return list(tasks[:wanted]), ["there is no critic: tasks are not filtered by its value"] if tasks else []
     low, high = band
-    kept = [task for task, value in zip(tasks, values, strict=True) if low <= value <= high]
-    if kept or not tasks:
-        return kept[:wanted], []
+    inside = [task for task, value in zip(tasks, values, strict=True) if low <= value <= high]
+    if inside or not tasks:
+        return inside[:wanted], []
     distance = [max(low - value, value - high) for value in values]
     nearest = sorted(range(len(tasks)), key=lambda i: (distance[i], i))[: max(1, min(wanted, len(tasks) // 4))]
     note = f"none of {len(tasks)} new tasks has a value in [{low}, {high}]: the {len(nearest)} nearest to it are kept"
@@ -305,11 +308,11 @@ async def _of_site(
 
 def proposed(reply: str, known: Iterable[str]) -> list[str]:
     """The tasks that a reply writes between back-ticks, each once, without those that are known already."""
-    seen = {text.strip().lower() for text in known}
+    distinct = {text.strip().lower() for text in known}
     texts = []
     for text in map(str.strip, _TICKED.findall(reply)):
-        if text and len(text) <= LONGEST and text.lower() not in seen:
-            seen.add(text.lower())
+        if text and len(text) <= LONGEST and text.lower() not in distinct:
+            distinct.add(text.lower())
             texts.append(text)
     return texts
 
@@ -344,8 +347,8 @@ async def _can_be_done(engine: OpenAIEngine, task: Task, episodes: Sequence[Traj
     names = ", ".join(entities(episodes, site_name(task)))
     question = f"Site: {site_name(task)}\nNames on its pages:\n<<<\n{names}\n>>>\nTask:\n<<<\n{task.intent}\n>>>"
     reply = await engine.whole_text(ChatRequest((("system", CAN), ("user", question)), REPLY_TOKENS, 0.0))
-    said = _ANSWER.findall(reply)
-    return said[-1] == "YES" if said else None
+    answers = _ANSWER.findall(reply)
+    return answers[-1] == "YES" if answers else None
 
 
 def entities(episodes: Sequence[Trajectory], site: str) -> list[str]:

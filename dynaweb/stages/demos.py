@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from dynaweb import events
 from dynaweb.errors import MissingError, TrainingError
 from dynaweb.judges.reward import grading, success_of
-from dynaweb.pipeline.episodes import play_in_batches
+from dynaweb.pipeline.episodes import play_in_batches, save_episodes
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.rollout.agents import ExpertPlayer
-from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure
+from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure, why_failed
 from dynaweb.rollout.group import by_task
 from dynaweb.rollout.tasks import one_per_template
 from dynaweb.types import Task, Trajectory
@@ -35,6 +35,59 @@ POOL = 256
 """Smallest number of training tasks that are drawn: enough to hold one of each template."""
 
 
+async def demos(ctx: RunContext) -> Artifact:
+    """Stage `demos`: the demonstrations that SFT sees."""
+    tasks = one_per_template(scripted(ctx, training_tasks(ctx, ctx.recipe.data.demos)), ctx.recipe.data.demos)
+    artifact = await _played(ctx, "demos", tasks, stage_key(ctx, "demos"))
+    ctx.keep(artifact, "demos")
+    return artifact
+
+
+async def no_demos(ctx: RunContext) -> Artifact:
+    """Stage `demos` of a run that learns from none: no episode, and no need for a scripted expert."""
+
+    async def body(stage: Stage) -> None:
+        save_episodes(stage, [])
+
+    return await ctx.stage("demos", stage_key(ctx), body)
+
+
+async def all_experts(ctx: RunContext, few: Artifact) -> Artifact:
+    """Stage `experts`: the expert data of RL and of the SFT controls, with `data.experts = "all"` one for each RL task.
+
+    Else these are the demonstrations.
+    """
+    if ctx.recipe.data.experts == "few" or not learns(ctx):
+        return few
+    key = stage_key(ctx, "experts", **pool_key(ctx))
+    artifact = await _played(ctx, "experts", scripted(ctx, rl_tasks(ctx)), key)
+    ctx.keep(artifact, "experts")
+    return artifact
+
+
+async def play_experts(ctx: RunContext, stage: Stage, name: str, tasks: Sequence[Task]) -> list[Trajectory]:
+    """One expert episode per task, graded by the environment."""
+    episodes = [Episode(f"expert/{i}/{task.id}", task, ctx.seed("demos", task.id)) for i, task in enumerate(tasks)]
+    played = await play_in_batches(
+        ctx,
+        stage,
+        episodes,
+        ctx.envs.source.environment,
+        lambda task: ExpertPlayer(ctx.envs.source.expert(task)),
+        rules=Rules(ctx.recipe.data.max_best_steps + SLACK, source="expert", invalid_ends=True),
+        phase=name,
+        finish=grading(ctx.envs.source),
+    )
+    refuse_total_failure(played, "demonstrations")
+    return played
+
+
+def learns(ctx: RunContext) -> bool:
+    """Whether anything of the run learns from demonstrations; else the model is used as it is."""
+    recipe = ctx.recipe
+    return bool(recipe.sft.steps or recipe.rl.updates or any(recipe.controls.sft_steps))
+
+
 def training_tasks(ctx: RunContext, count: int) -> list[Task]:
     """At least `count` training tasks, templates in rotation: demonstrations, exploration and RL draw from them.
 
@@ -51,39 +104,6 @@ def rl_tasks(ctx: RunContext) -> list[Task]:
 def pool_key(ctx: RunContext) -> dict[str, int]:
     """What cache keys hold where `MOST` limits the tasks; runs that draw fewer do not depend on it."""
     return {"pool": MOST} if ctx.recipe.rl.updates * ctx.recipe.rl.tasks > MOST else {}
-
-
-def learns(ctx: RunContext) -> bool:
-    """Whether anything of the run learns from demonstrations; else the model is used as it is."""
-    recipe = ctx.recipe
-    return bool(recipe.sft.steps or recipe.rl.updates or any(recipe.controls.sft_steps))
-
-
-async def demos(ctx: RunContext) -> Artifact:
-    """Stage `demos`: the demonstrations that SFT sees."""
-    tasks = one_per_template(scripted(ctx, training_tasks(ctx, ctx.recipe.data.demos)), ctx.recipe.data.demos)
-    made = await _played(ctx, tasks, stage_key(ctx, "demos"))
-    ctx.keep(made, "demos")
-    return made
-
-
-async def no_demos(ctx: RunContext) -> Artifact:
-    """Stage `demos` of a run that learns from none: no episode, and no need for a scripted expert."""
-
-    async def body(stage: Stage) -> None:
-        save_episodes(stage, [])
-
-    return await ctx.stage("demos", stage_key(ctx), body)
-
-
-async def all_experts(ctx: RunContext, few: Artifact) -> Artifact:
-    """The expert data of RL and of the SFT controls: the demonstrations, or with `all` an expert for each RL task."""
-    if ctx.recipe.data.experts == "few" or not learns(ctx):
-        return few
-    key = stage_key(ctx, "experts", **pool_key(ctx))
-    made = await _played(ctx, scripted(ctx, rl_tasks(ctx)), key)
-    ctx.keep(made, "experts")
-    return made
 
 
 def scripted(ctx: RunContext, tasks: Sequence[Task]) -> list[Task]:
@@ -107,49 +127,15 @@ def has_expert(source: TaskSource, task: Task) -> bool:
     return True
 
 
-async def _played(ctx: RunContext, tasks: Sequence[Task], key: StageKey) -> Artifact:
+async def _played(ctx: RunContext, name: str, tasks: Sequence[Task], key: StageKey) -> Artifact:
     async def body(stage: Stage) -> None:
-        played = await play_experts(ctx, stage, tasks)
+        played = await play_experts(ctx, stage, name, tasks)
         save_episodes(stage, played)
         for trajectory in played:
-            ctx.tell(events.Rollout("demos", trajectory))
+            ctx.tell(events.Rollout(name, trajectory))
             if success_of(trajectory) != 1.0:
                 ctx.tell(events.Failure(where=f"expert of {trajectory.task.id}", error=why_failed(trajectory)))
         if not by_task(played):
             raise TrainingError(f"no expert succeeded on any of {len(tasks)} tasks; the first: {why_failed(played[0])}")
 
-    return await ctx.stage("demos", key, body, resumable=True)
-
-
-async def play_experts(ctx: RunContext, stage: Stage, tasks: Sequence[Task]) -> list[Trajectory]:
-    """One expert episode per task, graded by the environment."""
-    episodes = [Episode(f"expert/{i}/{task.id}", task, ctx.seed("demos", task.id)) for i, task in enumerate(tasks)]
-    played = await play_in_batches(
-        ctx,
-        stage,
-        episodes,
-        ctx.envs.source.environment,
-        lambda task: ExpertPlayer(ctx.envs.source.expert(task)),
-        rules=Rules(ctx.recipe.data.max_best_steps + SLACK, source="expert", invalid_ends=True),
-        phase="demos",
-        finish=grading(ctx.envs.source),
-    )
-    refuse_total_failure(played, "demonstrations")
-    return played
-
-
-def why_failed(trajectory: Trajectory) -> str:
-    """Why an episode did not succeed, in words."""
-    facts = trajectory.facts
-    last = trajectory.steps[-1].error if trajectory.steps else ""
-    return facts.failure or last or (facts.verdict.why if facts.verdict else "") or f"it ended by {trajectory.end}"
-
-
-def save_episodes(stage: Stage, episodes: Sequence[Trajectory]) -> None:
-    """Write episodes into a stage's folder."""
-    from dynaweb.data.store import TrajectoryStore
-    from dynaweb.pipeline.artifacts import EPISODES
-
-    path = stage.folder / EPISODES
-    path.unlink(missing_ok=True)
-    TrajectoryStore(path).append(episodes)
+    return await ctx.stage(name, key, body, resumable=True)

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dynaweb import events
-from dynaweb.judges.reward import SUCCESS, asked, grading, judge_all, success_of
+from dynaweb.judges.reward import SUCCESS, grading, judge_all, scored_by_model, success_of
 from dynaweb.pipeline.artifacts import EPISODES, Artifact
-from dynaweb.pipeline.episodes import JOURNAL, play_in_batches
+from dynaweb.pipeline.episodes import JOURNAL, play_in_batches, save_episodes
 from dynaweb.pipeline.judge import make_judge
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.rollout.agents import WITHOUT_MODEL, ExpertPlayer, ModelPolicy, RandomPolicy
-from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure
-from dynaweb.stages.demos import save_episodes
+from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure, why_failed
 from dynaweb.stats import Estimate, proportion, text_table, wilson
 from dynaweb.types import Task, Trajectory
 
@@ -40,25 +39,71 @@ CHECKER = "checker"
 Label = Literal["success", "agent", "infrastructure", "ungraded"]
 
 
-def greedy(ctx: RunContext, engine: Engine, prompts: PromptFormat) -> PlayerFor:
-    """A model that plays every task greedily."""
-    policy = ModelPolicy(engine, prompts, temperature=0.0, max_new_tokens=ctx.recipe.policy.max_new_tokens)
-    return lambda task: policy
+async def evaluate_arm(
+    ctx: RunContext,
+    arm: str,
+    weights: Path | None,
+    weights_key: str,
+    *,
+    split: str = "",
+    count: int = 0,
+    player: Callable[[], PlayerFor] | None = None,
+    by_task: bool = False,
+    label: str = "",
+) -> Artifact:
+    """Stage `eval`: one arm, which people know as `label`, on `count` tasks of a split (default: the recipe's).
+
+    `weights` None is the base model; `player` makes another player than a model. `by_task`: see `play_in_batches`; a
+    finished evaluation is then taken up again when the infrastructure broke some of its episodes.
+    """
+    split = split or ctx.recipe.eval.split
+    count = count or ctx.recipe.eval.episodes
+
+    async def body(stage: Stage) -> None:
+        tasks = ctx.envs.tasks(split, count, ctx.envs.eval_source)
+        chosen = player() if player is not None else _model(ctx, weights)
+        job = f"evaluation of {label or arm}"
+        played = await play_graded(ctx, chosen, tasks, f"eval {arm}", stage, by_task=by_task, job=job)
+        save_episodes(stage, played)
+        for trajectory in played:
+            ctx.tell(events.Rollout(f"eval {arm}", trajectory))
+        ctx.tell(events.Evaluation(arm, split, successes(played), summary(played), label))
+
+    does: list[Activity] = ["eval"] if arm in WITHOUT_MODEL else ["eval", "eval-weights"]
+    key = stage_key(ctx, *does, split=[split, count], policy=weights_key, arm=arm)
+    if by_task and _broken(ctx.cache.find(EVAL, key.text)):
+        ctx.take_up_again(EVAL, key.text, {EPISODES: JOURNAL})
+    return await ctx.stage(EVAL, key, body, resumable=True)
 
 
-def without_model(name: str, ctx: RunContext) -> Callable[[], PlayerFor]:
-    """What makes the players of `expert` or `random` in the evaluation environment of a run."""
+async def audit_judge(
+    ctx: RunContext, arm: str, evaluated: Artifact, weights: Path | None, *, label: str = ""
+) -> Artifact:
+    """Stage `judge-audit`: what the judge says of an arm's real episodes, beside the environment's verdicts.
 
-    def experts(task: Task) -> Player:
-        return ExpertPlayer(ctx.envs.eval_source.expert(task))
+    The checker repeats those verdicts, so there is nothing to audit: the episodes are then kept as they are.
+    """
 
-    chance = RandomPolicy()
-    return lambda: experts if name == "expert" else lambda task: chance
+    async def body(stage: Stage) -> None:
+        played = evaluated.episodes()
+        model = ctx.models.load(weights)
+        judged = await judge_all(make_judge(ctx, ctx.models.engine(model), model.format), played)
+        save_episodes(stage, judged)
+        measures, errors = rewards(judged), judge_errors(judged)
+        ctx.tell(events.Evaluation(f"{events.JUDGE_OF}{arm}", ctx.recipe.eval.split, measures, errors, label))
+
+    artifact = evaluated
+    if audits(ctx):
+        # Episodes that the infrastructure broke are other episodes once they have been played again.
+        key = stage_key(ctx, "judge-audit", evaluated=evaluated, broken=_broken(evaluated.folder) or None)
+        artifact = await ctx.stage("judge-audit", key, body)
+    ctx.keep(artifact, f"eval-{arm}")
+    return artifact
 
 
-def _model(ctx: RunContext, weights: Path | None) -> PlayerFor:
-    model = ctx.models.load(weights)
-    return greedy(ctx, ctx.models.engine(model), model.format)
+def audits(ctx: RunContext) -> bool:
+    """Whether the judge can differ from the environment's own check."""
+    return ctx.recipe.reward.name != CHECKER
 
 
 async def play_greedily(
@@ -103,78 +148,20 @@ async def play_graded(
     return played
 
 
-async def evaluate_arm(
-    ctx: RunContext,
-    arm: str,
-    weights: Path | None,
-    weights_key: str,
-    *,
-    split: str = "",
-    count: int = 0,
-    player: Callable[[], PlayerFor] | None = None,
-    by_task: bool = False,
-    label: str = "",
-) -> Artifact:
-    """Stage `eval`: one arm, which people know as `label`, on `count` tasks of a split (default: the recipe's).
-
-    `weights` None is the base model; `player` makes another player than a model. `by_task`: see `play_in_batches`; a
-    finished evaluation is then taken up again when the infrastructure broke some of its episodes.
-    """
-    split = split or ctx.recipe.eval.split
-    count = count or ctx.recipe.eval.episodes
-
-    async def body(stage: Stage) -> None:
-        tasks = ctx.envs.tasks(split, count, ctx.envs.eval_source)
-        chosen = player() if player is not None else _model(ctx, weights)
-        job = f"evaluation of {label or arm}"
-        played = await play_graded(ctx, chosen, tasks, f"eval {arm}", stage, by_task=by_task, job=job)
-        save_episodes(stage, played)
-        for trajectory in played:
-            ctx.tell(events.Rollout(f"eval {arm}", trajectory))
-        ctx.tell(events.Evaluation(arm, split, successes(played), summary(played), label))
-
-    does: list[Activity] = ["eval"] if arm in WITHOUT_MODEL else ["eval", "eval-weights"]
-    key = stage_key(ctx, *does, split=[split, count], policy=weights_key, arm=arm)
-    if by_task and _broken(ctx.cache.find(EVAL, key.text)):
-        ctx.take_up_again(EVAL, key.text, {EPISODES: JOURNAL})
-    return await ctx.stage(EVAL, key, body, resumable=True)
+def greedy(ctx: RunContext, engine: Engine, prompts: PromptFormat) -> PlayerFor:
+    """A model that plays every task greedily."""
+    policy = ModelPolicy(engine, prompts, temperature=0.0, max_new_tokens=ctx.recipe.policy.max_new_tokens)
+    return lambda task: policy
 
 
-def _broken(folder: Path | None) -> str:
-    """Ids of the episodes that the infrastructure broke in a finished evaluation; '' where there is none."""
-    if folder is None:
-        return ""
-    return " ".join(t.id for t in Artifact("", folder).episodes() if t.end == "infrastructure")
+def without_model(name: str, ctx: RunContext) -> Callable[[], PlayerFor]:
+    """What makes the players of `expert` or `random` in the evaluation environment of a run."""
 
+    def experts(task: Task) -> Player:
+        return ExpertPlayer(ctx.envs.eval_source.expert(task))
 
-async def audit_judge(
-    ctx: RunContext, arm: str, evaluated: Artifact, weights: Path | None, *, label: str = ""
-) -> Artifact:
-    """Stage `judge`: what the judge says of an arm's real episodes, beside the environment's verdicts.
-
-    The checker repeats those verdicts, so there is nothing to audit: the episodes are then kept as they are.
-    """
-
-    async def body(stage: Stage) -> None:
-        played = evaluated.episodes()
-        model = ctx.models.load(weights)
-        judged = await judge_all(make_judge(ctx, ctx.models.engine(model), model.format), played)
-        save_episodes(stage, judged)
-        measures, errors = rewards(judged), judge_errors(judged)
-        ctx.tell(events.Evaluation(f"{events.JUDGE_OF}{arm}", ctx.recipe.eval.split, measures, errors, label))
-
-    artifact = evaluated
-    if audits(ctx):
-        # Episodes that the infrastructure broke are other episodes once they have been played again.
-        key = stage_key(ctx, "judge", evaluated=evaluated, broken=_broken(evaluated.folder) or None)
-        artifact = await ctx.stage("judge", key, body)
-    ctx.keep(artifact, f"eval-{arm}")
-    return artifact
-
-
-def audits(ctx: RunContext) -> bool:
-    """Whether the judge can differ from the environment's own check."""
-    return ctx.recipe.reward.name != CHECKER
+    chance = RandomPolicy()
+    return lambda: experts if name == "expert" else lambda task: chance
 
 
 def successes(episodes: Sequence[Trajectory]) -> tuple[float | None, ...]:
@@ -212,8 +199,8 @@ def judge_errors(judged: Sequence[Trajectory]) -> dict[str, float]:
     graded = [(real, trajectory) for trajectory in judged if (real := success_of(trajectory)) is not None]
     failed = [trajectory for real, trajectory in graded if real < SUCCESS]
     solved = [trajectory for real, trajectory in graded if real >= SUCCESS]
-    accepted = [(t.reward or 0.0) >= SUCCESS for t in failed if asked(t)]
-    rejected = [(t.reward or 0.0) < SUCCESS for t in solved if asked(t)]
+    accepted = [(t.reward or 0.0) >= SUCCESS for t in failed if scored_by_model(t)]
+    rejected = [(t.reward or 0.0) < SUCCESS for t in solved if scored_by_model(t)]
     return {
         "judge_false_positive": sum(accepted) / len(accepted) if accepted else float("nan"),
         "judge_failed_n": float(len(accepted)),
@@ -235,9 +222,6 @@ def estimates(judged: Sequence[Trajectory]) -> dict[str, Estimate]:
     return result
 
 
-# What became of evaluation episodes: a label for each, and a table by site.
-
-
 def label_of(trajectory: Trajectory) -> Label:
     """Who is to blame: the agent, the infrastructure, or nobody because the episode could not be graded."""
     if trajectory.end == "infrastructure":
@@ -248,17 +232,11 @@ def label_of(trajectory: Trajectory) -> Label:
     return "success" if score >= SUCCESS else "agent"
 
 
-def reason_of(trajectory: Trajectory) -> str:
-    """Why an episode has its label, in words."""
-    verdict = trajectory.facts.verdict
-    return trajectory.facts.failure or (verdict.why if verdict is not None else "") or f"it ended by {trajectory.end}"
-
-
 def blocked(trajectory: Trajectory) -> str:
     """What kept the agent out on its last page (a captcha, a login), where the environment says so."""
     # A `stop` leads nowhere, so its page is the one that the action before it led to.
-    told = trajectory.steps[:-1] if trajectory.end == "stop" else trajectory.steps
-    return told[-1].facts.blocked if told else ""
+    steps = trajectory.steps[:-1] if trajectory.end == "stop" else trajectory.steps
+    return steps[-1].facts.blocked if steps else ""
 
 
 def site_name(task: Task) -> str:
@@ -292,12 +270,6 @@ def rows_by(episodes: Sequence[Trajectory], key: Callable[[Task], str]) -> list[
     return rows if len(rows) < 2 else [*rows, _row("all", episodes)]
 
 
-def _row(name: str, episodes: Sequence[Trajectory]) -> Row:
-    counts = Counter(map(label_of, episodes))
-    scores = [None if label_of(trajectory) == "infrastructure" else success_of(trajectory) for trajectory in episodes]
-    return Row(name, proportion(scores), len(episodes), counts["agent"], counts["infrastructure"], counts["ungraded"])
-
-
 def table(rows: Sequence[Row], head: str) -> str:
     """Rows as text: success with its 95 % interval and n, and failures by label."""
     cells = [
@@ -324,9 +296,27 @@ def failures(episodes: Sequence[Trajectory]) -> list[Mapping[str, Any]]:
             "label": label_of(trajectory),
             "end": trajectory.end,
             "steps": len(trajectory.steps),
-            "why": reason_of(trajectory),
+            "why": why_failed(trajectory),
             "blocked": blocked(trajectory),
         }
         for trajectory in episodes
         if label_of(trajectory) != "success"
     ]
+
+
+def _model(ctx: RunContext, weights: Path | None) -> PlayerFor:
+    model = ctx.models.load(weights)
+    return greedy(ctx, ctx.models.engine(model), model.format)
+
+
+def _broken(folder: Path | None) -> str:
+    """Ids of the episodes that the infrastructure broke in a finished evaluation; '' where there is none."""
+    if folder is None:
+        return ""
+    return " ".join(t.id for t in Artifact("", folder).episodes() if t.end == "infrastructure")
+
+
+def _row(name: str, episodes: Sequence[Trajectory]) -> Row:
+    counts = Counter(map(label_of, episodes))
+    scores = [None if label_of(trajectory) == "infrastructure" else success_of(trajectory) for trajectory in episodes]
+    return Row(name, proportion(scores), len(episodes), counts["agent"], counts["infrastructure"], counts["ungraded"])

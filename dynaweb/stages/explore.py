@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from dynaweb import events
 from dynaweb.errors import ConfigError
-from dynaweb.pipeline.episodes import play_in_batches
+from dynaweb.pipeline.episodes import play_in_batches, save_episodes
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.rollout.agents import ExpertPlayer, MixedPolicy, ModelPolicy, Player, PlayerFor, RandomPolicy
 from dynaweb.rollout.episode import Episode, Rules, failures, refuse_total_failure
 from dynaweb.rollout.tasks import StartPages, start_key
-from dynaweb.stages.demos import save_episodes, training_tasks
+from dynaweb.stages.demos import training_tasks
 from dynaweb.types import Task, Trajectory
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ async def explore(ctx: RunContext, sft: Artifact | None) -> Artifact:
         for trajectory in played:
             ctx.tell(events.Rollout("explore", trajectory))
 
-    made = await ctx.stage("explore", stage_key(ctx, "explore", sft=sft), body, resumable=True)
-    ctx.keep(made, "explore")
-    return made
+    artifact = await ctx.stage("explore", stage_key(ctx, "explore", sft=sft), body, resumable=True)
+    ctx.keep(artifact, "explore")
+    return artifact
 
 
 def _players(ctx: RunContext, sft: Artifact | None) -> PlayerFor:
@@ -72,11 +72,11 @@ def _players(ctx: RunContext, sft: Artifact | None) -> PlayerFor:
     if sft is None:
         raise ConfigError("explore.player is the SFT policy, which was not made; run that stage first")
     model = ctx.models.load(sft.model)
-    policy = loosened(ctx, ctx.models.engine(model), model.format)
+    policy = exploration_policy(ctx, ctx.models.engine(model), model.format)
     return lambda task: policy
 
 
-def loosened(ctx: RunContext, engine: Engine, prompts: PromptFormat) -> Player:
+def exploration_policy(ctx: RunContext, engine: Engine, prompts: PromptFormat) -> Player:
     """A policy as exploration plays it: sampled, with random actions in between."""
     recipe = ctx.recipe
     policy = ModelPolicy(
@@ -85,19 +85,17 @@ def loosened(ctx: RunContext, engine: Engine, prompts: PromptFormat) -> Player:
     return MixedPolicy(policy, recipe.explore.random)
 
 
-# First pages of tasks that nobody has played yet, opened in the real environment: one reset for each. Dreams start from
-# real pages, and a critic values a task by its first page. Tasks that start on the same page of the same generated site
-# share it (`start_key`).
-
-
 def recorded_starts(have: Artifacts) -> StartPages:
     """Real first pages that the stages before RL recorded, and those that were opened for the tasks of this phase."""
-    artifacts = [have.explored, have.demos, have.phase.tasks]
+    artifacts = [have.explore, have.demos, have.phase.tasks]
     return StartPages(episode for one in artifacts if one is not None for episode in one.episodes())
 
 
 async def open_first_pages(ctx: RunContext, tasks: Sequence[Task], known: StartPages) -> list[Trajectory]:
-    """Open the first page of every task whose page is not `known`, and add it there; the opened ones.
+    """Open the first page of every task whose page is not `known` in the real environment, and add it; the opened ones.
+
+    Dreams start from real pages, and a critic values a task by its first page. Tasks that start on the same page of the
+    same generated site share it (`start_key`), so that it is opened once.
 
     An opened page is an episode without a step whose final page it is. Each counts as one real step in the cost of the
     stage. Tasks whose page could not be opened are still unknown afterwards. Raises `InfrastructureError` when not one

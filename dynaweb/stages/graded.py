@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from dynaweb import events
 from dynaweb.judges.reward import grading
-from dynaweb.pipeline.episodes import play_in_batches
+from dynaweb.pipeline.episodes import play_in_batches, save_episodes
+from dynaweb.pipeline.judge import to_fit
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.rollout.agents import ModelPolicy
 from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure
-from dynaweb.stages.demos import save_episodes, training_tasks
+from dynaweb.stages.demos import training_tasks
 
 if TYPE_CHECKING:
     from dynaweb.pipeline.artifacts import Artifact
@@ -22,8 +23,27 @@ if TYPE_CHECKING:
     from dynaweb.types import Task
 
 
-async def graded_rollouts(ctx: RunContext, policy: Artifact, *, split: str, count: int, temperature: float) -> Artifact:
-    """Stage `graded`: `count` episodes of a policy on tasks of a split, with the environment's verdicts.
+async def graded(ctx: RunContext, sft: Artifact) -> Artifact | None:
+    """Stage `graded`: the rollouts that the recipe's judge is fitted on; None where it need not be fitted."""
+    settings = ctx.recipe.judge_fit
+    if to_fit(ctx) is None:
+        return None
+    return await graded_rollouts(ctx, sft, split="train", count=settings.episodes, temperature=settings.temperature)
+
+
+async def offline(ctx: RunContext, sft: Artifact) -> Artifact | None:
+    """Stage `offline`: the rollouts that the run learns from offline; None where every update plays its own."""
+    settings = ctx.recipe.offline
+    if not settings.episodes:
+        return None
+    count, temperature = settings.episodes, settings.temperature
+    return await graded_rollouts(ctx, sft, split="train", count=count, temperature=temperature, name="offline")
+
+
+async def graded_rollouts(
+    ctx: RunContext, policy: Artifact, *, split: str, count: int, temperature: float, name: str = "graded"
+) -> Artifact:
+    """The stage `name`: `count` episodes of a policy on tasks of a split, with the environment's verdicts.
 
     A longer stage begins with the episodes of a shorter one, as far as the tasks allow.
     """
@@ -42,19 +62,19 @@ async def graded_rollouts(ctx: RunContext, policy: Artifact, *, split: str, coun
             ctx.envs.source.environment,
             lambda task: player,
             rules=Rules(recipe.dream.longest, invalid_ends=recipe.dream.invalid_ends),
-            phase="graded",
+            phase=name,
             lockstep=ctx.models.lockstep,
             finish=grading(ctx.envs.source),
         )
         refuse_total_failure(played, "graded rollouts")
         save_episodes(stage, played)
         for trajectory in played:
-            ctx.tell(events.Rollout("graded", trajectory))
+            ctx.tell(events.Rollout(name, trajectory))
 
     key = stage_key(ctx, "graded", policy=policy, split=split, episodes=count, temperature=temperature)
-    made = await ctx.stage("graded", key, body, resumable=True)
-    ctx.keep(made, "graded" if split == "train" else f"graded-{split}")
-    return made
+    artifact = await ctx.stage(name, key, body, resumable=True)
+    ctx.keep(artifact, name if split == "train" else f"{name}-{split}")
+    return artifact
 
 
 def _tasks(ctx: RunContext, split: str, count: int) -> list[Task]:

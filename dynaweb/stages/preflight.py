@@ -91,9 +91,9 @@ def learns_alone(optimizer: PolicyOptimizer) -> bool:
     from dynaweb.trainer.advantages import compute_advantages
 
     critic = wants(optimizer).critic
-    said: list[list[float]] = [] if critic is None else [[0.0] * critic.outputs]
+    values: list[list[float]] = [] if critic is None else [[0.0] * critic.outputs]
     rows = [
-        CreditRow(i, k, 1, anchor=f"{i} {k}", old_logps=(0.0,), ref_logps=(0.0,), values=said)
+        CreditRow(i, k, 1, anchor=f"{i} {k}", old_logps=(0.0,), ref_logps=(0.0,), values=values)
         for i in range(2)
         for k in range(STEPS)
     ]

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 async def sft(ctx: RunContext, demos: Artifact, *, steps: int | None = None, keep_as: str = "sft") -> Artifact:
-    """Stage `sft`: the base model trained on every step of the successful demonstrations; as it is for 0 steps."""
+    """Stage `sft`: the base model trained on every step of the successful demonstrations; as it is for 0 steps.
+
+    With `steps` one of the stage `longer-sft`.
+    """
     settings = ctx.recipe.sft
     count = settings.steps if steps is None else steps
     name = "sft" if steps is None else f"sft-{count}"
@@ -38,13 +41,13 @@ async def sft(ctx: RunContext, demos: Artifact, *, steps: int | None = None, kee
         await fit(ctx, stage, model, rows, name=name, steps=count, batch=settings.batch, lr=settings.lr)
 
     key = stage_key(ctx, "sft", steps=count, name=name, demos=demos)
-    made = await ctx.stage("sft", key, body, resumable=True)
-    ctx.keep(made, keep_as)
-    return made
+    artifact = await ctx.stage("sft" if steps is None else "longer-sft", key, body, resumable=True)
+    ctx.keep(artifact, keep_as)
+    return artifact
 
 
 async def longer_sft(ctx: RunContext, demos: Artifact) -> Control | None:
-    """Train the candidates, evaluate each on validation sites, and take the best (the shorter of equals)."""
+    """Stage `longer-sft` of each candidate, evaluated on validation sites; the best one (the shorter of equals)."""
     candidates = sorted(set(ctx.recipe.controls.sft_steps))
     if not candidates:
         return None

@@ -21,13 +21,13 @@ from dynaweb.config.keys import file_key
 from dynaweb.data.inspect import site_of as transition_site
 from dynaweb.data.store import existing
 from dynaweb.errors import ConfigError, MissingError
+from dynaweb.pipeline.episodes import save_episodes
 from dynaweb.pipeline.fit import MAX_ROWS, EarlyStop, fit
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.plugin import contracts
 from dynaweb.plugin.discovery import library
 from dynaweb.protocols import TokenRow
 from dynaweb.runs import write_json
-from dynaweb.stages.demos import save_episodes
 from dynaweb.worldmodels.calibration import check_enough
 from dynaweb.worldmodels.dynamics import needs_prediction
 from dynaweb.worldmodels.fidelity import (
@@ -72,7 +72,7 @@ async def fit_world_model(ctx: RunContext, explored: Artifact, demos: Artifact) 
     def material() -> Material:
         return Material.of_episodes(ctx, explored.episodes(), demos.episodes())
 
-    return await _stage(ctx, material, explored=explored, demos=demos)
+    return await _stage(ctx, material, explore=explored, demos=demos)
 
 
 async def fit_on_store(ctx: RunContext, store: Path) -> Artifact:
@@ -111,9 +111,9 @@ async def _stage(ctx: RunContext, material: Callable[[], Material], **upstream: 
     does: list[Activity] = ["world-model"]
     does += ["wm-training"] if trains(ctx) else []
     does += ["calibration"] if ctx.recipe.dream.horizon == "auto" else []
-    made = await ctx.stage("world-model", stage_key(ctx, *does, **upstream), body, resumable=True)
-    ctx.keep(made, "world-model")
-    return made
+    artifact = await ctx.stage("world-model", stage_key(ctx, *does, **upstream), body, resumable=True)
+    ctx.keep(artifact, "world-model")
+    return artifact
 
 
 def trains(ctx: RunContext) -> bool:
@@ -133,13 +133,18 @@ def calibration_of(artifact: Artifact) -> Calibration:
 
 def real_transitions(ctx: RunContext, explored: Sequence[Trajectory]) -> list[Transition]:
     """The transitions that a world model may know: exploration and `wm_fit.data`, both without the held-out sites."""
-    fitted, held_out = split(explored, ctx.recipe.wm_fit.holdout, seed=ctx.seed("holdout"))
+    fitted, held_out = holdout_split(ctx, explored)
     return [*transitions_of(fitted), *_extra(ctx, sites_of(held_out))]
 
 
 def held_out_sites(ctx: RunContext, explored: Sequence[Trajectory]) -> set[str]:
     """The sites of exploration that nothing may be fitted on."""
-    return sites_of(split(explored, ctx.recipe.wm_fit.holdout, seed=ctx.seed("holdout"))[1])
+    return sites_of(holdout_split(ctx, explored)[1])
+
+
+def holdout_split(ctx: RunContext, explored: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:
+    """Episodes of exploration to fit on, and those of the sites that `wm_fit.holdout` keeps apart."""
+    return split(explored, ctx.recipe.wm_fit.holdout, seed=ctx.seed("holdout"))
 
 
 def sites_of(episodes: Sequence[Trajectory]) -> set[str]:
@@ -187,8 +192,8 @@ class Questions:
         sites = sites_of(fitted) | {transition_site(transition) for transition in known}
         here = [demo for demo in demos if demo.task.site_key in sites]
         away = [demo for demo in demos if demo.task.site_key not in sites]
-        unseen = [*new(probes(modelled(held_out)), known), *new(probes_of(away), known)]
-        return cls(unseen, new(probes_of(here), known), transitions_of(held_out))
+        unseen = [*not_fitted(probes(modelled(held_out)), known), *not_fitted(probes_of(away), known)]
+        return cls(unseen, not_fitted(probes_of(here), known), transitions_of(held_out))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,10 +211,10 @@ class Material:
     @property
     def held_out(self) -> set[str]:
         """The sites that questions are about: a model is shown nothing of them."""
-        asked_about = [probe.transition for probe in self.questions.unseen]
-        return {transition_site(one) for one in (*self.away, *self.walks, *asked_about)}
+        probes = [probe.transition for probe in self.questions.unseen]
+        return {transition_site(one) for one in (*self.away, *self.walks, *probes)}
 
-    def asked_of(self, ctx: RunContext, model: LoadedModel, *, temperature: float) -> WorldModel:
+    def world_model(self, ctx: RunContext, model: LoadedModel, *, temperature: float) -> WorldModel:
         """The chosen world model on these weights, with no example of a held-out site."""
         return ctx.models.world_model(
             model, temperature=temperature, transitions=lambda: self.real, held_out=self.held_out
@@ -218,13 +223,13 @@ class Material:
     @classmethod
     def of_episodes(cls, ctx: RunContext, explored: Sequence[Trajectory], demos: Sequence[Trajectory]) -> Material:
         """Exploration and demonstrations of a run, and the store of `wm_fit.data`."""
-        fitted, held_out = split(explored, ctx.recipe.wm_fit.holdout, seed=ctx.seed("holdout"))
-        real = [*transitions_of(fitted), *_extra(ctx, sites_of(held_out))]
-        questions = Questions.of(asked(real), fitted, held_out, demos)
+        fitted, held_out = holdout_split(ctx, explored)
+        real = real_transitions(ctx, explored)
+        questions = Questions.of(to_predict(real), fitted, held_out, demos)
         here = {transition_site(transition) for transition in real}
         demonstrated = transitions_of(demo for demo in demos if demo.task.site_key not in here)
         walks = [*demonstrated, *transitions_of(held_out)]
-        return cls(asked(real) if trains(ctx) else [], real, modelled(held_out), questions, walks)
+        return cls(to_predict(real) if trains(ctx) else [], real, modelled(held_out), questions, walks)
 
     @classmethod
     def of_store(cls, ctx: RunContext, path: Path) -> Material:
@@ -232,14 +237,14 @@ class Material:
         holdout = ctx.recipe.wm_fit.holdout
         real, away = split_by(list(existing(path)), transition_site, holdout, seed=ctx.seed("holdout"))
         real = [*real, *_extra(ctx, {transition_site(transition) for transition in away})]
-        questions = Questions(new(probes_in(away), asked(real)), [], away)
-        return cls(asked(real) if trains(ctx) else [], real, asked(away), questions, away)
+        questions = Questions(not_fitted(probes_in(away), to_predict(real)), [], away)
+        return cls(to_predict(real) if trains(ctx) else [], real, to_predict(away), questions, away)
 
     @classmethod
     def for_evaluation(cls, path: Path) -> Material:
         """A transition store of which nothing was fitted: all of it is asked about."""
         items = list(existing(path))
-        return cls([], [], asked(items), Questions(probes_in(items)[:MAX_PROBES], [], items), items)
+        return cls([], [], to_predict(items), Questions(probes_in(items)[:MAX_PROBES], [], items), items)
 
 
 def probes(transitions: Sequence[Transition]) -> list[Probe]:
@@ -257,19 +262,19 @@ def probes_in(transitions: Sequence[Transition]) -> list[Probe]:
     ]
 
 
-def new(probes: Sequence[Probe], known: Sequence[Transition]) -> list[Probe]:
+def not_fitted(probes: Sequence[Probe], known: Sequence[Transition]) -> list[Probe]:
     """The questions that were not fitted on, `MAX_PROBES` at most."""
-    seen = {question(t.observation, t.action) for t in known}
-    asked_for = [(probe, question(probe.transition.observation, probe.transition.action)) for probe in probes]
-    return [probe for probe, key in asked_for if key not in seen][:MAX_PROBES]
+    fitted = {question(t.observation, t.action) for t in known}
+    pairs = [(probe, question(probe.transition.observation, probe.transition.action)) for probe in probes]
+    return [probe for probe, key in pairs if key not in fitted][:MAX_PROBES]
 
 
 def modelled(episodes: Sequence[Trajectory]) -> list[Transition]:
     """The transitions of episodes that only a world model can predict."""
-    return asked(transitions_of(episodes))
+    return to_predict(transitions_of(episodes))
 
 
-def asked(transitions: Sequence[Transition]) -> list[Transition]:
+def to_predict(transitions: Sequence[Transition]) -> list[Transition]:
     """The transitions that only a world model can predict."""
     return [t for t in transitions if needs_prediction(t.observation, t.action)]
 
@@ -291,12 +296,12 @@ async def _fit(ctx: RunContext, stage: Stage, model: LoadedModel, material: Mate
     from dynaweb.pipeline.fit import with_adapters
 
     settings = ctx.recipe.wm_fit
-    world_model = ctx.models.world_model(model, temperature=0.0)
+    world_model = ctx.models.world_model(model, temperature=0.0, held_out=material.held_out)
     rows = rows_for(world_model, material.known)
     watch = None
     if settings.validate_every and material.away:
-        held = rows_for(world_model, material.away)[:MAX_ROWS]
-        watch = EarlyStop(held, settings.validate_every, settings.patience, stage.scratch)
+        validation = rows_for(world_model, material.away)[:MAX_ROWS]
+        watch = EarlyStop(validation, settings.validate_every, settings.patience, stage.scratch)
     trained = with_adapters(model, settings.lora_rank, seed=ctx.seed("lora"))
     options: dict[str, Any] = {"steps": settings.steps, "batch": settings.batch, "lr": settings.lr}
     await fit(ctx, stage, trained, rows, name="world-model", watch=watch, **options)
@@ -304,7 +309,7 @@ async def _fit(ctx: RunContext, stage: Stage, model: LoadedModel, material: Mate
 
 async def _measure(ctx: RunContext, stage: Stage, model: LoadedModel, material: Material) -> None:
     questions = material.questions
-    world_model = material.asked_of(ctx, model, temperature=0.0)
+    world_model = material.world_model(ctx, model, temperature=0.0)
     answers = await predictions(world_model, questions.unseen, seed=ctx.seed("fidelity"))
     unseen = [grade(probe, answer) for probe, answer in zip(questions.unseen, answers, strict=True)]
     save_episodes(stage, probe_episodes(questions.unseen, answers))
@@ -321,7 +326,7 @@ async def _measure(ctx: RunContext, stage: Stage, model: LoadedModel, material: 
 async def _calibrate(ctx: RunContext, stage: Stage, model: LoadedModel, material: Material) -> dict[str, float]:
     """Calibrate confidence at the temperature of dreams; writes it, and returns its score."""
     calibration = await calibrate_on(
-        material.asked_of(ctx, model, temperature=ctx.recipe.dream.temperature),
+        material.world_model(ctx, model, temperature=ctx.recipe.dream.temperature),
         material.questions.unseen,
         seed=ctx.seed("calibration"),
         fidelity=ctx.recipe.dream.fidelity,

@@ -47,7 +47,8 @@ class TorchTrainer:
     are those of `Schedule`; `steps` counts updates, skipped ones included. `seed` is that of `draw`. `critic` is a
     model of its own and what the optimizer says of the critic to make of it: it learns beside the policy, on the
     same schedule, and shares its checkpoints. With several `ranks` each is given the same rows and computes a part
-    of them. `offender` is the trajectory that made the last policy update unsound, where one alone does.
+    of them. `offender` is the trajectory that made the last policy update unsound, where one alone does. `moves`
+    counts the steps, since the trainer was made, that changed weights, the critic's included.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class TorchTrainer:
         self.micro_tokens = micro_tokens
         self.seed = seed
         self.steps = 0
+        self.moves = 0
         self.offender: int | None = None
         self._scorer, self._stepper = self._parts(AdamSettings(weight_decay, betas), checkpointing)
         self.critic: Critic | None = None
@@ -279,8 +281,9 @@ class TorchTrainer:
         ]
         if critic is not None and self.critic is not None:
             gradients.append((self.critic.stepper, critic.gradient))
-        updated = move_together(index, gradients)[0]
+        moving = move_together(index, gradients)
         self.steps += 1
+        self.moves += any(moving)
         return {
             **metrics,
             **(self.critic.report(critic, index) if critic is not None and self.critic is not None else {}),
@@ -289,7 +292,7 @@ class TorchTrainer:
             "lr": self.schedule.at(index),
             "tokens": float(update.tokens),
             "padded_tokens": float(update.padded_tokens),
-            "updated": float(updated),
+            "updated": float(moving[0]),
             "skipped": float(self.skipped),
             "seconds": time.perf_counter() - start,
         }

@@ -42,10 +42,10 @@ class Words:
 
 def words_of(transition: Transition) -> Words:
     """The labeller's words of a transition, one line each; templates where it has none."""
-    said, sentence = (_line(transition.info.get(key, "")) for key in (REASONING, SENTENCE))
-    if not said and not sentence:
+    reasoning, sentence = (_line(transition.info.get(key, "")) for key in (REASONING, SENTENCE))
+    if not reasoning and not sentence:
         return Words(describe(transition.observation, transition.action, transition.next_observation))
-    return Words(said or sentence, sentence if said else "")
+    return Words(reasoning or sentence, sentence if reasoning else "")
 
 
 def history_of(transition: Transition) -> tuple[Action, ...]:

@@ -168,13 +168,13 @@ def probes_of(experts: Iterable[Trajectory]) -> list[Probe]:
 
 def rules_hold(transitions: Iterable[Transition]) -> list[float]:
     """For each transition that code decides inside a page: 1.0 when the real page came out as the rules say."""
-    held = []
+    outcomes = []
     for transition in transitions:
         before, action = transition.observation, transition.action
         decided = None if refusal(before, action) else in_page(before, action)
         if decided is not None:
-            held.append(float(decided.nodes == transition.next_observation.nodes))
-    return held
+            outcomes.append(float(decided.nodes == transition.next_observation.nodes))
+    return outcomes
 
 
 def _steps(episode: Trajectory) -> list[tuple[Step, Observation]]:
@@ -262,9 +262,9 @@ def probe_episodes(probes: Sequence[Probe], answers: Sequence[Prediction]) -> li
 
 
 def _episode(index: int, probe: Probe, answer: Prediction) -> Trajectory:
-    asked = probe.transition
-    goal = goal_of(asked) or f"what follows on {asked.observation.url}"
-    task = Task(asked.task_id or f"probe {index}", goal, asked.observation.url)
+    transition = probe.transition
+    goal = goal_of(transition) or f"what follows on {transition.observation.url}"
+    task = Task(transition.task_id or f"probe {index}", goal, transition.observation.url)
     facts = StepFacts(dreamed=True)
-    step = Step(asked.observation, asked.action, answer.reasoning, answer.text, answer.error, facts=facts)
+    step = Step(transition.observation, transition.action, answer.reasoning, answer.text, answer.error, facts=facts)
     return Trajectory(f"probe/{index}", task, (step,), answer.next_observation, "dream", "max-steps")

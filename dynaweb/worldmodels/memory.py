@@ -34,22 +34,22 @@ _WORD = re.compile(r"\w+")
 class Recalling:
     """A world model before which a memory of real transitions is asked. The first of several next pages counts."""
 
-    def __init__(self, world_model: WorldModel, seen: Iterable[Transition]) -> None:
+    def __init__(self, world_model: WorldModel, transitions: Iterable[Transition]) -> None:
         self.world_model = world_model
-        self._seen: dict[Question, Prediction] = {}
-        for one in seen:
+        self._recalled: dict[Question, Prediction] = {}
+        for one in transitions:
             recalled = Prediction(one.next_observation, done=bool(one.info.get(DONE)), recalled=True)
-            self._seen.setdefault(question(one.observation, one.action), recalled)
+            self._recalled.setdefault(question(one.observation, one.action), recalled)
 
     async def predict(
         self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = (), goal: str = ""
     ) -> Prediction:
         """The recalled page, else the model's prediction."""
-        recalled = self._seen.get(question(observation, action))
+        recalled = self._recalled.get(question(observation, action))
         if recalled is not None:
             return recalled
-        asked = await self.world_model.predict(observation, action, seed=seed, history=history, goal=goal)
-        return contracts.prediction(self.world_model, asked)
+        prediction = await self.world_model.predict(observation, action, seed=seed, history=history, goal=goal)
+        return contracts.prediction(self.world_model, prediction)
 
 
 def question(page: Observation, action: Action) -> Question:
@@ -61,13 +61,13 @@ def question(page: Observation, action: Action) -> Question:
     return replace(page, notice=""), replace(action, target_role="", target_name="")
 
 
-# The real transitions most like a page and an action: TF-IDF over words of page, address and action. Features of the
-# action weigh more than those of the page: what follows a click depends first of all on what was clicked. Everything is
-# plain counting over an inverted index, so a few thousand transitions need no library and no model.
-
-
 class Retriever:
-    """Finds examples among transitions; ties go to the earlier one, so that results never depend on chance."""
+    """The real transitions most like a page and an action: TF-IDF over words of page, address and action.
+
+    Features of the action weigh more than those of the page: what follows a click depends first of all on what was
+    clicked. Everything is plain counting over an inverted index, so a few thousand transitions need no library and no
+    model. Ties go to the earlier transition, so that results never depend on chance.
+    """
 
     def __init__(self, transitions: Iterable[Transition]) -> None:
         self._items = [item for _, item in zip(range(LIMIT), transitions, strict=False)]

@@ -58,8 +58,8 @@ def question(
     page: Observation, action: Action, history: Sequence[Action] = (), *, change: str = "", goal: str = ""
 ) -> str:
     """The user text: what is done, address and page; with `change`, what changes."""
-    said = f"\nCHANGE: {change}" if change else ""
-    return f"{doing(action, history, goal)}{said}\nURL: {page.url}\nPAGE:\n{render(page, 'webarena')}"
+    changes = f"\nCHANGE: {change}" if change else ""
+    return f"{doing(action, history, goal)}{changes}\nURL: {page.url}\nPAGE:\n{render(page, 'webarena')}"
 
 
 def answer(transition: Transition, form: Form) -> str:
@@ -72,10 +72,10 @@ def with_examples(
 ) -> str:
     """A user text behind real transitions with their true answers."""
 
-    def asked(t: Transition) -> str:
+    def asks(t: Transition) -> str:
         return question(t.observation, t.action, recent(history_of(t), history), goal=goal_of(t) if goal else "")
 
-    solved = [f"EXAMPLE {number}\n{asked(t)}\nANSWER:\n{answer(t, form)}\n" for number, t in enumerate(examples, 1)]
+    solved = [f"EXAMPLE {number}\n{asks(t)}\nANSWER:\n{answer(t, form)}\n" for number, t in enumerate(examples, 1)]
     return "\n".join([*solved, f"NOW\n{text}"]) if solved else text
 
 
@@ -87,8 +87,8 @@ def recent(history: Sequence[Action], count: int) -> tuple[Action, ...]:
 def label_question(transition: Transition) -> tuple[str, str]:
     """System and user text that ask for the words of a transition, with its true next page in view (DynaWeb)."""
     page = render(transition.next_observation, "webarena")
-    asked = question(transition.observation, transition.action, history_of(transition), goal=goal_of(transition))
-    return LABEL, f"{asked}\nNEXT URL: {transition.next_observation.url}\nNEXT PAGE:\n{page}"
+    text = question(transition.observation, transition.action, history_of(transition), goal=goal_of(transition))
+    return LABEL, f"{text}\nNEXT URL: {transition.next_observation.url}\nNEXT PAGE:\n{page}"
 
 
 LABEL = """You explain how a web page changed. You get the accessibility tree of a page, the action that was done on it,

@@ -14,7 +14,7 @@ from dynaweb.data.store import TrajectoryStore
 from dynaweb.errors import TrainingError
 from dynaweb.judges.audit import confusion
 from dynaweb.judges.calibration import Platt, fit_platt
-from dynaweb.judges.reward import asked, judge_all, refuse_silent_judge
+from dynaweb.judges.reward import judge_all, refuse_silent_judge, scored_by_model
 from dynaweb.judges.scores import checked, refuse_silence, refused
 from dynaweb.policy.prompt_formats import CompactFormat
 from dynaweb.protocols import JudgeContext
@@ -135,7 +135,7 @@ async def test_what_a_rule_decides_is_neither_a_decision_nor_a_word_of_the_model
     with pytest.raises(TrainingError, match="none of 1 episodes"):
         refuse_silent_judge(silent, "update 3")
     judged = await judge_all(Rules(1.0, 0.9), found)
-    assert [asked(one) for one in judged] == [False, False, True]
+    assert [scored_by_model(one) for one in judged] == [False, False, True]
     counts = confusion("all", judged)
     assert (counts.false_positive, counts.true_negative) == (1, 0), "the model accepted the one that it saw"
     assert (counts.ruled_out, counts.ruled_out_wrongly) == (1, 1)

@@ -18,7 +18,7 @@ from dynaweb.pipeline.context import RunContext
 from dynaweb.pipeline.judge import FITTED, judge_key, weights_of
 from dynaweb.plugin.registry import current, load
 from dynaweb.runs import StageCache
-from dynaweb.stages.judge import fit_judge
+from dynaweb.stages.judge_fit import fit_judge
 
 
 def _key(tmp_path: Path, *sets: str) -> str:

@@ -19,7 +19,7 @@ from dynaweb.config.sections import Phases, Replay
 from dynaweb.data.store import TrajectoryStore
 from dynaweb.errors import CheckpointError
 from dynaweb.pipeline.artifacts import BUFFER
-from dynaweb.rl.replay import GROUP, ReplayBuffer, keep_of, perplexity, read_buffer, write_whole
+from dynaweb.rl.replay import GROUP, ReplayBuffer, keep_of, perplexity, read_buffer
 from dynaweb.types import Prompt, Trajectory
 
 
@@ -121,11 +121,11 @@ def test_a_store_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     path = tmp_path / "store.jsonl.gz"
-    write_whole(TrajectoryStore, path, [played("a", 1.0)])
+    TrajectoryStore.write(path, [played("a", 1.0)])
     with pytest.raises(KeyboardInterrupt):
-        write_whole(TrajectoryStore, path, stopped())
+        TrajectoryStore.write(path, stopped())
     assert [t.id for t in TrajectoryStore(path)] == ["a"]
-    write_whole(TrajectoryStore, path, [played("c", 1.0)])
+    TrajectoryStore.write(path, [played("c", 1.0)])
     assert [t.id for t in TrajectoryStore(path)] == ["c"]
 
 

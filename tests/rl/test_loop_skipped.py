@@ -86,16 +86,22 @@ def test_the_table_says_how_many_were_skipped(found: dict[str, int], text: str, 
     assert (updates_of(trained), main.label) == (text, f"DynaWeb{label}")
 
 
-@pytest.mark.parametrize(("error", "saved"), [(TrainingError("lost"), 1), (DivergedError("gone"), 0)])
-def test_only_sound_weights_become_the_last_checkpoint(error: Exception, saved: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "moves", "saved"),
+    [(TrainingError("lost"), 0, 1), (TrainingError("lost"), 1, 0), (DivergedError("gone"), 0, 0)],
+)
+def test_only_sound_weights_become_the_last_checkpoint(
+    error: Exception, moves: int, saved: int, tmp_path: Path
+) -> None:
+    """Not those that diverged, nor those of half an update."""
     written: list[int] = []
-    trainer: Any = SimpleNamespace(steps=2, skipped=1, save=lambda folder, keep: written.append(1))
+    trainer: Any = SimpleNamespace(steps=2, skipped=1, moves=2, save=lambda folder, keep: written.append(1))
     history = History(rewards=[0.5, 0.5, 0.5])
     policy: Any = None
     partners: list[Checkpointed] = [history]
     checkpoints = Checkpoints(tmp_path, trainer, policy, partners, per_update=1, keep=1)
     with pytest.raises(type(error)), checkpoints.guard(2, tmp_path / "none"):
-        trainer.steps, trainer.skipped = 3, 2
+        trainer.steps, trainer.skipped, trainer.moves = 3, 2, 2 + moves
         raise error
     assert len(written) == saved
     if saved:

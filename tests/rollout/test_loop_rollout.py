@@ -11,7 +11,7 @@ import pytest
 
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.errors import BrowserError, InfrastructureError
-from dynaweb.judges.reward import asked, grading, judge_all, lacking, success_of
+from dynaweb.judges.reward import grading, judge_all, lacking, scored_by_model, success_of
 from dynaweb.rollout.agents import Decision, ExpertPlayer, MixedPolicy, RandomPolicy
 from dynaweb.rollout.episode import Episode, Rules, play, play_all, refuse_total_failure
 from dynaweb.types import Action, Judgement, Node, Observation, Step, StepFacts, StepResult, Task, Trajectory
@@ -182,9 +182,9 @@ def test_an_end_that_the_environment_made_reaches_the_judge() -> None:
     played = once(Script(MORE), Ends())
     assert (played.end, played.answer) == ("terminal", None)
     (judged,) = asyncio.run(judge_all(Yes(), [played]))
-    assert judged.reward == 1.0 and asked(judged)
+    assert judged.reward == 1.0 and scored_by_model(judged)
     (late,) = asyncio.run(judge_all(Yes(), [once(Script(MORE))]))
-    assert late.reward == 0.0 and not asked(late)
+    assert late.reward == 0.0 and not scored_by_model(late)
 
 
 class CountTo:

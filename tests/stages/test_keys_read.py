@@ -50,9 +50,12 @@ RUNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 
 LOADS = "weights are loaded for any judge: one that does not know their tokens is refused, and nothing else"
+SCRIPTED = "scripted experts ask no model: episodes do not meet in its batches"
 ANYWAY: Mapping[tuple[str, str], str] = {
-    **{(stage, "reward"): LOADS for stage in ("sft", "explore", "graded", "judge-fit", "world-model", "drift", "eval")},
-    ("demos", "web.contexts"): "scripted experts ask no model: episodes do not meet in its batches",
+    **{(stage, "reward"): LOADS for stage in ("sft", "longer-sft", "explore", "graded", "judge-fit", "world-model")},
+    **{(stage, "reward"): LOADS for stage in ("drift", "eval")},
+    ("demos", "web.contexts"): SCRIPTED,
+    ("experts", "web.contexts"): SCRIPTED,
     ("eval", "controls.sft_validation"): "the stage holds its number of episodes",
     ("rl", "phases.generator"): "whoever makes the tasks of later phases is asked for before the first",
     ("world-model", "dream.horizon"): "`auto` is what the activity `calibration` stands for",
@@ -220,7 +223,10 @@ def test_a_stage_reads_no_setting_that_is_in_no_key(reads: Reads) -> None:
 def test_every_kind_of_stage_was_recorded(reads: Reads) -> None:
     """With everything that stages do only where a recipe asks for it."""
     assert {activity for _, does, _ in reads.made.values() for activity in does} == set(keys.EVERY)
-    assert {name for name, _ in reads.stage.values()} >= {"demos", "sft", "world-model", "rl", "eval", "judge"}
+    assert {name for name, _ in reads.stage.values()} >= {
+        *("demos", "experts", "sft", "longer-sft", "graded", "judge-fit", "explore", "world-model", "drift"),
+        *("rl", "filtered-bc", "curriculum", "eval", "judge-audit"),
+    }
 
 
 def test_a_declaration_that_is_taken_away_is_missed(reads: Reads) -> None:

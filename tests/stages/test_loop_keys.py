@@ -25,13 +25,13 @@ from dynaweb.report.summary import StageResult, episodes_are
 from dynaweb.rl.batch import BatchMaker, imitated
 from dynaweb.rl.key import rl_key
 from dynaweb.runs import StageCache
-from dynaweb.stages.arms import arms, bought
+from dynaweb.stages.arms import arms, resources
 from dynaweb.stages.curriculum import curriculum_key
+from dynaweb.stages.drift import drift
 from dynaweb.stages.evaluate import audit_judge, evaluate_arm
 from dynaweb.stages.explore import explore
 from dynaweb.stages.sft import sft
 from dynaweb.stages.world_model import fit_world_model
-from dynaweb.stages.world_model_eval import drift_stage
 from dynaweb.stats import wilson
 from dynaweb.trainer.models import load_model, resolve
 from dynaweb.types import Action, Node, Observation, Step, Task, Trajectory, Transition
@@ -41,7 +41,7 @@ from dynaweb_opt_gspo.gspo import Gspo
 WEIGHTS = Path("weights")
 ANY = Artifact("any", WEIGHTS)
 REAL = Artifacts(demos=ANY, experts=ANY, sft=ANY)
-DREAMS = replace(REAL, explored=ANY, world_model=ANY)
+DREAMS = replace(REAL, explore=ANY, world_model=ANY)
 
 
 def context(tmp_path: Path, *sets: str, **flags: Any) -> RunContext:
@@ -61,9 +61,9 @@ def keys(tmp_path: Path, *sets: str, **flags: Any) -> dict[str, str]:
         "sft": asyncio.run(sft(ctx, ANY)).key,
         "explore": asyncio.run(explore(ctx, ANY)).key,
         "eval": asyncio.run(evaluate_arm(ctx, "a", WEIGHTS, "w")).key,
-        "judge": asyncio.run(audit_judge(ctx, "a", ANY, WEIGHTS)).key,
+        "judge-audit": asyncio.run(audit_judge(ctx, "a", ANY, WEIGHTS)).key,
         "world-model": asyncio.run(fit_world_model(ctx, ANY, ANY)).key,
-        "drift": cast("Artifact", asyncio.run(drift_stage(ctx, ANY, ANY, ANY))).key,
+        "drift": cast("Artifact", asyncio.run(drift(ctx, ANY, ANY, ANY))).key,
         "rl": rl_key(ctx, have, "policy"),
         "filtered-bc": rl_key(ctx, have, "filtered-bc"),
     }
@@ -74,7 +74,7 @@ def changed(tmp_path: Path, *sets: str, **flags: Any) -> set[str]:
     return {name for name in before if before[name] != after[name]}
 
 
-ALL = {"sft", "explore", "eval", "judge", "world-model", "drift", "rl", "filtered-bc"}
+ALL = {"sft", "explore", "eval", "judge-audit", "world-model", "drift", "rl", "filtered-bc"}
 MODELLED = ALL - {"explore"}  # exploration depends on the model through the policy that explores
 DREAMED = {"world-model", "drift", "rl", "filtered-bc"}
 PLAYED = {"explore", "eval", "rl", "filtered-bc"}
@@ -102,7 +102,7 @@ ON_TASKS = {"explore", "drift", "eval", "rl", "filtered-bc"}
         ("env.task_settings.test_sites=3", ON_TASKS),
         ("data.max_best_steps=4", ON_TASKS - {"drift"}),
         ("eval.env=dream", {"eval"}),
-        ("reward.threshold=0.5", {"judge", "rl", "filtered-bc"}),
+        ("reward.threshold=0.5", {"judge-audit", "rl", "filtered-bc"}),
         ("rl.validate_every=5", {"rl", "filtered-bc"}),
         ("opt.clip_low=0.2", {"rl"}),
         ("rl.negative_scale=1", {"rl"}),
@@ -119,7 +119,7 @@ ON_TASKS = {"explore", "drift", "eval", "rl", "filtered-bc"}
         ("policy.engine.name=vllm", PLAYED),
         ("policy.engine.max_batch_tokens=64", set()),
         ("wm.engine.name=vllm", DREAMED),
-        ("reward.engine.name=vllm", {"judge", "rl", "filtered-bc"}),
+        ("reward.engine.name=vllm", {"judge-audit", "rl", "filtered-bc"}),
         ("backend.name=deepspeed", TRAINED),
         ("backend.stage=3", set()),  # of another backend
     ],
@@ -277,7 +277,7 @@ def test_weights_bring_their_tokenizer_and_the_base_that_judges_refuses_another(
     assert len(loaded.tokenizer) > len(checked.models.tokenizer)
     assert loaded.format is not checked.models.format
     # A world model of such weights asks in their tokens, not in those of the base model.
-    asking: Any = checked.models.world_model(loaded, temperature=0.0)
+    asking: Any = checked.models.world_model(loaded, temperature=0.0, held_out=frozenset())
     assert asking.format is loaded.format
     with pytest.raises(CheckpointError, match=r"know \d+ tokens, but the tokenizer has"):
         checked.models.load(foreign(model / "small", grow=False))
@@ -320,7 +320,7 @@ def test_what_an_update_learns_from(mode: str, learned: list[tuple[float | None,
 def test_what_a_result_is_bought_with_is_what_was_played(
     tmp_path: Path, sets: tuple[str, ...], said: str | None
 ) -> None:
-    found = bought(context(tmp_path, "explore.episodes=7", *sets), [])
+    found = resources(context(tmp_path, "explore.episodes=7", *sets), [])
     assert [line for line in found if "episodes" in line] == ([said] if said else [])
 
 

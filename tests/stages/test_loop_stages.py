@@ -124,7 +124,7 @@ def test_another_seed_makes_everything_anew_and_another_optimizer_setting_only_w
 
 STAGES = {"demos": 3, "sft": 3, "explore": 5, "world-model": 2, "rl": 8, "eval": 4}
 """In which stage the run is killed, and at which of its rollouts or updates."""
-ORDER = ["demos", "sft", "explore", "world-model", "drift", "rl", "eval"]
+ORDER = ["demos", "sft", "explore", "world-model", "drift", "rl", "longer-sft", "eval"]
 
 
 def test_a_run_that_is_killed_in_every_stage_goes_on_to_the_same_result(
@@ -264,7 +264,7 @@ def test_a_reference_term_keeps_the_policy_near_where_it_started(
     assert len(away) == 4 and max(away) > 0 and all(value >= 0 for value in away)
 
 
-def test_waves_that_were_played_are_not_played_again(
+def test_batches_that_were_played_are_not_played_again(
     first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -351,7 +351,7 @@ def test_an_evaluation_fits_the_judge_that_it_is_audited_with(
     monkeypatch.setenv("DYNAWEB_CACHE", str(first[0]))
     sets = [*SMALL, "judge_fit.episodes=24", "judge_fit.steps=1", "judge_fit.batch=4", "eval.episodes=2"]
     dynaweb.evaluate("dynaweb", overrides=sets, out=tmp_path / "eval", reward="orm")
-    assert {"judge-fit", "judge"} <= set(statuses(tmp_path / "eval"))
+    assert {"graded", "judge-fit", "judge-audit"} <= set(statuses(tmp_path / "eval"))
     of_judge = [row for row in rows(tmp_path / "eval", "eval") if row["arm"] == "judge of sft"]
     assert len(of_judge) == 1 and len(of_judge[0]["successes"]) == 2
 

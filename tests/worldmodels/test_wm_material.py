@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,16 @@ import pytest
 from dynaweb.config.agreement import check_refresh
 from dynaweb.config.resolving import resolve
 from dynaweb.data.inspect import site_of
-from dynaweb.data.store import TransitionStore
+from dynaweb.data.store import TrajectoryStore, TransitionStore
 from dynaweb.errors import ConfigError, MissingError
+from dynaweb.pipeline.artifacts import EPISODES, Artifact, Artifacts
 from dynaweb.pipeline.context import RunContext
+from dynaweb.pipeline.models import Models
 from dynaweb.plugin.registry import current
-from dynaweb.rl.refresh import moments
+from dynaweb.rl.refresh import refresh_updates
+from dynaweb.rl.sources import rollout_source
 from dynaweb.runs import StageCache
+from dynaweb.stages.arms import lookahead
 from dynaweb.stages.world_model import Material, check_fit, held_out_sites, real_transitions
 from dynaweb.types import Action, Node, Observation, Step, Task, Trajectory
 from dynaweb.worldmodels.fidelity import transitions_of
@@ -122,8 +127,14 @@ def test_all_models_are_asked_the_same(tmp_path: Path) -> None:
 
 
 def test_no_refresh_follows_the_last_update() -> None:
-    assert list(moments(5, 2)) == [2, 4] and list(moments(4, 2)) == [2] and list(moments(4, 4)) == []
-    assert all(len(moments(updates, every)) == (updates - 1) // every for updates in range(1, 9) for every in (1, 3, 9))
+    assert (
+        list(refresh_updates(5, 2)) == [2, 4]
+        and list(refresh_updates(4, 2)) == [2]
+        and list(refresh_updates(4, 4)) == []
+    )
+    assert all(
+        len(refresh_updates(updates, every)) == (updates - 1) // every for updates in range(1, 9) for every in (1, 3, 9)
+    )
 
 
 def _check_refresh(ctx: RunContext) -> None:
@@ -152,3 +163,35 @@ def test_a_missing_adapter_package_is_said_before_it_starts(tmp_path: Path, monk
     with pytest.raises(MissingError, match=r"wm_fit.lora_rank needs the package peft.*dynaweb\[lora\]"):
         check_fit(workspace(tmp_path, "wm_fit.lora_rank=2"))
     check_fit(workspace(tmp_path, "wm_fit.lora_rank=2", wm="frozen-llm"))
+
+
+@pytest.mark.parametrize("who", ["dreams", "lookahead"])
+def test_whoever_dreams_with_a_world_model_names_the_sites_that_it_may_not_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """A frozen model may have a store of its own, with steps on the sites that exploration held out."""
+    made: list[dict[str, Any]] = []
+
+    def world_model(self: Models, model: Any, real: Any = Models.world_model, **given: Any) -> Any:
+        made.append(given)
+        return real(self, model, **given)
+
+    monkeypatch.setattr(Models, "world_model", world_model)
+    ctx = workspace(tmp_path, "dream.horizon=2", "model.threads=1", wm="frozen-llm")
+    walks = episodes("walk")
+    folder = tmp_path / "explored"
+    folder.mkdir()
+    TrajectoryStore(folder / EPISODES).append(walks)
+    explored = Artifact("key", folder)
+    if who == "dreams":
+        rollout_source(ctx, Artifacts(explore=explored, world_model=explored), None)
+    else:
+        lookahead(ctx, None, None, explored)()
+    (given,) = made
+    away = held_out_sites(ctx, walks)
+    assert given["held_out"] == away and len(away) == 2
+    assert sites(given["transitions"]()) == sites(transitions_of(walks)) - away
+
+
+def test_no_world_model_is_made_without_a_word_on_held_out_sites() -> None:
+    assert signature(Models.world_model).parameters["held_out"].default is Parameter.empty

@@ -69,6 +69,11 @@ class TeamTrainer:
     def steps(self, value: int) -> None:
         self._team.call(self._local, "__setattr__", "steps", value)
 
+    @property
+    def moves(self) -> int:
+        """Updates that changed weights."""
+        return self._local.moves
+
     def draw(self, size: int, count: int) -> list[int]:
         """Indices of the next update's rows."""
         return self._local.draw(size, count)

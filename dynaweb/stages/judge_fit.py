@@ -17,7 +17,7 @@ from dynaweb import events
 from dynaweb.config.keys import code_of, decisive
 from dynaweb.errors import MissingError, TrainingError
 from dynaweb.judges.calibration import Platt, Quality, fit_platt, quality
-from dynaweb.judges.reward import SUCCESS, answers_for, success_of
+from dynaweb.judges.reward import SUCCESS, needs_judge, success_of
 from dynaweb.pipeline.fit import fit
 from dynaweb.pipeline.judge import FITTED, TRAINABLE, to_fit
 from dynaweb.pipeline.keys import stage_key
@@ -25,7 +25,6 @@ from dynaweb.pipeline.models import engine_key
 from dynaweb.plugin import contracts
 from dynaweb.protocols import JudgeContext, TokenRow, TrainableJudge
 from dynaweb.runs import write_json
-from dynaweb.stages.graded import graded_rollouts
 from dynaweb.stages.world_model import split_by
 from dynaweb.types import Trajectory
 
@@ -50,7 +49,7 @@ class Parts:
         Experts' episodes are fitted on only: they nearly always succeed, which would shift the base rate that
         probabilities are calibrated to.
         """
-        usable = [episode for episode in episodes if success_of(episode) is not None and answers_for(episode)]
+        usable = [episode for episode in episodes if success_of(episode) is not None and needs_judge(episode)]
         known, away = split_by(usable, lambda episode: episode.task.site_key, holdout, seed=seed)
         away = [episode for episode in away if episode.source != "expert"]
         measured, calibration = split_by(away, lambda episode: episode.task.site_key, 0.5, seed=seed)
@@ -59,15 +58,14 @@ class Parts:
         return cls(known, calibration, measured)
 
 
-async def fitted_judge(ctx: RunContext, policy: Artifact, demos: Artifact) -> Artifact | None:
-    """Fit the recipe's judge if it needs that; None when it does not. `ctx.models` uses it from then on."""
-    if to_fit(ctx) is None:
+async def judge_fit(ctx: RunContext, graded: Artifact | None, demos: Artifact) -> Artifact | None:
+    """Stage `judge-fit` on graded rollouts and demonstrations; None where the recipe's judge needs no fit.
+
+    `ctx.models` uses the fitted judge from then on.
+    """
+    if graded is None:
         return None
-    fit_settings = ctx.recipe.judge_fit
-    played = await graded_rollouts(
-        ctx, policy, split="train", count=fit_settings.episodes, temperature=fit_settings.temperature
-    )
-    return await fit_judge(ctx, [*played.episodes(), *demos.episodes()], upstream={"graded": played, "demos": demos})
+    return await fit_judge(ctx, [*graded.episodes(), *demos.episodes()], upstream={"graded": graded, "demos": demos})
 
 
 async def fit_judge(
@@ -194,15 +192,3 @@ def read_graded(path: Path) -> list[Trajectory]:
     if not graded:
         raise MissingError(f"{path} holds no real episode with a verdict of its environment; dreams have none")
     return graded
-
-
-def file_key(path: Path) -> str:
-    """A hash of a store's content. Raises `MissingError` when it is not there."""
-    import hashlib
-
-    if not path.is_file():
-        raise MissingError(
-            f"there is no trajectory store {path}; give one that a run has left in its folder trajectories/"
-        )
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:20]

@@ -13,7 +13,7 @@ from judge_kit import episode
 from dynaweb.config.resolving import resolve
 from dynaweb.errors import ConfigError, TrainingError
 from dynaweb.judges.alarm import Mark
-from dynaweb.pipeline.artifacts import FIRST_PHASE
+from dynaweb.pipeline.artifacts import FIRST_PHASE, Artifact, Phase
 from dynaweb.pipeline.context import RunContext, make_optimizer
 from dynaweb.pipeline.models import completed
 from dynaweb.plugin.registry import current
@@ -23,7 +23,8 @@ from dynaweb.rl.replay import ReplayBuffer
 from dynaweb.rl.sources import OfflineRollouts
 from dynaweb.rollout.curriculum import Curriculum
 from dynaweb.rollout.group import GroupSampler
-from dynaweb.runs import StageCache
+from dynaweb.runs import StageCache, write_json
+from dynaweb.runs.names import UPDATES
 from dynaweb.stages.preflight import check_together, learns_alone
 from dynaweb.train import refills
 from dynaweb.types import Judgement, Trajectory
@@ -164,3 +165,45 @@ def test_recorded_tokens_are_not_corrected_as_if_the_engine_had_just_drawn_them(
     engine: Any = SimpleNamespace(correction=2.0)
     assert checked_correction(engine, 1.0, on_policy=not recorded) == cap
     assert (OfflineRollouts.on_policy, GroupSampler.on_policy) == (False, True)
+
+
+@pytest.mark.parametrize(("done", "total"), [((3,), 3), ((3, 1), 4), ((2, 3, 1), 6)])
+def test_a_phase_counts_the_updates_that_were_done_before_it(tmp_path: Path, done: tuple[int, ...], total: int) -> None:
+    """Versions of the policy go on from there, also where a time budget has cut a phase."""
+    before: Artifact | None = None
+    for number, count in enumerate(done, 1):
+        phase = Phase(number, before)
+        folder = tmp_path / str(number)
+        progress = {"done": count, "planned": 3, "phase": number, "before": phase.updates_before}
+        write_json(folder / UPDATES, progress)
+        before = Artifact(str(number), folder)
+    assert Phase(len(done) + 1, before).updates_before == total
+    assert FIRST_PHASE.updates_before == 0
+
+
+async def test_no_two_audited_episodes_share_a_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in one audit nor over updates: the same seeds would repeat the same draws of the environment."""
+    seeds: list[int] = []
+
+    async def play(ctx: Any, stage: Any, episodes: Any, *rest: Any, **more: Any) -> list[Trajectory]:
+        seeds.extend(episode.seed for episode in episodes)
+        return []
+
+    monkeypatch.setattr("dynaweb.rl.audit.play_in_batches", play)
+    one = auditor(context(tmp_path, "audit.every=1", "audit.episodes=3"))
+    for update in range(4):
+        await one.after(update, [replace(episode(name), source="dream", reward=1.0) for name in "abc"], [1.0])
+    assert len(seeds) == len(set(seeds)) == 12
+
+
+async def test_stages_of_another_recipe_in_a_run_share_its_ranks_and_leave_them_to_it(tmp_path: Path) -> None:
+    closed: list[str] = []
+    team: Any = SimpleNamespace(close=lambda: closed.append("team"))
+    ctx = context(tmp_path)
+    ctx.models.team, ctx.deadline = team, 12.0
+    other = ctx.with_recipe(resolve("dynaweb", reward="orm"))
+    assert (other.models.team, other.deadline, other.cache) == (team, 12.0, ctx.cache)
+    await other.close()
+    assert closed == []
+    await ctx.close()
+    assert closed == ["team"]

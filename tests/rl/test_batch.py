@@ -12,7 +12,7 @@ import pytest
 
 from dynaweb.config.sections import Rl
 from dynaweb.protocols import Credit, CreditInput, TokenRow, Wants, wants
-from dynaweb.rl.batch import BatchMaker, credit_input, kept_groups
+from dynaweb.rl.batch import BatchMaker, contributing_groups, credit_input
 from dynaweb.rl.importance import engine_logprobs
 from dynaweb.rl.replay import GROUP
 from dynaweb.rl.updater import over_steps
@@ -123,7 +123,7 @@ def test_ungraded_rollouts_and_rows_that_are_not_kept_leave_the_batch() -> None:
         *(trajectory(1.0, group="solved") for _ in range(2)),
     ]
     optimizer = Grpo(GrpoConfig(dynamic_sampling=True))
-    assert kept_groups(optimizer, rollouts) == {"mixed"}
+    assert contributing_groups(optimizer, rollouts) == {"mixed"}
     batch = maker(optimizer)[0].make(rollouts)
     assert len(batch.trajectories) == 4 and len(batch.advantages) == 5
     assert [row.trajectory for row in batch.rows] == [0, 0, 1, 1]
@@ -134,8 +134,8 @@ def test_ungraded_rollouts_and_rows_that_are_not_kept_leave_the_batch() -> None:
 def test_success_decides_which_groups_are_mixed_and_reward_does_not() -> None:
     """Soft rewards that differ on one side of one half: no success, so nothing to learn from."""
     optimizer = Grpo(GrpoConfig(dynamic_sampling=True))
-    assert kept_groups(optimizer, [trajectory(0.1), trajectory(0.4)]) == set()
-    assert kept_groups(optimizer, [trajectory(0.1), trajectory(0.6)]) == {"g"}
+    assert contributing_groups(optimizer, [trajectory(0.1), trajectory(0.4)]) == set()
+    assert contributing_groups(optimizer, [trajectory(0.1), trajectory(0.6)]) == {"g"}
 
 
 class FineCredit:
