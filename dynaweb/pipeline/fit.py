@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -207,17 +208,21 @@ def with_adapters(model: LoadedModel, rank: int, *, seed: int) -> LoadedModel:
 
     LoRA: Hu et al., arXiv 2106.09685. The adapters are put into the given model, so it trains with them, and are merged
     into its weights when training ends: what a stage leaves is a plain model. Raises `MissingError` without the package
-    `peft`.
+    `peft`, and `ConfigError` for a model that adapters do not reach (`dynaweb.trainer.adapters`).
     """
     if rank == 0:
         return model
     peft = library("peft", "lora", what="lora_rank")
     import torch
 
+    from dynaweb.trainer.adapters import adapter_layers
+
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=r".*_proj", lora_dropout=0.0)
-        peft.inject_adapter_in_model(config, model.model)
+        layers = adapter_layers(model.model)
+        config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, lora_dropout=0.0)
+        with warnings.catch_warnings(action="ignore"):  # that layers of GPT-2 are stored the other way round
+            peft.inject_adapter_in_model(config, model.model)
     return AdaptedModel(model.model, model.tokenizer, model.format)
 
 
