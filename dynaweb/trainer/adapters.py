@@ -38,8 +38,16 @@ def adapter_layers(model: Any) -> list[str]:
             f"low-rank adapters do not reach the experts of this model, which are one tensor each ({fused[0]} and "
             f"{len(fused) - 1} more); set lora_rank = 0 and train all weights, or choose a model with linear layers"
         )
+    past = {
+        f"{name}.{own}"
+        for name, module in model.named_modules()
+        if "mamba" in type(module).__name__.lower()
+        for own in READ_PAST
+    }
     layers = [
-        name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D) and module is not head
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head and name not in past
     ]
     if not layers:
         raise ConfigError("this model has no linear layer that adapters could go to; set lora_rank = 0")
