@@ -123,9 +123,13 @@ class Policy(Section):
     """How the policy is played. `[wm.engine]` and `[reward.engine]` say the same of the world model and the judge."""
 
     MATTERS_TO = ("explore", "graded", "rl", "eval-weights")
+    FILES: ClassVar[frozenset[str]] = frozenset({"prompt"})
 
     engine: EngineChoice = EngineChoice()
     """What turns the policy's prompts into tokens."""
+    prompt: Annotated[str, Matters("sft", "explore", "graded", "rl", "eval-weights")] = ""
+    """A file with the policy's prompt, in TOML (`dynaweb.policy.prompt_file`); empty = that of `model.format`. Chat
+    models only."""
     max_prompt_tokens: Annotated[int, Matters("sft", "explore", "graded", "rl", "eval-weights")] = Field(
         default=0, ge=0
     )

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from dynaweb.config.files import expanded
 from dynaweb.config.keys import code_of, decisive
 from dynaweb.errors import CheckpointError, MissingError
 from dynaweb.pipeline.artifacts import LoadedModel, files_hash
@@ -22,7 +23,6 @@ from dynaweb.protocols import (
     Engine,
     EngineContext,
     GenerateRequest,
-    PromptSettings,
     WorldModelContext,
 )
 from dynaweb.trainer.models import WEIGHT_FOLDERS
@@ -97,7 +97,9 @@ class Models:
         return self._prompts(self.tokenizer, resolve(self._recipe.model.path))
 
     def _prompts(self, tokenizer: Any, source: str) -> PromptFormat:
+        from dynaweb.policy.prompt_file import PromptFile
         from dynaweb.policy.prompt_formats import format_for
+        from dynaweb.policy.settings import PromptSettings
         from dynaweb.trainer.models import context_of, reply_ends
 
         recipe = self._recipe
@@ -105,6 +107,7 @@ class Models:
             ends=reply_ends(source),
             template=recipe.model.template,
             context=context_of(source),
+            file=PromptFile.read(expanded(recipe.policy.prompt)) if recipe.policy.prompt else PromptFile(),
             policy_prompt=recipe.policy.max_prompt_tokens,
             policy_reply=recipe.policy.max_new_tokens,
             prompt=recipe.model.max_prompt_tokens,

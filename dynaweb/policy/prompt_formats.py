@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb.errors import ConfigError
 from dynaweb.policy import tokenizer as marks
+from dynaweb.policy.settings import PLAIN, PromptSettings
 from dynaweb.policy.shortening import shortened
 from dynaweb.policy.template import ChatTemplate
-from dynaweb.protocols import PLAIN, ParsedReply, PromptFormat, PromptSettings
+from dynaweb.protocols import ParsedReply, PromptFormat
 from dynaweb.types import Prompt
 from dynaweb.web import observation_formats
 from dynaweb.web.actions.grammar import format_action, parse_action
@@ -279,9 +280,13 @@ class ChatFormat:
     """The grammar in which it is shown its earlier actions."""
 
     def __init__(self, tokenizer: Any, settings: PromptSettings = PLAIN) -> None:
+        file = settings.file
+        self.instructions = file.system or self.instructions
+        self.grammar = file.grammar or self.grammar
         # Asked for before the first episode: a format that is blocked should not end a run in its middle.
         observation_formats.dialect("webarena"), observation_formats.grammar(self.grammar)
         self.tokenizer = tokenizer
+        self._file = file
         self.template = ChatTemplate(tokenizer, ends=settings.ends, arguments=settings.template)
         self.stop_ids = self.template.stop_ids
         self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.stop_ids[0]
@@ -316,14 +321,19 @@ class ChatFormat:
 
     def policy_prompt(self, task: Task, observation: Observation, history: Sequence[Action]) -> Prompt:
         """System instructions, then objective, earlier actions and the page."""
-        done = _lines(history, self.history)
-        user = f"OBJECTIVE: {task.intent}\nPREVIOUS ACTIONS:\n{done}"
+        file = self._file
+        done = _lines(history, self.history, file.past_actions)
+        if file.user:
+            around = file.question(task.intent, done, observation.url)
+        else:
+            around = _with_page(f"OBJECTIVE: {task.intent}\nPREVIOUS ACTIONS:\n{done}", observation)
         last = history[-1] if history else None
-        return self._chat(self.instructions, user, observation, last, policy=True)
+        return self._chat(self.instructions, around, observation, last, policy=True)
 
     def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
         """`REASON: ... ACTION: ...` and the end of the turn."""
-        return self._target(self.reply_text(reasoning or "This is the next step.", format_action(action, self.grammar)))
+        reason, text = reasoning or "This is the next step.", format_action(action, self.grammar)
+        return self._target(self._file.answer(reason, text) if self._file.reply else self.reply_text(reason, text))
 
     def parse_reply(self, token_ids: Sequence[int], observation: Observation) -> ParsedReply:
         """Of what follows the thought: the last fenced block, else what stands behind the last `ACTION:`, else the last
@@ -331,7 +341,7 @@ class ChatFormat:
         reply = self.template.read(token_ids)
         if reply.error:
             return ParsedReply(text=reply.thought, reasoning=reply.thought, error=reply.error)
-        reason, command = self.reply_parts(reply.text)
+        reason, command = self._file.parts(reply.text) or self.reply_parts(reply.text)
         reasoning = "\n".join(filter(None, (reply.thought, reason)))
         action = parse_action(command, observation, self.grammar)
         if isinstance(action, str):
@@ -350,19 +360,20 @@ class ChatFormat:
         self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
     ) -> Prompt:
         """The page, earlier actions, and the action with the role and name of its element."""
-        return self._chat(SYSTEM["delta"], doing(action, history, goal), observation, action)
+        return self._chat(SYSTEM["delta"], _with_page(doing(action, history, goal), observation), observation, action)
 
     def full_page_prompt(
         self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
     ) -> Prompt:
         """The same question for the whole next page."""
-        return self._chat(SYSTEM["page"], doing(action, history, goal), observation, action)
+        return self._chat(SYSTEM["page"], _with_page(doing(action, history, goal), observation), observation, action)
 
     def rewrite_prompt(
         self, observation: Observation, action: Action, change: str, history: Sequence[Action] = (), goal: str = ""
     ) -> Prompt:
         """The question for the whole next page, with the change in words."""
-        return self._chat(REWRITE, f"{doing(action, history, goal)}\nCHANGE: {change}", observation, action)
+        user = f"{doing(action, history, goal)}\nCHANGE: {change}"
+        return self._chat(REWRITE, _with_page(user, observation), observation, action)
 
     def turns(self, system: str, user: str) -> Prompt:
         """A system and a user turn of plain text: everything before an answer. Nothing is cut."""
@@ -381,7 +392,7 @@ class ChatFormat:
         page = trajectory.final or trajectory.steps[-1].observation
         answer = trajectory.answer if trajectory.answer is not None else "(it did not stop)"
         head = f"OBJECTIVE: {trajectory.task.intent}\nACTIONS:\n{_lines(actions)}\nANSWER: {answer}"
-        return self._chat(_JUDGE, head, page, ends=True, answer=True)
+        return self._chat(_JUDGE, _with_page(head, page), page, ends=True, answer=True)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The answer in sampled tokens: without stop tokens and thoughts; '' where a thought does not end."""
@@ -393,7 +404,7 @@ class ChatFormat:
     def _chat(
         self,
         system: str,
-        user: str,
+        around: tuple[str, str],
         page: Observation,
         action: Action | None = None,
         *,
@@ -401,23 +412,29 @@ class ChatFormat:
         ends: bool = False,
         answer: bool = False,
     ) -> Prompt:
-        """A system turn, and the user's with the page at its end; of a page that is too long, what matters most."""
+        """A system turn, and the user's with the page in what is `around` it; of a long page, what matters most."""
         room = self._room(policy=policy)
-        text = f"{user}\nURL: {page.url}\nPAGE:\n{render(page, 'webarena')}"
-        ids = self.template.prompt(system, text, answer=answer)
+        parts = around[0], render(page, "webarena"), around[1]
+        ids = self.template.prompt(system, "".join(parts), answer=answer)
         if len(ids) <= room:
             return Prompt(ids)
         spare, cut, size = room - len(self.template.prompt(system, "", answer=answer)), 0, self.template.size
         while len(ids) > room and spare > 0:
-            short, cut = shortened(text, page, action, spare, size, ends=ends)
+            short, cut = shortened(parts, page, action, spare, size, ends=ends)
             ids = self.template.prompt(system, short, answer=answer)
             spare -= max(1, len(ids) - room)
         return Prompt(ids, cut=cut)
 
 
-def _lines(actions: Sequence[Action], grammar: str = "compact") -> str:
+def _with_page(text: str, page: Observation) -> tuple[str, str]:
+    """A user's text that ends with the address and the page: what stands before and after the page."""
+    return f"{text}\nURL: {page.url}\nPAGE:\n", ""
+
+
+def _lines(actions: Sequence[Action], grammar: str = "compact", last: int | None = None) -> str:
+    """One numbered line for each of the `last` actions (None = all)."""
     lines = [f"{i}: {format_action(action, grammar, with_id=False)}" for i, action in enumerate(actions, 1)]
-    return "\n".join(lines) or "none"
+    return "\n".join(lines if last is None else lines[max(0, len(lines) - last) :]) or "none"
 
 
 def _split_reply(text: str) -> tuple[str, str]:
