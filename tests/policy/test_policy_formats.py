@@ -309,7 +309,7 @@ def test_words_that_begin_alike_are_refused() -> None:
 )
 def test_replies_are_read_in_linear_time(piece: str) -> None:
     """Each piece of the grammar of replies, a hundred thousand characters of it."""
-    from dynaweb.policy.prompt_formats import _split_reply
+    from dynaweb.policy.policy_prompt import _split_reply
 
     start = time.perf_counter()
     _split_reply(piece * (100_000 // len(piece)))
