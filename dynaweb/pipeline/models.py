@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dynaweb.config import Recipe
     from dynaweb.engines.scheduler import Lockstep
     from dynaweb.plugin.registry import Plugins
+    from dynaweb.policy.prompt_file import PromptFile
     from dynaweb.protocols import Counted, PromptFormat, WorldModel
     from dynaweb.trainer.distributed.team import Team
     from dynaweb.types import Transition
@@ -48,7 +49,7 @@ class Models:
     def __init__(
         self, recipe: Recipe, plugins: Plugins, seed: Callable[..., int], count: Callable[[Counted], None]
     ) -> None:
-        self._recipe, self._plugins, self._seed, self._count = recipe, plugins, seed, count
+        self._recipe, self._plugins, self._seed, self.count = recipe, plugins, seed, count
         self._engines: list[tuple[nn.Module, str, Engine]] = []
         self.team: Team | None = None
         """The other ranks, where a launcher started several."""
@@ -96,8 +97,15 @@ class Models:
 
         return self._prompts(self.tokenizer, resolve(self._recipe.model.path))
 
-    def _prompts(self, tokenizer: Any, source: str) -> PromptFormat:
+    @property
+    def prompt_file(self) -> PromptFile:
+        """The prompt of the policy that the recipe names; one that changes nothing where it names none."""
         from dynaweb.policy.prompt_file import PromptFile
+
+        name = self._recipe.policy.prompt
+        return PromptFile.read(expanded(name)) if name else PromptFile()
+
+    def _prompts(self, tokenizer: Any, source: str) -> PromptFormat:
         from dynaweb.policy.prompt_formats import format_for
         from dynaweb.policy.settings import PromptSettings
         from dynaweb.trainer.models import context_of, reply_ends
@@ -107,7 +115,7 @@ class Models:
             ends=reply_ends(source),
             template=recipe.model.template,
             context=context_of(source),
-            file=PromptFile.read(expanded(recipe.policy.prompt)) if recipe.policy.prompt else PromptFile(),
+            file=self.prompt_file,
             policy_prompt=recipe.policy.max_prompt_tokens,
             policy_reply=recipe.policy.max_new_tokens,
             prompt=recipe.model.max_prompt_tokens,
@@ -145,7 +153,7 @@ class Models:
             temperature=temperature,
             transitions=transitions,
             held_out=held_out,
-            count=self._count,
+            count=self.count,
         )
         return cast("WorldModel", self._plugins.create("wm", self._recipe.wm.name, self._recipe.wm.config, context))
 
@@ -184,7 +192,7 @@ class Models:
                 return engine
         engine = self._make(model, role)
         self._engines.append((model.model, kind, engine))
-        self._count(engine)
+        self.count(engine)
         return engine
 
     def _make(self, model: LoadedModel, role: Role) -> Engine:
