@@ -218,8 +218,8 @@ class WebarenaSource:
 
     def _own_state(self, raw: files.Raw) -> Path | None:
         """The task's own stored login, looked for beside its file, here, and among those that are stored."""
-        beside = [Path(path) for path in (self.config.path, self.config.train) if path]
-        folders = [path if path.is_dir() else path.parent for path in beside]
+        task_files = [Path(path) for path in (self.config.path, self.config.train) if path]
+        folders = [path if path.is_dir() else path.parent for path in task_files]
         return sites.own_state(raw, [*folders, Path(), Path(self.config.auth)])
 
     def _lacks(self, raw: files.Raw) -> str:

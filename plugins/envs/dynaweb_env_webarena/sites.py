@@ -123,10 +123,10 @@ def own_state(raw: Raw, folders: Iterable[Path]) -> Path | None:
     named = raw.get("storage_state")
     if not named:
         return None
-    made_here = _STATE.fullmatch(Path(named).name)
-    if made_here and set(made_here[1].split(".")) <= set(raw["sites"]):
+    standard = _STATE.fullmatch(Path(named).name)
+    if standard and set(standard[1].split(".")) <= set(raw["sites"]):
         return None
-    paths = [folder / named for folder in folders]
+    paths = [folder / str(named) for folder in folders]
     return next((path for path in paths if path.exists()), paths[0])
 
 
