@@ -59,5 +59,6 @@ def check_adapters(source: str) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    build: Any = AutoModelForCausalLM.from_config
     with torch.device("meta"):
-        adapter_layers(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source)))
+        adapter_layers(build(AutoConfig.from_pretrained(source)))
