@@ -144,15 +144,14 @@ def _decode_tagged(data: dict[str, Json], pages: Pages | None) -> Any:
 @cache
 def _classes() -> dict[str, type]:
     """Every class that can be written, by name."""
-    found = (value for value in vars(words).values())
-    return {cls.__name__: cls for cls in found if isinstance(cls, type) and is_dataclass(cls)}
+    return {cls.__name__: cls for cls in vars(words).values() if isinstance(cls, type) and is_dataclass(cls)}
 
 
 @cache
 def _of_class(cls: type) -> _Codec:
     hints = get_type_hints(cls)
-    kept = [item for item in fields(cls) if (cls, item.name) not in _LEFT_OUT]
-    parts = [(item.name, _default(item), _of_hint(hints[item.name])) for item in kept]
+    stored = [item for item in fields(cls) if (cls, item.name) not in _LEFT_OUT]
+    parts = [(item.name, _default(item), _of_hint(hints[item.name])) for item in stored]
     if cls in _ARRAYS:
         return _array_codec(cls, parts)
     plain = _object_codec(cls, parts)
@@ -192,8 +191,8 @@ def _object_codec(cls: type, parts: _Parts) -> _Codec:
     codecs = {key: (name, codec) for key, name, _, codec in stored}
 
     def encode(value: Any, pages: Pages | None) -> Json:
-        found = ((key, getattr(value, name), default, codec) for key, name, default, codec in stored)
-        return {key: codec.encode(item, pages) for key, item, default, codec in found if not _equal(item, default)}
+        values = ((key, getattr(value, name), default, codec) for key, name, default, codec in stored)
+        return {key: codec.encode(item, pages) for key, item, default, codec in values if not _equal(item, default)}
 
     def decode(data: Json, pages: Pages | None) -> Any:
         if not isinstance(data, dict) or not data.keys() <= codecs.keys():

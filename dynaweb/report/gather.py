@@ -5,12 +5,12 @@ Read are `recipe.json`, `plugins.json`, `versions.json`, `seeds.json`, `status.j
 its section. Files named `eval-<arm>` are judged evaluation episodes of an arm. What those files cannot tell stands in
 `summary.json`, where every key may be missing:
 
-    arms        [{"name", "label", "role", "note", "outcomes": [[1.0, 0.0, null...] a seed]}]; without it, arms are made
-                from the `eval` rows of the recipe's split
-    bought      ["what the result rests on, a sentence each"]
-    drift       [[{measure: value or null} an episode] a step of the dream]
-    probes      [{measure: value or null} a held-out transition], as `dynaweb.worldmodels.fidelity.measure` returns them
-    episodes_are  "held-out episodes in the real browser"
+    arms           [{"name", "label", "role", "note", "outcomes": [[1.0, 0.0, null...] a seed]}]; without it, arms are
+                   made from the `eval` rows of the recipe's split
+    prerequisites  ["what the result rests on, a sentence each"]
+    drift          [[{measure: value or null} an episode] a step of the dream]
+    probes         [{measure: value or null} a held-out transition], as `worldmodels.fidelity.measure` returns them
+    episodes_are   "held-out episodes in the real browser"
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         arms = _summary_arms(summary)
         fidelity = measures(summary.get("probes", ()))
         drift = tuple(map(estimates, summary.get("drift", ())))
-        bought = tuple(summary.get("bought", ()))
+        # Version 0.1 called them `bought`.
+        prerequisites = tuple(summary.get("prerequisites", summary.get("bought", ())))
     with understood(folder / "metrics.jsonl"):
         arms = arms or _eval_arms(rows, recipe)
         curves, stages, alarms = _curves(rows, arms), _stages(rows), _alarms(rows)
@@ -118,7 +119,7 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         status=str(status.get("status", "")),
         seconds=next((row.get("time.seconds") for row in reversed(rows) if row.get("event") == "run_end"), None),
         arms=arms,
-        bought=bought,
+        prerequisites=prerequisites,
         curves=curves,
         stages=stages,
         fidelity=fidelity,
@@ -336,7 +337,7 @@ class Sampler:
     """
 
     each: int | None
-    _held: dict[Outcome, list[Entry]] = field(default_factory=dict)
+    _entries: dict[Outcome, list[Entry]] = field(default_factory=dict)
     _seen: dict[Outcome, int] = field(default_factory=dict)
     _every: dict[Outcome, int] = field(default_factory=dict)
     _last: dict[Outcome, Entry] = field(default_factory=dict)
@@ -349,27 +350,27 @@ class Sampler:
 
     def add(self, trajectory: Trajectory, kind: Outcome, update: int) -> None:
         """Look at the next trajectory of the file."""
-        kept = self._held.setdefault(kind, [])
+        entries = self._entries.setdefault(kind, [])
         self._last[kind] = one = self._count, trajectory, update
         self._count += 1
         seen = self._seen[kind] = self._seen.get(kind, -1) + 1
         if seen % self._every.setdefault(kind, 1):
             return
-        kept.append(one)
-        if self.each is not None and len(kept) > HELD * self._share:
-            del kept[1::2]
+        entries.append(one)
+        if self.each is not None and len(entries) > HELD * self._share:
+            del entries[1::2]
             self._every[kind] *= 2
 
     def chosen(self) -> Iterator[tuple[Trajectory, int]]:
         """The trajectories to show, with their updates, in the order of the file."""
-        chosen = [one for kind, held in self._held.items() for one in self._of(kind, held)]
+        chosen = [one for kind, entries in self._entries.items() for one in self._of(kind, entries)]
         yield from ((trajectory, update) for _, trajectory, update in sorted(chosen, key=lambda one: one[0]))
 
-    def _of(self, kind: Outcome, held: list[Entry]) -> list[Entry]:
+    def _of(self, kind: Outcome, entries: list[Entry]) -> list[Entry]:
         if self.each is None:
-            return held
+            return entries
         last = self._last[kind]
-        ends = held if held[-1] is last else [*held, last]
+        ends = entries if entries[-1] is last else [*entries, last]
         count = min(self._share, len(ends))
         if count == 1:
             return ends[:1]
@@ -391,7 +392,7 @@ class RealPages:
             return sample
         known = self._known()
         steps = sample.trajectory.steps
-        real = tuple(known.get(asked) if (asked := _asked(step)) else None for step in steps)
+        real = tuple(known.get(query) if (query := _question(step)) else None for step in steps)
         return replace(sample, real=real) if any(page is not None for page in real) else sample
 
     def _known(self) -> dict[Question, Observation]:
@@ -411,7 +412,7 @@ class RealPages:
                 pages.setdefault(question(step.observation, step.action), page)
 
 
-def _asked(step: Step) -> Question | None:
+def _question(step: Step) -> Question | None:
     """What the world model was asked; a recalled page is the real one, so that there is nothing to compare."""
     if step.action is None or not step.facts.dreamed:
         return None

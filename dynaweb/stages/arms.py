@@ -154,7 +154,7 @@ def _cut(artifact: Artifact) -> str:
     return "" if whole else f" ({updates_of(artifact)})"
 
 
-def bought(ctx: RunContext, arms: Sequence[ArmResult]) -> list[str]:
+def prerequisites(ctx: RunContext, arms: Sequence[ArmResult]) -> list[str]:
     """What the result rests on besides the method, a sentence each."""
     recipe = ctx.recipe
     sentences = []

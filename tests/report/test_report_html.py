@@ -66,7 +66,7 @@ def poisoned() -> ReportData:
         HOSTILE[3],
         bad,
         arms=arms,
-        bought=HOSTILE,
+        prerequisites=HOSTILE,
         curves=tuple(Curve(text, text, ((0, 1.0), (1, 2.0)), text) for text in HOSTILE),
         stages=(Stage(bad, bad, bad, bad, {"seconds": 1}),),
         failures={bad: {bad: 1}},

@@ -80,8 +80,8 @@ def _texts(row: Row) -> tuple[str, str]:
     """The user message and the reply, from `messages` where there are some, else from `prompt` and `output`."""
     messages = row.get("messages")
     if isinstance(messages, list) and messages:
-        said = {str(part.get("role")): str(part.get("content")) for part in messages if isinstance(part, dict)}
-        return said.get("user", ""), said.get("assistant", str(row.get("output", "")))
+        texts = {str(part.get("role")): str(part.get("content")) for part in messages if isinstance(part, dict)}
+        return texts.get("user", ""), texts.get("assistant", str(row.get("output", "")))
     return str(row.get("prompt", "")), _ASSISTANT.sub("", str(row.get("output", "")))
 
 

@@ -80,14 +80,14 @@ def from_html(source: str, url: str) -> ForeignPage:
 
     parsed = dom.load(url, source.encode("utf-8", "replace"))
     viewed = compact_view(parsed.tree())
-    shown = {parsed.elements[int(node.ref)]: node.id for node in viewed.nodes if node.ref is not None}
+    numbered = {parsed.elements[int(node.ref)]: node.id for node in viewed.nodes if node.ref is not None}
     ids: dict[str, int] = {}
     for element in parsed.root.iter():
         name = next((element.get(key) for key in _HTML_IDS if element.get(key)), None) if _is_tag(element) else None
-        near = next((one for one in (element, *element.iterancestors()) if one in shown), None) if name else None
+        near = next((one for one in (element, *element.iterancestors()) if one in numbered), None) if name else None
         if name is not None and near is not None:
-            ids.setdefault(name, shown[near])
-    title = next((" ".join((found.text or "").split()) for found in parsed.root.iter("title")), "")
+            ids.setdefault(name, numbered[near])
+    title = next((" ".join((element.text or "").split()) for element in parsed.root.iter("title")), "")
     if not viewed.nodes:
         raise ValueError("the document shows no element")
     nodes = tuple(replace(node, ref=None) for node in viewed.nodes)
@@ -99,10 +99,12 @@ def _is_tag(element: object) -> bool:
 
 
 def _node(match: re.Match[str], number: int) -> Node:
-    found = dict(_parts(match["tail"]))
-    props = tuple((key, found[key]) for key in PROPERTIES if found.get(key, "false") not in ("false", "False"))
+    attributes = dict(_parts(match["tail"]))
+    props = tuple(
+        (key, attributes[key]) for key in PROPERTIES if attributes.get(key, "false") not in ("false", "False")
+    )
     depth = max(0, len(match["tabs"]) - 1)
-    return Node(number, match["role"], _text(match["name"]), found.get("value"), props, depth)
+    return Node(number, match["role"], _text(match["name"]), attributes.get("value"), props, depth)
 
 
 def _parts(tail: str) -> Iterator[tuple[str, str]]:
