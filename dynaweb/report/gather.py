@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dynaweb.config.files import read_json, understood
+from dynaweb.config.files import RESTORE, read_json, understood
 from dynaweb.config.layers import flatten
 from dynaweb.data.store import SUFFIX, TrajectoryStore
 from dynaweb.errors import CheckpointError
@@ -30,6 +30,8 @@ from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Sam
 from dynaweb.report.html import render
 from dynaweb.report.outcome import AuditCounts, Outcome, failure_kind, outcome
 from dynaweb.report.table import closing_text
+from dynaweb.runs.checksums import check_records
+from dynaweb.runs.folder import STATES
 from dynaweb.runs.jsonl import read_jsonl
 from dynaweb.runs.names import AUDIT, DREAMS, ROLLOUTS, Role, sft_label
 from dynaweb.stats import estimate
@@ -70,7 +72,8 @@ def build_report(folder: Path, *, each: int | None = EACH, data: ReportData | No
     """Write `report.html` into a run folder and return its path; `each` None shows every trajectory.
 
     `data` is what `gather` has found there, if it was asked already; `each` then says nothing.
-    Raises `CheckpointError` when this is no run folder, or when one of its files is damaged.
+    Raises `CheckpointError` when this is no run folder, or when one of its files is damaged: of a finished run that is
+    every one that is not as the run left it.
     """
     from dynaweb.runs.atomic import write_text
 
@@ -89,7 +92,11 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
 
     if not (folder / "status.json").exists():
         raise CheckpointError(f"{folder} is not a run folder: it has no status.json; give the folder that a run made")
-    recipe, status = _json(folder, "recipe.json", {}), _json(folder, "status.json", {})
+    check_records(folder)
+    status = str(_json(folder, "status.json", {}).get("status", ""))
+    if status not in ("", *STATES):
+        raise CheckpointError(f"{folder / 'status.json'} is damaged (no run is {status!r:.40}); {RESTORE}")
+    recipe = read_json(folder / "recipe.json", dict) if (folder / "recipe.json").exists() else {}
     summary, rows = _json(folder, "summary.json", {}), list(read_jsonl(folder / "metrics.jsonl"))
     with understood(folder / "recipe.json"):
         settings = tuple(_settings(recipe))
@@ -116,7 +123,7 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         title=folder.resolve().name,
         folder=_named(folder),
         subtitle=str(recipe.get("description", "")),
-        status=str(status.get("status", "")),
+        status=status,
         seconds=next((row.get("time.seconds") for row in reversed(rows) if row.get("event") == "run_end"), None),
         arms=arms,
         prerequisites=prerequisites,
@@ -158,7 +165,7 @@ def measures(probes: Sequence[Mapping[str, float | None]]) -> tuple[Measure, ...
 def _json(folder: Path, name: str, default: Any) -> Any:
     """A document of the kind of `default`, which stands for it where there is none."""
     path = folder / name
-    return read_json(path, type(default)) if path.exists() else default
+    return read_json(path, type(default), finite=True) if path.exists() else default
 
 
 def _summary_arms(summary: Row) -> tuple[Arm, ...]:

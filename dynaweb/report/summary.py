@@ -118,8 +118,7 @@ def write_summary(ctx: RunContext, outcome: Outcome, folder: Path) -> None:
     ]
     model = outcome.artifacts.world_model
     fidelity = model.data(FIDELITY) if model is not None else {"probes": []}
-    write_json(
-        folder / SUMMARY,
+    document = finite(
         {
             "arms": arms,
             "prerequisites": prerequisites(ctx, outcome.arms),
@@ -127,8 +126,9 @@ def write_summary(ctx: RunContext, outcome: Outcome, folder: Path) -> None:
             "rules": fidelity.get("rules", []),
             "drift": drifted(outcome.artifacts.drift),
             "episodes_are": episodes_are(ctx),
-        },
+        }
     )
+    write_json(folder / SUMMARY, document)
 
 
 def episodes_are(ctx: RunContext) -> str:

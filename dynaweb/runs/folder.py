@@ -5,6 +5,7 @@ plugins.json versions.json   every plugin with package and version; Python, plat
 seeds.json                   the seed of the run
 command.json                 the command that made the folder: run, or one stage alone
 status.json                  running, done, failed or interrupted
+checksums.json               of a finished run: the checksum of each record (`dynaweb.runs.checksums`)
 metrics.jsonl                one line an event
 trajectories/ checkpoints/   episodes, weights
 report.html                  the report
@@ -22,13 +23,14 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dynaweb.config import Recipe, restore
 from dynaweb.config.files import read_json, understood
 from dynaweb.config.recipe import differences
 from dynaweb.errors import CheckpointError, ConfigError
 from dynaweb.runs.atomic import write_json, write_text
+from dynaweb.runs.checksums import CHECKSUMS, STATUS, SUM, seal
 from dynaweb.runs.lock import holder, locked
 
 log = logging.getLogger("dynaweb")
@@ -45,9 +47,9 @@ RUNS = Path("runs")
 RUN = "run"
 ANEW = "start a new run with another --out"
 COMMAND = "command.json"
-STATUS = "status.json"
 
 Status = Literal["running", "done", "failed", "interrupted"]
+STATES: tuple[Status, ...] = get_args(Status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,15 @@ class RunFolder:
     def set_status(self, status: Status, **details: Any) -> None:
         """Record how the run stands, with any plain data beside it (`stage`, `error`...)."""
         write_json(self.path / STATUS, {"status": status, **details})
+
+    def begin(self) -> None:
+        """Record that the run goes on: its records may change from now on, so those of an earlier end have no sums."""
+        self.set_status("running")
+        (self.path / CHECKSUMS).unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """Record that the run is done, with the checksums of what it has recorded."""
+        self.set_status("done", **{SUM: seal(self.path)})
 
     def recipe(self) -> Recipe:
         """The recipe that the folder was made with. Raises `CheckpointError` when it cannot be read."""
