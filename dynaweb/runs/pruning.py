@@ -8,7 +8,6 @@ results: they lose nothing.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import time
@@ -18,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dynaweb.errors import ConfigError
+from dynaweb.config.files import read_json
+from dynaweb.errors import CheckpointError, ConfigError
 from dynaweb.runs.cache import MANIFEST, PARTIAL, USED, default_root
 
 State = Literal["done", "unfinished", "in use"]
@@ -126,8 +126,8 @@ def _stats(folder: Path) -> Iterator[os.stat_result]:
 
 def _whole(folder: Path) -> bool:
     try:
-        return bool(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))) and not folder.name.endswith(PARTIAL)
-    except (OSError, ValueError):
+        return bool(read_json(folder / MANIFEST, dict)) and not folder.name.endswith(PARTIAL)
+    except CheckpointError:
         return False
 
 
