@@ -83,7 +83,8 @@ def _counted(transitions: Iterable[Transition], report: ImportReport) -> Iterato
 def files_of(source: str, *patterns: str) -> list[Path]:
     """A file itself, or all files of a folder that fit a pattern, sorted. Raises `MissingError` when there is none."""
     path = Path(source)
-    files = [path] if path.is_file() else sorted({file for pattern in patterns for file in path.rglob(pattern)})
+    listed = (file for pattern in patterns for file in path.rglob(pattern) if file.is_file())
+    files = [path] if path.is_file() else sorted(set(listed))
     if not files:
         raise MissingError(f"{source} is no file, and no folder that holds {' or '.join(patterns)}")
     return files
