@@ -16,6 +16,8 @@ T = TypeVar("T", dict[str, Any], list[Any])
 
 KINDS: dict[type, str] = {dict: "a table", list: "a list"}
 RESTORE = "restore it from a copy"
+MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
+"""What code that expects one shape of data raises for another."""
 
 
 def read_json(
@@ -82,7 +84,7 @@ def understood(path: Path, *, advice: str = RESTORE) -> Iterator[None]:
     """Inside, what a document lacks or holds in a wrong place becomes a `CheckpointError` that names its file."""
     try:
         yield
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as failure:
+    except MALFORMED as failure:
         what = f"{type(failure).__name__}: {failure}"
         raise CheckpointError(f"{path} is damaged (it does not hold what it should: {what}); {advice}") from failure
 

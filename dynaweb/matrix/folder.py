@@ -200,9 +200,12 @@ class MatrixFolder:
         """How the last attempt of a cell ended; empty where that is not known."""
         from dynaweb.runs.checksums import read_summed
 
+        if not self.outcome(id).exists():
+            return {}
         try:
             return read_summed(self.outcome(id), ("status", "exit", "seconds", "error"))
-        except CheckpointError:
+        except CheckpointError as error:
+            log.warning("how the last attempt of cell %s ended is not known: %s", id, error)
             return {}
 
     def _state(self, id: str) -> tuple[State, str]:

@@ -102,13 +102,15 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         settings = tuple(_settings(recipe))
     with understood(folder / "summary.json"):
         arms = _summary_arms(summary)
-        fidelity = measures(summary.get("probes", ()))
-        drift = tuple(map(estimates, summary.get("drift", ())))
+        fidelity = measures([_numbers(probe) for probe in summary.get("probes", ())])
+        drift = tuple(estimates([_numbers(probe) for probe in step]) for step in summary.get("drift", ()))
         # Version 0.1 called them `bought`.
-        prerequisites = tuple(summary.get("prerequisites", summary.get("bought", ())))
+        prerequisites = tuple(map(str, summary.get("prerequisites", summary.get("bought", ()))))
     with understood(folder / "metrics.jsonl"):
         arms = arms or _eval_arms(rows, recipe)
         curves, stages, alarms = _curves(rows, arms), _stages(rows), _alarms(rows)
+        ends = ({"seconds": row.get("time.seconds")} for row in reversed(rows) if row.get("event") == "run_end")
+        seconds = _numbers(next(ends, {})).get("seconds")
     with understood(folder / "seeds.json"):
         chosen = next((one.value for one in settings if one.path == "run.seed"), 0)
         seed = int(_json(folder, "seeds.json", {}).get("run", chosen))
@@ -124,7 +126,7 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         folder=_named(folder),
         subtitle=str(recipe.get("description", "")),
         status=status,
-        seconds=next((row.get("time.seconds") for row in reversed(rows) if row.get("event") == "run_end"), None),
+        seconds=seconds,
         arms=arms,
         prerequisites=prerequisites,
         curves=curves,
@@ -186,6 +188,14 @@ def _outcomes(values: Iterable[Any]) -> tuple[float | None, ...]:
     return tuple(None if value is None else float(value) for value in values)
 
 
+def _numbers(measured: Row) -> Mapping[str, float | None]:
+    """Numbers by name, None where one is not known. Raises `ValueError` for what is no number."""
+    for name, value in measured.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"{name} is {value!r:.40}")
+    return measured
+
+
 def _eval_arms(rows: Iterable[Row], recipe: Row) -> tuple[Arm, ...]:
     """The last evaluation of each arm on the recipe's split, audits of the judge left out."""
     split = recipe.get("settings", {}).get("eval", {}).get("split", "test")
@@ -216,8 +226,8 @@ def _curves(rows: Iterable[Row], arms: Sequence[Arm]) -> tuple[Curve, ...]:
     points: dict[tuple[str, str], list[tuple[float, float | None]]] = {}
     for row in rows:
         if row.get("event") == "update":
-            for metric, value in row.get("metrics", {}).items():
-                points.setdefault((row["stage"], metric), []).append((row["index"] + 1, value))
+            for metric, value in _numbers(row.get("metrics", {})).items():
+                points.setdefault((str(row["stage"]), metric), []).append((row["index"] + 1, value))
     labels = {arm.name: arm.label for arm in arms}
     labels["rl"] = next((arm.label for arm in arms if arm.role == "main"), "")
     return tuple(
@@ -234,10 +244,10 @@ def sft_words(stage: str) -> str:
 
 def _stages(rows: Iterable[Row]) -> tuple[Stage, ...]:
     """Stages in their order; parts with one name (evaluations of several arms) become one row."""
-    unique = {(row["name"], row["key"]): row for row in rows if row.get("event") == "stage"}
+    unique = {(str(row["name"]), str(row["key"])): row for row in rows if row.get("event") == "stage"}
     groups: dict[str, list[Row]] = {}
-    for row in unique.values():
-        groups.setdefault(row["name"], []).append(row)
+    for (name, _), row in unique.items():
+        groups.setdefault(name, []).append(row)
     return tuple(_stage(name, group) for name, group in groups.items())
 
 
@@ -252,7 +262,7 @@ def _stage(name: str, rows: Sequence[Row]) -> Stage:
     status = states[0] if len(set(states)) == 1 else "failed" if "failed" in states else "done"
     cached = states.count("cached")
     detail = f"{len(rows)} parts" + (f", {cached} cached" if cached and status != "cached" else "")
-    return Stage(name, status, rows[0]["key"] if len(rows) == 1 else "", detail if len(rows) > 1 else "", cost)
+    return Stage(name, status, str(rows[0]["key"]) if len(rows) == 1 else "", detail if len(rows) > 1 else "", cost)
 
 
 def _alarms(rows: Iterable[Row]) -> tuple[str, ...]:

@@ -226,7 +226,7 @@ def _fill(path: Path, recipe: Recipe, plugins: list[Mapping[str, str]]) -> None:
         read_json(path / f"{name}.json", type(data), advice=ANEW)
     if not (path / "recipe.toml").exists():
         write_text(path / "recipe.toml", text + recipe.to_toml(origins=True))
-    then = _read(path / "versions.json")
+    then = {name: str(version) for name, version in _read(path / "versions.json").items()}
     if then != now:
         changed = "; ".join(differences(then, now))
         log.warning("%s was begun with other versions, so results may differ: %s", path, changed)

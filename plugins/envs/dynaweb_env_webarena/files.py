@@ -108,7 +108,7 @@ def _load(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"the task file {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"the task file {path} is no JSON: {error}") from None
 
 
@@ -116,7 +116,38 @@ def _checked(task: Any, path: Path) -> Raw:
     missing = [key for key in _NEEDED if not isinstance(task, dict) or key not in task]
     if missing:
         raise ConfigError(f"a task in {path} has no {', '.join(missing)}; it needs {', '.join(_NEEDED)} and start_url")
+    wrong = [key for key, is_right in _SHAPES.items() if key in task and not is_right(task[key])]
+    if wrong or not _is_flat(task):
+        what = f"a wrong {' and '.join(wrong)}" if wrong else f"values that lie more than {_LEVELS} levels deep"
+        raise ConfigError(
+            f"task {str(task['task_id'])[:40]} in {path} has {what}; compare it with WebArena's own tasks"
+        )
     return dict(task)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_evaluation(value: Any) -> bool:
+    if isinstance(value, dict):
+        return value.get("eval_types") is None or _are_texts(value["eval_types"])
+    parts = value if isinstance(value, list) else [None]
+    return all(isinstance(part, dict) and isinstance(part.get("expected"), dict) for part in parts)
+
+
+_SHAPES = {
+    "sites": _are_texts,
+    "start_urls": _are_texts,
+    "start_url": lambda value: value is None or isinstance(value, str),
+    "eval": _is_evaluation,
+}
+_LEVELS = 50
+
+
+def _is_flat(value: Any, levels: int = _LEVELS) -> bool:
+    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_is_flat(item, levels - 1) for item in below)
 
 
 def _number(path: Path) -> tuple[int, str]:
