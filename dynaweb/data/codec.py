@@ -305,10 +305,11 @@ def _is_scalar(value: Any, allowed: frozenset[type]) -> bool:
 def _of_scalars(members: frozenset[type]) -> _Codec:
     """Numbers stand for each other, as in Python; a text does not stand for a number, nor null for either."""
     allowed = members | _NUMBERS if members & _NUMBERS else members
+    is_whole = float not in members
 
     def decode(data: Json, pages: Pages | None) -> Any:
         value = _decode_free(data, None) if isinstance(data, dict) else data
-        if not _is_scalar(value, allowed):
+        if not _is_scalar(value, allowed) or (is_whole and type(value) is float and not value.is_integer()):
             names = " or ".join(sorted(member.__name__ for member in members))
             raise ValueError(f"{data!r:.80} stands where {names} belongs")
         return value
@@ -382,7 +383,8 @@ def _of_tuple(members: tuple[Any, ...]) -> _Codec:
 
 def _of_row(member: Any) -> _Codec:
     """Any number of values of one kind; numbers, such as token ids, are taken as they are."""
-    inner, plain = _of_hint(member), _NUMBERS if member in _NUMBERS else frozenset[type]()
+    inner = _of_hint(member)
+    plain = {int: frozenset({int}), float: _NUMBERS}.get(member, frozenset())
 
     def encode(value: Any, pages: Pages | None) -> Json:
         return list(value) if inner.encode is _as_it_is else [inner.encode(item, pages) for item in value]

@@ -125,6 +125,7 @@ def test_a_line_that_is_deep_or_too_long_is_counted_and_the_next_is_read(
     text = "\n".join(["[" * 900, '{"a": ' * 100, long, '{"b": 1}', "7", long, '{"c": 2}'])
     found, why = rows(tmp_path / "a.jsonl", text)
     assert found == [{"b": 1}, {"c": 2}] and why == {NO_OBJECT: 3, TOO_LONG: 2}
+    monkeypatch.setattr("dynaweb.data.importers.rows.BLOCK", 100)
     found, why = rows(tmp_path / "a.json", f'[{{"b": 1}}, {long}, {{"c": 2}}]')
     assert found == [{"b": 1}] and why == {TOO_LONG: 1}
 
