@@ -16,9 +16,10 @@ from __future__ import annotations
 import logging
 import platform
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -26,7 +27,7 @@ from shlex import quote
 from typing import Any, Literal, get_args
 
 from dynaweb.config import Recipe, restore
-from dynaweb.config.files import read_json, understood
+from dynaweb.config.files import MALFORMED, parse_json, read_json, understood
 from dynaweb.config.recipe import differences
 from dynaweb.errors import CheckpointError, ConfigError
 from dynaweb.runs.atomic import write_json, write_text
@@ -297,11 +298,30 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, the platform and the packages that results depend on; those not installed are left out."""
+    """Versions of Python, the platform and the packages that results depend on; those not installed are left out.
+
+    `commit` is that of dynaweb's sources, where they are a checkout or were installed from one.
+    """
     by_package = {"python": sys.version.split()[0], "platform": platform.platform()}
     for package in PACKAGES:
         try:
             by_package[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return by_package
+    commit = _commit()
+    return by_package | ({"commit": commit} if commit else {})
+
+
+def _commit() -> str:
+    """The commit that dynaweb was installed from, or of the checkout that it lies in, `-dirty` with changes; or ''."""
+    with suppress(metadata.PackageNotFoundError, *MALFORMED):
+        installed = parse_json(metadata.distribution("dynaweb").read_text("direct_url.json") or "{}", dict)
+        return str(installed["vcs_info"]["commit_id"])
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
