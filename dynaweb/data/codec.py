@@ -297,22 +297,23 @@ _LARGEST = 10**sys.float_info.max_10_exp
 """A whole number is smaller, so that it can be a float."""
 
 
-def _is_scalar(value: Any, allowed: frozenset[type]) -> bool:
-    return type(value) in allowed and (type(value) is not int or -_LARGEST < value < _LARGEST)
-
-
 @cache
 def _of_scalars(members: frozenset[type]) -> _Codec:
     """Numbers stand for each other, as in Python; a text does not stand for a number, nor null for either."""
-    allowed = members | _NUMBERS if members & _NUMBERS else members
-    is_whole = float not in members
+    numbers = _NUMBERS if members & _NUMBERS else frozenset[type]()
+    # Most of a page are texts and small numbers, of which there are very many.
+    plain = frozenset(members - {int, float}) | (numbers & {bool})
 
     def decode(data: Json, pages: Pages | None) -> Any:
+        if type(data) in plain:
+            return data
+        if type(data) is int and numbers and -_LARGEST < data < _LARGEST:
+            return data
         value = _decode_free(data, None) if isinstance(data, dict) else data
-        if not _is_scalar(value, allowed) or (is_whole and type(value) is float and not value.is_integer()):
-            names = " or ".join(sorted(member.__name__ for member in members))
-            raise ValueError(f"{data!r:.80} stands where {names} belongs")
-        return value
+        if type(value) is float and numbers and (float in members or value.is_integer()):
+            return value
+        names = " or ".join(sorted(member.__name__ for member in members))
+        raise ValueError(f"{data!r:.80} stands where {names} belongs")
 
     return _Codec(_encode_free if float in members else _as_it_is, decode)
 
