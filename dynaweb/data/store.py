@@ -122,7 +122,7 @@ class Store(Generic[T]):
         for line in lines[skip:]:
             self._pages.chunk = index
             try:
-                record = read(_parse(line), self.record, self._pages)
+                record: T = read(_parse(line), self.record, self._pages)
             except MALFORMED as error:
                 raise CheckpointError(f"{self.path}: a record of chunk {index} cannot be read: {error}") from error
             yield record
