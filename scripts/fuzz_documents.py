@@ -101,9 +101,9 @@ def fuzz(kind: Kind, mutations: int, rng: random.Random) -> Counter[str]:
         outcome = _outcome(kind, before)
         counts[outcome] += 1
         if outcome == "crashed" or (outcome == "changed" and kind.is_exact):
-            kept = Path(tempfile.mkdtemp(prefix=f"fuzz-{outcome}-")) / path.name
-            kept.write_bytes(damaged or b"")
-            sys.stderr.write(f"{kind.name}: {path.name} {outcome}; it is {kept}\n")
+            copy = Path(tempfile.mkdtemp(prefix=f"fuzz-{outcome}-")) / path.name
+            copy.write_bytes(damaged or b"")
+            sys.stderr.write(f"{kind.name}: {path.name} {outcome}; it is {copy}\n")
         path.write_bytes(data)
         path.chmod(mode)
     return counts
@@ -377,8 +377,8 @@ def _copies(paths: Sequence[Path], folder: Path) -> list[Path]:
 def _run(folder: Path) -> str:
     data = gather(folder)
     record = read_run(folder)
-    shown = closing_text(data) + render(data) + json.dumps(closing_json(data))
-    return shown + repr(sorted(record.episodes.items())) + repr(record.judge) + repr(record.costs)
+    text = closing_text(data) + render(data) + json.dumps(closing_json(data))
+    return text + repr(sorted(record.episodes.items())) + repr(record.judge) + repr(record.costs)
 
 
 def _resumed(folder: Path) -> str:
