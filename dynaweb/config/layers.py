@@ -199,6 +199,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"recipe {path} nests its values too deep; no setting needs that") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"recipe {path} is not UTF-8 text: {error}") from error
+    except ValueError as error:  # of a number with thousands of digits
+        raise ConfigError(f"recipe {path} cannot be read: {error}") from error
     except OSError as error:
         raise ConfigError(f"recipe {path} cannot be read: {error.strerror}") from error
 
