@@ -22,12 +22,12 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from dynaweb.engines.local import llama
-from dynaweb.engines.local.llama import widen
+from dynaweb.engines.local.architecture import RopeLimit, body_of, refuse_unfit, rope_limit
+from dynaweb.engines.local.llama import HALF, widen
 from dynaweb.errors import ConfigError
 from dynaweb.protocols import TokenRow
 from dynaweb.trainer import batching
-from dynaweb.trainer.batching import Layout, MicroBatch, can_pack, packed_attention, run_packed
-from dynaweb.trainer.masters import HALF
+from dynaweb.trainer.batching import Layout, MicroBatch, Windows, packable, packed_attention, run_packed
 from dynaweb.trainer.models import frozen
 
 HEAD_ELEMENTS = 1 << 25
@@ -35,10 +35,11 @@ HEAD_ELEMENTS = 1 << 25
 
 
 class Scorer(Protocol):
-    """Computes micro-batches with one kind of model; `shares_prompts` tells how rows should be grouped, and `packs`
-    whether padding is left out of what it computes."""
+    """Computes micro-batches with one kind of model; `shares_prompts` tells how rows should be grouped, `packs` whether
+    padding is left out of what it computes, and `rope` which lengths must not meet in a micro-batch."""
 
     shares_prompts: bool
+    rope: RopeLimit | None
 
     @property
     def packs(self) -> bool:
@@ -59,7 +60,10 @@ class Scorer(Protocol):
 
 
 def scorer_for(model: nn.Module, *, checkpointing: bool = False) -> Scorer:
-    """The fastest scorer that serves the model; with `checkpointing` it makes activations again in backward passes."""
+    """The fastest scorer that serves the model; with `checkpointing` it makes activations again in backward passes.
+
+    Raises `ConfigError` for a model that is not causal.
+    """
     if llama.unsupported(model):
         return GenericScorer(model, checkpointing=checkpointing)
     return LlamaScorer(model, checkpointing=checkpointing)
@@ -70,7 +74,11 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """The chosen rows as micro-batches of at most `micro_tokens` tokens, as the scorer counts and groups them."""
     units = batching.units(rows, chosen, share=scorer.shares_prompts)
-    return [batching.collate(rows, part, device) for part in batching.plan(units, micro_tokens, packed=scorer.packs)]
+    return [
+        batching.collate(rows, part, device)
+        for alike in batching.apart(units, scorer.rope)
+        for part in batching.plan(alike, micro_tokens, packed=scorer.packs)
+    ]
 
 
 class LlamaScorer:
@@ -78,6 +86,7 @@ class LlamaScorer:
 
     shares_prompts = True
     packs = False
+    rope = None
 
     def __init__(self, model: nn.Module, *, checkpointing: bool = False) -> None:
         self._model = model
@@ -160,14 +169,23 @@ class GenericScorer:
     def __init__(self, model: nn.Module, *, checkpointing: bool = False) -> None:
         self._model: Any = model
         self._checkpointing = checkpointing
+        self._body = body_of(model)
+        self.rope = rope_limit(model)
+        with frozen(model):
+            refuse_unfit(model)
+
+    @property
+    def packs(self) -> bool:
+        """Whether rows are packed. Not where head and body are not apart: the whole model pads."""
+        return self._windows is not None
 
     @cached_property
-    def packs(self) -> bool:
-        """Whether rows are packed: tried once. Not where head and body are not apart: the whole model pads."""
+    def _windows(self) -> Windows | None:
+        """The windows of attention layers, where rows are packed: read and tried once."""
         if self._head is None:
-            return False
+            return None
         with frozen(self._model):
-            return can_pack(self._model, self._body)
+            return packable(self._model, self._body)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -190,19 +208,15 @@ class GenericScorer:
     def hidden(self, batch: MicroBatch) -> torch.Tensor:
         """Final hidden states [N, D] that predict the response tokens."""
         joined = Joined.of(batch)
-        if not self.packs:
+        windows = self._windows
+        if windows is None:
             inputs = {"input_ids": joined.ids_UL, "attention_mask": joined.mask_UL.long(), "use_cache": False}
             hidden: torch.Tensor = self._body(**inputs).last_hidden_state
             return hidden.flatten(0, 1).index_select(0, joined.flat_N)
         layout = Layout.of(joined.mask_UL)
         with packed_attention(self._model):
-            hidden_TD = run_packed(self._body, joined.ids_UL[joined.mask_UL], layout)
+            hidden_TD = run_packed(self._body, joined.ids_UL[joined.mask_UL], layout, windows)
         return hidden_TD.index_select(0, joined.packed_N)
-
-    @cached_property
-    def _body(self) -> Any:
-        """The model without its head; None where it has no such part."""
-        return getattr(self._model, self._model.base_model_prefix, None)
 
     @cached_property
     def _head(self) -> nn.Linear | None:

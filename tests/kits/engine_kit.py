@@ -25,7 +25,9 @@ SMALL: dict[str, Any] = {
 """Configuration of a small model of any Llama-like kind."""
 
 
-def llama(seed: int = 0, *, kv_heads: int = 4, tied: bool = True, layers: int = 3, **changes: Any) -> Any:
+def llama(
+    seed: int = 0, *, kv_heads: int = 4, tied: bool = True, layers: int = 3, positions: int = 256, **changes: Any
+) -> Any:
     """A random Llama with scales that are not 1, so that a forgotten norm shows."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -35,7 +37,7 @@ def llama(seed: int = 0, *, kv_heads: int = 4, tied: bool = True, layers: int = 
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=kv_heads,
-        max_position_embeddings=256,
+        max_position_embeddings=positions,
         tie_word_embeddings=tied,
         **changes,
     )

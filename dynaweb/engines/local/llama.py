@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+HALF = (torch.bfloat16, torch.float16)
 MAX_PARAMETERS = 500_000_000
 """Above this size the fused copy of the weights costs more memory than it saves time."""
 
@@ -160,7 +161,7 @@ def _pairs(weight: torch.Tensor, heads: int, head_dim: int, order: torch.Tensor)
 
 def widen(x: torch.Tensor) -> torch.Tensor:
     """At least float32: half precisions are converted, others are left alone."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return x.float() if x.dtype in HALF else x
 
 
 def _normalised(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:

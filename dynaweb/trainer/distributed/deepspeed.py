@@ -58,7 +58,7 @@ class EngineScorer:
 
     def __init__(self, engine: Any, scored: Scored) -> None:
         self._engine, self._scored = engine, scored
-        self.packs = scored.scorer.packs
+        self.packs, self.rope = scored.scorer.packs, scored.scorer.rope
 
     @contextmanager
     def step(self) -> Iterator[None]:
