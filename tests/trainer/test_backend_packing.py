@@ -35,7 +35,6 @@ MORE: dict[str, dict[str, Any]] = {
     | {"use_sliding_window": True, "max_window_layers": 0},
     "Llama4Text": EXPERTS | {"attention_chunk_size": 8, "intermediate_size_mlp": 48},
 }
-IDS = {name: None for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
 def model_of(kind: str) -> Any:
@@ -44,19 +43,9 @@ def model_of(kind: str) -> Any:
     if kind == "gpt2":
         return kit.gpt2()
     if kind == "mamba":
-        config: Any = transformers.MambaConfig(vocab_size=kit.VOCABULARY, hidden_size=32, num_hidden_layers=2, **IDS)
-        return transformers.MambaForCausalLM(config).eval()
-    config = getattr(transformers, f"{kind}Config")(**kit.SMALL | MORE.get(kind, {}), **IDS)
-    return louder(getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).eval())
-
-
-def louder(model: Any) -> Any:
-    """The model with larger matrices, so that a token that should not be seen shows in what comes out."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(4)
-    return model
+        return kit.mamba()
+    config = getattr(transformers, f"{kind}Config")(**kit.SMALL | MORE.get(kind, {}), **kit.IDS)
+    return kit.louder(getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).eval())
 
 
 def rows(seed: int = 1) -> list[TokenRow]:
@@ -100,18 +89,9 @@ def test_what_each_row_gives_does_not_depend_on_its_neighbours(kind: str, packs:
     assert model.config._attn_implementation == before
 
 
-def longrope() -> Any:
-    """A model whose rotary frequencies are others beyond 16 tokens."""
-    factors = {"short_factor": [1.0] * 4, "long_factor": [1.5, 4.0, 9.0, 30.0]}
-    rope = {"rope_type": "longrope", "rope_theta": 100.0, "original_max_position_embeddings": 16, **factors}
-    torch.manual_seed(0)
-    config = transformers.Phi3Config(**kit.SMALL, original_max_position_embeddings=16, rope_parameters=rope, **IDS)
-    return louder(transformers.Phi3ForCausalLM(config).eval())
-
-
 def test_rows_that_differ_in_their_rotary_frequencies_do_not_meet() -> None:
     """transformers takes the longest row of a batch for all of it."""
-    model, rng = longrope(), random.Random(0)
+    model, rng = kit.longrope(), random.Random(0)
     batch = [TokenRow(kit.prompt(rng, n, n), (1, 2, 3), i) for i, n in enumerate((4, 14, 15, 40))]
     wanted = [kit.naive_logprobs(model, row) for row in batch]
     wanted[1] = kit.naive_logprobs(model, TokenRow(batch[1].prompt, (1, 2)))  # its last token predicts nothing
@@ -134,9 +114,9 @@ def test_a_row_beyond_frequencies_that_grow_is_refused() -> None:
 
 
 def test_a_model_that_sees_later_tokens_is_refused() -> None:
-    config: Any = transformers.BertConfig(**kit.SMALL, **IDS)
+    config: Any = transformers.BertConfig(**kit.SMALL, **kit.IDS)
     with pytest.raises(ConfigError, match="BertLMHeadModel is not causal"):
-        GenericScorer(louder(transformers.BertLMHeadModel(config).eval()))
+        GenericScorer(kit.louder(transformers.BertLMHeadModel(config).eval()))
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 4096])

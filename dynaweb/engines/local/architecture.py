@@ -200,6 +200,18 @@ def rope_limit(model: nn.Module) -> RopeLimit | None:
 # What is tried with a few tokens.
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """While it lasts, no dropout and no gradients."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+
+
 def refuse_unfit(model: Any) -> None:
     """Raise `ConfigError` for a model in which later tokens change what earlier ones predict.
 
