@@ -107,7 +107,8 @@ def fuse(model: nn.Module, dtype: torch.dtype | None = None) -> Weights:
 class Proxies:
     """Fused weights as leaves, so that the fusing is differentiated once however many micro-batches are computed.
 
-    Use `weights` for any number of backward passes, then `push` once to carry the gradients on to the model.
+    Use `weights` for any number of backward passes, then `push` once to carry the gradients on to the model. Those of
+    half-precision weights add up in float32: late shares of a sum of many would be lost in 8 bits.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -117,14 +118,27 @@ class Proxies:
             for layer in self._fused.layers
         )
         self.weights = replace(self._fused, layers=layers)
+        self._sums: dict[torch.Tensor, torch.Tensor] = {}
+        for leaf in (leaf for layer in layers for leaf in (layer.qkv, layer.up)):
+            leaf.register_post_accumulate_grad_hook(self._collect)
+
+    def _collect(self, leaf: torch.Tensor) -> None:
+        grad = leaf.grad
+        if grad is None:
+            return
+        if leaf in self._sums:
+            self._sums[leaf].add_(grad)
+        else:
+            self._sums[leaf] = widen(grad)
+        leaf.grad = None
 
     def push(self) -> None:
         """Add the gradients collected by the fused matrices to the parameters they were made of."""
         pairs = [
-            (fused, leaf.grad)
+            (fused, self._sums[leaf].to(fused.dtype))
             for whole, proxy in zip(self._fused.layers, self.weights.layers, strict=True)
             for fused, leaf in ((whole.qkv, proxy.qkv), (whole.up, proxy.up))
-            if leaf.grad is not None and fused.requires_grad
+            if leaf in self._sums and fused.requires_grad
         ]
         if pairs:
             torch.autograd.backward([fused for fused, _ in pairs], [grad for _, grad in pairs])
