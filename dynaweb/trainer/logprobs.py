@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import product
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from dynaweb.engines.local import llama
-from dynaweb.engines.local.architecture import RopeLimit, body_of, refuse_unfit, rope_limit
+from dynaweb.engines.local.architecture import RopeLimit, body_of, near, refuse_unfit, rope_limit
 from dynaweb.engines.local.llama import HALF, widen
 from dynaweb.errors import ConfigError
 from dynaweb.protocols import TokenRow
@@ -50,8 +51,11 @@ class Scorer(Protocol):
         """Around all micro-batches of one optimizer step; gradients are complete when it is left."""
         ...
 
-    def logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Natural-log probability and entropy [N] of the response tokens, float32; only the first has a gradient."""
+    def logprobs(self, batch: MicroBatch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Natural-log probability and entropy [N] of the response tokens, float32; only the first has a gradient.
+
+        Both are of the distribution that tokens are drawn from: logits are divided by the temperature.
+        """
         ...
 
     def hidden(self, batch: MicroBatch) -> torch.Tensor:
@@ -103,10 +107,11 @@ class LlamaScorer:
         finally:
             self._proxies = None
 
-    def logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def logprobs(self, batch: MicroBatch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies [N] of response tokens."""
         weights = self._weights()
-        return head_scores(weights.head_VD, None, self._predictors(weights, batch), batch.target_N)
+        hidden_ND = self._predictors(weights, batch)
+        return head_scores(weights.head_VD, None, hidden_ND, batch.target_N, Tail(temperature=temperature))
 
     def hidden(self, batch: MicroBatch) -> torch.Tensor:
         """Final hidden states [N, D] that predict the response tokens."""
@@ -197,13 +202,14 @@ class GenericScorer:
                 stack.enter_context(recomputing(self._model))
             yield
 
-    def logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def logprobs(self, batch: MicroBatch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies [N] of response tokens."""
         if self._head is not None:
-            return head_scores(self._head.weight, self._head.bias, self.hidden(batch), batch.target_N)
+            head, tail = self._head, replace(self._head.tail, temperature=temperature)
+            return head_scores(head.weight_VD, head.bias_V, self.hidden(batch), batch.target_N, tail)
         joined = Joined.of(batch)
         logits = self._model(input_ids=joined.ids_UL, attention_mask=joined.mask_UL.long(), use_cache=False).logits
-        return token_scores(logits.flatten(0, 1).index_select(0, joined.flat_N), batch.target_N)
+        return token_scores(logits.flatten(0, 1).index_select(0, joined.flat_N), batch.target_N, temperature)
 
     def hidden(self, batch: MicroBatch) -> torch.Tensor:
         """Final hidden states [N, D] that predict the response tokens."""
@@ -219,16 +225,10 @@ class GenericScorer:
         return hidden_TD.index_select(0, joined.packed_N)
 
     @cached_property
-    def _head(self) -> nn.Linear | None:
-        """The head, used apart from the body only where together they are the model: no soft cap or scale between."""
-        head, body = self._model.get_output_embeddings(), self._body
-        if not isinstance(head, nn.Linear) or body is None:
-            return None
-        ids = torch.arange(4, device=head.weight.device)[None]
+    def _head(self) -> Head | None:
+        """The head, used apart from the body only where together they are the model; see `head_of`."""
         with frozen(self._model), torch.no_grad():
-            whole = self._model(input_ids=ids, use_cache=False).logits
-            parts = head(body(input_ids=ids, use_cache=False).last_hidden_state)
-        return head if whole.shape == parts.shape and torch.equal(whole, parts) else None
+            return None if self._body is None else head_of(self._model, self._body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,14 +264,103 @@ class Joined:
 # response tokens, D width, V vocabulary.
 
 
-def token_scores(logits_NV: torch.Tensor, target_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What makes logits of the head's products x: cap tanh(scale x / cap) / temperature; scale x without a cap."""
+
+    scale: float = 1.0
+    cap: float | None = None
+    temperature: float = 1.0
+
+
+PLAIN = Tail()
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """An output head and what follows it."""
+
+    weight_VD: torch.Tensor
+    bias_V: torch.Tensor | None
+    tail: Tail = PLAIN
+
+
+SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")
+"""What models multiply their logits by, or divide them by, in their configurations' words."""
+CAPS = ("final_logit_softcapping", "logits_soft_cap")
+"""The same for soft caps."""
+LOUD = 30.0
+"""Standard deviation of the logits on which a head is tried: a cap shows."""
+
+
+def head_of(model: Any, body: Any) -> Head | None:
+    """The model's output head, where what the model makes of hidden states is `Head` with a scale or cap that its
+    configuration names; None where it is anything else. Tried on hidden states that the body never gave."""
+    linear = model.get_output_embeddings()
+    if not isinstance(linear, nn.Linear):
+        return None
+    weight, bias = linear.weight, linear.bias
+    draw = torch.Generator().manual_seed(0)
+    hidden = torch.randn(1, 4, weight.shape[1], generator=draw).to(weight)
+    hidden = hidden * (LOUD / F.linear(hidden, weight).float().std()).to(hidden.dtype)
+    ids = torch.arange(4, device=weight.device)[None]
+    with answering(body, hidden):
+        try:
+            whole = model(input_ids=ids, use_cache=False).logits
+        except Exception:  # of any model's code, which was not written for this
+            return None
+    plain = F.linear(hidden, weight, bias)
+    if whole.shape != plain.shape:
+        return None
+    if torch.equal(whole, plain):
+        return Head(weight, bias)
+    config = model.config.get_text_config()
+    named = {name: getattr(config, name, None) for name in (*SCALES, *CAPS)}
+    numbers = [float(named[name]) for name in SCALES if isinstance(named[name], int | float) and named[name]]
+    caps = [float(named[name]) for name in CAPS if isinstance(named[name], int | float) and named[name]]
+    for scale, cap in product([1.0, *numbers, *(1 / number for number in numbers)], [*caps, None]):
+        tail = Tail(scale, cap)
+        if near(whole, _Head(weight, bias, tail).logits(hidden[0])[None], half=1e-2, full=1e-5):
+            return Head(weight, bias, tail)
+    return None
+
+
+@contextmanager
+def answering(body: Any, hidden_ULD: torch.Tensor) -> Iterator[None]:
+    """While it lasts, the body gives these hidden states, whatever it is asked."""
+    forward = body.forward
+
+    def given(*args: Any, **named: Any) -> Any:
+        out = forward(*args, **named)
+        out.last_hidden_state = hidden_ULD
+        return out
+
+    own = "forward" in vars(body)
+    body.forward = given
+    try:
+        yield
+    finally:
+        if own:
+            body.forward = forward
+        else:
+            del body.forward
+
+
+def token_scores(
+    logits_NV: torch.Tensor, target_N: torch.Tensor, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability [N] of the targets and entropy [N] (nats, detached) of logits."""
-    logp_NV = torch.log_softmax(widen(logits_NV), dim=-1)
+    wide_NV = widen(logits_NV)
+    logp_NV = torch.log_softmax(wide_NV if temperature == 1.0 else wide_NV / temperature, dim=-1)
     return logp_NV.gather(1, target_N[:, None])[:, 0], _entropy(logp_NV.detach())
 
 
 def head_scores(
-    weight_VD: torch.Tensor, bias_V: torch.Tensor | None, hidden_ND: torch.Tensor, target_N: torch.Tensor
+    weight_VD: torch.Tensor,
+    bias_V: torch.Tensor | None,
+    hidden_ND: torch.Tensor,
+    target_N: torch.Tensor,
+    tail: Tail = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`token_scores` of the output head on hidden states, computed in float32 at least.
 
@@ -279,15 +368,21 @@ def head_scores(
     are made in parts of `HEAD_ELEMENTS` and made again in the backward pass, where the gradient of the head adds up in
     float32; what stays in between is the hidden states and one number per token.
     """
-    return _HeadScores.apply(hidden_ND, weight_VD, bias_V, target_N)  # type: ignore[no-any-return,no-untyped-call]
+    return _HeadScores.apply(hidden_ND, weight_VD, bias_V, target_N, tail)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class _HeadScores(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None, target_N: torch.Tensor
+        ctx: Any,
+        hidden_ND: torch.Tensor,
+        weight_VD: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        target_N: torch.Tensor,
+        tail: Tail,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        head = _Head(weight_VD, bias_V)
+        ctx.tail = tail
+        head = _Head(weight_VD, bias_V, tail)
         logps, entropies, sums = [], [], []
         for part in head.parts(len(hidden_ND)):
             logits = head.logits(hidden_ND[part])
@@ -307,13 +402,17 @@ class _HeadScores(torch.autograd.Function):
     def backward(ctx: Any, grad_N: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
         """d logp / d logits = [v = target] - p_v."""
         hidden_ND, weight_VD, bias_V, target_N, sum_N = ctx.saved_tensors
-        head = _Head(weight_VD, bias_V)
+        head = _Head(weight_VD, bias_V, ctx.tail)
         grad_hidden = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] else None
         grad_weight = torch.zeros_like(head.weight, dtype=sum_N.dtype) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias_V, dtype=sum_N.dtype) if ctx.needs_input_grad[2] else None
         for part in head.parts(len(hidden_ND)):
-            grad = (head.logits(hidden_ND[part]) - sum_N[part, None]).exp_().mul_(-grad_N[part, None])
+            logits = head.logits(hidden_ND[part])
+            slope = head.slope(logits)
+            grad = (logits - sum_N[part, None]).exp_().mul_(-grad_N[part, None])
             grad.scatter_add_(1, target_N[part, None], grad_N[part, None].to(grad.dtype))
+            if slope is not None:
+                grad *= slope
             if grad_hidden is not None:
                 grad_hidden[part] = head.times(grad)
             if grad_weight is not None:
@@ -325,6 +424,7 @@ class _HeadScores(torch.autograd.Function):
             None if grad_weight is None else grad_weight.to(weight_VD.dtype),
             None if grad_bias is None else grad_bias.to(bias_V.dtype),
             None,
+            None,
         )
 
 
@@ -332,11 +432,12 @@ class _Head:
     """Products with the head whose sums are float32: on a GPU half-precision factors stay as they are, and the head is
     not copied; elsewhere they are widened for a while."""
 
-    def __init__(self, weight_VD: torch.Tensor, bias_V: torch.Tensor | None) -> None:
-        product: Any = torch.ops.aten.mm
-        self._native = weight_VD.is_cuda and weight_VD.dtype in HALF and "dtype" in product.overloads()
+    def __init__(self, weight_VD: torch.Tensor, bias_V: torch.Tensor | None, tail: Tail) -> None:
+        mm: Any = torch.ops.aten.mm
+        self._native = weight_VD.is_cuda and weight_VD.dtype in HALF and "dtype" in mm.overloads()
         self.weight = weight_VD if self._native else widen(weight_VD)
         self._bias = None if bias_V is None else widen(bias_V)
+        self._tail = tail
 
     def parts(self, count: int) -> list[slice]:
         """Slices of `count` tokens that bound the logits."""
@@ -345,6 +446,22 @@ class _Head:
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """Logits [N, V], float32 or wider."""
+        logits, tail = self._products(hidden_ND), self._tail
+        if tail.scale != 1.0:
+            logits *= tail.scale
+        if tail.cap is not None:
+            logits = logits.div_(tail.cap).tanh_().mul_(tail.cap)
+        return logits if tail.temperature == 1.0 else logits.div_(tail.temperature)
+
+    def slope(self, logits_NV: torch.Tensor) -> torch.Tensor | float | None:
+        """What logits grow by with the products that they are made of; None for 1 everywhere."""
+        tail = self._tail
+        factor = tail.scale / tail.temperature
+        if tail.cap is None:
+            return None if factor == 1.0 else factor
+        return (1 - (logits_NV * (tail.temperature / tail.cap)).square()).mul_(factor)
+
+    def _products(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         if not self._native:
             return F.linear(widen(hidden_ND), self.weight, self._bias)
         logits = torch.mm(hidden_ND, self.weight.T, out_dtype=torch.float32)
