@@ -290,7 +290,8 @@ def trained(name: str) -> dict[str, str]:
     truth = gradients(model)
     loudest = max(float(value.abs().max()) for value in truth.values())
     away = max(float((ours[key] - value).abs().max()) for key, value in truth.items()) / loudest
-    return {**way, "logp": _within(float((logps - plain).abs().max()), "nats"), "grad": _within(away, "of the largest")}
+    error = float((logps - plain.detach()).abs().max())
+    return {**way, "logp": _within(error, "nats"), "grad": _within(away, "of the largest")}
 
 
 def adapted(name: str) -> dict[str, str]:

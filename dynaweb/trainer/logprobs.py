@@ -304,16 +304,21 @@ def head_of(model: Any, body: Any) -> Head | None:
     hidden = torch.randn(1, 4, weight.shape[1], generator=draw).to(weight)
     hidden = hidden * (LOUD / F.linear(hidden, weight).float().std()).to(hidden.dtype)
     ids = torch.arange(4, device=weight.device)[None]
-    with answering(body, hidden):
+    with answering(body, hidden) as own_states:
         try:
             whole = model(input_ids=ids, use_cache=False).logits
         except Exception:  # of any model's code, which was not written for this
             return None
+    if not own_states:
+        # The model asks a part of the body, not the body itself: then only what it gives can be compared.
+        whole, hidden = model(input_ids=ids, use_cache=False).logits, body(input_ids=ids, use_cache=False)[0]
     plain = F.linear(hidden, weight, bias)
     if whole.shape != plain.shape:
         return None
     if torch.equal(whole, plain):
         return Head(weight, bias)
+    if not own_states:
+        return None
     config = model.config.get_text_config()
     named = {name: getattr(config, name, None) for name in (*SCALES, *CAPS)}
     numbers = [float(named[name]) for name in SCALES if isinstance(named[name], int | float) and named[name]]
@@ -326,19 +331,20 @@ def head_of(model: Any, body: Any) -> Head | None:
 
 
 @contextmanager
-def answering(body: Any, hidden_ULD: torch.Tensor) -> Iterator[None]:
-    """While it lasts, the body gives these hidden states, whatever it is asked."""
-    forward = body.forward
+def answering(body: Any, hidden_ULD: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+    """While it lasts, the body gives these hidden states, whatever it is asked. Gives a list of its own ones."""
+    forward, own_states = body.forward, list[torch.Tensor]()
 
-    def given(*args: Any, **named: Any) -> Any:
+    def answer(*args: Any, **named: Any) -> Any:
         out = forward(*args, **named)
+        own_states.append(out.last_hidden_state)
         out.last_hidden_state = hidden_ULD
         return out
 
     own = "forward" in vars(body)
-    body.forward = given
+    body.forward = answer
     try:
-        yield
+        yield own_states
     finally:
         if own:
             body.forward = forward

@@ -1,0 +1,72 @@
+"""docs/models.md: a row for each architecture of the script, none of them silently wrong, and some measured anew.
+
+So another version of transformers, or of this package, cannot change what is right and what is refused unseen.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from types import ModuleType
+
+import pytest
+from folders import ROOT
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    # peft tells of patterns that an architecture has no use for.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:peft.*", "ignore::UserWarning:peft.*"),
+]
+PAGE = ROOT / "docs" / "models.md"
+
+
+def _script() -> ModuleType:
+    spec = spec_from_file_location("benchmark_architectures", ROOT / "benchmarks" / "architectures.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+script = _script()
+TABLE = {verdict.name: verdict for verdict in script.documented(PAGE)}
+MEASURED = (
+    "llama",
+    "mistral",
+    "phimoe",  # its window lives in the mask alone
+    "qwen2_moe (window)",
+    "phi3 (longrope)",
+    "llama (dynamic rope)",
+    "gemma2",  # soft caps
+    "granite",  # scaled logits
+    "cohere",
+    "llama4_text",  # chunks, and positions by index
+    "gpt_oss",  # attention sinks
+    "gpt2",
+    "opt",
+    "mpt",  # a bias for its positions
+    "doge",  # masks that depend on the tokens
+    "mamba",
+    "jamba",
+    "qwen3_next",
+    "recurrent_gemma",
+    "bert",
+)
+
+
+def test_the_page_has_every_architecture_and_none_is_silently_wrong() -> None:
+    assert list(TABLE) == list(script.ARCHITECTURES)
+    assert len({name.partition(" ")[0] for name in TABLE}) >= 60
+    assert {name: verdict.wrong for name, verdict in TABLE.items() if verdict.wrong} == {}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_what_the_page_says_is_what_is_measured(name: str) -> None:
+    assert script.measured(name) == TABLE[name]
+
+
+def test_a_cell_that_is_off_is_seen() -> None:
+    """What the table calls wrong: a number beyond the tolerance, and an error of its own."""
+    assert script.Verdict("llama", logp=script._within(4.0, "nats"), grad="ok").wrong == ["logp"]
+    assert script.Verdict("llama", generate="fails: ValueError", rows="refused").wrong == ["generate"]
