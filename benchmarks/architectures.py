@@ -149,7 +149,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     # Mixtures of experts
     "mixtral": {},
     "qwen2_moe": {},
-    "qwen2_moe (window)": WINDOWED,
+    "qwen2_moe (window)": {"use_sliding_window": True, "max_window_layers": 2},
     "qwen3_moe": {},
     "phimoe": {},
     "olmoe": {},

@@ -302,7 +302,8 @@ def head_of(model: Any, body: Any) -> Head | None:
     weight, bias = linear.weight, linear.bias
     draw = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, 4, weight.shape[1], generator=draw).to(weight)
-    hidden = hidden * (LOUD / F.linear(hidden, weight).float().std()).to(hidden.dtype)
+    size = float(F.linear(hidden, weight).float().std())
+    hidden = hidden * (LOUD / size if size > 0 else 1.0)
     ids = torch.arange(4, device=weight.device)[None]
     with answering(body, hidden) as own_states:
         try:

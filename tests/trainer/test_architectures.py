@@ -12,6 +12,8 @@ from types import ModuleType
 import pytest
 from folders import ROOT
 
+from dynaweb.engines.local.architecture import read_attention
+
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     # peft tells of patterns that an architecture has no use for.
@@ -64,6 +66,14 @@ def test_the_page_has_every_architecture_and_none_is_silently_wrong() -> None:
 @pytest.mark.parametrize("name", MEASURED)
 def test_what_the_page_says_is_what_is_measured(name: str) -> None:
     assert script.measured(name) == TABLE[name]
+
+
+@pytest.mark.parametrize("name", [name for name in MEASURED if "window" in name] + ["mistral", "phimoe", "gpt_oss"])
+def test_windows_are_shorter_than_the_rows(name: str) -> None:
+    attention = read_attention(script.tiny(name))
+    assert attention is not None
+    assert script.SMALL["sliding_window"] in attention.windows.values()
+    assert script.SMALL["sliding_window"] < max(len(row.prompt) for row in script.token_rows())
 
 
 def test_a_cell_that_is_off_is_seen() -> None:

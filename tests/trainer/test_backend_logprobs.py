@@ -169,6 +169,13 @@ def test_they_are_those_of_logits_divided_by_the_temperature(kind: str, temperat
         assert torch.equal(scorer.logprobs(batch)[0], logp_N)
 
 
+def test_a_head_of_zeros_is_a_head() -> None:
+    model = kit.gpt2()
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    assert GenericScorer(model)._head is not None
+
+
 @pytest.mark.parametrize("kind", ["Gemma2", "Granite", "Cohere", "Llama4"])
 def test_heads_with_a_scale_or_cap_see_response_tokens_alone_and_round_nothing(kind: str) -> None:
     model, rows = _tailed(kind).bfloat16(), _rows()

@@ -32,7 +32,7 @@ MORE: dict[str, dict[str, Any]] = {
     "Phimoe": WINDOW | EXPERTS,
     "Qwen2Moe": WINDOW
     | {"num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
-    | {"use_sliding_window": True, "max_window_layers": 0},
+    | {"use_sliding_window": True, "max_window_layers": 2},
     "Llama4Text": EXPERTS | {"attention_chunk_size": 8, "intermediate_size_mlp": 48},
 }
 

@@ -37,8 +37,8 @@ def body_of(model: Any) -> Any:
 
 def near(values: torch.Tensor, wanted: torch.Tensor, *, half: float = 3e-2, full: float = 1e-4) -> bool:
     """Whether they are the same but for rounding: the mean difference over the mean size, by the values' precision."""
-    apart = (values - wanted).float().abs().mean() / wanted.float().abs().mean()
-    return bool(apart < (half if values.dtype in HALF else full))
+    apart, size = (values - wanted).float().abs().mean(), wanted.float().abs().mean()
+    return bool(apart <= size * (half if values.dtype in HALF else full))
 
 
 # Masks: transformers makes each from a function of two positions, which can be asked about any two.

@@ -119,7 +119,8 @@ class Proxies:
         )
         self.weights = replace(self._fused, layers=layers)
         self._sums: dict[torch.Tensor, torch.Tensor] = {}
-        for leaf in (leaf for layer in layers for leaf in (layer.qkv, layer.up)):
+        leaves: list[Any] = [leaf for layer in layers for leaf in (layer.qkv, layer.up)]
+        for leaf in leaves:
             leaf.register_post_accumulate_grad_hook(self._collect)
 
     def _collect(self, leaf: torch.Tensor) -> None:
