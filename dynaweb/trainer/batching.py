@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dynaweb.engines.local.architecture import RopeLimit, attention_named, near, read_attention
+from dynaweb.engines.local.architecture import RopeLimit, attention_named, has_plain_cache, near, read_attention
 from dynaweb.engines.local.llama import HALF
 from dynaweb.errors import TrainingError
 from dynaweb.protocols import TokenRow, text_ids
@@ -365,12 +365,12 @@ def packed_attention(model: nn.Module) -> Iterator[None]:
 def packable(model: Any, body: Any) -> Windows | None:
     """The windows of the model's attention layers where its sequences can be packed; None where they cannot.
 
-    They can where each mask was read and says no more than a window, attention has no twist such as a soft cap, and
-    packed sequences give what each gives alone: tried on short ones. That finds state beside attention (convolutions,
-    recurrence); such models stay padded.
+    They can where each mask was read and says no more than a window, attention has no twist such as a soft cap, nothing
+    but keys and values is remembered of earlier tokens (no recurrence or convolution, whose traces half precision would
+    hide), and packed sequences give what each gives alone: tried on short ones.
     """
     attention = read_attention(model)
-    if attention is None or attention.twists or not attention.windows:
+    if attention is None or attention.twists or not attention.windows or not has_plain_cache(model):
         return None
     device = next(model.parameters()).device
     lengths = (19, 5, 3)

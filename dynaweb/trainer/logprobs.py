@@ -90,7 +90,7 @@ class LlamaScorer:
 
     shares_prompts = True
     packs = False
-    rope = None
+    rope: RopeLimit | None = None
 
     def __init__(self, model: nn.Module, *, checkpointing: bool = False) -> None:
         self._model = model
@@ -321,14 +321,18 @@ def head_of(model: Any, body: Any) -> Head | None:
     if not own_states:
         return None
     config = model.config.get_text_config()
-    named = {name: getattr(config, name, None) for name in (*SCALES, *CAPS)}
-    numbers = [float(named[name]) for name in SCALES if isinstance(named[name], int | float) and named[name]]
-    caps = [float(named[name]) for name in CAPS if isinstance(named[name], int | float) and named[name]]
-    for scale, cap in product([1.0, *numbers, *(1 / number for number in numbers)], [*caps, None]):
+    scales, caps = (_numbers(config, names) for names in (SCALES, CAPS))
+    for scale, cap in product([1.0, *scales, *(1 / scale for scale in scales)], [*caps, None]):
         tail = Tail(scale, cap)
         if near(whole, _Head(weight, bias, tail).logits(hidden[0])[None], half=1e-2, full=1e-5):
             return Head(weight, bias, tail)
     return None
+
+
+def _numbers(config: Any, names: Sequence[str]) -> list[float]:
+    """The numbers, 0 left out, that a configuration has by these names."""
+    values = (getattr(config, name, None) for name in names)
+    return [float(value) for value in values if isinstance(value, int | float) and value]
 
 
 @contextmanager

@@ -5,14 +5,21 @@ So another version of transformers, or of this package, cannot change what is ri
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
+from typing import Any
 
 import pytest
 from folders import ROOT
 
 from dynaweb.engines.local.architecture import read_attention
+from dynaweb.engines.local.engine import TransformersEngine
+from dynaweb.engines.scheduler import Lockstep
+from dynaweb.errors import ConfigError
+from dynaweb.trainer.logprobs import scorer_for
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -74,6 +81,30 @@ def test_windows_are_shorter_than_the_rows(name: str) -> None:
     assert attention is not None
     assert script.SMALL["sliding_window"] in attention.windows.values()
     assert script.SMALL["sliding_window"] < max(len(row.prompt) for row in script.token_rows())
+
+
+@pytest.mark.parametrize("name", ["phimoe", "llama4_text", "jamba", "lfm2", "falcon_h1", "granite", "bert"])
+def test_half_precision_hides_nothing(name: str) -> None:
+    """What is read and tried on a model gives the same answers where rounding is coarse."""
+    want, model = TABLE[name], script.tiny(name).bfloat16()
+    if want.rows == "refused":
+        with pytest.raises(ConfigError, match="not causal"):
+            scorer_for(model)
+        return
+    scorer: Any = scorer_for(model)
+    assert scorer.packs is (want.rows == "packed")
+    assert (scorer._head is not None) is (want.head == "apart")
+    runner: Any = TransformersEngine(model, Lockstep())._runner
+    assert runner._pads is (want.batches == "padded")
+
+
+def test_what_was_read_is_not_kept() -> None:
+    model = script.tiny("mistral")
+    assert read_attention(model) is not None
+    kept = weakref.ref(model)
+    del model
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_cell_that_is_off_is_seen() -> None:

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from dynaweb.engines.local import decoding, llama
 from dynaweb.engines.local.architecture import (
     RopeLimit,
     evaluating,
+    has_plain_cache,
     near,
     read_attention,
     refuse_unfit,
@@ -430,7 +430,8 @@ class GenericRunner:
     def _refuse_broken_cache(self) -> None:
         name = type(self._model).__name__
         try:
-            same = self._decodes_alike(lambda prompts: JoinedSession([(self._part(0, prompts), [0])]), [TRIED[0]])
+            whole = partial(WholeSession, self._forward, rope=self._rope)
+            same = self._decodes_alike(whole, [TRIED[0]], half=0.15)
         except Exception as error:  # of any model's code
             raise EngineError(
                 f"{name} cannot generate with the engine transformers: with its cache it fails ({type(error).__name__}:"
@@ -445,17 +446,20 @@ class GenericRunner:
     def _can_pad(self) -> bool:
         """Whether padding on the left, and selecting rows of the cache, change nothing: read, then tried."""
         attention = read_attention(self._model)
-        if attention is None or attention.twists - HARMLESS:
-            return False
-        if any(type(layer) not in PLAIN_LAYERS for layer in self._forward.new_cache().layers):
+        if attention is None or attention.twists - HARMLESS or not has_plain_cache(self._model):
             return False
         try:
-            return self._decodes_alike(self._padded, TRIED)
+            return self._decodes_alike(self._padded, TRIED, half=0.05)
         except Exception:  # of any model's code, which was not written for this
             return False
 
-    def _decodes_alike(self, start: Callable[[Sequence[Prompt]], Session], rows: Sequence[tuple[int, ...]]) -> bool:
-        """Whether steps of a session give what a pass over each row alone gives, rows swapped and repeated midway."""
+    def _decodes_alike(
+        self, start: Callable[[Sequence[Prompt]], Session], rows: Sequence[tuple[int, ...]], *, half: float
+    ) -> bool:
+        """Whether steps of a session give what a pass over each row alone gives, rows swapped and repeated midway.
+
+        `half` is the mean error that rounding may make in half precision, over the mean size of logits.
+        """
         size: int = self._model.get_input_embeddings().weight.shape[0]
         ids = [torch.tensor([token % size for token in row], device=self.device) for row in rows]
         session = start([Prompt(tuple(row[:-STEPS].tolist())) for row in ids])
@@ -471,9 +475,9 @@ class GenericRunner:
             if step < STEPS:
                 session.step(torch.stack([row[len(part)] for row, part in zip(ids, parts, strict=True)]))
         whole = torch.cat(truth)
-        half = next(self._model.parameters()).dtype in HALF
+        bound = half if next(self._model.parameters()).dtype in HALF else 1e-4
         # A model that has diverged is told of when it is asked.
-        return not bool(torch.isfinite(whole).all()) or near(torch.cat(seen), whole, full=5e-2 if half else 1e-4)
+        return not bool(torch.isfinite(whole).all()) or near(torch.cat(seen), whole, full=bound)
 
 
 TRIED: tuple[tuple[int, ...], ...] = (tuple(range(3, 47, 3)), tuple(range(5, 50, 5)))
@@ -482,8 +486,6 @@ STEPS = 4
 """Decoding steps of a trial."""
 HARMLESS = frozenset({"softcap", "s_aux"})
 """Twists of attention that look at tokens, not at where they lie."""
-PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
-"""Layers of a cache whose rows can be selected."""
 
 
 class CachedForward:
