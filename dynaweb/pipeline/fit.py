@@ -98,9 +98,10 @@ def new_trainer(
     total_steps: int,
     warmup: int,
     max_grad_norm: float = 1.0,
+    temperature: float = 1.0,
     critic: tuple[Any, CriticSpec] | None = None,
 ) -> TorchTrainer:
-    """A trainer whose data order derives from the run's seed and the stage's name; `critic` as it takes it."""
+    """A trainer whose data order derives from the run's seed and the stage's name; the rest as it takes it."""
     from dynaweb.trainer.choice import make_trainer
 
     return make_trainer(
@@ -112,6 +113,7 @@ def new_trainer(
         total_steps=total_steps,
         warmup=warmup,
         max_grad_norm=max_grad_norm,
+        temperature=temperature,
         micro_tokens=ctx.recipe.model.micro_tokens,
         checkpointing=ctx.recipe.model.checkpointing,
         seed=ctx.seed("order", name),
