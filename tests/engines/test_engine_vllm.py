@@ -12,7 +12,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import engine_kit as kit
 import pytest
@@ -27,7 +27,15 @@ from dynaweb.config import resolve
 from dynaweb.engines.plugin import VllmConfig
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.engines.vllm.engine import Probe, VllmEngine, model_logprobs
-from dynaweb.engines.vllm.weights import Parcel, WeightReceiver, adapter_rank, plain_weights, write_adapter
+from dynaweb.engines.vllm.weights import (
+    Parcel,
+    WeightReceiver,
+    adapter_rank,
+    plain_weights,
+    wrapped_layers,
+    wrapped_name,
+    write_adapter,
+)
 from dynaweb.errors import ConfigError, EngineError, MissingError
 from dynaweb.pipeline.artifacts import LoadedModel
 from dynaweb.pipeline.fit import with_adapters
@@ -91,7 +99,7 @@ def test_another_process_reads_the_block_and_leaves_it(tmp_path: Path) -> None:
 
 
 def test_the_probe_passes_the_same_weights_and_refuses_others() -> None:
-    model, probe = kit.llama(1), Probe.of(kit.VOCABULARY, 256)
+    model, probe = kit.llama(1), Probe.of(kit.llama(1), kit.VOCABULARY, 256)
     said = model_logprobs(model, probe.prompts)
     assert probe.compare(model, said, 0.0, 3)["engine.probe_max"] == 0.0
     assert probe.version == 3
@@ -104,6 +112,47 @@ def test_the_probe_passes_the_same_weights_and_refuses_others() -> None:
     with pytest.raises(EngineError, match="nan"):
         probe.compare(model, [[math.nan] * len(row) for row in said], 0.0, 4)
     assert probe.version == 3
+
+
+def test_the_probe_judges_by_the_models_own_rounding() -> None:
+    """In half precision too it refuses other weights, and passes those that only rounding tells apart."""
+    wide = kit.llama(1)
+    model = kit.llama(1).bfloat16()
+    probe = Probe.of(model, kit.VOCABULARY, 256)
+    assert probe.rounding is not None and probe.rounding > 0
+    rounded = kit.llama(1)
+    rounded.load_state_dict(model.state_dict())
+    passed = probe.compare(model, model_logprobs(rounded, probe.prompts), 0.0, 1)
+    assert 0 < passed["engine.probe_mean"] <= passed["engine.probe_allowed"]
+    with torch.no_grad():
+        for parameter in wide.parameters():
+            parameter.mul_(1.3)
+    with pytest.raises(EngineError, match="after push 2"):
+        probe.compare(model, model_logprobs(wide, probe.prompts), 0.0, 2)
+    assert max(map(max, model_logprobs(model, probe.prompts))) < 0
+
+
+def test_names_fit_layers_that_are_wrapped_for_adapters() -> None:
+    class Wrapped(torch.nn.Module):
+        packed_modules_mapping: ClassVar[dict[str, list[str]]] = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+
+        def __init__(self) -> None:
+            super().__init__()
+            for name in ("qkv_proj", "embed_tokens"):
+                layer = torch.nn.Module()
+                layer.base_layer = torch.nn.Linear(2, 2, bias=False)
+                self.add_module(name, layer)
+            self.norm = torch.nn.LayerNorm(2)
+
+    wrapped = wrapped_layers(Wrapped())
+    assert wrapped == {"qkv_proj", "q_proj", "k_proj", "v_proj", "embed_tokens"}
+    names = ("model.embed_tokens.weight", "layers.0.self_attn.q_proj.weight", "model.norm.weight", "lm_head.weight")
+    assert [wrapped_name(name, wrapped) for name in names] == [
+        "model.embed_tokens.base_layer.weight",
+        "layers.0.self_attn.q_proj.base_layer.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+    ]
 
 
 def test_adapters_are_written_as_peft_reads_them(tmp_path: Path) -> None:

@@ -160,11 +160,41 @@ class WeightReceiver:
     def _dynaweb_load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         runner = self.model_runner
         reload = getattr(runner, "reload_weights", None)
-        if reload is not None and "weights_iterator" in inspect.signature(reload).parameters:
-            reload(weights_iterator=weights)
-        else:
-            runner.model.load_weights(weights)
+        whole = list(weights)
+
+        def load(named: Iterator[tuple[str, torch.Tensor]]) -> None:
+            if reload is not None and "weights_iterator" in inspect.signature(reload).parameters:
+                reload(weights_iterator=named)
+            else:
+                runner.model.load_weights(named)
+
+        try:
+            load(iter(whole))
+        except KeyError:
+            # Around layers that take adapters some versions look for the names that these layers have now.
+            wrapped = wrapped_layers(runner.model)
+            if not wrapped:
+                raise
+            load((wrapped_name(name, wrapped), tensor) for name, tensor in whole)
         _renew_tied_head(runner.model)
+
+
+_BASE = "base_layer"
+
+
+def wrapped_layers(model: Any) -> frozenset[str]:
+    """The last names of layers that vLLM has wrapped for adapters, and of those that it has packed into one of them."""
+    wrapped = {
+        parts[parts.index(_BASE) - 1] for name, _ in model.named_parameters() if _BASE in (parts := name.split("."))
+    }
+    packed: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", None) or {}
+    return frozenset((*wrapped, *(part for whole, parts in packed.items() if whole in wrapped for part in parts)))
+
+
+def wrapped_name(name: str, wrapped: frozenset[str]) -> str:
+    """The name of a weight where its layer is wrapped: `...q_proj.weight` is `...q_proj.base_layer.weight` there."""
+    layer, _, own = name.rpartition(".")
+    return f"{layer}.{_BASE}.{own}" if layer.rpartition(".")[2] in wrapped else name
 
 
 def _renew_tied_head(model: Any) -> None:
