@@ -30,7 +30,7 @@ from torch import nn
 
 from dynaweb.engines.local.sampling import cut, need_decoder
 from dynaweb.engines.vllm.weights import Parcel, adapter_rank, plain_weights, temporary_folder, write_adapter
-from dynaweb.errors import EngineError, MissingError
+from dynaweb.errors import ConfigError, EngineError, MissingError
 from dynaweb.protocols import BaseEngine, Completion, EngineContext, GenerateRequest, text_ids
 from dynaweb.types import Prompt
 
@@ -195,7 +195,10 @@ class VllmEngine(BaseEngine):
     def _start(self) -> None:
         args, make = _vllm()
         self._folder = temporary_folder("dynaweb-vllm-")
-        self.model.config.save_pretrained(self._folder.name)  # type: ignore[operator,union-attr]
+        config: Any = copy.copy(self.model.config)
+        # Without its name vLLM takes the class of the kind, which has another output head.
+        config.architectures = config.architectures or [type(self.model).__name__]
+        config.save_pretrained(self._folder.name)
         arguments = self._arguments(args)
         started = time.monotonic()
         try:
@@ -209,6 +212,11 @@ class VllmEngine(BaseEngine):
     def _arguments(self, args: Any) -> dict[str, Any]:
         own = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
         dtype = str(own).removeprefix("torch.") if self.config.dtype == "model" else self.config.dtype
+        if self._rank and torch.cuda.is_available() and dtype == "float32":
+            raise ConfigError(
+                "vLLM's kernels for low-rank adapters know half precision only on a GPU; set model.dtype or the engine's "
+                "dtype to bfloat16, or lora_rank = 0"
+            )
         arguments: dict[str, Any] = {
             "model": self._folder.name,
             "skip_tokenizer_init": True,
@@ -365,8 +373,11 @@ class Probe:
         `engine` has one list for each prompt, without its first token. `tolerance` 0 = by the model's own rounding.
         """
         mean, worst = _apart(model_logprobs(model, self.prompts), engine)
-        least = LEAST[next(model.parameters()).device.type]
-        allowed = tolerance or max(least, HALF if self.rounding is None else TIMES * self.rounding)
+        allowed = tolerance or self._allowed(model)
+        if not tolerance and not mean <= allowed:
+            # Rounding grows with the weights, and was measured with the first ones.
+            self.rounding = _own_rounding(model, self.prompts)
+            allowed = self._allowed(model)
         if not mean <= allowed:
             raise EngineError(
                 f"the engine does not have the trainer's weights: after push {version} log-probabilities on fixed"
@@ -375,6 +386,10 @@ class Probe:
             )
         self.version = version
         return {"engine.probe_mean": mean, "engine.probe_max": worst, "engine.probe_allowed": allowed}
+
+    def _allowed(self, model: nn.Module) -> float:
+        least = LEAST[next(model.parameters()).device.type]
+        return max(least, HALF if self.rounding is None else TIMES * self.rounding)
 
 
 def _apart(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> tuple[float, float]:
