@@ -32,14 +32,19 @@ def import_data(
     if not append:
         _refuse_existing(store, "--append adds to it")
     report = api.import_data(name, source, store)
-    counts = {"read": report.read, "kept": report.kept, "dropped": dict(report.dropped), "noted": dict(report.noted)}
-    written = store if report.kept else None
+    counts = {
+        "read": report.read,
+        "kept": report.transitions,
+        "dropped": dict(report.dropped),
+        "noted": dict(report.noted),
+    }
+    written = store if report.transitions else None
     emit(
         {**counts, "store": written},
         f"{report}\n{written or f'nothing was kept: {store} is as it was'}",
         as_json=as_json,
     )
-    if not report.kept:
+    if not report.transitions:
         raise typer.Exit(EXIT_FAILED)
 
 

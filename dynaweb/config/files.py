@@ -14,6 +14,8 @@ T = TypeVar("T", dict[str, Any], list[Any])
 
 KINDS: dict[type, str] = {dict: "a table", list: "a list"}
 RESTORE = "restore it from a copy"
+MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
+"""What code that expects one shape of data raises for another."""
 
 
 def read_json(path: Path, kind: type[T], *, error: type[DynawebError] = CheckpointError, advice: str = RESTORE) -> T:

@@ -18,6 +18,7 @@ import pytest
 from dynaweb.data.importers import ImportReport, read_foreign
 from dynaweb.data.importers import steps as reasons
 from dynaweb.data.importers.pages import from_axtree_text, from_html
+from dynaweb.data.importers.pickles import DAMAGED
 from dynaweb.data.importers.steps import do_action, gym_action, webarena_action
 from dynaweb.errors import ConfigError, MissingError
 from dynaweb.types import Action, Transition
@@ -124,7 +125,7 @@ def check_nnetnav(found: list[Transition]) -> None:
 def test_nnetnav_steps_are_put_in_order_and_what_is_dropped_is_said(nnetnav_file: Path) -> None:
     found, report = load("nnetnav", nnetnav_file)
     check_nnetnav(found)
-    assert (report.read, report.kept) == (15, 3)
+    assert (report.read, report.transitions) == (15, 3)
     assert dict(report.dropped) == {
         "its row is no JSON object": 2,
         "its prompt lacks OBSERVATION, URL, OBJECTIVE or PREVIOUS ACTIONS": 1,
@@ -136,7 +137,7 @@ def test_nnetnav_steps_are_put_in_order_and_what_is_dropped_is_said(nnetnav_file
         reasons.NO_PAGE: 1,
         reasons.NO_ACTION: 1,
     }
-    assert report.kept + report.dropped.total() == report.read
+    assert report.transitions + report.dropped.total() == report.read
     assert "3 transitions of 15 steps" in str(report) and "left out: 2 x" in str(report)
 
 
@@ -294,7 +295,8 @@ def test_browsergym_step_folders_are_read_without_running_anything(
     assert dict(report.dropped) == {
         reasons.REFUSED: 1,
         "the page after it cannot be read": 1,
-        reasons.NO_PAGE: 2,
+        reasons.NO_PAGE: 1,
+        DAMAGED: 1,
         "it has no action": 1,
     }
     assert not (tmp_path / "exploded").exists()

@@ -39,7 +39,7 @@ class ImportReport:
     """How many steps were read, how many became transitions, and why the others did not."""
 
     read: int = 0
-    kept: int = 0
+    transitions: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
     """What was odd about steps that were kept."""
@@ -53,9 +53,9 @@ class ImportReport:
         self.noted[what] += count
 
     def __str__(self) -> str:
-        lines = [f"{self.kept} transitions of {self.read} steps"]
-        for title, found in (("left out", self.dropped), ("kept, but", self.noted)):
-            lines += [f"  {title}: {count} x {reason}" for reason, count in found.most_common()]
+        lines = [f"{self.transitions} transitions of {self.read} steps"]
+        for title, counts in (("left out", self.dropped), ("kept, but", self.noted)):
+            lines += [f"  {title}: {count} x {reason}" for reason, count in counts.most_common()]
         return "\n".join(lines)
 
 
@@ -76,14 +76,15 @@ def read_foreign(name: str, source: str | Path, report: ImportReport) -> Iterato
 
 def _counted(transitions: Iterable[Transition], report: ImportReport) -> Iterator[Transition]:
     for transition in transitions:
-        report.kept += 1
+        report.transitions += 1
         yield transition
 
 
 def files_of(source: str, *patterns: str) -> list[Path]:
     """A file itself, or all files of a folder that fit a pattern, sorted. Raises `MissingError` when there is none."""
     path = Path(source)
-    found = [path] if path.is_file() else sorted({file for pattern in patterns for file in path.rglob(pattern)})
-    if not found:
+    listed = (file for pattern in patterns for file in path.rglob(pattern) if file.is_file())
+    files = [path] if path.is_file() else sorted(set(listed))
+    if not files:
         raise MissingError(f"{source} is no file, and no folder that holds {' or '.join(patterns)}")
-    return found
+    return files

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from dynaweb.config.files import MALFORMED
 from dynaweb.data.importers import ImportReport
 from dynaweb.data.importers.pages import ForeignPage, from_html, numbers
 from dynaweb.data.importers.rows import Row, rows_of
@@ -36,9 +37,12 @@ def read(source: str, report: ImportReport) -> Iterator[Transition]:
 def _step(action: Any, site: str, order: int) -> ForeignStep:
     try:
         page = from_html(str(action["cleaned_html"]), f"{SOURCE}:{site}")
-    except (KeyError, TypeError, ValueError):
+    except MALFORMED:
         return ForeignStep(None, NO_PAGE, order)
-    return ForeignStep(page, _action(action, page), order)
+    try:
+        return ForeignStep(page, _action(action, page), order)
+    except MALFORMED:
+        return ForeignStep(page, NO_ACTION, order)
 
 
 def _action(action: Row, page: ForeignPage) -> Action | str:

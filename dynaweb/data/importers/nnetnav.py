@@ -14,20 +14,19 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import IO, Any
 
+from dynaweb.config.files import MALFORMED
 from dynaweb.data.importers import ImportReport
 from dynaweb.data.importers.pages import ForeignPage, from_axtree_text
 from dynaweb.data.importers.rows import Row, rows_of
 from dynaweb.data.importers.steps import NO_PAGE, ForeignStep, transitions, webarena_action
 from dynaweb.types import Transition
 
-_USER = re.compile(
-    r"OBSERVATION:\n(?P<page>.*)\nURL: (?P<url>[^\n]*)\nOBJECTIVE: (?P<goal>.*)\nPREVIOUS ACTIONS:\n(?P<past>.*)",
-    re.DOTALL,
-)
+_HEAD, _PAST = "OBSERVATION:\n", "\nPREVIOUS ACTIONS:\n"
+_URL = re.compile(r"\nURL: ([^\n]*)\nOBJECTIVE: ")
 _ASSISTANT = re.compile(r"<\|start_header_id\|>assistant<\|end_header_id\|>|<\|eot_id\|>")
 _NUMBERED = re.compile(r"^\d+: ", re.MULTILINE)
 SOURCE = "nnetnav"
@@ -56,32 +55,43 @@ def read(source: str, report: ImportReport) -> Iterator[Transition]:
 def _step(row: Row, report: ImportReport) -> dict[str, Any] | None:
     """What is needed of a row, or None (and why, in the report)."""
     user, reply = _texts(row)
-    match = _USER.search(user)
-    if match is None:
+    prompt = _prompt(user)
+    if prompt is None:
         report.drop("its prompt lacks OBSERVATION, URL, OBJECTIVE or PREVIOUS ACTIONS")
         return None
     if "```" not in reply:
         report.drop("its reply has no fenced action")
         return None
-    past = match["past"].partition("<|eot_id|>")[0]
+    page, url, goal, past = prompt
+    past = past.partition("<|eot_id|>")[0]
     name = str(row.get("id") or row.get("task_name") or "")
     order = max(0, len(_NUMBERED.findall(past)) - 1)
     return {
         "id": name,
-        "goal": match["goal"].strip(),
+        "goal": goal.strip(),
         "order": order,
-        "url": match["url"].strip(),
-        "page": match["page"],
+        "url": url.strip(),
+        "page": page,
         "reply": reply,
     }
+
+
+def _prompt(user: str) -> tuple[str, str, str, str] | None:
+    """Page, address, goal and past actions. Each part ends at the last place that it can: pages hold any words."""
+    _, head, text = user.partition(_HEAD)
+    body, end, past = text.rpartition(_PAST)
+    last = deque(_URL.finditer(body), maxlen=1)
+    if not (head and end and last):
+        return None
+    return body[: last[0].start()], last[0][1], body[last[0].end() :], past
 
 
 def _texts(row: Row) -> tuple[str, str]:
     """The user message and the reply, from `messages` where there are some, else from `prompt` and `output`."""
     messages = row.get("messages")
     if isinstance(messages, list) and messages:
-        said = {str(part.get("role")): str(part.get("content")) for part in messages if isinstance(part, dict)}
-        return said.get("user", ""), said.get("assistant", str(row.get("output", "")))
+        texts = {str(part.get("role")): str(part.get("content")) for part in messages if isinstance(part, dict)}
+        return texts.get("user", ""), texts.get("assistant", str(row.get("output", "")))
     return str(row.get("prompt", "")), _ASSISTANT.sub("", str(row.get("output", "")))
 
 
@@ -96,5 +106,5 @@ def _read_step(spool: IO[str], offset: int) -> ForeignStep:
 def _page(data: dict[str, Any]) -> ForeignPage | None:
     try:
         return from_axtree_text(data["page"], data["url"])
-    except ValueError:
+    except MALFORMED:
         return None

@@ -15,10 +15,11 @@ from dynaweb.web.page.text import parse_page
 from dynaweb.web.page.tree import PROPERTIES
 
 _LITERAL = r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\""
-_ATTRIBUTE = rf",? ([A-Za-z_][\w-]*)(?:=({_LITERAL}|[^,\s]+))?"
+# What is in `(?>...)`, or before a `+`, is never tried again another way, so that a line takes a time linear in it.
+_ATTRIBUTE = rf",? ([A-Za-z_][\w-]*+)(?:=((?>{_LITERAL}|[^,\s]+)))?+"
 _PART = re.compile(_ATTRIBUTE)
 _LINE = re.compile(
-    rf"(?P<tabs>\t*)(?:\[(?P<id>\w+)\] )?(?P<role>[A-Za-z][\w-]*) (?P<name>{_LITERAL})(?P<tail>(?:{_ATTRIBUTE})*)"
+    rf"(?P<tabs>\t*)(?:\[(?P<id>\w+)\] )?(?P<role>[A-Za-z][\w-]*) (?P<name>{_LITERAL})(?P<tail>(?:{_ATTRIBUTE})*+)"
 )
 _HTML_IDS = ("backend_node_id", "bid", "id")
 
@@ -45,13 +46,14 @@ def from_axtree_text(text: str, url: str) -> ForeignPage:
         if not line.strip():
             continue
         match = _LINE.fullmatch(line)
-        last = match is not None
-        if match is None:
+        node = _node(match, len(nodes) + 1) if match is not None else None
+        last = node is not None
+        if match is None or node is None:
             unread += 1
-        elif match["role"] == "RootWebArea" and not nodes:
-            title = _text(match["name"])
+        elif node.role == "RootWebArea" and not nodes:
+            title = node.name
         else:
-            nodes.append(_node(match, len(nodes) + 1))
+            nodes.append(node)
             if match["id"]:
                 ids[match["id"]] = len(nodes)
     if not nodes:
@@ -80,14 +82,14 @@ def from_html(source: str, url: str) -> ForeignPage:
 
     parsed = dom.load(url, source.encode("utf-8", "replace"))
     viewed = compact_view(parsed.tree())
-    shown = {parsed.elements[int(node.ref)]: node.id for node in viewed.nodes if node.ref is not None}
+    numbered = {parsed.elements[int(node.ref)]: node.id for node in viewed.nodes if node.ref is not None}
     ids: dict[str, int] = {}
     for element in parsed.root.iter():
         name = next((element.get(key) for key in _HTML_IDS if element.get(key)), None) if _is_tag(element) else None
-        near = next((one for one in (element, *element.iterancestors()) if one in shown), None) if name else None
+        near = next((one for one in (element, *element.iterancestors()) if one in numbered), None) if name else None
         if name is not None and near is not None:
-            ids.setdefault(name, shown[near])
-    title = next((" ".join((found.text or "").split()) for found in parsed.root.iter("title")), "")
+            ids.setdefault(name, numbered[near])
+    title = next((" ".join((element.text or "").split()) for element in parsed.root.iter("title")), "")
     if not viewed.nodes:
         raise ValueError("the document shows no element")
     nodes = tuple(replace(node, ref=None) for node in viewed.nodes)
@@ -98,11 +100,17 @@ def _is_tag(element: object) -> bool:
     return isinstance(getattr(element, "tag", None), str)
 
 
-def _node(match: re.Match[str], number: int) -> Node:
-    found = dict(_parts(match["tail"]))
-    props = tuple((key, found[key]) for key in PROPERTIES if found.get(key, "false") not in ("false", "False"))
+def _node(match: re.Match[str], number: int) -> Node | None:
+    """The element of a line; None where an escape in its texts means nothing."""
+    try:
+        attributes, name = dict(_parts(match["tail"])), _text(match["name"])
+    except (SyntaxError, ValueError):
+        return None
+    props = tuple(
+        (key, attributes[key]) for key in PROPERTIES if attributes.get(key, "false") not in ("false", "False")
+    )
     depth = max(0, len(match["tabs"]) - 1)
-    return Node(number, match["role"], _text(match["name"]), found.get("value"), props, depth)
+    return Node(number, match["role"], name, attributes.get("value"), props, depth)
 
 
 def _parts(tail: str) -> Iterator[tuple[str, str]]:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dynaweb.data.importers import ImportReport, files_of
 from dynaweb.errors import MissingError
 from dynaweb.plugin.discovery import library
 
 Row = dict[str, Any]
+LARGEST, BLOCK = 2**26, 2**16
+"""Characters of a row, bytes of a batch of rows; characters that are read at once."""
+MOST_ROWS = 64
+TOO_LONG, NO_OBJECT = f"its row is longer than {LARGEST >> 20} MiB", "its row is no JSON object"
+TOO_LARGE = f"its file is larger than {LARGEST >> 20} MiB"
 PATTERNS = ("*.jsonl", "*.json", "*.parquet")
 
 
@@ -21,7 +26,7 @@ def rows_of(source: str, report: ImportReport) -> Iterator[Row]:
         yield from _hub(source)
         return
     for file in files_of(source, *PATTERNS):
-        yield from _parquet(file) if file.suffix == ".parquet" else _json(file, report)
+        yield from _parquet(file, report) if file.suffix == ".parquet" else _json(file, report)
 
 
 def _is_name(source: str) -> bool:
@@ -31,45 +36,81 @@ def _is_name(source: str) -> bool:
 
 
 def _json(file: Path, report: ImportReport) -> Iterator[Row]:
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        if file.suffix == ".json" and lines.read(1) == "[":
-            lines.seek(0)
-            yield from _array(lines.read(), report)
+    with file.open(encoding="utf-8", errors="replace") as opened:
+        if file.suffix == ".json" and opened.read(1) == "[":
+            yield from _array(opened, report)
             return
-        lines.seek(0)
-        for line in lines:
-            if line.strip():
+        opened.seek(0)
+        while line := opened.readline(LARGEST):
+            if not line.endswith("\n") and len(line) == LARGEST:
+                while (rest := opened.readline(LARGEST)) and not rest.endswith("\n"):
+                    continue
+                _drop(report, TOO_LONG)
+            elif line.strip():
                 yield from _row(line, report)
 
 
-def _array(text: str, report: ImportReport) -> Iterator[Row]:
-    """The files of Mind2Web are arrays of about a hundred tasks each."""
-    try:
-        rows = json.loads(text)
-    except ValueError:
-        report.read += 1
-        report.drop("its file is no valid JSON")
-        return
-    yield from (item for item in rows if isinstance(item, dict))
+def _array(opened: IO[str], report: ImportReport) -> Iterator[Row]:
+    """The rows of an array whose bracket has been read, one at a time: Mind2Web's files have hundreds of MB."""
+    decoder, text, size, is_whole = json.JSONDecoder(), "", BLOCK, False
+    while True:
+        text = text.lstrip(" \t\r\n,")
+        try:
+            if text.startswith("]"):
+                return
+            row, end = decoder.raw_decode(text)
+            if end == len(text) and not is_whole and not isinstance(row, dict):
+                end = 0  # a number may go on in the next block
+        except (ValueError, RecursionError):
+            row, end = None, 0
+        if end:
+            text, size = text[end:], BLOCK
+            if isinstance(row, dict):
+                yield row
+            else:
+                _drop(report, NO_OBJECT)
+        elif is_whole or len(text) > LARGEST:
+            _drop(report, TOO_LONG if len(text) > LARGEST else "its file is no valid JSON")
+            return
+        else:
+            # Twice as much each time, so that a row of any size is parsed a few times only.
+            block = opened.read(size)
+            is_whole, size = not block, 2 * size
+            text += block
 
 
 def _row(line: str, report: ImportReport) -> Iterator[Row]:
     try:
-        rows = json.loads(line)
-    except ValueError:
-        rows = None
-    if isinstance(rows, dict):
-        yield rows
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    if isinstance(row, dict):
+        yield row
     else:
-        report.read += 1
-        report.drop("its row is no JSON object")
+        _drop(report, NO_OBJECT)
 
 
-def _parquet(file: Path) -> Iterator[Row]:
+def _drop(report: ImportReport, reason: str) -> None:
+    report.read += 1
+    report.drop(reason)
+
+
+def _parquet(file: Path, report: ImportReport) -> Iterator[Row]:
+    """Rows of each row group, so few at a time that one that repeats a large value cannot fill the memory."""
     parquet = library("pyarrow.parquet", "data")
-    with parquet.ParquetFile(file) as opened:
-        for batch in opened.iter_batches(batch_size=64):
-            yield from batch.to_pylist()
+    try:
+        with parquet.ParquetFile(file) as opened:
+            for group in range(opened.num_row_groups):
+                size = opened.metadata.row_group(group).total_byte_size
+                count = max(1, min(MOST_ROWS, LARGEST // max(1, size)))
+                for batch in opened.iter_batches(batch_size=count, row_groups=[group]):
+                    if batch.nbytes > LARGEST:
+                        report.read += batch.num_rows
+                        report.drop(TOO_LONG, batch.num_rows)
+                    else:
+                        yield from batch.to_pylist()
+    except (OSError, ValueError, MemoryError) as error:  # what pyarrow raises is one of these
+        _drop(report, f"its file is no whole Parquet file ({type(error).__name__})")
 
 
 def _hub(name: str) -> Iterator[Row]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dynaweb.config.files import MALFORMED
 from dynaweb.data.importers import ImportReport
 from dynaweb.data.importers.pages import ForeignPage
 from dynaweb.types import TARGETED, Action, Transition
@@ -16,9 +17,11 @@ from dynaweb.worldmodels.change import DONE, HISTORY
 
 _FENCE = re.compile(r"```(.*?)```", re.DOTALL)
 _TARGET = re.compile(r"\A\s*(click|hover|type|select)\s*\[(\w+)\]", re.IGNORECASE)
-_WHERE = re.compile(r"\s+where \[\w+\] is .*\Z", re.DOTALL)
-_DO = re.compile(r"""(\w+)=("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""")
+_WHERE = re.compile(r"(?<!\s)\s++where \[\w+\] is .*\Z", re.DOTALL)
+_DO = re.compile(r"""\b(\w++)=(?:("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+')|(["']))""")
 
+LONGEST = 100_000
+"""Letters of an action: it may write a text, and Python's parser takes memory for each."""
 LAST, NO_PAGE = "the last step has no page after it", "its page cannot be read"
 NO_ACTION, REFUSED = "its action cannot be read", "its action does not fit its page (no such element, or wrong kind)"
 STOP, GAP = "it is the closing stop", "the step after it is missing"
@@ -26,7 +29,7 @@ STOP, GAP = "it is the closing stop", "the step after it is missing"
 
 @dataclass(frozen=True, slots=True)
 class ForeignStep:
-    """One step: its page (None = unreadable), its action (a text says why there is none), and its place."""
+    """One step: its page (None = unreadable), its action (a text says why there is none, or no page), and its place."""
 
     page: ForeignPage | None
     action: Action | str
@@ -59,7 +62,7 @@ def transitions(
 
 def _unusable(step: ForeignStep, following: ForeignStep | None) -> str:
     if step.page is None:
-        return NO_PAGE
+        return step.action if isinstance(step.action, str) else NO_PAGE
     if isinstance(step.action, str):
         return step.action
     if step.action.kind == "stop":
@@ -91,7 +94,7 @@ def do_action(text: str, page: ForeignPage) -> Action | str:
     call = next((line.strip() for line in reversed(text.strip().split("\n")) if "(" in line), "")
     name, _, rest = call.partition("(")
     try:
-        arguments = {key: ast.literal_eval(value) for key, value in _DO.findall(rest)}
+        arguments = {key: ast.literal_eval(value) for key, value in _arguments(rest)}
     except (ValueError, SyntaxError):
         return NO_ACTION
     simple = {"go_backward": Action("go_back"), "go_forward": Action("go_forward")}
@@ -100,6 +103,14 @@ def do_action(text: str, page: ForeignPage) -> Action | str:
     if name == "exit":
         return Action("stop", text=str(arguments.get("message", "")))
     return _done(arguments, page) if name == "do" else NO_ACTION
+
+
+def _arguments(text: str) -> Iterator[tuple[str, str]]:
+    """Names and quoted values of a call, up to a value whose quote is never closed: what follows is inside of it."""
+    for match in _DO.finditer(text):
+        if match[3]:
+            return
+        yield match[1], match[2]
 
 
 def _done(arguments: dict[str, str], page: ForeignPage) -> Action | str:
@@ -129,9 +140,11 @@ def on_page(action: Action, page: ForeignPage) -> Action | str:
 
 def gym_action(text: str, page: ForeignPage) -> Action | str:
     """The last call in BrowserGym's high-level action set, such as `fill('12', 'tea')`."""
+    if len(text) > LONGEST:
+        return NO_ACTION
     try:
         body = ast.parse(text.strip()).body
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return NO_ACTION
     call = body[-1].value if body and isinstance(body[-1], ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
@@ -142,7 +155,7 @@ def gym_action(text: str, page: ForeignPage) -> Action | str:
             ast.literal_eval(word.value) for word in call.keywords if word.arg in ("value", "options", "text")
         ]
         return _called(call.func.id, arguments, page)
-    except (ValueError, TypeError):
+    except (*MALFORMED, SyntaxError, MemoryError):
         # Agents also call with what is no number, or too little.
         return NO_ACTION
 

@@ -13,21 +13,18 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from dynaweb.config.files import MALFORMED
 from dynaweb.data.importers import ImportReport, files_of
 from dynaweb.data.importers.pages import ForeignPage, from_html, from_webarena_text
-from dynaweb.data.importers.rows import Row, rows_of
+from dynaweb.data.importers.rows import LARGEST, TOO_LARGE, Row, rows_of
 from dynaweb.data.importers.steps import NO_ACTION, NO_PAGE, ForeignStep, do_action, transitions, webarena_action
 from dynaweb.types import Action, Transition
 
 SOURCE = "webarena"
 _NEW = "<h2>New Page</h2>"
-_CONFIG = re.compile(r"<pre>(.*?)</pre>", re.DOTALL)
-_URL = re.compile(r"<h3 class='url'><a href=.*?>URL: (.*?)</a></h3>", re.DOTALL)
-_PAGE = re.compile(r"<div class='state_obv'><pre>(.*?)</pre>\s*</?div", re.DOTALL)
-_ACTIONS = tuple(
-    re.compile(rf"<div class='{name}'[^>]*><pre>(.*?)</pre>", re.DOTALL)
-    for name in ("parsed_action", "raw_parsed_prediction")
-)
+_END = "</pre>"
+_AFTER_PAGE = re.compile(r"</pre>\s*+</?div")
+_ACTIONS = ("parsed_action", "raw_parsed_prediction")
 
 
 def read(source: str, report: ImportReport) -> Iterator[Transition]:
@@ -37,6 +34,10 @@ def read(source: str, report: ImportReport) -> Iterator[Transition]:
 
 
 def _render(file: Path, report: ImportReport) -> Iterator[Transition]:
+    if file.stat().st_size > LARGEST:
+        report.read += 1
+        report.drop(TOO_LARGE)
+        return
     head, *parts = file.read_text(encoding="utf-8", errors="replace").split(_NEW)
     config = _config(head)
     report.read += len(parts)
@@ -46,18 +47,19 @@ def _render(file: Path, report: ImportReport) -> Iterator[Transition]:
 
 
 def _config(head: str) -> dict[str, str]:
-    match = _CONFIG.search(head)
-    lines = match[1].split("\n") if match is not None else []
+    lines = (_between(head, "<pre>", _END) or "").split("\n")
     return {key.strip(): html.unescape(value.strip()) for key, _, value in (line.partition(":") for line in lines)}
 
 
 def _rendered(part: str, order: int) -> ForeignStep:
-    url, page = _URL.search(part), _PAGE.search(part)
-    if url is None or page is None:
+    url = _between(part, "<h3 class='url'><a href=", "</a></h3>", skip=">URL: ")
+    _, start, text = part.partition("<div class='state_obv'><pre>")
+    end = _AFTER_PAGE.search(text)
+    if url is None or not start or end is None:
         return ForeignStep(None, NO_PAGE, order)
     try:
-        seen = from_webarena_text(html.unescape(page[1]), html.unescape(url[1]))
-    except ValueError:
+        seen = from_webarena_text(html.unescape(text[: end.start()]), html.unescape(url))
+    except MALFORMED:
         return ForeignStep(None, NO_PAGE, order)
     return ForeignStep(seen, _rendered_action(part, seen), order)
 
@@ -65,11 +67,22 @@ def _rendered(part: str, order: int) -> ForeignStep:
 def _rendered_action(part: str, page: ForeignPage) -> Action | str:
     """What was understood; where that cannot be read, what the model said."""
     answer: Action | str = NO_ACTION
-    for pattern in _ACTIONS:
-        match = pattern.search(part)
-        if match is not None and isinstance(answer, str):
-            answer = webarena_action(html.unescape(match[1]), page)
+    for name in _ACTIONS:
+        text = _between(part, f"<div class='{name}'", _END, skip="><pre>")
+        if text is not None and isinstance(answer, str):
+            answer = webarena_action(html.unescape(text), page)
     return answer
+
+
+def _between(text: str, start: str, end: str, *, skip: str = "") -> str | None:
+    """What stands between the first `start`, after it the first `skip`, and the next `end`; None where one is missing.
+
+    The searches go forward only, so that a text of any size and content takes a time that is linear in it.
+    """
+    _, first, rest = text.partition(start)
+    _, second, rest = rest.partition(skip) if skip else ("", start, rest)
+    inner, last, _ = rest.partition(end)
+    return inner if first and second and last else None
 
 
 def _traces(file: Path, report: ImportReport) -> Iterator[Transition]:
@@ -92,6 +105,6 @@ def _traced(row: Row, name: str, at: int, start: int) -> ForeignStep:
     order = index - start if isinstance(index, int) else at
     try:
         page = from_html(str(row["html"]), str(row.get("url") or f"{SOURCE}:{name}"))
-    except (KeyError, ValueError):
+    except MALFORMED:
         return ForeignStep(None, NO_PAGE, order)
     return ForeignStep(page, do_action(str(row.get("response", "")), page), order)
