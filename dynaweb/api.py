@@ -470,14 +470,24 @@ def report_server(run: str | Path, *, each: int | None = 100, port: int = 0) -> 
     return server_for(Path(run), each=each, port=port)
 
 
-def import_data(name: str, source: str | Path, store: str | Path) -> ImportReport:
-    """Add other people's data (`nnetnav`, `webarena`, `browsergym`, `mind2web`) to a transition store
-    (`dynaweb data import`); the report counts what was kept, and what was left out and why."""
-    from dynaweb.data.importers import ImportReport, read_foreign
-    from dynaweb.data.store import TransitionStore
+def import_data(
+    name: str, source: str | Path, store: str | Path, *, trajectories: bool = False, only: str = ""
+) -> ImportReport:
+    """Add other people's data (`nnetnav`, `webarena`, `browsergym`, `mind2web`) or a `run` of ours to a store
+    (`dynaweb data import`): its transitions, or with `trajectories` its whole episodes; `only` those that were
+    `checked` or `judged` to be successes. The report counts what was taken, and what was left out and why."""
+    from dynaweb.data.demonstrations import one_of
+    from dynaweb.data.importers import ImportReport, read_foreign, read_trajectories
+    from dynaweb.data.store import TrajectoryStore, TransitionStore
 
     report = ImportReport()
-    TransitionStore(Path(store)).extend(read_foreign(name, str(source), report))
+    if trajectories:
+        wanted = one_of(only) if only else None
+        TrajectoryStore(Path(store)).extend(read_trajectories(name, str(source), report, wanted))
+    elif only:
+        raise ConfigError("only whole episodes are successes or not; import them with --trajectories")
+    else:
+        TransitionStore(Path(store)).extend(read_foreign(name, str(source), report))
     return report
 
 

@@ -11,40 +11,46 @@ from dynaweb.cli import options as o
 
 data_app = o.group("Stores of real transitions: import, export, look at, label.")
 
-StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="A transition store (.jsonl.gz).")]
+StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="A store (.jsonl.gz).")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 
 
 @data_app.command("import")
 def import_data(
-    name: Annotated[str, typer.Argument(metavar="FORMAT", help="nnetnav, webarena, browsergym or mind2web.")],
+    name: Annotated[str, typer.Argument(metavar="FORMAT", help="nnetnav, webarena, browsergym, mind2web or run.")],
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file, a folder, or a data set of the hub.")],
     store: StorePath,
+    trajectories: Annotated[
+        bool, typer.Option("--trajectories", help="Whole episodes, for data.demos; default: transitions.")
+    ] = False,
+    only: o.Only = None,
     append: Annotated[bool, typer.Option("--append", help="Add to a store that is there.")] = False,
     as_json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
-    """Read other people's data into a transition store, and say what was left out and why."""
+    """Read other people's data, or a run's episodes, into a store, and say what was left out and why."""
     from dynaweb import api
     from dynaweb.cli.output import emit
     from dynaweb.errors import EXIT_FAILED
 
     if not append:
         _refuse_existing(store, "--append adds to it")
-    report = api.import_data(name, source, store)
+    report = api.import_data(name, source, store, trajectories=trajectories, only=only or "")
+    records = report.trajectories if trajectories else report.transitions
     counts = {
         "read": report.read,
-        "kept": report.transitions,
+        "kept": records,
         "dropped": dict(report.dropped),
         "noted": dict(report.noted),
+        **({"dropped_episodes": dict(report.dropped_episodes)} if trajectories else {}),
     }
-    written = store if report.transitions else None
+    written = store if records else None
     emit(
         {**counts, "store": written},
         f"{report}\n{written or f'nothing was kept: {store} is as it was'}",
         as_json=as_json,
     )
-    if not report.transitions:
+    if not records:
         raise typer.Exit(EXIT_FAILED)
 
 

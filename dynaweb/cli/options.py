@@ -44,6 +44,10 @@ Agent = Annotated[
     str | None,
     typer.Option("--agent", metavar="KIND", help="At evaluation: direct, or lookahead in a world model."),
 ]
+Only = Annotated[
+    str | None,
+    typer.Option("--only", metavar="WHO", help="Successes only: checked by the environment, or judged by a judge."),
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random choice.")]
 Thorough = Annotated[bool, typer.Option("--thorough", help="360 held-out episodes and all control arms.")]
 Observe = Annotated[

@@ -13,13 +13,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from dynaweb.config.keys import digest, file_key
 from dynaweb.data.store import SUFFIX, TrajectoryStore
-from dynaweb.errors import ConfigError, MissingError
+from dynaweb.errors import ConfigError, MissingError, hint
 from dynaweb.types import NO_PROMPT, EpisodeFacts, Judgement, Step, Task, Trajectory
 
+Only = Literal["checked", "judged"]
+"""Whose word of a success counts: the environment's own check, or a judge."""
+ONLY: tuple[Only, ...] = get_args(Only)
 SUCCESS = 0.5
 """A score from here on counts as success, as in `dynaweb.judges.reward`."""
 RUN_STORES = ("collected", "demos", "experts")
@@ -75,6 +79,21 @@ def unusable(trajectory: Trajectory) -> str:
     if all(step.action is None or step.error for step in trajectory.steps):
         return "no step has an action that was done"
     return ""
+
+
+def passes(trajectory: Trajectory, only: Only) -> bool:
+    """Whether an episode is a success by the environment's check (`checked`), or by a judge (`judged`)."""
+    verdict = trajectory.facts.verdict if only == "checked" else trajectory.judgement
+    score = verdict.score if verdict is not None else None
+    return trajectory.end != "infrastructure" and score is not None and score >= SUCCESS
+
+
+def one_of(only: str) -> Only:
+    """The `Only` of that name. Raises `ConfigError` for another."""
+    for name in ONLY:
+        if name == only:
+            return name
+    raise ConfigError(f"--only {only} is not known; {hint(only, ONLY)}")
 
 
 def score_of(trajectory: Trajectory) -> float | None:
