@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
-from dynaweb.errors import ConfigError, EngineError
+from dynaweb.errors import EngineError
 
 if TYPE_CHECKING:
     import torch
@@ -780,50 +780,6 @@ class ParsedReply:
     reasoning: str = ""
     action: Action | None = None
     error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptSettings:
-    """What a prompt layer is told of its model and of the recipe. All lengths are in tokens; 0 = nobody said.
-
-    `ends`: ids that end a reply by the model's `generation_config`. `template`: arguments of the chat template; None =
-    those of `dynaweb.policy.template`. `context`: positions of the model, prompt and answer together.
-    """
-
-    ends: tuple[int, ...] = ()
-    template: Mapping[str, Any] | None = None
-    context: int = 0
-    policy_prompt: int = 0
-    """Longest prompt of the policy; 0 = as `prompt`."""
-    policy_reply: int = 0
-    """Longest reply of the policy."""
-    prompt: int = 0
-    """Longest prompt of world model and judge."""
-    reply: Callable[[], int] = int
-    """Longest answer of the world model; asked for when a prompt of it, or of a judge, is written."""
-
-    def room(self, most: int, *, policy: bool = False) -> int:
-        """Longest prompt: as set, else what the model has room for beside the answer, and `most` at most.
-
-        Raises `ConfigError` when the model has no room for what is set.
-        """
-        wanted = (policy and self.policy_prompt) or self.prompt
-        if not self.context:
-            return wanted or most
-        answer = self.policy_reply if policy else self.reply()
-        left = self.context - answer
-        if max(wanted, 1) > left:
-            role = "policy" if policy else "model"
-            longest = "policy.max_new_tokens" if policy else "wm.max_new_tokens"
-            raise ConfigError(
-                f"the model has {self.context} positions, and a prompt of {wanted or 'any'} tokens with an answer of "
-                f"{answer} does not fit into them; lower {role}.max_prompt_tokens or {longest}, or choose another model"
-            )
-        return wanted or min(most, left)
-
-
-PLAIN = PromptSettings()
-"""Nobody said anything."""
 
 
 class PromptFormat(Protocol):

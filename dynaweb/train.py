@@ -328,6 +328,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
         total_steps=rl.updates * steps,
         warmup=rl.warmup * steps,
         max_grad_norm=rl.max_grad_norm,
+        temperature=rl.temperature,
     )
     critic = want.critic if mode == "policy" else None
     start = have.need("sft").model

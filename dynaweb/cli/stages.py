@@ -54,7 +54,11 @@ def evaluate(
     options: o.StageOptions,
     policy: Annotated[
         str | None,
-        typer.Option("--policy", metavar="DIR|NAME", help="Folder of weights, or sft (default), base, expert, random."),
+        typer.Option(
+            "--policy",
+            metavar="DIR|NAME",
+            help="Folder of weights, or sft (default), base, expert, random, server:MODEL (see `policy.server`).",
+        ),
     ] = None,
     episodes: Annotated[int | None, typer.Option("--episodes", min=1, help="How many held-out episodes.")] = None,
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Episodes that are open at once.")] = None,

@@ -23,10 +23,10 @@ from dynaweb.pipeline.context import RunContext
 from dynaweb.pipeline.judge import FITTED, judge_named, to_fit
 from dynaweb.report.summary import StageResult, evaluated
 from dynaweb.report.world_model import write_scores
-from dynaweb.rollout.agents import POLICIES, WITHOUT_MODEL
+from dynaweb.rollout.agents import POLICIES, SERVER, WITHOUT_MODEL
 from dynaweb.runs import write_json
 from dynaweb.stages.arms import lookahead, lookahead_key, looks_ahead
-from dynaweb.stages.evaluate import audit_judge, audits, evaluate_arm, without_model
+from dynaweb.stages.evaluate import audit_judge, audits, evaluate_arm, without_weights
 from dynaweb.stages.graded import graded_rollouts
 from dynaweb.stages.judge_fit import fit_judge as fit_judge_stage
 from dynaweb.stages.judge_fit import read_graded
@@ -100,8 +100,8 @@ async def evaluate(ctx: RunContext, policy: str | Path | None, world_model: Path
     the one that the recipe fits.
     """
     arm, weights, key = await _policy(ctx, policy)
-    if arm in WITHOUT_MODEL:
-        played = await evaluate_arm(ctx, arm, weights, key, player=without_model(arm, ctx), by_task=True)
+    if arm in WITHOUT_MODEL or arm.startswith(SERVER):
+        played = await evaluate_arm(ctx, arm, weights, key, player=without_weights(arm, ctx), by_task=True)
         ctx.keep(played, f"eval-{arm}")
         return evaluated(arm, _folder(ctx), weights, played.episodes(), judged=False)
     # What the judge says of the evaluated episodes is audited, so it is fitted as in a run.
@@ -127,13 +127,18 @@ async def evaluate(ctx: RunContext, policy: str | Path | None, world_model: Path
 
 def check_policy(policy: str | Path | None) -> None:
     """Before anything is made. Raises `ConfigError` for what is no name and no folder."""
-    if policy is not None and str(policy) not in POLICIES and not Path(policy).is_dir():
-        raise ConfigError(f"no policy is called {policy}; name a folder of weights, or one of {', '.join(POLICIES)}")
+    if policy is None or str(policy) in POLICIES or Path(policy).is_dir():
+        return
+    if not str(policy).removeprefix(SERVER) or not str(policy).startswith(SERVER):
+        names = f"{', '.join(POLICIES)}, {SERVER}MODEL"
+        raise ConfigError(f"no policy is called {policy}; name a folder of weights, or one of {names}")
 
 
 def check_evaluation(ctx: RunContext, policy: str | Path | None) -> None:
     """Raise what the model, and for look-ahead all parts of the recipe together, are refused for."""
-    if str(policy) not in WITHOUT_MODEL:
+    if str(policy).startswith(SERVER):
+        without_weights(str(policy), ctx)
+    elif str(policy) not in WITHOUT_MODEL:
         (check_together if looks_ahead(ctx) else check_model)(ctx)
 
 
@@ -258,7 +263,7 @@ async def _policy(ctx: RunContext, policy: str | Path | None) -> tuple[str, Path
     if policy is None or str(policy) == "sft":
         tuned = (await train.artifacts_for(ctx, "sft")).need("sft")
         return "sft", tuned.model, tuned.key
-    if str(policy) in POLICIES:
+    if str(policy) in POLICIES or str(policy).startswith(SERVER):
         return str(policy), None, str(policy)
     folder = Path(policy)
     weights = folder / MODEL if (folder / MODEL).is_dir() else folder

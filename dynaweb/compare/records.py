@@ -9,6 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from dynaweb.config.files import understood
 from dynaweb.errors import CheckpointError
 from dynaweb.events import JUDGE_OF
 from dynaweb.report.data import Arm, Measure, ReportData
@@ -24,6 +25,8 @@ COSTS = {
     "seconds": "wall-clock time of all stages",
 }
 """What a run cost, in words. Of a stage that was found in the cache: what it cost when it was made."""
+MOST = 10**9
+"""More episodes than this no run has."""
 Episodes = Mapping[str, float | None]
 """Success in [0, 1] by episode (None = not graded); an episode is its task's id, numbered where it was played twice."""
 
@@ -75,10 +78,11 @@ def read_run(folder: Path) -> RunRecord:
             f"{folder} has no evaluated arm: the run is {data.status or 'unfinished'}; go on with "
             f"`dynaweb run --resume --out {quote(str(folder))}`, or leave it out"
         )
-    rows = list(read_jsonl(folder / "metrics.jsonl"))
     settings = {item.path: item.value for item in data.settings}
-    episodes = {arm.name: named(arm.outcomes[0], _tasks(rows, arm.name)) for arm in data.arms}
-    return RunRecord(folder, data.seed, settings, data, episodes, _judge(rows))
+    with understood(folder / "metrics.jsonl"):
+        rows = list(read_jsonl(folder / "metrics.jsonl"))
+        episodes = {arm.name: named(arm.outcomes[0], _tasks(rows, arm.name)) for arm in data.arms}
+        return RunRecord(folder, data.seed, settings, data, episodes, _judge(rows))
 
 
 def named(outcomes: Iterable[float | None], tasks: list[str]) -> dict[str, float | None]:
@@ -114,6 +118,8 @@ def _errors(metrics: Mapping[str, float | None]) -> dict[str, Estimate]:
     errors = {}
     for label, share, count in kinds:
         n = int(metrics.get(count) or 0)
+        if not 0 <= n < MOST:
+            raise ValueError(f"{count} is {n}")
         errors[label] = wilson(round((metrics.get(share) or 0.0) * n), n)
     return errors
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +20,18 @@ MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError
 """What code that expects one shape of data raises for another."""
 
 
-def read_json(path: Path, kind: type[T], *, error: type[DynawebError] = CheckpointError, advice: str = RESTORE) -> T:
-    """The JSON document in a file. Raises `error`, naming the file, unless it can be read and is of that kind."""
+def read_json(
+    path: Path,
+    kind: type[T],
+    *,
+    error: type[DynawebError] = CheckpointError,
+    advice: str = RESTORE,
+    finite: bool = False,
+) -> T:
+    """The JSON document in a file. Raises `error`, naming the file, unless it can be read and is of that kind.
+
+    `finite` as for `parse_json`.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as failure:
@@ -28,15 +40,19 @@ def read_json(path: Path, kind: type[T], *, error: type[DynawebError] = Checkpoi
     except UnicodeDecodeError as failure:
         raise error(f"{path} is damaged (it is not UTF-8 text: {failure.reason}); {advice}") from failure
     try:
-        return parse_json(text, kind)
+        return parse_json(text, kind, finite=finite)
     except ValueError as failure:
         raise error(f"{path} is damaged ({failure}); {advice}") from failure
 
 
-def parse_json(text: str, kind: type[T]) -> T:
-    """The JSON document in a text. Raises `ValueError` unless it is one, and of that kind."""
+def parse_json(text: str, kind: type[T], *, finite: bool = False) -> T:
+    """The JSON document in a text. Raises `ValueError` unless it is one, and of that kind.
+
+    No whole number has more digits than a float can have. With `finite`, as in records that dynaweb writes, there is no
+    NaN and no infinity either.
+    """
     try:
-        document = json.loads(text)
+        document = (_FINITE if finite else _ANY).decode(text)
     except RecursionError as failure:
         raise ValueError("it is nested too deep") from failure
     if not isinstance(document, kind):
@@ -45,12 +61,30 @@ def parse_json(text: str, kind: type[T]) -> T:
     return document
 
 
+def _integer(digits: str) -> int:
+    if len(digits) > DIGITS:
+        raise ValueError(f"it holds a whole number of {len(digits)} digits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"it holds {digits:.20}, which is no finite number")
+    return number
+
+
+DIGITS = sys.float_info.max_10_exp
+_ANY = json.JSONDecoder(parse_int=_integer)
+_FINITE = json.JSONDecoder(parse_int=_integer, parse_float=_finite, parse_constant=_finite)
+
+
 @contextmanager
 def understood(path: Path, *, advice: str = RESTORE) -> Iterator[None]:
     """Inside, what a document lacks or holds in a wrong place becomes a `CheckpointError` that names its file."""
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError) as failure:
+    except MALFORMED as failure:
         what = f"{type(failure).__name__}: {failure}"
         raise CheckpointError(f"{path} is damaged (it does not hold what it should: {what}); {advice}") from failure
 

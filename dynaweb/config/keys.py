@@ -53,6 +53,7 @@ Activity = Literal[
     "refresh",
     "validation",
     "eval-weights",
+    "eval-server",
     "lookahead",
 ]
 """What a stage does. Its own name says most of it; the last group it does only where the recipe asks for it, so that

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.files import expanded
+from dynaweb.config.fitting import PATHS, settings_for
 from dynaweb.errors import ConfigError, hint
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ THOROUGH: Mapping[str, Any] = {"eval.episodes": 360, "controls.filtered_bc": Tru
 """What `--thorough` changes: more held-out episodes, the second control arm, and a choice of the longer SFT's length
 where the recipe does not say which to try."""
 
+MODEL = "model.path"
 TASKS, TASK_SETTINGS = "env.tasks", "env.task_settings"
 """Where an environment that dreams names the environment whose tasks it dreams of, and has that one's settings."""
 
@@ -57,11 +59,22 @@ class Layers:
                     self.values[path], self.origins[path] = value, origin
             elif kind == "env" and TASKS in values and values[TASKS] != self._tasks():
                 self._drop(TASK_SETTINGS)
+        former = self.values.get(MODEL)
         for path, value in values.items():
             self._drop(path)
             self._drop_above(path)
             self.values[path] = value
             self.origins[path] = origins[path]
+        if isinstance(model := self.values.get(MODEL), str) and model != former:
+            self._fit(model, values)
+
+    def _fit(self, model: str, layer: Mapping[str, Any]) -> None:
+        """Settings that lower layers have for another model give way to those of this one's size."""
+        fitting, origin = settings_for(model, str(self.values.get("wm.name")))
+        for path in PATHS - layer.keys():
+            self._drop(path)
+            if path in fitting:
+                self.values[path], self.origins[path] = fitting[path], origin
 
     def _carried(self, name: Any, tasks: Any) -> dict[str, tuple[Any, str]]:
         """What is set for the tasks' environment, by the path that it has in the environment `name`, with origins."""
@@ -186,6 +199,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"recipe {path} nests its values too deep; no setting needs that") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"recipe {path} is not UTF-8 text: {error}") from error
+    except ValueError as error:  # of a number with thousands of digits
+        raise ConfigError(f"recipe {path} cannot be read: {error}") from error
     except OSError as error:
         raise ConfigError(f"recipe {path} cannot be read: {error.strerror}") from error
 

@@ -190,6 +190,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def _toml(value: Any) -> str:
     if value is None:
         return "(unset)"
+    if value == {}:
+        return "{}"
     from tomli_w import dumps  # only when something is printed
 
     return dumps({"v": value}).partition("=")[2].strip()

@@ -67,24 +67,27 @@ class Run(Section):
     """Metrics of updates in these lines, by name or by the beginning of it; empty = all."""
 
 
+_MODEL: tuple[Activity, ...] = (
+    "sft",
+    "graded",
+    "judge-fit",
+    "world-model",
+    "drift",
+    "rl",
+    "judge-audit",
+    "eval-weights",
+)
+
+
 class Model(Section):
     """The language model that plays policy, world model and judge."""
 
-    MATTERS_TO = (
-        "sft",
-        "graded",
-        "judge-fit",
-        "world-model",
-        "drift",
-        "rl",
-        "judge-audit",
-        "eval-weights",
-    )
+    MATTERS_TO = _MODEL
 
     path: str = "tiny"
     """`tiny` (shipped), `smollm2` (SmolLM2-135M-Instruct, out of a Python package), a folder, or the name of a Hugging
     Face causal language model."""
-    format: str = "auto"
+    format: Annotated[str, Matters(*_MODEL, "eval-server")] = "auto"
     """Prompt layer: `compact` for the tiny model, `chat` for models with a chat template (`auto` tells them apart),
     `webvoyager` for the same in the words and the grammar of WebVoyager's text-only agents, or a plugin's own."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -119,18 +122,26 @@ class EngineChoice(BaseModel):
         return dict(self.model_extra or {})
 
 
+_POLICY: tuple[Activity, ...] = ("sft", "explore", "graded", "rl", "eval-weights", "eval-server")
+"""What asks a policy, or learns from what it is asked."""
+
+
 class Policy(Section):
     """How the policy is played. `[wm.engine]` and `[reward.engine]` say the same of the world model and the judge."""
 
     MATTERS_TO = ("explore", "graded", "rl", "eval-weights")
+    FILES: ClassVar[frozenset[str]] = frozenset({"prompt"})
 
     engine: EngineChoice = EngineChoice()
     """What turns the policy's prompts into tokens."""
-    max_prompt_tokens: Annotated[int, Matters("sft", "explore", "graded", "rl", "eval-weights")] = Field(
-        default=0, ge=0
-    )
+    server: Annotated[Server, Matters("eval-server")] = Field(default_factory=Server)
+    """The server of a policy to compare with: `dynaweb eval --policy server:NAME`."""
+    prompt: Annotated[str, Matters(*_POLICY)] = ""
+    """A file with the policy's prompt, in TOML (`dynaweb.policy.prompt_file`); empty = that of `model.format`. Chat
+    models only."""
+    max_prompt_tokens: Annotated[int, Matters(*_POLICY)] = Field(default=0, ge=0)
     """Longest prompt of the policy in tokens; 0 = as `model.max_prompt_tokens`."""
-    max_new_tokens: Annotated[int, Matters("sft", "explore", "graded", "rl", "eval-weights")] = Field(default=48, ge=1)
+    max_new_tokens: Annotated[int, Matters(*_POLICY)] = Field(default=48, ge=1)
     """Longest reply of the policy in tokens. A model that thinks before it answers needs room for its thought: a reply
     that ends inside of one is invalid."""
 

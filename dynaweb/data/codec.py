@@ -18,6 +18,7 @@ With `pages`, an observation is replaced by what `pages.put` returns for it: so 
 from __future__ import annotations
 
 import math
+import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
@@ -145,8 +146,7 @@ def _decode_tagged(data: dict[str, Json], pages: Pages | None) -> Any:
 @cache
 def _classes() -> dict[str, type]:
     """Every class that can be written, by name."""
-    values = (value for value in vars(words).values())
-    return {cls.__name__: cls for cls in values if isinstance(cls, type) and is_dataclass(cls)}
+    return {cls.__name__: cls for cls in vars(words).values() if isinstance(cls, type) and is_dataclass(cls)}
 
 
 @cache
@@ -223,7 +223,7 @@ def _prompt_codec(plain: _Codec) -> _Codec:
         return plain.encode(value, pages) if value.images or value.cut else list(value.ids)
 
     def decode(data: Json, pages: Pages | None) -> words.Prompt:
-        prompt: words.Prompt = words.Prompt(tuple(data)) if isinstance(data, list) else plain.decode(data, pages)
+        prompt: words.Prompt = plain.decode({"ids": data} if isinstance(data, list) else data, pages)
         return prompt
 
     return _Codec(encode, decode)
@@ -292,16 +292,66 @@ def _paged(plain: _Codec) -> _Codec:
 
 
 _FREE = _Codec(_encode_free, _decode_free)
-_SCALARS = frozenset({str, int, bool, type(None)})
-_AS_IS = _Codec(lambda value, pages: value, lambda data, pages: data)
+_NUMBERS: frozenset[type] = frozenset({int, float, bool})
+_SCALARS: frozenset[type] = _NUMBERS | {str, type(None)}
+_LARGEST = 10**sys.float_info.max_10_exp
+"""A whole number is smaller, so that it can be a float."""
+
+
+@cache
+def _of_scalars(members: frozenset[type]) -> _Codec:
+    """Numbers stand for each other, as in Python; a text does not stand for a number, nor null for either."""
+    numbers = _NUMBERS if members & _NUMBERS else frozenset[type]()
+    # Most of a page are texts and small numbers, of which there are very many.
+    plain = frozenset(members - {int, float}) | (numbers & {bool})
+
+    def decode(data: Json, pages: Pages | None) -> Any:
+        if type(data) in plain:
+            return data
+        if type(data) is int and numbers and -_LARGEST < data < _LARGEST:
+            return data
+        value = _decode_free(data, None) if isinstance(data, dict) else data
+        if type(value) is float and numbers and (float in members or value.is_integer()):
+            return value
+        names = " or ".join(sorted(member.__name__ for member in members))
+        raise ValueError(f"{data!r:.80} stands where {names} belongs")
+
+    return _Codec(_encode_free if float in members else _as_it_is, decode)
+
+
+def _as_it_is(value: Any, pages: Pages | None) -> Json:
+    return value
+
+
+def _of_literal(values: tuple[Any, ...]) -> _Codec:
+    def decode(data: Json, pages: Pages | None) -> Any:
+        if type(data) not in _SCALARS or data not in values:
+            raise ValueError(f"{data!r:.80} is none of {', '.join(map(str, values))}")
+        return data
+
+    return _Codec(_as_it_is, decode)
+
+
+def _decode_mapping(data: Json, pages: Pages | None) -> Any:
+    value = _decode_free(data, pages)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{data!r:.80} stands where an object belongs")
+    return value
+
+
+_MAPPING = _Codec(_encode_free, _decode_mapping)
 
 
 @cache
 def _of_hint(hint: Any) -> _Codec:
     """The codec of an annotation; unions of classes and free mappings name the class of each value."""
     origin = get_origin(hint)
-    if hint in _SCALARS or origin is Literal:
-        return _AS_IS
+    if hint in _SCALARS:
+        return _of_scalars(frozenset({hint}))
+    if origin is Literal:
+        return _of_literal(get_args(hint))
+    if origin is Mapping:
+        return _MAPPING
     if isinstance(hint, type) and is_dataclass(hint):
         return _of_class(hint)
     if origin in (Union, types.UnionType):
@@ -312,8 +362,8 @@ def _of_hint(hint: Any) -> _Codec:
 def _of_union(members: tuple[Any, ...]) -> _Codec:
     rest = tuple(member for member in members if member is not type(None))
     if all(member in _SCALARS for member in rest):
-        return _AS_IS
-    return _optional(_of_hint(rest[0])) if len(rest) == 1 and rest[0] is not float else _FREE
+        return _of_scalars(frozenset(members))
+    return _optional(_of_hint(rest[0])) if len(rest) == 1 else _FREE
 
 
 def _optional(inner: _Codec) -> _Codec:
@@ -325,15 +375,27 @@ def _optional(inner: _Codec) -> _Codec:
 
 def _of_tuple(members: tuple[Any, ...]) -> _Codec:
     if len(members) == 2 and members[1] is Ellipsis:
-        inner = _of_hint(members[0])
-        if inner is _AS_IS:
-            return _Codec(lambda value, pages: list(value), lambda data, pages: tuple(data))
-        return _Codec(
-            lambda value, pages: [inner.encode(item, pages) for item in value],
-            lambda data, pages: tuple([inner.decode(item, pages) for item in data]),
-        )
+        return _of_row(members[0])
     each = [_of_hint(member) for member in members]
     return _Codec(
         lambda value, pages: [codec.encode(item, pages) for codec, item in zip(each, value, strict=True)],
         lambda data, pages: tuple([codec.decode(item, pages) for codec, item in zip(each, data, strict=True)]),
     )
+
+
+def _of_row(member: Any) -> _Codec:
+    """Any number of values of one kind; numbers, such as token ids, are taken as they are."""
+    inner = _of_hint(member)
+    plain = {int: frozenset({int}), float: _NUMBERS}.get(member, frozenset())
+
+    def encode(value: Any, pages: Pages | None) -> Json:
+        return list(value) if inner.encode is _as_it_is else [inner.encode(item, pages) for item in value]
+
+    def decode(data: Json, pages: Pages | None) -> Any:
+        if not isinstance(data, list):
+            raise ValueError(f"{data!r:.80} stands where a list belongs")
+        if data and plain.issuperset(map(type, data)) and min(data) > -_LARGEST and max(data) < _LARGEST:
+            return tuple(data)
+        return tuple([inner.decode(item, pages) for item in data])
+
+    return _Codec(encode, decode)

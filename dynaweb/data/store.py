@@ -18,6 +18,7 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
+from dynaweb.config.files import MALFORMED
 from dynaweb.data.chunks import ChunkFile
 from dynaweb.data.codec import Json, read, read_page, to_json
 from dynaweb.errors import CheckpointError, MissingError
@@ -131,9 +132,10 @@ class Store(Generic[T]):
         for line in lines[skip:]:
             self._pages.chunk = index
             try:
-                yield read(json.loads(line), self.record, self._pages)
-            except (ValueError, KeyError, TypeError) as error:
+                record: T = read(_parse(line), self.record, self._pages)
+            except MALFORMED as error:
                 raise CheckpointError(f"{self.path}: a record of chunk {index} cannot be read: {error}") from error
+            yield record
 
 
 class TrajectoryStore(Store[Trajectory]):
@@ -161,6 +163,13 @@ def existing(path: Path) -> TransitionStore:
 
 
 _PAGE_LINE = '{"page":'
+
+
+def _no_number(name: str) -> Json:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+_parse = json.JSONDecoder(parse_constant=_no_number).decode
 
 
 def _dump(data: Json) -> str:
@@ -244,6 +253,6 @@ class _PageCache:
             raise ValueError(f"a record refers to chunk {chunk}, which is not there")
         lines = [line for line in self._file.lines(chunk) if line.startswith(_PAGE_LINE)]
         for position, line in enumerate(lines):
-            self._pages[chunk, position] = read_page(json.loads(line)["page"])
+            self._pages[chunk, position] = read_page(_parse(line)["page"])
         while len(self._pages) > max(CACHED_PAGES, len(lines)):
             self._pages.popitem(last=False)

@@ -348,9 +348,9 @@ def _text(message: Any) -> tuple[str, str]:
         )
     if content is not None and not isinstance(content, str):
         raise ReplyError(f"the content of the server's message is no text ({type(content).__name__})")
-    fields = [getattr(message, name, None) for name in ("reasoning_content", "reasoning")]
-    thought = next((text for text in fields if isinstance(text, str) and text), "")
-    text = content or ""
+    fields: list[Any] = [getattr(message, name, None) for name in ("reasoning_content", "reasoning")]
+    thought: str = next((words for words in fields if isinstance(words, str) and words), "")
+    text: str = content or ""
     if (inside := _THOUGHT.match(text)) is not None:
         return text[inside.end() :].lstrip(), thought or inside[1].strip()
     if text.lstrip().startswith("<think>"):

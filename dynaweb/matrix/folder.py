@@ -101,6 +101,7 @@ class MatrixFolder:
         Raises `ConfigError` when the folder cannot be written.
         """
         from dynaweb.runs import write_json
+        from dynaweb.runs.checksums import with_sum
         from dynaweb.runs.folder import saved
 
         cells = [
@@ -110,7 +111,7 @@ class MatrixFolder:
         matrix = plan.matrix.model_dump(mode="json", by_alias=True)
         data = {"matrix": matrix, "axes": list(plan.axes), "merged": plan.merged, "cells": cells}
         try:
-            write_json(self.plan_file, data)
+            write_json(self.plan_file, with_sum(data))
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -164,7 +165,7 @@ class MatrixFolder:
     def status(self, cell: Cell) -> CellStatus:
         """How a cell stands, from what is on disk."""
         state, detail = self._state(cell.id)
-        ended = _json(self.outcome(cell.id)) or {}
+        ended = self._ended(cell.id)
         if state == "failed":
             detail = detail or str(ended.get("error", ""))
         # Of a cell whose run was interrupted the last attempt tells little, and nothing where its runner was killed.
@@ -197,13 +198,25 @@ class MatrixFolder:
                 raise ConfigError(f"process {other} runs the matrix {self.path}; wait for it, or choose another --out")
             yield
 
+    def _ended(self, id: str) -> Mapping[str, Any]:
+        """How the last attempt of a cell ended; empty where that is not known."""
+        from dynaweb.runs.checksums import read_summed
+
+        if not self.outcome(id).exists():
+            return {}
+        try:
+            return read_summed(self.outcome(id), ("status", "exit", "seconds", "error"))
+        except CheckpointError as error:
+            log.warning("how the last attempt of cell %s ended is not known: %s", id, error)
+            return {}
+
     def _state(self, id: str) -> tuple[State, str]:
         from dynaweb.runs.lock import locked
 
         folder = self.cell(id)
         status = _json(folder / "status.json")
         # A process that was killed could not say so in its run folder; its runner did.
-        has_failed = (_json(self.outcome(id)) or {}).get("status") == "failed"
+        has_failed = self._ended(id).get("status") == "failed"
         if status is None:
             return ("failed" if has_failed else "waiting"), ""
         state = status.get("status")
@@ -224,16 +237,20 @@ class MatrixFolder:
         return ConfigError(f"{self.path} cannot be written: {error.strerror}; choose another --out")
 
     def _plan(self) -> Mapping[str, Any]:
+        from dynaweb.runs.checksums import read_summed
+
         if not (self.plan_file).exists():
             raise CheckpointError(f"{self.path} is no matrix folder: {PLAN} is missing; run the matrix first")
-        return read_json(self.plan_file, dict, advice="run the matrix again")
+        return read_summed(self.plan_file, ("matrix", "axes", "merged", "cells"), advice="run the matrix again")
 
 
 def _all_stages(folder: Path) -> float | None:
     """Seconds of all stages of a run; None where its record cannot be read."""
+    from dynaweb.runs.checksums import check_records
     from dynaweb.runs.jsonl import read_jsonl
 
     try:
+        check_records(folder)
         rows = [row for row in read_jsonl(folder / "metrics.jsonl") if row.get("event") == "stage"]
         return sum(float(row["time.seconds"]) for row in rows)
     except (CheckpointError, KeyError, TypeError, ValueError):

@@ -12,6 +12,7 @@ from dynaweb.compare.records import COSTS, MAIN, RunRecord, measure_key, read_ru
 from dynaweb.errors import CheckpointError, ConfigError, hint
 from dynaweb.matrix.folder import CellStatus, MatrixFolder
 from dynaweb.matrix.plan import Labels, Plan, labels_text
+from dynaweb.runs.checksums import CHECKSUMS
 from dynaweb.stats import Estimate, estimate_json
 
 ARMS = (MAIN, "base", "sft", "sft-long", "filtered-bc", "dynaweb")
@@ -121,13 +122,18 @@ def measures_of(plan: Plan, measures: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 def _records(statuses: Sequence[CellStatus], folder: MatrixFolder) -> tuple[dict[str, RunRecord], dict[str, str]]:
-    records, problems = {}, {}
+    records: dict[str, RunRecord] = {}
+    problems: dict[str, str] = {}
     for status in statuses:
-        if status.state == "done":
+        cell = folder.cell(status.id)
+        # A run that has ended well is done, or its status is damaged.
+        if status.state == "done" or (cell / CHECKSUMS).exists():
             try:
-                records[status.id] = read_run(folder.cell(status.id))
+                record = read_run(cell)
             except CheckpointError as error:
                 problems[status.id] = str(error)
+            else:
+                records |= {status.id: record} if status.state == "done" else {}
     return records, problems
 
 

@@ -22,6 +22,7 @@ from dynaweb.matrix.folder import MatrixFolder, check_keeps_done
 from dynaweb.matrix.plan import Cell, Plan
 from dynaweb.observers.progress import clock
 from dynaweb.runs import write_json
+from dynaweb.runs.checksums import with_sum
 from dynaweb.runs.processes import own_command
 from dynaweb.runs.space import storage_error
 
@@ -135,7 +136,8 @@ class Runner:
             # It could not say so itself, and its last line is from its work.
             progress.line = f"killed by {_signal_name(-code)}; its last words: {progress.line}"
         outcome = {"status": state, "exit": code, "seconds": round(progress.seconds, 3)}
-        write_json(self.folder.outcome(id), outcome | ({"error": progress.line} if state != "done" else {}))
+        error = {"error": progress.line} if state != "done" else {}
+        write_json(self.folder.outcome(id), with_sum(outcome | error))
         self._set(progress, state)
         if state == "failed" and self.fail_fast and not self._stopped:
             self._stopped = True

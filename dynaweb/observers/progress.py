@@ -181,8 +181,8 @@ class _Bars:
         progress = self._progress or self._start()
         if event.job not in self._tasks:
             self._tasks[event.job] = progress.add_task(event.job, total=None, unit=event.unit, metrics="")
-        shown = metrics_text(event.metrics)
-        progress.update(self._tasks[event.job], completed=event.done, total=event.total or None, metrics=shown)
+        text = metrics_text(event.metrics)
+        progress.update(self._tasks[event.job], completed=event.done, total=event.total or None, metrics=text)
 
     def _start(self) -> Progress:
         from rich import progress as rich

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -97,9 +98,10 @@ def new_trainer(
     total_steps: int,
     warmup: int,
     max_grad_norm: float = 1.0,
+    temperature: float = 1.0,
     critic: tuple[Any, CriticSpec] | None = None,
 ) -> TorchTrainer:
-    """A trainer whose data order derives from the run's seed and the stage's name; `critic` as it takes it."""
+    """A trainer whose data order derives from the run's seed and the stage's name; the rest as it takes it."""
     from dynaweb.trainer.choice import make_trainer
 
     return make_trainer(
@@ -111,6 +113,7 @@ def new_trainer(
         total_steps=total_steps,
         warmup=warmup,
         max_grad_norm=max_grad_norm,
+        temperature=temperature,
         micro_tokens=ctx.recipe.model.micro_tokens,
         checkpointing=ctx.recipe.model.checkpointing,
         seed=ctx.seed("order", name),
@@ -207,17 +210,21 @@ def with_adapters(model: LoadedModel, rank: int, *, seed: int) -> LoadedModel:
 
     LoRA: Hu et al., arXiv 2106.09685. The adapters are put into the given model, so it trains with them, and are merged
     into its weights when training ends: what a stage leaves is a plain model. Raises `MissingError` without the package
-    `peft`.
+    `peft`, and `ConfigError` for a model that adapters do not reach (`dynaweb.trainer.adapters`).
     """
     if rank == 0:
         return model
     peft = library("peft", "lora", what="lora_rank")
     import torch
 
+    from dynaweb.trainer.adapters import adapter_layers
+
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=r".*_proj", lora_dropout=0.0)
-        peft.inject_adapter_in_model(config, model.model)
+        layers = adapter_layers(model.model)
+        config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, lora_dropout=0.0)
+        with warnings.catch_warnings(action="ignore"):  # that layers of GPT-2 are stored the other way round
+            peft.inject_adapter_in_model(config, model.model)
     return AdaptedModel(model.model, model.tokenizer, model.format)
 
 

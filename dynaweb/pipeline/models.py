@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from dynaweb.config.files import expanded
 from dynaweb.config.keys import code_of, decisive
 from dynaweb.errors import CheckpointError, MissingError
 from dynaweb.pipeline.artifacts import LoadedModel, files_hash
@@ -22,7 +23,6 @@ from dynaweb.protocols import (
     Engine,
     EngineContext,
     GenerateRequest,
-    PromptSettings,
     WorldModelContext,
 )
 from dynaweb.trainer.models import WEIGHT_FOLDERS
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dynaweb.config import Recipe
     from dynaweb.engines.scheduler import Lockstep
     from dynaweb.plugin.registry import Plugins
+    from dynaweb.policy.prompt_file import PromptFile
     from dynaweb.protocols import Counted, PromptFormat, WorldModel
     from dynaweb.trainer.distributed.team import Team
     from dynaweb.types import Transition
@@ -48,7 +49,7 @@ class Models:
     def __init__(
         self, recipe: Recipe, plugins: Plugins, seed: Callable[..., int], count: Callable[[Counted], None]
     ) -> None:
-        self._recipe, self._plugins, self._seed, self._count = recipe, plugins, seed, count
+        self._recipe, self._plugins, self._seed, self.count = recipe, plugins, seed, count
         self._engines: list[tuple[nn.Module, str, Engine]] = []
         self.team: Team | None = None
         """The other ranks, where a launcher started several."""
@@ -96,8 +97,17 @@ class Models:
 
         return self._prompts(self.tokenizer, resolve(self._recipe.model.path))
 
+    @property
+    def prompt_file(self) -> PromptFile:
+        """The prompt of the policy that the recipe names; one that changes nothing where it names none."""
+        from dynaweb.policy.prompt_file import PromptFile
+
+        name = self._recipe.policy.prompt
+        return PromptFile.read(expanded(name)) if name else PromptFile()
+
     def _prompts(self, tokenizer: Any, source: str) -> PromptFormat:
         from dynaweb.policy.prompt_formats import format_for
+        from dynaweb.policy.settings import PromptSettings
         from dynaweb.trainer.models import context_of, reply_ends
 
         recipe = self._recipe
@@ -105,6 +115,7 @@ class Models:
             ends=reply_ends(source),
             template=recipe.model.template,
             context=context_of(source),
+            file=self.prompt_file,
             policy_prompt=recipe.policy.max_prompt_tokens,
             policy_reply=recipe.policy.max_new_tokens,
             prompt=recipe.model.max_prompt_tokens,
@@ -142,7 +153,7 @@ class Models:
             temperature=temperature,
             transitions=transitions,
             held_out=held_out,
-            count=self._count,
+            count=self.count,
         )
         return cast("WorldModel", self._plugins.create("wm", self._recipe.wm.name, self._recipe.wm.config, context))
 
@@ -181,7 +192,7 @@ class Models:
                 return engine
         engine = self._make(model, role)
         self._engines.append((model.model, kind, engine))
-        self._count(engine)
+        self.count(engine)
         return engine
 
     def _make(self, model: LoadedModel, role: Role) -> Engine:

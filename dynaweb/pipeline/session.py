@@ -69,10 +69,10 @@ def in_folder(
         chosen = plugins.manifest(used_plugins(recipe, plugins))
         folder = open_run(recipe, out=out, resume=resume, plugins=chosen, command=command)
         with folder.lock():
+            folder.begin()
             metrics = MetricsFile(folder.metrics)
             try:
                 with plugins.observing(metrics), chosen_observers(recipe, plugins, folder.path):
-                    folder.set_status("running")
                     plugins.notify(events.RunStart(folder.path, recipe.tree(), tuple(chosen), folder.resumed))
                     return _to_its_end(_work(recipe, job, folder, plugins), folder, plugins, closing)
             finally:
@@ -102,6 +102,8 @@ def _to_its_end(work: Coroutine[Any, Any, T], folder: RunFolder, plugins: Plugin
         folder.set_status(status, **({"error": str(error)} if error is not None else {}))
         results = closing(folder.path) if status == "done" else {}
         plugins.notify(events.RunEnd(folder.path, status, time.monotonic() - started, results))
+        if status == "done":
+            folder.finish()
 
     try:
         result = run_async(work)

@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb.errors import ConfigError
 from dynaweb.policy import tokenizer as marks
+from dynaweb.policy.policy_prompt import PolicyPrompt, numbered, with_page
+from dynaweb.policy.settings import AS_IT_IS, PLAIN, PromptSettings
 from dynaweb.policy.shortening import shortened
 from dynaweb.policy.template import ChatTemplate
-from dynaweb.protocols import PLAIN, ParsedReply, PromptFormat, PromptSettings
+from dynaweb.protocols import ParsedReply, PromptFormat
 from dynaweb.types import Prompt
-from dynaweb.web import observation_formats
 from dynaweb.web.actions.grammar import format_action, parse_action
 from dynaweb.web.observation_formats import part_of
 from dynaweb.web.page.text import TRUNCATED, render
 from dynaweb.worldmodels.prompts import REWRITE, SYSTEM, doing
 
 if TYPE_CHECKING:
+    from dynaweb.policy.prompt_file import PromptFile
     from dynaweb.types import Action, Observation, Task, Trajectory
 
 
@@ -41,18 +43,8 @@ _INNER = (": ", ".localhost/")
 _INNER_SPLIT = re.compile("(" + "|".join(re.escape(mark) for mark in _INNER) + ")")
 
 
-_AGENT = """You operate a web browser to reach an objective. Each turn shows the page as an accessibility tree in which
-elements carry numbers, and your earlier actions. Answer in two sections:
-REASON: what you see and what to do next, in a sentence or two
-ACTION: exactly one of
-click [id] | hover [id] | type [id] [text] [1 to press Enter, else 0] | select [id] [option] | press [keys] |
-scroll [down or up] | goto [url] | go_back | go_forward | new_tab | tab_focus [index] | close_tab | stop [answer]
-Use stop when the objective is reached, with the answer if one is asked for, or with N/A if it cannot be reached."""
 _JUDGE = """You check the work of a web agent. You get its objective, its actions, its answer and the page it ended on.
 Answer YES if the objective is reached and the answer, if one was asked for, is right and complete; otherwise NO."""
-_FENCE = re.compile(r"```(.*?)```", re.DOTALL)
-# Spaces only: with `\s`, which takes line breaks too, a reply of many empty lines takes the square of its length.
-_SECTION = re.compile(r"^[ \t]*ACTION[ \t]*:[ \t]*", re.IGNORECASE | re.MULTILINE)
 
 
 class Encoder:
@@ -260,6 +252,19 @@ def format_for(tokenizer: Any, name: str = "auto", settings: PromptSettings = PL
     return layer(tokenizer, settings)
 
 
+def policy_prompt_for(name: str, file: PromptFile = AS_IT_IS) -> PolicyPrompt:
+    """What a policy that takes text is asked in the prompt layer of that name; `auto` is `chat`.
+
+    Raises `MissingError` for a name that nobody offers, and `ConfigError` for a layer of models of its own.
+    """
+    layer = ChatFormat if name in ("auto", "chat") else part_of(name, "prompt") if name != "compact" else None
+    words = getattr(layer, "words", None)
+    if words is None:
+        raise ConfigError(f"model.format {name!r} is for models with tokens of its own; servers are asked as by `chat`")
+    made: PolicyPrompt = words(file)
+    return made
+
+
 # Prompts for chat models: DynaWeb's sections (arXiv 2601.22149, appendix A.1 and A.2) in a chat template. The page is
 # WebArena's text, an action is WebArena's grammar in a fence, the world model answers with a sentence of reasoning, the
 # rebuild script and a sentence of change, the judge with YES or NO as its first word.
@@ -271,16 +276,11 @@ class ChatFormat:
     Raises `ConfigError` where the template cannot be used (`ChatTemplate`), and where YES and NO begin alike.
     """
 
-    instructions: str = _AGENT
-    """What the policy is told first."""
-    grammar: str = "webarena"
-    """The grammar of its actions."""
-    history: str = "compact"
-    """The grammar in which it is shown its earlier actions."""
+    words: type[PolicyPrompt] = PolicyPrompt
+    """What policies are asked, and how they answer."""
 
     def __init__(self, tokenizer: Any, settings: PromptSettings = PLAIN) -> None:
-        # Asked for before the first episode: a format that is blocked should not end a run in its middle.
-        observation_formats.dialect("webarena"), observation_formats.grammar(self.grammar)
+        self.policy = self.words(settings.file)
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer, ends=settings.ends, arguments=settings.template)
         self.stop_ids = self.template.stop_ids
@@ -304,7 +304,7 @@ class ChatFormat:
         if (room := self._rooms.get(policy)) is not None:
             return room
         room = self._settings.room(MOST, policy=policy)
-        instructions = self.template.size(self.instructions if policy else SYSTEM["delta"])
+        instructions = self.template.size(self.policy.instructions if policy else SYSTEM["delta"])
         if room < instructions + LEAST:
             raise ConfigError(
                 f"a prompt of {room} tokens holds no page: the instructions alone take {instructions} of this model's "
@@ -316,53 +316,39 @@ class ChatFormat:
 
     def policy_prompt(self, task: Task, observation: Observation, history: Sequence[Action]) -> Prompt:
         """System instructions, then objective, earlier actions and the page."""
-        done = _lines(history, self.history)
-        user = f"OBJECTIVE: {task.intent}\nPREVIOUS ACTIONS:\n{done}"
+        system, *around = self.policy.question(task, observation, history)
         last = history[-1] if history else None
-        return self._chat(self.instructions, user, observation, last, policy=True)
+        return self._chat(system, (around[0], around[1]), observation, last, policy=True)
 
     def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
         """`REASON: ... ACTION: ...` and the end of the turn."""
-        return self._target(self.reply_text(reasoning or "This is the next step.", format_action(action, self.grammar)))
+        return self._target(self.policy.reply(action, reasoning))
 
     def parse_reply(self, token_ids: Sequence[int], observation: Observation) -> ParsedReply:
-        """Of what follows the thought: the last fenced block, else what stands behind the last `ACTION:`, else the last
-        line."""
+        """What follows the thought, as `PolicyPrompt.parse` reads it."""
         reply = self.template.read(token_ids)
         if reply.error:
             return ParsedReply(text=reply.thought, reasoning=reply.thought, error=reply.error)
-        reason, command = self.reply_parts(reply.text)
-        reasoning = "\n".join(filter(None, (reply.thought, reason)))
-        action = parse_action(command, observation, self.grammar)
-        if isinstance(action, str):
-            return ParsedReply(text=reply.text, reasoning=reasoning, error=action)
-        return ParsedReply(text=reply.text, reasoning=reasoning, action=action)
-
-    def reply_text(self, reason: str, action: str) -> str:
-        """A reply as it is trained on."""
-        return f"REASON: {reason}\nACTION: {action}"
-
-    def reply_parts(self, text: str) -> tuple[str, str]:
-        """Reasoning, and the part of a reply that holds its action."""
-        return _split_reply(text)
+        return self.policy.parse(reply.text, observation, thought=reply.thought)
 
     def world_model_prompt(
         self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
     ) -> Prompt:
         """The page, earlier actions, and the action with the role and name of its element."""
-        return self._chat(SYSTEM["delta"], doing(action, history, goal), observation, action)
+        return self._chat(SYSTEM["delta"], with_page(doing(action, history, goal), observation), observation, action)
 
     def full_page_prompt(
         self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
     ) -> Prompt:
         """The same question for the whole next page."""
-        return self._chat(SYSTEM["page"], doing(action, history, goal), observation, action)
+        return self._chat(SYSTEM["page"], with_page(doing(action, history, goal), observation), observation, action)
 
     def rewrite_prompt(
         self, observation: Observation, action: Action, change: str, history: Sequence[Action] = (), goal: str = ""
     ) -> Prompt:
         """The question for the whole next page, with the change in words."""
-        return self._chat(REWRITE, f"{doing(action, history, goal)}\nCHANGE: {change}", observation, action)
+        user = f"{doing(action, history, goal)}\nCHANGE: {change}"
+        return self._chat(REWRITE, with_page(user, observation), observation, action)
 
     def turns(self, system: str, user: str) -> Prompt:
         """A system and a user turn of plain text: everything before an answer. Nothing is cut."""
@@ -380,8 +366,8 @@ class ChatFormat:
         actions = [step.action for step in trajectory.steps if step.action is not None]
         page = trajectory.final or trajectory.steps[-1].observation
         answer = trajectory.answer if trajectory.answer is not None else "(it did not stop)"
-        head = f"OBJECTIVE: {trajectory.task.intent}\nACTIONS:\n{_lines(actions)}\nANSWER: {answer}"
-        return self._chat(_JUDGE, head, page, ends=True, answer=True)
+        head = f"OBJECTIVE: {trajectory.task.intent}\nACTIONS:\n{numbered(actions)}\nANSWER: {answer}"
+        return self._chat(_JUDGE, with_page(head, page), page, ends=True, answer=True)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The answer in sampled tokens: without stop tokens and thoughts; '' where a thought does not end."""
@@ -393,7 +379,7 @@ class ChatFormat:
     def _chat(
         self,
         system: str,
-        user: str,
+        around: tuple[str, str],
         page: Observation,
         action: Action | None = None,
         *,
@@ -401,32 +387,15 @@ class ChatFormat:
         ends: bool = False,
         answer: bool = False,
     ) -> Prompt:
-        """A system turn, and the user's with the page at its end; of a page that is too long, what matters most."""
+        """A system turn, and the user's with the page in what is `around` it; of a long page, what matters most."""
         room = self._room(policy=policy)
-        text = f"{user}\nURL: {page.url}\nPAGE:\n{render(page, 'webarena')}"
-        ids = self.template.prompt(system, text, answer=answer)
+        parts = around[0], render(page, "webarena"), around[1]
+        ids = self.template.prompt(system, "".join(parts), answer=answer)
         if len(ids) <= room:
             return Prompt(ids)
         spare, cut, size = room - len(self.template.prompt(system, "", answer=answer)), 0, self.template.size
         while len(ids) > room and spare > 0:
-            short, cut = shortened(text, page, action, spare, size, ends=ends)
+            short, cut = shortened(parts, page, action, spare, size, ends=ends)
             ids = self.template.prompt(system, short, answer=answer)
             spare -= max(1, len(ids) - room)
         return Prompt(ids, cut=cut)
-
-
-def _lines(actions: Sequence[Action], grammar: str = "compact") -> str:
-    lines = [f"{i}: {format_action(action, grammar, with_id=False)}" for i, action in enumerate(actions, 1)]
-    return "\n".join(lines) or "none"
-
-
-def _split_reply(text: str) -> tuple[str, str]:
-    fences = list(_FENCE.finditer(text))
-    if fences:
-        return text[: fences[-1].start()].strip(), fences[-1].group(1).strip()
-    sections = list(_SECTION.finditer(text))
-    if sections:
-        reasoning = re.sub(r"^\s*REASON\s*:\s*", "", text[: sections[-1].start()]).strip()
-        return reasoning, text[sections[-1].end() :].strip()
-    reasoning, _, last = text.strip().rpartition("\n")
-    return reasoning, last

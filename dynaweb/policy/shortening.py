@@ -46,51 +46,60 @@ _ACTION = re.compile(r"\d+: ")
 
 
 def shortened(
-    text: str, page: Observation, action: Action | None, room: int, cost: Callable[[str], int], *, ends: bool = False
+    parts: tuple[str, str, str],
+    page: Observation,
+    action: Action | None,
+    room: int,
+    cost: Callable[[str], int],
+    *,
+    ends: bool = False,
 ) -> tuple[str, int]:
-    """A user's text that ends with a page in at most `room` tokens, and how many of its lines were left out.
+    """A user's text in at most `room` tokens, and how many of its lines were left out.
 
-    `cost` gives the tokens of a text, `action` what is done on the page; with `ends` a page is kept from both of its
-    ends, else from its beginning. A line that alone is too long is cut in its middle.
+    `parts`: the text before the page, which ends with a line, the page, and the text behind it. `cost` gives the tokens
+    of a text, `action` what is done on the page; with `ends` a page is kept from both of its ends, else from its
+    beginning. A line of the text around the page that alone is too long is cut in its middle.
     """
-    lines = text.split("\n")
-    head = next((i for i, line in enumerate(lines) if line == "PAGE:"), -1) + 1
-    order = sorted(range(len(lines)), key=lambda i: _rank(lines, i, head, page, action, ends=ends))
+    before, shown, after = parts
+    lines = [*before.split("\n")[:-1], *(shown + after).split("\n")]
+    first = before.count("\n")
+    inside = range(first, first + shown.count("\n") + 1)
+    ranks = [_rank(lines, i, inside, page, action, ends=ends) for i in range(len(lines))]
     spare = room - cost(CUT) - 2
     there: set[int] = set()
-    for i in order:
+    for i in sorted(range(len(lines)), key=ranks.__getitem__):
         price = cost(lines[i]) + 1
-        if price <= spare:
+        if price > spare and ranks[i][0] == 0:
+            lines[i] = _middle_out(lines[i], max(0, spare // 2), cost)
+            price = cost(lines[i]) + 1
+        if price <= spare or ranks[i][0] == 0:
             there.add(i)
             spare -= price
-        elif i < head and i not in there and _rank(lines, i, head, page, action, ends=ends)[0] == 0:
-            lines[i] = _middle_out(lines[i], max(0, spare // 2), cost)
-            there.add(i)
-            spare -= cost(lines[i]) + 1
     return "\n".join(_marked(lines, there)), len(lines) - len(there)
 
 
 def _rank(
-    lines: Sequence[str], i: int, head: int, page: Observation, action: Action | None, *, ends: bool
+    lines: Sequence[str], i: int, inside: range, page: Observation, action: Action | None, *, ends: bool
 ) -> tuple[int, int]:
     """How soon a line is kept: the class first, then its position in it."""
     line = lines[i]
-    if i < head:
+    if i not in inside:
         if not _ACTION.match(line):
             return 0, i
-        later = sum(bool(_ACTION.match(other)) for other in lines[i + 1 : head])
+        around = range(i + 1, inside.start if i < inside.start else len(lines))
+        later = sum(bool(_ACTION.match(lines[k])) for k in around)
         return (1, later) if later < RECENT else (4, later)
-    place = min(i, len(lines) - 1 - i) if ends else i
+    position = min(i - inside.start, inside.stop - 1 - i) if ends else i
     number = _NUMBER.match(line)
     node = page.node(int(number[1])) if number else None
     if node is None:
-        return 1, place
+        return 1, position
     if action is not None and (
         node.id == action.target or (node.role, node.name) == (action.target_role, action.target_name)
     ):
-        return 1, place
+        return 1, position
     tells = node.role in CONTROLS or node.role in SIGNS or node.value is not None
-    return (2 if tells else 3), place
+    return (2 if tells else 3), position
 
 
 def _middle_out(line: str, room: int, cost: Callable[[str], int]) -> str:

@@ -184,10 +184,10 @@ class ChatTemplate:
         turns = self._layout(system, user)
         if not self._source:
             return f"{system}\n\n{user}\n\n" + (reply or "")
-        for role, text in (("assistant", reply), ("user", following)):
-            if text is not None:
+        for role, words in (("assistant", reply), ("user", following)):
+            if words is not None:
                 content = turns[-1]["content"]
-                turns.append({"role": role, "content": text if isinstance(content, str) else _parts(text)})
+                turns.append({"role": role, "content": words if isinstance(content, str) else _parts(words)})
         text: str = self._tokenizer.apply_chat_template(
             turns,
             chat_template=_dated(self._source),
@@ -365,4 +365,4 @@ def _renamed(tokenizer: Any, alias: Mapping[str, str]) -> tuple[Any, dict[int, i
     ):  # the library is written in Rust; a mark may be the product of a merge, and then stays in the vocabulary
         copy = Tokenizer.from_str(as_it_is)
     numbers = {copy.token_to_id(text): number for text, number in own.items()}
-    return copy, {now: number for now, number in numbers.items() if now != number}
+    return copy, {now: number for now, number in numbers.items() if now is not None and now != number}

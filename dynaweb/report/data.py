@@ -135,8 +135,8 @@ class ReportData:
 
     `failures` counts, for each arm or phase, unsuccessful episodes by kind; `episodes` how many there were. `total`
     is the number of trajectories of the run, of which `samples` are a part. `drift` holds the measures of step 1, 2...
-    of dreams that follow real episodes. `bought` says, a sentence each, what the result rests on besides the method.
-    `plugins` rows have kind, name, package, version.
+    of dreams that follow real episodes. `prerequisites` says, a sentence each, what the result rests on besides the
+    method. `plugins` rows have kind, name, package, version.
     """
 
     title: str
@@ -147,7 +147,7 @@ class ReportData:
     seconds: float | None = None
     arms: tuple[Arm, ...] = ()
     episodes_are: str = "held-out episodes in the real browser"
-    bought: tuple[str, ...] = ()
+    prerequisites: tuple[str, ...] = ()
     curves: tuple[Curve, ...] = ()
     stages: tuple[Stage, ...] = ()
     fidelity: tuple[Measure, ...] = ()

@@ -5,12 +5,12 @@ Read are `recipe.json`, `plugins.json`, `versions.json`, `seeds.json`, `status.j
 its section. Files named `eval-<arm>` are judged evaluation episodes of an arm. What those files cannot tell stands in
 `summary.json`, where every key may be missing:
 
-    arms        [{"name", "label", "role", "note", "outcomes": [[1.0, 0.0, null...] a seed]}]; without it, arms are made
-                from the `eval` rows of the recipe's split
-    bought      ["what the result rests on, a sentence each"]
-    drift       [[{measure: value or null} an episode] a step of the dream]
-    probes      [{measure: value or null} a held-out transition], as `dynaweb.worldmodels.fidelity.measure` returns them
-    episodes_are  "held-out episodes in the real browser"
+    arms           [{"name", "label", "role", "note", "outcomes": [[1.0, 0.0, null...] a seed]}]; without it, arms are
+                   made from the `eval` rows of the recipe's split
+    prerequisites  ["what the result rests on, a sentence each"]
+    drift          [[{measure: value or null} an episode] a step of the dream]
+    probes         [{measure: value or null} a held-out transition], as `worldmodels.fidelity.measure` returns them
+    episodes_are   "held-out episodes in the real browser"
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dynaweb.config.files import read_json, understood
+from dynaweb.config.files import RESTORE, read_json, understood
 from dynaweb.config.layers import flatten
 from dynaweb.data.store import SUFFIX, TrajectoryStore
 from dynaweb.errors import CheckpointError
@@ -30,6 +30,8 @@ from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Sam
 from dynaweb.report.html import render
 from dynaweb.report.outcome import AuditCounts, Outcome, failure_kind, outcome
 from dynaweb.report.table import closing_text
+from dynaweb.runs.checksums import check_records
+from dynaweb.runs.folder import STATES
 from dynaweb.runs.jsonl import read_jsonl
 from dynaweb.runs.names import AUDIT, DREAMS, ROLLOUTS, Role, sft_label
 from dynaweb.stats import estimate
@@ -70,7 +72,8 @@ def build_report(folder: Path, *, each: int | None = EACH, data: ReportData | No
     """Write `report.html` into a run folder and return its path; `each` None shows every trajectory.
 
     `data` is what `gather` has found there, if it was asked already; `each` then says nothing.
-    Raises `CheckpointError` when this is no run folder, or when one of its files is damaged.
+    Raises `CheckpointError` when this is no run folder, or when one of its files is damaged: of a finished run that is
+    every one that is not as the run left it.
     """
     from dynaweb.runs.atomic import write_text
 
@@ -89,18 +92,25 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
 
     if not (folder / "status.json").exists():
         raise CheckpointError(f"{folder} is not a run folder: it has no status.json; give the folder that a run made")
-    recipe, status = _json(folder, "recipe.json", {}), _json(folder, "status.json", {})
+    check_records(folder)
+    status = str(_json(folder, "status.json", {}).get("status", ""))
+    if status not in ("", *STATES):
+        raise CheckpointError(f"{folder / 'status.json'} is damaged (no run is {status!r:.40}); {RESTORE}")
+    recipe = read_json(folder / "recipe.json", dict) if (folder / "recipe.json").exists() else {}
     summary, rows = _json(folder, "summary.json", {}), list(read_jsonl(folder / "metrics.jsonl"))
     with understood(folder / "recipe.json"):
         settings = tuple(_settings(recipe))
     with understood(folder / "summary.json"):
         arms = _summary_arms(summary)
-        fidelity = measures(summary.get("probes", ()))
-        drift = tuple(map(estimates, summary.get("drift", ())))
-        bought = tuple(summary.get("bought", ()))
+        fidelity = measures([_numbers(probe) for probe in summary.get("probes", ())])
+        drift = tuple(estimates([_numbers(probe) for probe in step]) for step in summary.get("drift", ()))
+        # Version 0.1 called them `bought`.
+        prerequisites = tuple(map(str, summary.get("prerequisites", summary.get("bought", ()))))
     with understood(folder / "metrics.jsonl"):
         arms = arms or _eval_arms(rows, recipe)
         curves, stages, alarms = _curves(rows, arms), _stages(rows), _alarms(rows)
+        ends = ({"seconds": row.get("time.seconds")} for row in reversed(rows) if row.get("event") == "run_end")
+        seconds = _numbers(next(ends, {})).get("seconds")
     with understood(folder / "seeds.json"):
         chosen = next((one.value for one in settings if one.path == "run.seed"), 0)
         seed = int(_json(folder, "seeds.json", {}).get("run", chosen))
@@ -115,10 +125,10 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         title=folder.resolve().name,
         folder=_named(folder),
         subtitle=str(recipe.get("description", "")),
-        status=str(status.get("status", "")),
-        seconds=next((row.get("time.seconds") for row in reversed(rows) if row.get("event") == "run_end"), None),
+        status=status,
+        seconds=seconds,
         arms=arms,
-        bought=bought,
+        prerequisites=prerequisites,
         curves=curves,
         stages=stages,
         fidelity=fidelity,
@@ -157,7 +167,7 @@ def measures(probes: Sequence[Mapping[str, float | None]]) -> tuple[Measure, ...
 def _json(folder: Path, name: str, default: Any) -> Any:
     """A document of the kind of `default`, which stands for it where there is none."""
     path = folder / name
-    return read_json(path, type(default)) if path.exists() else default
+    return read_json(path, type(default), finite=True) if path.exists() else default
 
 
 def _summary_arms(summary: Row) -> tuple[Arm, ...]:
@@ -176,6 +186,14 @@ def _summary_arms(summary: Row) -> tuple[Arm, ...]:
 def _outcomes(values: Iterable[Any]) -> tuple[float | None, ...]:
     """Successes by episode, None where one has no grade. Raises `TypeError` or `ValueError` for what is no number."""
     return tuple(None if value is None else float(value) for value in values)
+
+
+def _numbers(measured: Row) -> Mapping[str, float | None]:
+    """Numbers by name, None where one is not known. Raises `ValueError` for what is no number."""
+    for name, value in measured.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"{name} is {value!r:.40}")
+    return measured
 
 
 def _eval_arms(rows: Iterable[Row], recipe: Row) -> tuple[Arm, ...]:
@@ -208,8 +226,8 @@ def _curves(rows: Iterable[Row], arms: Sequence[Arm]) -> tuple[Curve, ...]:
     points: dict[tuple[str, str], list[tuple[float, float | None]]] = {}
     for row in rows:
         if row.get("event") == "update":
-            for metric, value in row.get("metrics", {}).items():
-                points.setdefault((row["stage"], metric), []).append((row["index"] + 1, value))
+            for metric, value in _numbers(row.get("metrics", {})).items():
+                points.setdefault((str(row["stage"]), metric), []).append((row["index"] + 1, value))
     labels = {arm.name: arm.label for arm in arms}
     labels["rl"] = next((arm.label for arm in arms if arm.role == "main"), "")
     return tuple(
@@ -226,10 +244,10 @@ def sft_words(stage: str) -> str:
 
 def _stages(rows: Iterable[Row]) -> tuple[Stage, ...]:
     """Stages in their order; parts with one name (evaluations of several arms) become one row."""
-    unique = {(row["name"], row["key"]): row for row in rows if row.get("event") == "stage"}
+    unique = {(str(row["name"]), str(row["key"])): row for row in rows if row.get("event") == "stage"}
     groups: dict[str, list[Row]] = {}
-    for row in unique.values():
-        groups.setdefault(row["name"], []).append(row)
+    for (name, _), row in unique.items():
+        groups.setdefault(name, []).append(row)
     return tuple(_stage(name, group) for name, group in groups.items())
 
 
@@ -244,7 +262,7 @@ def _stage(name: str, rows: Sequence[Row]) -> Stage:
     status = states[0] if len(set(states)) == 1 else "failed" if "failed" in states else "done"
     cached = states.count("cached")
     detail = f"{len(rows)} parts" + (f", {cached} cached" if cached and status != "cached" else "")
-    return Stage(name, status, rows[0]["key"] if len(rows) == 1 else "", detail if len(rows) > 1 else "", cost)
+    return Stage(name, status, str(rows[0]["key"]) if len(rows) == 1 else "", detail if len(rows) > 1 else "", cost)
 
 
 def _alarms(rows: Iterable[Row]) -> tuple[str, ...]:
@@ -336,7 +354,7 @@ class Sampler:
     """
 
     each: int | None
-    _held: dict[Outcome, list[Entry]] = field(default_factory=dict)
+    _entries: dict[Outcome, list[Entry]] = field(default_factory=dict)
     _seen: dict[Outcome, int] = field(default_factory=dict)
     _every: dict[Outcome, int] = field(default_factory=dict)
     _last: dict[Outcome, Entry] = field(default_factory=dict)
@@ -349,27 +367,27 @@ class Sampler:
 
     def add(self, trajectory: Trajectory, kind: Outcome, update: int) -> None:
         """Look at the next trajectory of the file."""
-        kept = self._held.setdefault(kind, [])
+        entries = self._entries.setdefault(kind, [])
         self._last[kind] = one = self._count, trajectory, update
         self._count += 1
         seen = self._seen[kind] = self._seen.get(kind, -1) + 1
         if seen % self._every.setdefault(kind, 1):
             return
-        kept.append(one)
-        if self.each is not None and len(kept) > HELD * self._share:
-            del kept[1::2]
+        entries.append(one)
+        if self.each is not None and len(entries) > HELD * self._share:
+            del entries[1::2]
             self._every[kind] *= 2
 
     def chosen(self) -> Iterator[tuple[Trajectory, int]]:
         """The trajectories to show, with their updates, in the order of the file."""
-        chosen = [one for kind, held in self._held.items() for one in self._of(kind, held)]
+        chosen = [one for kind, entries in self._entries.items() for one in self._of(kind, entries)]
         yield from ((trajectory, update) for _, trajectory, update in sorted(chosen, key=lambda one: one[0]))
 
-    def _of(self, kind: Outcome, held: list[Entry]) -> list[Entry]:
+    def _of(self, kind: Outcome, entries: list[Entry]) -> list[Entry]:
         if self.each is None:
-            return held
+            return entries
         last = self._last[kind]
-        ends = held if held[-1] is last else [*held, last]
+        ends = entries if entries[-1] is last else [*entries, last]
         count = min(self._share, len(ends))
         if count == 1:
             return ends[:1]
@@ -391,7 +409,7 @@ class RealPages:
             return sample
         known = self._known()
         steps = sample.trajectory.steps
-        real = tuple(known.get(asked) if (asked := _asked(step)) else None for step in steps)
+        real = tuple(known.get(query) if (query := _question(step)) else None for step in steps)
         return replace(sample, real=real) if any(page is not None for page in real) else sample
 
     def _known(self) -> dict[Question, Observation]:
@@ -411,7 +429,7 @@ class RealPages:
                 pages.setdefault(question(step.observation, step.action), page)
 
 
-def _asked(step: Step) -> Question | None:
+def _question(step: Step) -> Question | None:
     """What the world model was asked; a recalled page is the real one, so that there is nothing to compare."""
     if step.action is None or not step.facts.dreamed:
         return None

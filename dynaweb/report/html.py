@@ -67,7 +67,7 @@ def _sections(data: ReportData) -> list[Html | None]:
     pair = [part for part in (sections.drift(data), sections.audits(data)) if part is not None]
     return [
         sections.arms(data),
-        sections.bought(data),
+        sections.prerequisites(data),
         sections.audited(data),
         sections.curves(data),
         sections.stages(data),

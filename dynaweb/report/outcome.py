@@ -96,18 +96,18 @@ class AuditCounts:
     def add(self, trajectory: Trajectory) -> None:
         """Count an episode that carries both; others are skipped."""
         real = success_of(trajectory)
-        said = trajectory.judgement.score if trajectory.judgement is not None else None
-        if real is None or said is None:
+        score = trajectory.judgement.score if trajectory.judgement is not None else None
+        if real is None or score is None:
             return
         own = scored_by_model(trajectory)
         if real >= SUCCESS:
             self.solved += 1
             self.asked_solved += own
-            self.wrongly_rejected += own and said < SUCCESS
+            self.wrongly_rejected += own and score < SUCCESS
         else:
             self.failed += 1
             self.asked_failed += own
-            self.wrongly_accepted += own and said >= SUCCESS
+            self.wrongly_accepted += own and score >= SUCCESS
 
     def result(self, label: str) -> JudgeAudit | None:
         """The shares with their counts, None when no episode was counted."""

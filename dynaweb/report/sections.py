@@ -149,12 +149,12 @@ def _equals(text: str) -> str:
     return text if text.startswith("<") else f"= {text}"
 
 
-def bought(data: ReportData) -> Html | None:
-    """What the gain rests on."""
-    if not data.bought:
+def prerequisites(data: ReportData) -> Html | None:
+    """What the result rests on besides the method."""
+    if not data.prerequisites:
         return None
-    items = el("ul", *[el("li", with_minus(sentence)) for sentence in data.bought], class_="plain")
-    return section("What this is bought with", "", items)
+    items = el("ul", *[el("li", with_minus(sentence)) for sentence in data.prerequisites], class_="plain")
+    return section("What the result rests on besides the method", "", items)
 
 
 def stages(data: ReportData) -> Html | None:

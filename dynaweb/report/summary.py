@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.runs import finite, write_json
-from dynaweb.stages.arms import resources
+from dynaweb.stages.arms import prerequisites
 from dynaweb.stages.drift import drift_by_step
 from dynaweb.stages.evaluate import (
     Row,
@@ -55,8 +55,8 @@ class StageResult:
     def __str__(self) -> str:
         lines = [f"{self.stage}: {self.folder}", *([f"weights: {self.weights}"] if self.weights else [])]
         width = max((len(name) for name in [*self.metrics, *self.estimates]), default=0)
-        shown = {**self.metrics, **self.estimates}
-        lines += [f"{name.ljust(width)}  {_shown(name, value)}" for name, value in shown.items()]
+        values = {**self.metrics, **self.estimates}
+        lines += [f"{name.ljust(width)}  {_shown(name, value)}" for name, value in values.items()]
         if self.sites:
             lines += ["", table(self.sites, "site")]
         if len(self.kinds) > len(self.sites):
@@ -118,17 +118,17 @@ def write_summary(ctx: RunContext, outcome: Outcome, folder: Path) -> None:
     ]
     model = outcome.artifacts.world_model
     fidelity = model.data(FIDELITY) if model is not None else {"probes": []}
-    write_json(
-        folder / SUMMARY,
+    document = finite(
         {
             "arms": arms,
-            "bought": resources(ctx, outcome.arms),
+            "prerequisites": prerequisites(ctx, outcome.arms),
             "probes": fidelity["probes"],
             "rules": fidelity.get("rules", []),
             "drift": drift_by_step(outcome.artifacts.drift),
             "episodes_are": episodes_are(ctx),
-        },
+        }
     )
+    write_json(folder / SUMMARY, document)
 
 
 def episodes_are(ctx: RunContext) -> str:

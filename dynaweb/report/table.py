@@ -118,7 +118,7 @@ def closing_json(data: ReportData) -> dict[str, Any]:
         "judge": {audit.label: _audit_json(audit) for audit in data.audits},
         "failures": {name: dict(counts) for name, counts in data.failures.items()},
         "cost": cost_totals(data),
-        "bought": list(data.bought),
+        "prerequisites": list(data.prerequisites),
         "alarms": list(data.alarms),
     }
 
@@ -215,10 +215,10 @@ def _audits(data: ReportData, width: int) -> str:
 def _asked(data: ReportData) -> str:
     """What the shares are of, with the first row as an example."""
     audits, one = data.audits, data.audits[0]
-    asked, every = one.false_positive.n, max(one.failed, one.false_positive.n)
+    n_asked, every = one.false_positive.n, max(one.failed, one.false_positive.n)
     words = (
         "false positives: real failures that the judge calls a success; false negatives: real successes that it "
-        f"rejects. asked/all: the judge was asked about {asked} of the {count(every, 'failure')} of {one.label}"
+        f"rejects. asked/all: the judge was asked about {n_asked} of the {count(every, 'failure')} of {one.label}"
     )
     if all(item.failed <= item.false_positive.n and item.solved <= item.false_negative.n for item in audits):
         return words

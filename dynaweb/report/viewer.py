@@ -98,7 +98,7 @@ def _trajectory(sample: Sample, pages: _Pages) -> Plain:
     for step, real in zip(steps, sample.real, strict=False):
         if real is not None and "next" in step:
             step["real"] = pages.number(real)
-            step["beside"] = pages.origin(step["next"], step["real"])
+            step["matched"] = pages.origin(step["next"], step["real"])
     judged = episode.judgement
     data: Plain = {
         "id": episode.id,
@@ -143,8 +143,8 @@ _HEAD = re.compile(r"\A[\s*]*action[\s*]*:[\s*]*", re.IGNORECASE)
 
 def _tried(step: Step) -> str:
     """The action of a refused reply as it was written: what follows the reasoning."""
-    said = step.reply.partition(step.reasoning)[2] if step.reasoning and step.reasoning in step.reply else step.reply
-    return _HEAD.sub("", said).strip().strip("`").strip()
+    text = step.reply.partition(step.reasoning)[2] if step.reasoning and step.reasoning in step.reply else step.reply
+    return _HEAD.sub("", text).strip().strip("`").strip()
 
 
 def _origin(before: Observation, after: Observation) -> list[int]:

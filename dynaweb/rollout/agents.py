@@ -14,9 +14,12 @@ from dynaweb.protocols import GenerateRequest
 from dynaweb.runs.seeding import derive
 from dynaweb.types import NO_PROMPT, Action, Node, Observation, Prompt, Task
 from dynaweb.web.actions.rules import TEXTBOXES
+from dynaweb.web.page.text import render
 from dynaweb.worldmodels.dynamics import options, refusal
 
 if TYPE_CHECKING:
+    from dynaweb.engines.server import OpenAIEngine
+    from dynaweb.policy.policy_prompt import PolicyPrompt
     from dynaweb.protocols import Engine, ExpertPolicy, PromptFormat
 
 _QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
@@ -46,6 +49,8 @@ POLICIES = ("sft", "base", "expert", "random")
 """Policies that have a name: the recipe's SFT policy, the model as it is, the scripted experts, chance."""
 WITHOUT_MODEL = ("expert", "random")
 """Those that need no language model."""
+SERVER = "server:"
+"""What the name of a policy behind a server begins with; the name of the server's model follows."""
 
 
 class Player(Protocol):
@@ -98,6 +103,34 @@ class ModelPolicy:
             logprobs=completion.logprobs,
             policy_version=version,
         )
+
+
+class ServerPolicy:
+    """A model behind an OpenAI-compatible server, to compare with: text in, text out, so nothing can learn from it."""
+
+    def __init__(self, engine: OpenAIEngine, words: PolicyPrompt, *, temperature: float, max_new_tokens: int) -> None:
+        self.engine, self.words = engine, words
+        self.temperature, self.max_new_tokens = temperature, max_new_tokens
+        self.deterministic = False
+
+    async def act(self, task: Task, observation: Observation, history: Sequence[Action], *, seed: int) -> Decision:
+        """One answer; a reply that is none, or was cut, is a decision without an action."""
+        from dynaweb.engines.server import ChatRequest, ReplyError
+
+        system, before, after = self.words.question(task, observation, history)
+        user = f"{before}{render(observation, 'webarena')}{after}"
+        request = ChatRequest(
+            (("system", system), ("user", user)), self.max_new_tokens, temperature=self.temperature, seed=seed
+        )
+        try:
+            reply = await self.engine.chat(request)
+        except ReplyError as error:
+            return Decision(action=None, error=str(error))
+        if not reply.finished:
+            why = f"the reply did not end within {self.max_new_tokens} tokens"
+            return Decision(action=None, reasoning=reply.reasoning, reply=reply.text, error=why)
+        parsed = self.words.parse(reply.text, observation, thought=reply.reasoning)
+        return Decision(action=parsed.action, reasoning=parsed.reasoning, reply=parsed.text, error=parsed.error)
 
 
 class ExpertPlayer:

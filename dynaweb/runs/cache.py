@@ -10,7 +10,8 @@
 On disk, `<root>/<name>/<key>/` is finished (it was put there by one rename), `<key>.partial/` is in the making, and
 `<key>.lock` keeps a second process waiting. On `<key>.used` every run that was handed the stage holds a shared lock as
 long as its `StageCache` lives, so that nobody takes the stage out (`dynaweb.runs.pruning`). `DYNAWEB_CACHE` moves the
-root. The manifest has the checksum of every file, which is compared once by each `StageCache` that hands the stage out.
+root. The manifest has the checksum of every file, which is compared once by each `StageCache` that hands the stage out,
+and its own.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
-import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import time
@@ -28,13 +29,14 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dynaweb import __version__, events
-from dynaweb.config.files import expanded
+from dynaweb.config.files import expanded, read_json, understood
 from dynaweb.errors import CheckpointError, ConfigError, TrainingError
 from dynaweb.runs.atomic import rename_folder, write_json
+from dynaweb.runs.checksums import file_sum, fits_sum, with_sum
 from dynaweb.runs.lock import locked
 
 log = logging.getLogger("dynaweb")
@@ -89,9 +91,9 @@ class Stage:
             "settings": self.settings,
             "cost": self.cost,
             "files": sizes,
-            "sha256": {name: _hash(self.folder / name) for name in sizes},
+            "sha256": {name: file_sum(self.folder / name) for name in sizes},
         }
-        write_json(self.folder / MANIFEST, manifest)
+        write_json(self.folder / MANIFEST, with_sum(manifest))
         for path in _files(self.folder):
             path.chmod(0o444)
         final = self.folder.with_name(str(self.key))
@@ -251,20 +253,15 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    files = (path for path in _files(folder) if path.name != MANIFEST)
+    files = (path for path in _files(folder) if path != folder / MANIFEST)
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 
 
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _is_whole(folder: Path, manifest: Mapping[str, Any]) -> bool:
-    """Whether all files have the checksums of the manifest; one of an earlier version of dynaweb has none."""
+    """Whether all files have the checksums of the manifest."""
     try:
-        return all(_hash(folder / name) == digest for name, digest in manifest.get("sha256", {}).items())
-    except (OSError, AttributeError):
+        return all(file_sum(folder / name) == digest for name, digest in manifest["sha256"].items())
+    except OSError:
         return False
 
 
@@ -280,10 +277,26 @@ def _discard(name: str, folder: Path) -> None:
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder whose files all have the size they were committed with, else None."""
+    """The manifest of a folder whose files all have the size they were committed with, else None.
+
+    It is the one that was written for this stage and key, names nothing outside of the folder, has a checksum for every
+    file, and costs that can be added up.
+    """
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files: dict[str, int] = manifest["files"]
-        return manifest if all((folder / name).stat().st_size == size for name, size in files.items()) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        with understood(folder / MANIFEST):
+            manifest = read_json(folder / MANIFEST, dict)
+            files: dict[str, int] = manifest["files"]
+            is_sound = (
+                fits_sum(manifest)
+                and (manifest["stage"], manifest["key"]) == (folder.parent.name, folder.name)
+                and files.keys() == manifest["sha256"].keys()
+                and all(_is_inside(PurePosixPath(name)) for name in files)
+                and all(type(cost) in (int, float) and 0 <= cost < math.inf for cost in manifest["cost"].values())
+            )
+            return manifest if is_sound and files == {name: (folder / name).stat().st_size for name in files} else None
+    except (CheckpointError, OSError):
         return None
+
+
+def _is_inside(name: PurePosixPath) -> bool:
+    return not name.is_absolute() and ".." not in name.parts

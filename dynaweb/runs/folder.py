@@ -5,6 +5,7 @@ plugins.json versions.json   every plugin with package and version; Python, plat
 seeds.json                   the seed of the run
 command.json                 the command that made the folder: run, or one stage alone
 status.json                  running, done, failed or interrupted
+checksums.json               of a finished run: the checksum of each record (`dynaweb.runs.checksums`)
 metrics.jsonl                one line an event
 trajectories/ checkpoints/   episodes, weights
 report.html                  the report
@@ -15,20 +16,22 @@ from __future__ import annotations
 import logging
 import platform
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dynaweb.config import Recipe, restore
-from dynaweb.config.files import read_json, understood
+from dynaweb.config.files import MALFORMED, parse_json, read_json, understood
 from dynaweb.config.recipe import differences
 from dynaweb.errors import CheckpointError, ConfigError
 from dynaweb.runs.atomic import write_json, write_text
+from dynaweb.runs.checksums import CHECKSUMS, STATUS, SUM, seal
 from dynaweb.runs.lock import holder, locked
 
 log = logging.getLogger("dynaweb")
@@ -45,9 +48,9 @@ RUNS = Path("runs")
 RUN = "run"
 ANEW = "start a new run with another --out"
 COMMAND = "command.json"
-STATUS = "status.json"
 
 Status = Literal["running", "done", "failed", "interrupted"]
+STATES: tuple[Status, ...] = get_args(Status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,15 @@ class RunFolder:
     def set_status(self, status: Status, **details: Any) -> None:
         """Record how the run stands, with any plain data beside it (`stage`, `error`...)."""
         write_json(self.path / STATUS, {"status": status, **details})
+
+    def begin(self) -> None:
+        """Record that the run goes on: its records may change from now on, so those of an earlier end have no sums."""
+        self.set_status("running")
+        (self.path / CHECKSUMS).unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """Record that the run is done, with the checksums of what it has recorded."""
+        self.set_status("done", **{SUM: seal(self.path)})
 
     def recipe(self) -> Recipe:
         """The recipe that the folder was made with. Raises `CheckpointError` when it cannot be read."""
@@ -215,7 +227,7 @@ def _fill(path: Path, recipe: Recipe, plugins: list[Mapping[str, str]]) -> None:
         read_json(path / f"{name}.json", type(data), advice=ANEW)
     if not (path / "recipe.toml").exists():
         write_text(path / "recipe.toml", text + recipe.to_toml(origins=True))
-    then = _read(path / "versions.json")
+    then = {name: str(version) for name, version in _read(path / "versions.json").items()}
     if then != now:
         changed = "; ".join(differences(then, now))
         log.warning("%s was begun with other versions, so results may differ: %s", path, changed)
@@ -286,11 +298,30 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, the platform and the packages that results depend on; those not installed are left out."""
+    """Versions of Python, the platform and the packages that results depend on; those not installed are left out.
+
+    `commit` is that of dynaweb's sources, where they are a checkout or were installed from one.
+    """
     by_package = {"python": sys.version.split()[0], "platform": platform.platform()}
     for package in PACKAGES:
         try:
             by_package[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return by_package
+    commit = _commit()
+    return by_package | ({"commit": commit} if commit else {})
+
+
+def _commit() -> str:
+    """The commit that dynaweb was installed from, or of the checkout that it lies in, `-dirty` with changes; or ''."""
+    with suppress(metadata.PackageNotFoundError, *MALFORMED):
+        installed = parse_json(metadata.distribution("dynaweb").read_text("direct_url.json") or "{}", dict)
+        return str(installed["vcs_info"]["commit_id"])
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

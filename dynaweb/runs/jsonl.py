@@ -65,7 +65,7 @@ def mend(path: Path) -> bool:
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Every complete line of a file as an object; none when the file is missing.
 
-    Raises `CheckpointError` for a file that cannot be read, and for a line that is no object.
+    Raises `CheckpointError` for a file that cannot be read, and for a line that is no object of finite numbers.
     """
     if not path.exists():
         return
@@ -74,7 +74,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         with path.open(encoding="utf-8") as file:
             for line in file:
                 if line.endswith("\n"):
-                    yield parse_json(line, dict)
+                    yield parse_json(line, dict, finite=True)
                 number += 1
     except ValueError as error:  # of the bytes, too: text that is not UTF-8
         raise CheckpointError(f"{path} is damaged (line {number}: {error}); {RESTORE}") from error

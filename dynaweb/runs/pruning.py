@@ -8,7 +8,6 @@ results: they lose nothing.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import time
@@ -18,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dynaweb.errors import ConfigError
+from dynaweb.config.files import read_json
+from dynaweb.errors import CheckpointError, ConfigError
 from dynaweb.runs.cache import MANIFEST, PARTIAL, USED, default_root
 
 State = Literal["done", "unfinished", "in use"]
@@ -57,13 +57,13 @@ def chosen_stages(
     if not every and older_than is None and max_size is None:
         raise ConfigError("say what to take out: --older-than AGE, --max-size SIZE, or --all")
     stages = sorted(stages, key=lambda stage: stage.age, reverse=True)
-    chosen, kept = [], sum(stage.size for stage in stages)
+    chosen, total = [], sum(stage.size for stage in stages)
     for stage in stages:
         old = older_than is not None and stage.age >= older_than
-        large = max_size is not None and kept > max_size
+        large = max_size is not None and total > max_size
         if stage.state != "in use" and (every or old or large):
             chosen.append(stage)
-            kept -= stage.size
+            total -= stage.size
     return chosen
 
 
@@ -126,8 +126,8 @@ def _stats(folder: Path) -> Iterator[os.stat_result]:
 
 def _whole(folder: Path) -> bool:
     try:
-        return bool(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))) and not folder.name.endswith(PARTIAL)
-    except (OSError, ValueError):
+        return bool(read_json(folder / MANIFEST, dict)) and not folder.name.endswith(PARTIAL)
+    except CheckpointError:
         return False
 
 
@@ -140,15 +140,15 @@ def _last_used(folder: Path, key: str) -> float:
 def _alone(folder: Path) -> Iterator[bool]:
     """Hold both locks of a stage for a moment, so that nobody makes or uses it; False where somebody does."""
     key = folder.name.removesuffix(PARTIAL)
-    with ExitStack() as held:
-        yield all(_locked(folder.with_name(f"{key}{end}"), folder, held) for end in (".lock", USED))
+    with ExitStack() as stack:
+        yield all(_locked(folder.with_name(f"{key}{end}"), folder, stack) for end in (".lock", USED))
 
 
-def _locked(path: Path, folder: Path, held: ExitStack) -> bool:
+def _locked(path: Path, folder: Path, stack: ExitStack) -> bool:
     handle = _opened(path, folder)
     if handle is None:
         return True
-    held.callback(os.close, handle)
+    stack.callback(os.close, handle)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

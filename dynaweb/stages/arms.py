@@ -123,7 +123,7 @@ def updates_of(artifact: Artifact) -> str:
     return f"{done}, {progress['skipped']} skipped" if progress.get("skipped") else done
 
 
-def resources(ctx: RunContext, arms: Sequence[ArmResult]) -> list[str]:
+def prerequisites(ctx: RunContext, arms: Sequence[ArmResult]) -> list[str]:
     """What the result rests on besides the method, a sentence each."""
     recipe = ctx.recipe
     sentences = []

@@ -16,7 +16,7 @@ from dynaweb.pipeline.artifacts import EPISODES, Artifact
 from dynaweb.pipeline.episodes import JOURNAL, play_in_batches, save_episodes
 from dynaweb.pipeline.judge import make_judge
 from dynaweb.pipeline.keys import stage_key
-from dynaweb.rollout.agents import WITHOUT_MODEL, ExpertPlayer, ModelPolicy, RandomPolicy
+from dynaweb.rollout.agents import SERVER, WITHOUT_MODEL, ExpertPlayer, ModelPolicy, RandomPolicy, ServerPolicy
 from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure, why_failed
 from dynaweb.stats import Estimate, proportion, text_table, wilson
 from dynaweb.types import Task, Trajectory
@@ -24,7 +24,9 @@ from dynaweb.types import Task, Trajectory
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dynaweb.config import Recipe
     from dynaweb.config.keys import Activity
+    from dynaweb.config.server import Server
     from dynaweb.pipeline.context import RunContext
     from dynaweb.protocols import Engine, PromptFormat
     from dynaweb.rollout.agents import Player, PlayerFor
@@ -69,7 +71,11 @@ async def evaluate_arm(
             ctx.tell(events.Rollout(f"eval {arm}", trajectory))
         ctx.tell(events.Evaluation(arm, split, successes(played), summary(played), label))
 
-    does: list[Activity] = ["eval"] if arm in WITHOUT_MODEL else ["eval", "eval-weights"]
+    does: list[Activity] = ["eval"]
+    if arm.startswith(SERVER):
+        does.append("eval-server")
+    elif arm not in WITHOUT_MODEL:
+        does.append("eval-weights")
     key = stage_key(ctx, *does, split=[split, count], policy=weights_key, arm=arm)
     if by_task and _broken(ctx.cache.find(EVAL, key.text)):
         ctx.take_up_again(EVAL, key.text, {EPISODES: JOURNAL})
@@ -154,14 +160,29 @@ def greedy(ctx: RunContext, engine: Engine, prompts: PromptFormat) -> PlayerFor:
     return lambda task: policy
 
 
-def without_model(name: str, ctx: RunContext) -> Callable[[], PlayerFor]:
-    """What makes the players of `expert` or `random` in the evaluation environment of a run."""
+def without_weights(name: str, ctx: RunContext) -> Callable[[], PlayerFor]:
+    """What makes the players of `expert`, `random` or `server:NAME` in the evaluation environment of a run."""
+    if name.startswith(SERVER):
+        from dynaweb.engines.server import OpenAIEngine
+        from dynaweb.policy.prompt_formats import policy_prompt_for
+
+        recipe = ctx.recipe
+        engine = OpenAIEngine(server_of(recipe, name))
+        ctx.models.count(engine)
+        words = policy_prompt_for(recipe.model.format, ctx.models.prompt_file)
+        player = ServerPolicy(engine, words, temperature=0.0, max_new_tokens=recipe.policy.max_new_tokens)
+        return lambda: lambda task: player
 
     def experts(task: Task) -> Player:
         return ExpertPlayer(ctx.envs.eval_source.expert(task))
 
     chance = RandomPolicy()
     return lambda: experts if name == "expert" else lambda task: chance
+
+
+def server_of(recipe: Recipe, policy: str) -> Server:
+    """The server of the policy `server:NAME`: `policy.server` with that model."""
+    return recipe.policy.server.model_copy(update={"model": policy.removeprefix(SERVER)})
 
 
 def successes(episodes: Sequence[Trajectory]) -> tuple[float | None, ...]:

@@ -39,9 +39,17 @@ def check_model(ctx: RunContext) -> None:
     """Raise `MissingError` when there is no base model, or when one that has to be downloaded cannot be.
 
     Its tokenizer says so before anything is spent: it is small, and needed anyway. Raise `ConfigError` when its chat
-    template cannot be used, or its context is too short.
+    template cannot be used, its context is too short, or adapters that are asked for do not reach its layers.
     """
     getattr(ctx.models.format, "check", lambda: None)()
+    recipe = ctx.recipe
+    if any(
+        (recipe.sft.steps and recipe.sft.lora_rank, recipe.rl.updates and recipe.rl.lora_rank, recipe.wm_fit.lora_rank)
+    ):
+        from dynaweb.trainer.adapters import check_adapters
+        from dynaweb.trainer.models import resolve
+
+        check_adapters(resolve(recipe.model.path))
 
 
 def check_seam(ctx: RunContext) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -19,9 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dynaweb.engines.local.architecture import RopeLimit, attention_named, has_plain_cache, near, read_attention
+from dynaweb.engines.local.llama import HALF
+from dynaweb.errors import TrainingError
 from dynaweb.protocols import TokenRow, text_ids
 from dynaweb.runs.seeding import derive
-from dynaweb.trainer.masters import HALF
 from dynaweb.types import Prompt
 
 TAIL_TOKENS = 512
@@ -33,8 +35,8 @@ MAX_PADDING = 0.12
 _permutations: dict[tuple[int, int], list[int]] = {}
 NAME = "dynaweb_packed"
 """What transformers calls the attention below."""
-UNKNOWN = ("softcap", "s_aux")
-"""Twists of attention that it does not know."""
+Windows = Mapping[nn.Module, int | None]
+"""Tokens that each attention layer's tokens see, themselves counted; None = all before them."""
 WIDEST_HEAD = 256
 """Head width that the variable-length kernel takes at most."""
 
@@ -122,6 +124,24 @@ def _split(rows: Sequence[TokenRow], indices: Sequence[int]) -> Iterator[tuple[i
             part = []
         part.append(index)
     yield tuple(part)
+
+
+def apart(waiting: Sequence[Unit], rope: RopeLimit | None) -> list[list[Unit]]:
+    """Units that may meet in a micro-batch: where rotary frequencies switch at a length, those on one side of it.
+
+    The length of a row is that of what predicts its last token. Raises `TrainingError` for a row beyond a length from
+    which on each has frequencies of its own.
+    """
+    if rope is None:
+        return [list(waiting)]
+    short = [unit for unit in waiting if unit.size <= rope.length]
+    long = [unit for unit in waiting if unit.size > rope.length]
+    if long and rope.kind == "grows":
+        raise TrainingError(
+            f"a row of {long[0].size} tokens is longer than the {rope.length} up to which the rotary frequencies of"
+            " this model (rope_type 'dynamic') are the same for all rows; shorten the page or the history"
+        )
+    return [part for part in (short, long) if part]
 
 
 def plan(waiting: Sequence[Unit], micro_tokens: int, *, packed: bool = False) -> list[list[Unit]]:
@@ -321,56 +341,53 @@ def _attention(
     attention_mask: torch.Tensor | None = None,
     *,
     scaling: float | None = None,
-    sliding_window: int | None = None,
     layout: Layout | None = None,
+    windows: Windows | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
     """`attend` as transformers calls it: [1, H, T, E] in, [1, T, H, E] out."""
-    if layout is None or len(query) != 1 or any(more.get(name) is not None for name in UNKNOWN):
+    if layout is None or windows is None or module not in windows or len(query) != 1 or attention_mask is not None:
         raise CannotPackError(f"{type(module).__name__} gives attention something that packing does not know")
     heads = [x[0].transpose(0, 1) for x in (query, key, value)]
-    return attend(heads[0], heads[1], heads[2], layout, scaling, sliding_window)[None], None
+    return attend(heads[0], heads[1], heads[2], layout, scaling, windows[module])[None], None
 
 
 @contextmanager
 def packed_attention(model: nn.Module) -> Iterator[None]:
-    """While it lasts, the model's attention is the one above: give it `layout` beside its other inputs."""
+    """While it lasts, the model's attention is the one above: give it `layout` and `windows` beside its inputs."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, _attention)
-    configs: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-    before = [(config, config._attn_implementation) for config in configs.values()]
-    for config in configs.values():
-        config._attn_implementation = NAME
-    try:
+    with attention_named(model, NAME):
         yield
-    finally:
-        for config, name in before:
-            config._attn_implementation = name
 
 
-def can_pack(model: Any, body: Any) -> bool:
-    """Whether packed sequences give what each gives alone: tried on two short ones.
+def packable(model: Any, body: Any) -> Windows | None:
+    """The windows of the model's attention layers where its sequences can be packed; None where they cannot.
 
-    Models with state beside attention (convolutions, recurrence) or a twist of attention fail, and stay padded.
+    They can where each mask was read and says no more than a window, attention has no twist such as a soft cap, nothing
+    but keys and values is remembered of earlier tokens (no recurrence or convolution, whose traces half precision would
+    hide), and packed sequences give what each gives alone: tried on short ones.
     """
+    attention = read_attention(model)
+    if attention is None or attention.twists or not attention.windows or not has_plain_cache(model):
+        return None
     device = next(model.parameters()).device
-    ids = torch.arange(1, 9, device=device) % model.config.get_text_config().vocab_size
-    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2], device=device)
-    layout = Layout.of(mask)
-    with torch.no_grad():
-        alone = [body(input_ids=part[None], use_cache=False).last_hidden_state[0] for part in (ids[:5], ids[5:])]
-        try:
+    lengths = (19, 5, 3)
+    ids = (torch.arange(1, 1 + sum(lengths), device=device) * 5) % model.config.get_text_config().vocab_size
+    layout = Layout.of(torch.arange(max(lengths), device=device) < torch.tensor(lengths, device=device)[:, None])
+    try:
+        with torch.no_grad():
+            alone = [body(input_ids=part[None], use_cache=False).last_hidden_state[0] for part in ids.split(lengths)]
             with packed_attention(model):
-                packed = run_packed(body, ids, layout)
-        except (CannotPackError, TypeError, ValueError, RuntimeError):
-            return False
-    apart = (packed - torch.cat(alone)).float().abs().mean() / torch.cat(alone).float().abs().mean()
-    return bool(apart < (3e-2 if packed.dtype in HALF else 1e-4))
+                packed = run_packed(body, ids, layout, attention.windows)
+    except Exception:  # of any model's code, which was not written for this
+        return None
+    return attention.windows if near(packed, torch.cat(alone)) else None
 
 
-def run_packed(body: Any, ids_T: torch.Tensor, layout: Layout) -> torch.Tensor:
+def run_packed(body: Any, ids_T: torch.Tensor, layout: Layout, windows: Windows) -> torch.Tensor:
     """Last hidden states [T, D] of packed tokens; within `packed_attention`."""
     inputs = {"input_ids": ids_T[None], "position_ids": layout.position_T[None], "use_cache": False}
-    hidden: torch.Tensor = body(**inputs, layout=layout).last_hidden_state
+    hidden: torch.Tensor = body(**inputs, layout=layout, windows=windows).last_hidden_state
     return hidden[0]

@@ -19,6 +19,9 @@ from dynaweb.trainer.batching import MicroBatch
 from dynaweb.trainer.kl import Estimator, divergence, exp_excess
 
 Logps = Sequence[Sequence[float]]
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios are clamped to +- this before exp in every policy loss (verl, OpenRLHF: the same): one token that the
+policy has left behind must not outweigh all others."""
 OldLogps = Sequence[Sequence[float] | None]
 """Like `Logps`; None for rows whose ratio is 1 by decision, whatever the policy has become."""
 
@@ -307,16 +310,18 @@ def _advantages(batch: LossInput) -> torch.Tensor:
     return batch.advantage_N[batch.trajectory_R][:, None].expand(batch.mask_RT.shape)
 
 
-def clamped(log_ratio: torch.Tensor, low: float | None, high: float | None) -> torch.Tensor:
-    """The log-ratio within bounds, without gradient beyond them."""
-    return log_ratio if low is None and high is None else log_ratio.clamp(low, high)
+def clamped(log_ratio: torch.Tensor, low: float | None = None, high: float | None = None) -> torch.Tensor:
+    """The log-ratio within bounds, those of `LOG_RATIO_LIMIT` at the widest, without gradient beyond them."""
+    low = -LOG_RATIO_LIMIT if low is None else max(low, -LOG_RATIO_LIMIT)
+    return log_ratio.clamp(low, LOG_RATIO_LIMIT if high is None else min(high, LOG_RATIO_LIMIT))
 
 
 def clipped_gain(log_ratio: torch.Tensor, advantage: torch.Tensor, window: Window) -> torch.Tensor:
     """min(r A, clip(r) A) with r = exp(log_ratio): what PPO, GRPO and GSPO maximise (arXiv 1707.06347, eq. 7).
 
-    A clipped element has no gradient at all, not even 0 x inf when its ratio overflows; nor has one with A = 0.
+    A clipped element has no gradient at all; nor has one with A = 0, or with a log-ratio beyond `LOG_RATIO_LIMIT`.
     """
+    log_ratio = clamped(log_ratio)
     with torch.no_grad():
         ratio = log_ratio.exp()
         used = _used_ratio(ratio, advantage, window)

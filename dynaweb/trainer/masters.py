@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-HALF = (torch.bfloat16, torch.float16)
+from dynaweb.engines.local.llama import HALF
 
 
 class Masters:

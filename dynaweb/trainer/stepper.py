@@ -113,7 +113,7 @@ class Stepper(AnyStepper):
         if not parameters:
             raise TrainingError(f"the {what} has no trainable parameter")
         super().__init__(parameters, Masters(parameters), schedule, what)
-        self._moved = False
+        self._unmoved: set[str] | None = set(self._leaves)
         matrices = [p for p in self._leaves.values() if p.ndim > 1]
         others = [p for p in self._leaves.values() if p.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -131,16 +131,30 @@ class Stepper(AnyStepper):
         for group in self._adam.param_groups:
             group["lr"] = lr
         # Gradients below Adam's epsilon may be lost to rounding without anything being wrong.
-        before = {} if self._moved else {n: p.detach().clone() for n, p in self._leaves.items() if _felt(p)}
+        waiting = self._unmoved or ()
+        before = {n: p.detach().clone() for n, p in self._leaves.items() if n in waiting and _felt(p)}
         self._adam.step()
         self.masters.publish()
+        self._refuse_stuck(step, before)
+
+    def _refuse_stuck(self, step: int, before: Mapping[str, torch.Tensor]) -> None:
+        """Raise `TrainingError` where parameters with a gradient never moved up to the first update at the full rate.
+
+        Smaller rates of the warm-up may be too small for a number of the parameters' precision, and nothing is wrong.
+        """
+        if self._unmoved is None:
+            return
         stuck = [name for name, value in before.items() if torch.equal(value, self._leaves[name])]
-        if stuck and lr > 0:
+        self._unmoved -= before.keys() - stuck
+        lr = self.schedule.at(step)
+        if step < self.schedule.warmup or lr <= 0:
+            return
+        self._unmoved = None
+        if stuck:
             raise TrainingError(
-                f"{len(stuck)} of {len(before)} parameters with a gradient did not move in the first update, such as"
-                f" {stuck[0]}; the learning rate ({lr:g}) is too small for {self._leaves[stuck[0]].dtype}: raise it"
+                f"{len(stuck)} parameters with a gradient did not move in any update up to the learning rate {lr:g},"
+                f" such as {stuck[0]}; it is too small for {self._leaves[stuck[0]].dtype}: raise it"
             )
-        self._moved = True
 
     def drop(self) -> None:
         """See `AnyStepper`."""
@@ -176,6 +190,9 @@ class Stepper(AnyStepper):
                 field, _, name = rest.partition(".")
                 device = torch.device("cpu") if field == "step" else self._leaves[name].device
                 self._adam.state[self._leaves[name]][field] = value.detach().clone().to(device)
+        taken = max((float(state["step"]) for state in self._adam.state.values()), default=0.0)
+        if taken > self.schedule.warmup:
+            self._unmoved = None  # judged before the checkpoint
         self._restored(skipped)
 
 

@@ -9,7 +9,7 @@ error.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from dynaweb.trainer.batching import MicroBatch
 from dynaweb.trainer.critic import Critic, CriticGradient
 from dynaweb.trainer.logprobs import Scorer, micro_batches, scorer_for
 from dynaweb.trainer.losses import Logps, OldLogps, PolicyBatch, PolicyTally
-from dynaweb.trainer.masters import Masters
 from dynaweb.trainer.models import frozen, trainable
 from dynaweb.trainer.ranks import Ranks
 from dynaweb.trainer.stepper import AdamSettings, AnyStepper, Gradient, Schedule, Stepper, move_together
@@ -34,8 +33,6 @@ from dynaweb.trainer.stepper import AdamSettings, AnyStepper, Gradient, Schedule
 CRITIC = "critic."
 """What the critic's tensors are called by in a checkpoint."""
 
-
-MicroBatches = Callable[[Sequence[TokenRow], Sequence[int]], list[MicroBatch]]
 __all__ = ["TorchTrainer"]
 
 
@@ -44,11 +41,12 @@ class TorchTrainer:
 
     `micro_tokens` bounds the tokens of one forward pass, padding included where there is any; with `checkpointing`
     the activations of its layers are made again in the backward pass. `total_steps`, `warmup` and `final_fraction`
-    are those of `Schedule`; `steps` counts updates, skipped ones included. `seed` is that of `draw`. `critic` is a
-    model of its own and what the optimizer says of the critic to make of it: it learns beside the policy, on the
-    same schedule, and shares its checkpoints. With several `ranks` each is given the same rows and computes a part
-    of them. `offender` is the trajectory that made the last policy update unsound, where one alone does. `moves`
-    counts the steps, since the trainer was made, that changed weights, the critic's included.
+    are those of `Schedule`; `steps` counts updates, skipped ones included. `seed` is that of `draw`. The policy draws
+    tokens at `temperature`: logits are divided by it in policy updates and `logprobs`, and not in supervised ones,
+    which imitate. `critic` is a model of its own and what the optimizer says of the critic to make of it: it learns
+    beside the policy, on the same schedule, and shares its checkpoints. With several `ranks` each is given the same
+    rows and computes a part of them. `offender` is the trajectory that made the last policy update unsound, where one
+    alone does. `moves` counts the steps, since the trainer was made, that changed weights, the critic's included.
     """
 
     def __init__(
@@ -65,10 +63,12 @@ class TorchTrainer:
         micro_tokens: int = 4096,
         checkpointing: bool = False,
         seed: int = 0,
+        temperature: float = 1.0,
         critic: tuple[nn.Module, CriticSpec] | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self.model = model
+        self.temperature = temperature
         self.ranks = ranks or Ranks()
         self.schedule = Schedule(lr, total_steps, warmup, final_fraction)
         self.max_grad_norm = max_grad_norm
@@ -172,13 +172,13 @@ class TorchTrainer:
         return self._report(update, start, metrics, critic)
 
     def logprobs(self, rows: Sequence[TokenRow]) -> list[np.ndarray]:
-        """Natural-log probabilities of each row's response tokens, float32, without gradients."""
+        """Natural-log probabilities of each row's response tokens at `temperature`, float32, without gradients."""
         out = [np.zeros(len(row.response_ids), dtype=np.float32) for row in rows]
         own: dict[int, np.ndarray] = {}
         micros = self.micro_batches(rows, range(len(rows)))
         with frozen(self.model), torch.no_grad():
             for micro in self.ranks.mine(micros):
-                values = self._scorer.logprobs(micro)[0].cpu().numpy()
+                values = self._scorer.logprobs(micro, self.temperature)[0].cpu().numpy()
                 sizes = np.cumsum([len(rows[row].response_ids) for row in micro.rows])[:-1]
                 own.update(zip(micro.rows, np.split(values, sizes), strict=True))
             self._even_out(len(micros))
@@ -245,8 +245,7 @@ class TorchTrainer:
         self.critic.load(folder)
 
     def _update(self) -> UpdatePass:
-        masters = self._stepper.masters
-        return UpdatePass(self.model, self._scorer, self.micro_batches, masters, self.max_grad_norm, self.ranks)
+        return UpdatePass(self, self.ranks)
 
     def _critic_gradient(
         self, rows: Sequence[TokenRow], credit: Credit, optimizer: PolicyOptimizer
@@ -263,9 +262,7 @@ class TorchTrainer:
         """The first trajectory that alone gives a loss or gradient that is not finite, by computing each on its own."""
         for trajectory in range(len(batch.advantages)):
             mine = [i for i in live if batch.rows[i].trajectory == trajectory]
-            masters = self._stepper.masters
-            alone = UpdatePass(self.model, self._scorer, self.micro_batches, masters, self.max_grad_norm)
-            with alone as update:
+            with UpdatePass(self, Ranks()) as update:
                 loss, _ = update.policy(batch, mine, optimizer)
             if update.computed and not Gradient(loss, update.grad_norm).sound:
                 return trajectory
@@ -309,23 +306,15 @@ class UpdatePass:
     `tokens` counts response tokens, `padded_tokens` everything that went through the model, `entropy` sums over tokens.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        scorer: Scorer,
-        micro_batches: MicroBatches,
-        masters: Masters,
-        max_grad_norm: float,
-        ranks: Ranks | None = None,
-    ) -> None:
-        self._ranks = ranks or Ranks()
-        self._masters = masters
-        self._micro_batches = micro_batches
-        self._scorer = scorer
-        self._parameters = list(masters.leaves.values())
-        self._max_grad_norm = max_grad_norm
+    def __init__(self, trainer: TorchTrainer, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._masters = trainer._stepper.masters
+        self._micro_batches = trainer.micro_batches
+        self._scorer, self._temperature = trainer._scorer, trainer.temperature
+        self._parameters = list(self._masters.leaves.values())
+        self._max_grad_norm = trainer.max_grad_norm
         self._around = ExitStack()
-        self._model = model
+        self._model = trainer.model
         self.tokens = 0
         self.padded_tokens = 0
         self.entropy = 0.0
@@ -373,7 +362,7 @@ class UpdatePass:
             self._ranks.add(log_ratio_sum)
         tally, loss = PolicyTally(len(batch.advantages)), 0.0
         for micro in micros:
-            logp_N, entropy_N = self._scorer.logprobs(micro)
+            logp_N, entropy_N = self._scorer.logprobs(micro, self._temperature)
             inputs, _ = batch.loss_input(micro, logp_N, log_ratio_sum)
             out = loss_output(optimizer, optimizer.loss(inputs))
             self._backward(out.loss, micro, entropy_N)
@@ -398,7 +387,7 @@ class UpdatePass:
         sums = torch.zeros(len(batch.advantages), dtype=torch.float64, device=device)
         with torch.no_grad():
             for micro in micros:
-                logp_N = self._scorer.logprobs(micro)[0]
+                logp_N = self._scorer.logprobs(micro, self._temperature)[0]
                 inputs, old_N = batch.loss_input(micro, logp_N, None)
                 sums.index_add_(0, inputs.trajectory_R[micro.row_N], (logp_N - old_N).double())
         return sums

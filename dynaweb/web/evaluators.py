@@ -83,7 +83,7 @@ async def evaluate(
 
 def _part_of(value: Any, key: str, shape: type) -> Any:
     """What stands under a key of a task's data; None when nothing does. Raises `_Ungraded` for another shape."""
-    names = {list: "a list", str: "a text", Mapping: "an object"}
+    names: dict[Any, str] = {list: "a list", str: "a text", Mapping: "an object"}
     if not isinstance(value, Mapping):
         raise _Ungraded(f"{str(value)[:60]!r} is no object with {key}")
     part = value.get(key)

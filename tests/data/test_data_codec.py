@@ -172,3 +172,30 @@ def test_what_a_plugin_keeps_in_info_is_never_taken_for_a_fact() -> None:
     for facts in (StepFacts(), StepFacts(tokens=3)):
         step = Step(Observation("http://a/", ()), None, info={"tokens": 5, "dreamed": True}, facts=facts)
         assert same(read(json.loads(json.dumps(to_json(step))), Step), step)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("reply", None),
+        ("reply", 5),
+        ("response_ids", [1, "2"]),
+        ("response_ids", [1, 0.5]),
+        ("response_ids", [1e999]),
+        ("response_ids", [10**400]),
+        ("response_ids", {"0": 1}),
+        ("logprobs", [None]),
+        ("policy_version", 0.5),
+        ("policy_version", "1"),
+        ("info", [1]),
+        ("facts", {"confidence": "high"}),
+        ("facts", {"dreamed": None}),
+        ("action", {"kind": "fly"}),
+        ("action", {"kind": ["click"]}),
+    ],
+)
+def test_a_value_of_another_type_than_its_field_is_refused(key: str, value: Any) -> None:
+    data = to_json(Step(Observation("u", ()), Action("stop"), response_ids=(1, 2), logprobs=(-1.0, -2)))
+    assert from_json(data).logprobs == (-1.0, -2)
+    with pytest.raises(ValueError, match=r"stands where|is none of|must be"):
+        from_json({**data, key: value})

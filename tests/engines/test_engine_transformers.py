@@ -14,12 +14,13 @@ from typing import Any
 import engine_kit as kit
 import pytest
 import torch
+import transformers
 
 from dynaweb.engines.local.engine import TransformersEngine
 from dynaweb.engines.local.sampling import cut
 from dynaweb.engines.local.sessions import GenericRunner, LlamaRunner, survivors
 from dynaweb.engines.scheduler import Lockstep
-from dynaweb.errors import DivergedError, EngineError
+from dynaweb.errors import ConfigError, DivergedError, EngineError
 from dynaweb.protocols import Completion, GenerateRequest, TokenRow
 from dynaweb.types import Prompt
 
@@ -27,6 +28,8 @@ MODELS: dict[str, Callable[[], Any]] = {
     "llama": kit.llama,
     "llama-gqa": lambda: kit.llama(kv_heads=2),
     "gpt2": kit.gpt2,
+    "mamba": kit.mamba,
+    "longrope": kit.longrope,
 }
 
 
@@ -168,6 +171,19 @@ def test_training_mode_is_left_for_the_batch_and_put_back() -> None:
     assert engine.model.training
 
 
+def test_models_that_cannot_generate_right_are_refused_at_the_start() -> None:
+    """One sees later tokens, one has a cache of another kind, one a cache that forgets where it is."""
+    sizes: Any = {name: size for name, size in kit.SMALL.items() if name != "head_dim"} | kit.IDS
+    with pytest.raises(ConfigError, match="BertLMHeadModel is not causal"):
+        TransformersEngine(kit.louder(transformers.BertLMHeadModel(transformers.BertConfig(**sizes))), Lockstep())
+    rwkv: Any = transformers.RwkvConfig(vocab_size=kit.VOCABULARY, hidden_size=32, num_hidden_layers=2, **kit.IDS)
+    with pytest.raises(EngineError, match=r"RwkvForCausalLM cannot generate .* no cache that the engine knows"):
+        TransformersEngine(transformers.RwkvForCausalLM(rwkv), Lockstep())
+    decoder: Any = transformers.RobertaConfig(**sizes | {"is_decoder": True, "pad_token_id": 0})
+    with pytest.raises(EngineError, match=r"RobertaForCausalLM cannot generate .* with its cache it predicts other"):
+        TransformersEngine(kit.louder(transformers.RobertaForCausalLM(decoder)), Lockstep())
+
+
 async def test_concurrent_episodes_share_batches() -> None:
     lockstep = Lockstep()
     engine = TransformersEngine(kit.llama(), lockstep)
@@ -268,6 +284,7 @@ def test_generation_ends_with_the_token_that_completes_a_stop_text(place: int | 
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), 1e30])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("engine", ["llama", "llama-gqa", "gpt2", "mamba"], indirect=True)
 def test_a_model_that_diverged_is_an_error_of_its_own(
     engine: TransformersEngine, temperature: float, weight: float
 ) -> None:

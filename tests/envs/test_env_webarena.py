@@ -21,10 +21,10 @@ from dynaweb_env_sites.server import SitesServer, create_app
 from dynaweb_env_sites.tasks import sites as embedded
 from dynaweb_env_sites.tasks import sites_tasks, to_webarena
 from dynaweb_env_sites.world_store import WorldStore
-from dynaweb_env_webarena import Login, WebarenaConfig
+from dynaweb_env_webarena import WebarenaConfig
 from dynaweb_env_webarena.env import WebarenaSource
 from dynaweb_env_webarena.functions import post_url, resolved
-from dynaweb_env_webarena.sites import filled, full_reset, placeholders, together
+from dynaweb_env_webarena.sites import Account, filled, full_reset, placeholders, together
 from dynaweb_env_webarena.verified import response_of
 
 
@@ -41,7 +41,14 @@ def stub() -> Iterator[Stub]:
         yield state
 
 
-ANN = {"username": "ann", "password": "secret", "check": "/account"}
+ANN = {"username": "ann", "password_variable": "ANNS_PASSWORD", "check": "/account"}
+ACCOUNT = Account("ann", "secret", check="/account")
+
+
+@pytest.fixture(autouse=True)
+def _passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANNS_PASSWORD", "secret")
+    monkeypatch.setenv("WRONG_PASSWORD", "no")
 
 
 @contextmanager
@@ -278,9 +285,74 @@ async def test_a_login_is_stored_checked_and_made_again_once(make: Any, stub: St
     stub.valid.clear()
     _, pages = await play(expired, expired.catalogue("test")[0], *plan)
     assert stub.logins == 3 and "Hello Ann" in [node.name for node in pages[-1].nodes]
-    wrong = make(raw(), **{**settings, "logins": {"reddit": {**ANN, "password": "no"}}, "auth": str(tmp_path / "b")})
+    wrong = make(
+        raw(),
+        **{
+            **settings,
+            "logins": {"reddit": {**ANN, "password_variable": "WRONG_PASSWORD"}},
+            "auth": str(tmp_path / "b"),
+        },
+    )
     with pytest.raises(InfrastructureError, match=r"logging in to .* as ann failed"):
         await play(wrong, wrong.catalogue("test")[0], *plan)
+
+
+async def test_a_task_that_needs_no_login_is_played_without_one(make: Any, stub: Stub) -> None:
+    source = make(raw(require_login=False), urls={"reddit": stub.url}, logins={"reddit": ANN})
+    _, pages = await play(source, source.catalogue("test")[0], click("link", "Account"), Action("stop", text="42"))
+    assert stub.logins == 0 and "Hello Ann" not in [node.name for node in pages[-1].nodes]
+
+
+def test_a_task_that_needs_a_login_nobody_has_is_skipped(make: Any, tmp_path: Path) -> None:
+    urls = dict.fromkeys(("blog", "map", "wiki"), "http://127.0.0.1:9")
+    (tmp_path / "ann.json").write_text('{"cookies": []}')
+    tasks = (
+        raw(1, "blog", require_login=True),
+        raw(2, "blog", require_login=False),
+        raw(3, "blog"),
+        # The benchmark's own sites without accounts need none, whatever its files say.
+        raw(4, "map", require_login=True),
+        raw(5, "wiki", require_login=True),
+        raw(6, "blog", require_login=True, storage_state="ann.json"),
+        raw(7, "blog", storage_state="./.auth/bob.json"),
+        raw(8, "blog", require_login=True, storage_state="./.auth/blog_state.json"),
+    )
+    source = make(*tasks, urls=urls, headers={"wiki": {"X-Auto-Login": "ann"}})
+    assert [task.id for task in source.catalogue("test")] == ["2", "3", "4", "5", "6"]
+    assert source.skipped("test") == {
+        "blog has no login (set env.logins.blog, or env.headers.blog)": 2,
+        "its storage_state ./.auth/bob.json is not there": 1,
+    }
+    with_login = make(*tasks, urls=urls, logins={"blog": ANN})
+    assert [task.id for task in with_login.catalogue("test")] == ["1", "2", "3", "4", "6", "8"]
+
+
+async def test_two_accounts_of_one_site_share_a_run(make: Any, stub: Stub, tmp_path: Path) -> None:
+    for user in ("ann", "bob", "eve"):
+        cookie = {"name": "session", "value": user, "domain": "127.0.0.1", "path": "/", "expires": -1}
+        state = {"cookies": [{**cookie, "httpOnly": False, "secure": False, "sameSite": "Lax"}], "origins": []}
+        (tmp_path / f"{user}.json").write_text(json.dumps(state))
+    stub.valid.update(("ann", "bob"))
+    tasks = [raw(n, storage_state=f"./{user}.json") for n, user in enumerate(("ann", "bob", "ann", "eve"))]
+    source = make(*tasks, urls={"reddit": stub.url}, logins={"reddit": ANN})
+    environment = source.environment()
+    for task, user in zip(source.catalogue("test")[:3], ("ann", "bob", "ann"), strict=True):
+        await environment.reset(task, 0)
+        assert await environment.session.evaluate("last", "document.cookie") == f"session={user}"
+    with pytest.raises(InfrastructureError, match=r"the stored login .*eve\.json does not hold"):
+        await environment.reset(source.catalogue("test")[3], 0)
+    await environment.close()
+    assert stub.logins == 0
+
+
+def test_passwords_come_from_the_environment_alone(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make(raw(), urls={"reddit": "http://x"}, logins={"reddit": ANN})
+    assert "secret" not in source.config.model_dump_json() and "secret" not in repr(source.accounts)
+    monkeypatch.delenv("ANNS_PASSWORD")
+    with pytest.raises(ConfigError, match=r"env\.logins\.reddit reads the password from the variable 'ANNS_PASSWORD'"):
+        make(raw(), urls={"reddit": "http://x"}, logins={"reddit": ANN})
+    with pytest.raises(ValueError, match="password_variable"):
+        make(raw(), logins={"reddit": {"username": "ann", "password": "secret"}})
 
 
 async def test_a_new_login_is_looked_at_once(make: Any, stub: Stub) -> None:
@@ -332,9 +404,9 @@ async def test_a_site_that_is_down_does_not_count_as_logged_in(make: Any, tmp_pa
 
 def test_forum_and_shop_on_hosts_of_their_own_are_both_logged_in_to() -> None:
     urls = {"reddit": "http://forum:1", "shopping": "http://shop:1", "shopping_admin": "http://forum:2/admin"}
-    logins = dict.fromkeys((*urls, "gitlab"), Login(**ANN))
+    logins = dict.fromkeys((*urls, "gitlab"), ACCOUNT)
     assert set(together(logins, {**urls, "gitlab": "http://forum:3"})) == {"reddit", "shopping", "gitlab"}
-    assert set(together({"shopping_admin": Login(**ANN)}, urls)) == {"shopping_admin"}
+    assert set(together({"shopping_admin": ACCOUNT}, urls)) == {"shopping_admin"}
 
 
 async def test_headers_of_a_site_go_with_every_request_and_replace_the_login(make: Any, stub: Stub) -> None:

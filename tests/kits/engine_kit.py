@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import torch
+import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from dynaweb.protocols import TokenRow
@@ -23,9 +24,13 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 256,
 }
 """Configuration of a small model of any Llama-like kind."""
+IDS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+"""Their special tokens would be outside of so small a vocabulary."""
 
 
-def llama(seed: int = 0, *, kv_heads: int = 4, tied: bool = True, layers: int = 3, **changes: Any) -> Any:
+def llama(
+    seed: int = 0, *, kv_heads: int = 4, tied: bool = True, layers: int = 3, positions: int = 256, **changes: Any
+) -> Any:
     """A random Llama with scales that are not 1, so that a forgotten norm shows."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -35,7 +40,7 @@ def llama(seed: int = 0, *, kv_heads: int = 4, tied: bool = True, layers: int = 
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=kv_heads,
-        max_position_embeddings=256,
+        max_position_embeddings=positions,
         tie_word_embeddings=tied,
         **changes,
     )
@@ -54,6 +59,31 @@ def gpt2(seed: int = 0) -> Any:
     torch.manual_seed(seed)
     config = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256)
     return GPT2LMHeadModel(config).eval()
+
+
+def louder(model: Any) -> Any:
+    """The model with larger matrices, so that a token that should not be seen shows in what comes out."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4)
+    return model
+
+
+def mamba(seed: int = 0) -> Any:
+    """A random recurrent model, whose state can be neither padded nor shared."""
+    torch.manual_seed(seed)
+    config: Any = transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, **IDS)
+    return transformers.MambaForCausalLM(config).eval()
+
+
+def longrope(seed: int = 0) -> Any:
+    """A random model whose rotary frequencies are others beyond 16 tokens."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [1.5, 4.0, 9.0, 30.0]}
+    rope = {"rope_type": "longrope", "rope_theta": 100.0, "original_max_position_embeddings": 16, **factors}
+    torch.manual_seed(seed)
+    config = transformers.Phi3Config(**SMALL, original_max_position_embeddings=16, rope_parameters=rope, **IDS)
+    return louder(transformers.Phi3ForCausalLM(config).eval())
 
 
 def prompt(rng: random.Random, low: int, high: int) -> Prompt:

@@ -159,7 +159,7 @@ def fake_report(*, seeds: int = 1, episodes: int = 108, each: int = 8, updates: 
         subtitle="Dreams of a learned world model, a few demonstrations, equal expert data everywhere",
         seconds=443.2,
         arms=arms,
-        bought=(
+        prerequisites=(
             "Demonstrations of 24 tasks; every arm has the same ones and no other expert data.",
             "200 unrewarded exploration episodes in the real browser (1,043 steps) for the world model.",
             "A judge that was pre-trained on labelled episodes of other sites.",

@@ -13,9 +13,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynaweb.protocols import Credit, CreditInput
+from dynaweb.protocols import Credit, CreditInput, LossInput
 from dynaweb.trainer.advantages import compute_advantages, gae
-from dynaweb.trainer.losses import Tokens, Window, clipped_gain
+from dynaweb.trainer.losses import LOG_RATIO_LIMIT, Tokens, Window, clipped_gain
 from dynaweb_opt_cispo import CispoConfig
 from dynaweb_opt_cispo.cispo import Cispo
 from dynaweb_opt_gigpo import GigpoConfig
@@ -123,6 +123,28 @@ def _same(case: Case, want: golden.Result, other: Case, found: golden.Result) ->
     assert a.keys() == b.keys()
     for key, values in a.items():
         assert b[key] == pytest.approx(values, rel=1e-9, abs=1e-12)
+
+
+@every_policy_gradient
+def test_no_loss_grows_with_a_log_ratio_beyond_the_limit(name: str) -> None:
+    """One token that the policy has left behind must not outweigh all others: all losses clamp alike."""
+    losses = []
+    for log_ratio in (LOG_RATIO_LIMIT, 25.0, 400.0):
+        logp_RT = torch.zeros(1, 1, requires_grad=True)
+        batch = LossInput(
+            logp_RT=logp_RT,
+            old_logp_RT=torch.tensor([[-log_ratio]]),
+            mask_RT=torch.ones(1, 1, dtype=torch.bool),
+            trajectory_R=torch.zeros(1, dtype=torch.long),
+            advantage_N=torch.tensor([-0.5]),
+            tokens_N=torch.tensor([1]),
+            ref_logp_RT=torch.zeros(1, 1),
+        )
+        out = OPTIMIZERS[name].loss(batch)
+        out.loss.backward()
+        assert bool(torch.isfinite(logp_RT.grad).all())  # type: ignore[union-attr,arg-type]
+        losses.append(float(out.loss.detach()))
+    assert losses[0] == losses[1] == losses[2] <= 0.5 * math.exp(LOG_RATIO_LIMIT) * 1.001
 
 
 @every_optimizer

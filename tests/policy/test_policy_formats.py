@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import quote_plus
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaweb.errors import ConfigError
+from dynaweb.errors import ConfigError, MissingError
 from dynaweb.policy import tokenizer as marks
+from dynaweb.policy.prompt_file import PromptFile
 from dynaweb.policy.prompt_formats import ChatFormat, CompactFormat, format_for
+from dynaweb.policy.settings import PromptSettings
 from dynaweb.policy.tokenizer import build_tokenizer
-from dynaweb.protocols import PromptSettings
 from dynaweb.types import Action, Node, Observation, Step, Task, Trajectory
 
 PAGE = Observation(
@@ -307,8 +309,78 @@ def test_words_that_begin_alike_are_refused() -> None:
 )
 def test_replies_are_read_in_linear_time(piece: str) -> None:
     """Each piece of the grammar of replies, a hundred thousand characters of it."""
-    from dynaweb.policy.prompt_formats import _split_reply
+    from dynaweb.policy.policy_prompt import _split_reply
 
     start = time.perf_counter()
     _split_reply(piece * (100_000 // len(piece)))
     assert time.perf_counter() - start < 1
+
+
+NNETNAV = '''
+system = "You navigate the web."
+user = """
+OBSERVATION:
+{page}
+URL: {url}
+OBJECTIVE: {goal}
+PREVIOUS ACTIONS:
+{history}"""
+reply = "{reason} In summary, the next action I will perform is ```{action}```"
+past_actions = 1
+'''
+
+
+def written(tmp_path: Path, text: str) -> PromptFile:
+    file = tmp_path / "prompt.toml"
+    file.write_text(text)
+    return PromptFile.read(file)
+
+
+def test_a_prompt_can_be_a_file(tmp_path: Path) -> None:
+    chat = ChatFormat(chat_tokenizer(True), PromptSettings(file=written(tmp_path, NNETNAV)))
+    text = chat.tokenizer.decode(chat.policy_prompt(TASK, PAGE, ACTIONS[:2]).ids)
+    start, end = text.index("OBSERVATION:\n"), text.index("\nURL: ")
+    assert (
+        start < text.index("[5] link 'Velmor Scarf'") < end < text.index(TASK.intent) < text.index("PREVIOUS ACTIONS")
+    )
+    assert "You navigate the web." in text and "2: " in text and "1: " not in text.partition("PREVIOUS")[2]
+    for action in ACTIONS:
+        reply = chat.policy_reply(PAGE, action, "Because.")
+        assert "next action I will perform is ```" in chat.decode(reply)
+        assert chat.parse_reply(reply, PAGE).action == action
+    other = ChatFormat(chat_tokenizer(True))
+    assert chat.world_model_prompt(PAGE, ACTIONS[0]) == other.world_model_prompt(PAGE, ACTIONS[0])
+    long = ChatFormat(chat_tokenizer(True), PromptSettings(file=written(tmp_path, NNETNAV), policy_prompt=1500))
+    cut = long.policy_prompt(TASK, long_page(), ACTIONS[:2])
+    text = long.tokenizer.decode(cut.ids)
+    assert cut.cut and len(cut) <= 1500 and TASK.intent in text and "button 'Line 900'" in text
+
+
+def test_a_reply_with_a_mark_of_its_own_is_read(tmp_path: Path) -> None:
+    file = written(tmp_path, 'reply = "Thinking: {reason}\\nNext: {action}"')
+    chat = ChatFormat(chat_tokenizer(True), PromptSettings(file=file))
+    for action in ACTIONS:
+        parsed = chat.parse_reply(chat.policy_reply(PAGE, action, "Because."), PAGE)
+        assert parsed.action == action and "Because." in parsed.reasoning
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("sistem = 'x'", "no 'sistem'; did you mean 'system'"),
+        ("past_actions = -1", "0 or more"),
+        ("past_actions = true", "0 or more"),
+        ("system = 3", "has to be a text"),
+        ("user = 'no slots'", "needs {goal} exactly once"),
+        ("user = '{goal} {page}'", "alone on a line"),
+        ("user = '{goal} {gaol}\\n{page}'", "needs|no slot"),
+        ("reply = '{reason}'", "needs {action} exactly once"),
+        ("reply = '{action} {'", "no template"),
+        ("reply = [", "cannot be read"),
+    ],
+)
+def test_a_prompt_file_that_is_none_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        written(tmp_path, text)
+    with pytest.raises(MissingError, match="no prompt file"):
+        PromptFile.read(tmp_path / "none.toml")

@@ -183,11 +183,11 @@ def test_the_summary_says_what_files_cannot(folder: Path) -> None:
         [{"element_f1": 0.8, "alive": 1.0}, {"element_f1": 0.6, "alive": 1.0}],
         [{"element_f1": 0.0, "alive": 0.0}],
     ]
-    told = {"bought": ["a judge"], "probes": probes, "drift": drift, "episodes_are": "episodes"}
+    told = {"prerequisites": ["a judge"], "probes": probes, "drift": drift, "episodes_are": "episodes"}
     write(folder / "summary.json", {"arms": arms, **told})
     data = gather(folder)
     assert (data.arms[0].label, data.arms[0].success.n, data.arms[0].success.missing) == ("a", 3, 1)
-    assert (data.bought, data.episodes_are) == (("a judge",), "episodes")
+    assert (data.prerequisites, data.episodes_are) == (("a judge",), "episodes")
     assert {measure.label: (measure.estimate.value, measure.estimate.n) for measure in data.fidelity} == {
         "Exact": (0.5, 2),
         "Element F1": (0.7, 2),

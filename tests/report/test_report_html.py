@@ -66,7 +66,7 @@ def poisoned() -> ReportData:
         HOSTILE[3],
         bad,
         arms=arms,
-        bought=HOSTILE,
+        prerequisites=HOSTILE,
         curves=tuple(Curve(text, text, ((0, 1.0), (1, 2.0)), text) for text in HOSTILE),
         stages=(Stage(bad, bad, bad, bad, {"seconds": 1}),),
         failures={bad: {bad: 1}},
@@ -87,7 +87,7 @@ def test_no_script_of_a_page_runs_and_no_request_leaves(show: Open, policy: bool
         source = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", source)
         assert "Content-Security-Policy" not in source
     page = show(source)
-    assert page.locator(".page.beside").count() == 1
+    assert page.locator(".page.compared").count() == 1
     page.locator("#viewer").scroll_into_view_if_needed()
     page.keyboard.press("ArrowRight")
     page.locator("summary").evaluate_all("all => all.forEach(one => one.click())")
@@ -172,7 +172,7 @@ CONTRAST = """() => {
 }"""
 
 
-OVERFULL = """() => [...document.querySelectorAll('main, header, .card, .chart, .page, .said, td, th, td *, th *')]
+OVERFULL = """() => [...document.querySelectorAll('main, header, .card, .chart, .page, .reply, td, th, td *, th *')]
   .filter(part => {
     const hidden = part.closest('thead') && getComputedStyle(part.closest('thead')).position === 'absolute';
     return !hidden && !part.closest('.scroll, svg') && part.clientWidth && part.scrollWidth > part.clientWidth + 1;
@@ -264,7 +264,7 @@ def test_the_target_is_marked_and_the_change_is_coloured(show: Open, html: str) 
     before, after = page.locator(".page").nth(0), page.locator(".page").nth(1)
     target = before.locator(".target")
     assert target.count() == 1
-    assert target.inner_text() in page.locator(".said .action").inner_text().replace("click", "link")
+    assert target.inner_text() in page.locator(".reply .action").inner_text().replace("click", "link")
     assert after.locator(".added").count() == 7  # six elements and the address
     assert after.locator(".removed").count() == 13
     assert after.locator(".kept").count() == 7
@@ -272,19 +272,19 @@ def test_the_target_is_marked_and_the_change_is_coloured(show: Open, html: str) 
     assert shown.count() == 13
     page.locator("#viewer").scroll_into_view_if_needed()
     page.keyboard.press("ArrowRight")
-    assert page.locator(".said .action").inner_text().startswith("stop")
+    assert page.locator(".reply .action").inner_text().startswith("stop")
     assert page.locator(".page").count() == 1
 
 
 def test_errors_and_unread_replies_are_shown(show: Open) -> None:
     samples = (Sample("a", episode(3, "invalid")), Sample("a", episode(4, "unread")))
     page = show(render(ReportData("x", samples=samples)), hash="#trajectory-0-2")
-    assert "not 'Cart'" in page.locator(".said .error").inner_text()
+    assert "not 'Cart'" in page.locator(".reply .error").inner_text()
     assert page.locator(".steps .failed").count() == 1
     page.keyboard.press("j")
-    assert page.locator(".said .action").inner_text() == "no action could be read from the reply"
-    page.locator(".said summary").click()
-    assert page.locator(".said pre").inner_text() == "I think the price is"
+    assert page.locator(".reply .action").inner_text() == "no action could be read from the reply"
+    page.locator(".reply summary").click()
+    assert page.locator(".reply pre").inner_text() == "I think the price is"
 
 
 @pytest.mark.parametrize("way", ["dreamed", "recalled"])

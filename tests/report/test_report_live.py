@@ -139,7 +139,7 @@ def test_the_view_follows_the_run_and_shows_dreams_beside_real_pages(folder: Pat
         figure = page.locator("figure svg").first
         assert "over 2 points" in (figure.get_attribute("aria-label") or "")
         page.select_option("#filter-source", "dream")
-        beside = page.locator(".page.beside")
+        beside = page.locator(".page.compared")
         assert beside.locator("h4").inner_text().startswith("What really followed, against the dream")
         assert "12.50" in beside.locator(".added").inner_text()
         assert "14.90" in beside.locator(".removed").inner_text()

@@ -126,9 +126,9 @@ def test_the_viewer_says_that_an_action_was_refused_and_which(
 ) -> None:
     step = Step(SHOP, None, reasoning, reply, "there is no element [99] on this page; its elements are [1] to [9]")
     shop = show(ReportData("x", samples=(Sample("a", ended_by(step)),)))
-    assert shop.locator(".said .refused").inner_text() == "This action was refused:"
-    assert shop.locator(".said .action").inner_text() == shown
-    assert "its elements are [1] to [9]" in shop.locator(".said .error").inner_text()
+    assert shop.locator(".reply .refused").inner_text() == "This action was refused:"
+    assert shop.locator(".reply .action").inner_text() == shown
+    assert "its elements are [1] to [9]" in shop.locator(".reply .error").inner_text()
     assert "ended: invalid action" in shop.locator(".detail .chips").inner_text()
     assert shop.locator(".steps button").get_attribute("title") == shown
 

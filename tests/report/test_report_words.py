@@ -38,7 +38,7 @@ def losing() -> ReportData:
         arms=arms,
         curves=curves,
         fidelity=(Measure("Gain", Estimate(-0.25, -0.5, -0.125, 9)),),
-        bought=("It fell by -3 points.",),
+        prerequisites=("It fell by -3 points.",),
         alarms=("Success fell by -0.25.",),
     )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from core_kit import TOY_CLASS, PackageMaker, toy_source
+from folders import ROOT
 
 from dynaweb.config import Recipe, resolve
 from dynaweb.config.agreement import used_plugins
@@ -105,7 +106,11 @@ def test_a_run_folder_holds_what_the_run_used(recipe: Recipe, tmp_path: Path) ->
     assert "seed = 3  # --seed" in (run.path / "recipe.toml").read_text()
     plugin = next(row for row in json.loads((run.path / "plugins.json").read_text()) if row["name"] == "toy")
     assert plugin == {"kind": "wm", "name": "toy", "package": "toy-package", "version": "1.2", "used": "yes"}
-    assert json.loads((run.path / "versions.json").read_text())["dynaweb"]
+    recorded = json.loads((run.path / "versions.json").read_text())
+    assert recorded["dynaweb"]
+    if (ROOT / ".git").exists():
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert recorded["commit"].removesuffix("-dirty") == head.stdout.strip()
     assert json.loads((run.path / "seeds.json").read_text()) == {"run": 3}
     run.set_status("interrupted", stage="rl")
     assert run.status == "interrupted"

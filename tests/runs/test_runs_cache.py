@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from dynaweb.errors import CheckpointError, ConfigError, TrainingError
 from dynaweb.runs import StageCache
 from dynaweb.runs import cache as cache_module
 from dynaweb.runs.cache import default_root
+from dynaweb.runs.checksums import with_sum
 
 
 def test_a_stage_is_made_once(tmp_path: Path) -> None:
@@ -115,8 +118,8 @@ def test_checksums_are_compared_once_by_each_cache(tmp_path: Path, monkeypatch: 
         (stage.folder / "weights").write_text("weights")
         stage.commit()
     read: list[Path] = []
-    hashed = cache_module._hash
-    monkeypatch.setattr(cache_module, "_hash", lambda path: read.append(path) or hashed(path))
+    file_sum = cache_module.file_sum
+    monkeypatch.setattr(cache_module, "file_sum", lambda path: read.append(path) or file_sum(path))
     cache = StageCache(tmp_path)
     for _ in range(3):
         assert cache.find("sft", "k") == stage.folder
@@ -125,15 +128,62 @@ def test_checksums_are_compared_once_by_each_cache(tmp_path: Path, monkeypatch: 
     assert read == [stage.folder / "weights"]
 
 
-def test_a_stage_of_a_version_without_checksums_counts(tmp_path: Path) -> None:
-    with StageCache(tmp_path).stage("sft", "k") as stage:
-        (stage.folder / "weights").write_text("weights")
+def deep(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+NO_STAGE_WRITES: list[dict[str, Any]] = [
+    {"sha256": {}},
+    {"sha256": {"weights": "0" * 64}},
+    {"files": {"../other": 3}, "sha256": {"../other": "x"}},
+    {"files": {"/etc/hostname": 3}, "sha256": {"/etc/hostname": "x"}},
+    {"stage": "rl"},
+    {"key": "k2"},
+    {"key": 1},
+    *({"cost": {"seconds": seconds}} for seconds in (math.nan, math.inf, -1.0, True, "1")),
+    {"cost": []},
+]
+NOT_AS_WRITTEN: list[dict[str, Any]] = [
+    {"files": {}, "sha256": {}},
+    {"sha256": None},
+    {"cost": {"seconds": 10**400}},
+    {"settings": {"steps": 4}},
+    {"settings": deep(900)},
+    {"dynaweb": "0.1.0"},
+    {"sum": None},
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "is_summed"),
+    [*((one, False) for one in (*NO_STAGE_WRITES, *NOT_AS_WRITTEN)), *((one, True) for one in NO_STAGE_WRITES)],
+)
+def test_a_manifest_counts_only_as_it_was_written(change: dict[str, Any], is_summed: bool, tmp_path: Path) -> None:
+    """Neither what damage makes of it, nor, with a sum that fits, what no stage can have written."""
+    with StageCache(tmp_path).stage("sft", "k", settings={"steps": 3}) as stage:
+        (stage.folder / "weights").write_text("w")
         stage.commit()
-    manifest = json.loads((stage.folder / "manifest.json").read_text())
-    del manifest["sha256"]
-    (stage.folder / "manifest.json").chmod(0o644)
-    (stage.folder / "manifest.json").write_text(json.dumps(manifest))
-    assert StageCache(tmp_path).find("sft", "k") == stage.folder
+    (tmp_path / "sft" / "other").write_text("abc")
+    path = stage.folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.chmod(0o644)
+    path.write_text(json.dumps(with_sum(manifest)))
+    assert StageCache(tmp_path).find("sft", "k") is not None
+    path.write_text(json.dumps(with_sum(manifest | change) if is_summed else manifest | change))
+    assert StageCache(tmp_path).find("sft", "k") is None
+
+
+def test_every_file_of_a_stage_is_summed_also_one_that_is_called_a_manifest(tmp_path: Path) -> None:
+    with StageCache(tmp_path).stage("sft", "k") as stage:
+        (stage.folder / "model").mkdir()
+        (stage.folder / "model" / "manifest.json").write_text("{}")
+        stage.commit()
+    (stage.folder / "model" / "manifest.json").chmod(0o644)
+    (stage.folder / "model" / "manifest.json").write_text("[]")
+    assert StageCache(tmp_path).find("sft", "k") is None
 
 
 def test_finished_files_are_read_only(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from dynaweb.report.summary import StageResult, episodes_are
 from dynaweb.rl.batch import BatchMaker, imitated
 from dynaweb.rl.key import rl_key
 from dynaweb.runs import StageCache
-from dynaweb.stages.arms import arms, resources
+from dynaweb.stages.arms import arms, prerequisites
 from dynaweb.stages.curriculum import curriculum_key
 from dynaweb.stages.drift import drift
 from dynaweb.stages.evaluate import audit_judge, evaluate_arm
@@ -317,10 +317,10 @@ def test_what_an_update_learns_from(mode: str, learned: list[tuple[float | None,
         (("explore.episodes=0", "explore.player=random"), None),
     ],
 )
-def test_what_a_result_is_bought_with_is_what_was_played(
+def test_the_prerequisites_of_a_result_are_what_was_played(
     tmp_path: Path, sets: tuple[str, ...], said: str | None
 ) -> None:
-    found = resources(context(tmp_path, "explore.episodes=7", *sets), [])
+    found = prerequisites(context(tmp_path, "explore.episodes=7", *sets), [])
     assert [line for line in found if "episodes" in line] == ([said] if said else [])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import engine_kit as kit
@@ -102,8 +103,31 @@ def test_no_trajectory_is_blamed_for_supervised_rows() -> None:
 
 def test_parameters_that_cannot_move_are_told() -> None:
     trainer = trainer_of(lr=1e-12)
-    with pytest.raises(TrainingError, match=r"did not move in the first update.*too small for torch.float32"):
+    with pytest.raises(TrainingError, match=r"did not move in any update up to.*too small for torch.float32"):
         trainer.supervised_step(kit.rows_of(1))
+
+
+def test_a_warm_up_below_the_precision_of_weights_is_sound(tmp_path: Path) -> None:
+    """Its first rates move no number near 1; the full rate does, and is what is judged."""
+    settings: dict[str, Any] = {"lr": 1e-6, "total_steps": 60, "warmup": 40}
+    trainer, rows = trainer_of(**settings), kit.rows_of(1)
+    before = weights(trainer.model)
+    for _ in range(42):
+        assert trainer.supervised_step(rows)["updated"] == 1.0
+    assert not [name for name, now in weights(trainer.model).items() if torch.equal(now, before[name])]
+    # Rates at the end may be as small: what has moved once is not judged again, also after a resume.
+    trainer.save(tmp_path)
+    again = trainer_of(**settings | {"final_fraction": 1e-6, "total_steps": 43})
+    again.load(tmp_path)
+    again.supervised_step(rows)
+
+
+def test_a_full_rate_that_moves_nothing_is_told_when_it_is_reached() -> None:
+    trainer, rows = trainer_of(lr=1e-12, warmup=3), kit.rows_of(1)
+    for _ in range(3):
+        trainer.supervised_step(rows)
+    with pytest.raises(TrainingError, match=r"up to the learning rate 1e-12, such as .* too small for torch.float32"):
+        trainer.supervised_step(rows)
 
 
 @pytest.mark.parametrize(

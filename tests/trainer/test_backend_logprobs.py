@@ -3,19 +3,21 @@ trained."""
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import engine_kit as kit
 import pytest
 import torch
+import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynaweb.protocols import TokenRow
 from dynaweb.trainer.batching import collate, units
-from dynaweb.trainer.logprobs import GenericScorer, LlamaScorer, head_scores, micro_batches
+from dynaweb.trainer.logprobs import GenericScorer, LlamaScorer, answering, head_scores, micro_batches
 from dynaweb.trainer.models import load_model
 from dynaweb.types import Prompt
 
@@ -107,6 +109,88 @@ def test_the_head_rounds_nothing_in_half_precision(dtype: torch.dtype) -> None:
     assert float((found - exact).abs().max()) < 1e-5
     if dtype == torch.bfloat16:
         assert float((rounded - exact).abs().max()) > 1e-2, "a head in bfloat16 would have done"
+
+
+def _tailed(kind: str) -> Any:
+    """A model that does something to its logits."""
+    more: dict[str, Any] = {
+        "Gemma2": {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 5.0},
+        "Granite": {"logits_scaling": 3.0},
+        "Cohere": {"logit_scale": 0.3},
+        "NanoChat": {"final_logit_softcapping": 3.0},
+        "Llama4": {"num_local_experts": 2, "intermediate_size_mlp": 40, "intermediate_size": 40},
+    }[kind]
+    torch.manual_seed(0)
+    config = getattr(transformers, "Llama4TextConfig" if kind == "Llama4" else f"{kind}Config")
+    return kit.louder(getattr(transformers, f"{kind}ForCausalLM")(config(**kit.SMALL | more, **kit.IDS)).eval())
+
+
+def _rows(count: int = 5) -> list[TokenRow]:
+    rng = random.Random(3)
+    return [TokenRow(kit.prompt(rng, 3, 20), kit.tokens(rng, 1, 5), i) for i in range(count)]
+
+
+MAKERS: dict[str, Any] = {
+    "compact": lambda: LlamaScorer(kit.llama()),
+    "packed": lambda: GenericScorer(kit.llama()),
+    "whole": lambda: GenericScorer(_tailed("NanoChat")),
+    **{
+        kind: partial(lambda name: GenericScorer(_tailed(name)), kind)
+        for kind in ("Gemma2", "Granite", "Cohere", "Llama4")
+    },
+}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+@pytest.mark.parametrize("kind", list(MAKERS))
+def test_they_are_those_of_logits_divided_by_the_temperature(kind: str, temperature: float) -> None:
+    """Value, entropy and gradient, whatever the model does to its logits; at 1 to the bit what they are without."""
+    scorer, rows = MAKERS[kind](), _rows()
+    model = scorer._model
+    want, entropies = [], []
+    for row in rows:
+        ids = torch.tensor([[*row.prompt.ids, *row.response_ids[:-1]]])
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(row.prompt) - 1 :].float()
+        logp = torch.log_softmax(logits / temperature, -1)
+        want.append(logp.gather(1, torch.tensor(row.response_ids)[:, None])[:, 0])
+        entropies.append(-(logp.exp() * logp).sum(-1))
+    torch.cat(want).sum().backward()
+    truth = kit.gradients(model)
+    model.zero_grad()
+    batch = collate(rows, units(rows, range(len(rows)), share=scorer.shares_prompts), CPU)
+    with scorer.step():
+        logp_N, entropy_N = scorer.logprobs(batch, temperature)
+        logp_N.sum().backward()
+    order = batch.rows
+    torch.testing.assert_close(logp_N, torch.cat([want[row] for row in order]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(entropy_N, torch.cat([entropies[row] for row in order]), rtol=1e-4, atol=1e-4)
+    kit.same(kit.gradients(model), truth, rtol=1e-3, atol=1e-3)
+    if temperature == 1.0:
+        assert torch.equal(scorer.logprobs(batch)[0], logp_N)
+
+
+def test_a_head_of_zeros_is_a_head() -> None:
+    model = kit.gpt2()
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    assert GenericScorer(model)._head is not None
+
+
+@pytest.mark.parametrize("kind", ["Gemma2", "Granite", "Cohere", "Llama4"])
+def test_heads_with_a_scale_or_cap_see_response_tokens_alone_and_round_nothing(kind: str) -> None:
+    model, rows = _tailed(kind).bfloat16(), _rows()
+    scorer = GenericScorer(model)
+    batch = collate(rows, units(rows, range(len(rows)), share=False), CPU)
+    with torch.no_grad():
+        hidden = scorer.hidden(batch)
+        exact = copy.deepcopy(model).float()
+        with answering(exact.model, hidden[None].float()):
+            logits = exact(input_ids=torch.arange(4)[None], use_cache=False).logits[0]
+        with _Widest(model.get_output_embeddings().weight) as seen:
+            found, _ = scorer.logprobs(batch)
+    want = torch.log_softmax(logits, -1).gather(1, batch.target_N[:, None])[:, 0]
+    assert float((found - want).abs().max()) < 1e-4
+    assert seen.rows == len(batch.target_N)
 
 
 class _Widest(TorchDispatchMode):

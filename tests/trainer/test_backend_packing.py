@@ -11,7 +11,10 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import masking_utils
 
+from dynaweb.engines.local.architecture import UnreadableError, window_of
+from dynaweb.errors import ConfigError, TrainingError
 from dynaweb.protocols import TokenRow
 from dynaweb.trainer.batching import Layout, attend, packed_attention, plan, units
 from dynaweb.trainer.distributed.deepspeed import EngineScorer, Scored
@@ -20,7 +23,18 @@ from dynaweb.types import Prompt
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
-IDS = {name: None for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+WINDOW = {"sliding_window": 6}
+EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+MORE: dict[str, dict[str, Any]] = {
+    "Mistral": WINDOW,
+    "Gemma2": WINDOW,
+    # Their windows live in masks alone: attention is not told of them.
+    "Phimoe": WINDOW | EXPERTS,
+    "Qwen2Moe": WINDOW
+    | {"num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
+    | {"use_sliding_window": True, "max_window_layers": 2},
+    "Llama4Text": EXPERTS | {"attention_chunk_size": 8, "intermediate_size_mlp": 48},
+}
 
 
 def model_of(kind: str) -> Any:
@@ -29,11 +43,9 @@ def model_of(kind: str) -> Any:
     if kind == "gpt2":
         return kit.gpt2()
     if kind == "mamba":
-        config: Any = transformers.MambaConfig(vocab_size=kit.VOCABULARY, hidden_size=32, num_hidden_layers=2, **IDS)
-        return transformers.MambaForCausalLM(config).eval()
-    window = {"sliding_window": 6} if kind in ("Mistral", "Gemma2") else {}
-    config = getattr(transformers, f"{kind}Config")(**kit.SMALL, **window, **IDS)
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+        return kit.mamba()
+    config = getattr(transformers, f"{kind}Config")(**kit.SMALL | MORE.get(kind, {}), **kit.IDS)
+    return kit.louder(getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).eval())
 
 
 def rows(seed: int = 1) -> list[TokenRow]:
@@ -49,12 +61,15 @@ def rows(seed: int = 1) -> list[TokenRow]:
         ("Qwen3", True),
         ("Mistral", True),
         ("gpt2", True),
+        ("Phimoe", True),
+        ("Qwen2Moe", True),
         ("Gemma2", False),
+        ("Llama4Text", False),
         ("mamba", False),
     ],
 )
 def test_what_each_row_gives_does_not_depend_on_its_neighbours(kind: str, packs: bool) -> None:
-    """Whatever the family: window, soft cap, recurrence. The gradient too."""
+    """Whatever the family: window, window in the mask alone, soft cap, chunks, recurrence. The gradient too."""
     model, given = model_of(kind), rows()
     scorer = GenericScorer(model)
     assert scorer.packs is packs
@@ -72,6 +87,47 @@ def test_what_each_row_gives_does_not_depend_on_its_neighbours(kind: str, packs:
     torch.cat(wanted).sum().backward()
     kit.same(seen, kit.gradients(model), rtol=1e-3, atol=1e-4)
     assert model.config._attn_implementation == before
+
+
+def test_rows_that_differ_in_their_rotary_frequencies_do_not_meet() -> None:
+    """transformers takes the longest row of a batch for all of it."""
+    model, rng = kit.longrope(), random.Random(0)
+    batch = [TokenRow(kit.prompt(rng, n, n), (1, 2, 3), i) for i, n in enumerate((4, 14, 15, 40))]
+    wanted = [kit.naive_logprobs(model, row) for row in batch]
+    wanted[1] = kit.naive_logprobs(model, TokenRow(batch[1].prompt, (1, 2)))  # its last token predicts nothing
+    scorer = GenericScorer(model)
+    parts = micro_batches(scorer, batch, range(4), 1000, CPU)
+    assert sorted(part.rows for part in parts) == [(0, 1), (2, 3)]
+    for part in parts:
+        logp = part.spread(scorer.logprobs(part)[0])
+        for place, row in enumerate(part.rows):
+            count = len(wanted[row])
+            torch.testing.assert_close(logp[place, :count], wanted[row], rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_beyond_frequencies_that_grow_is_refused() -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
+    scorer = GenericScorer(kit.llama(rope_parameters=rope, positions=16))
+    micro_batches(scorer, [TokenRow(Prompt((1,) * 14), (1, 2, 3))], [0], 1000, CPU)
+    with pytest.raises(TrainingError, match="a row of 17 tokens is longer than the 16 up to which"):
+        micro_batches(scorer, [TokenRow(Prompt((1,) * 15), (1, 2, 3))], [0], 1000, CPU)
+
+
+def test_a_model_that_sees_later_tokens_is_refused() -> None:
+    config: Any = transformers.BertConfig(**kit.SMALL, **kit.IDS)
+    with pytest.raises(ConfigError, match="BertLMHeadModel is not causal"):
+        GenericScorer(kit.louder(transformers.BertLMHeadModel(config).eval()))
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 4096])
+def test_windows_are_read_from_mask_functions(window: int | None) -> None:
+    causal = masking_utils.causal_mask_function
+    mask = causal if window is None else masking_utils.sliding_window_causal_mask_function(window)
+    assert window_of(mask) == window
+    chunked = masking_utils.chunked_causal_mask_function(4096, torch.zeros(1, dtype=torch.long))
+    for other in (chunked, masking_utils.bidirectional_mask_function):
+        with pytest.raises(UnreadableError):
+            window_of(other)
 
 
 def test_nothing_is_computed_for_padding() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,22 @@ def test_gradients_of_many_micro_batches_add_up_in_float32() -> None:
         assert parameter.grad is None, "nothing is kept twice"
     small = float(torch.tensor(1e-3, dtype=torch.bfloat16))
     torch.testing.assert_close(masters.leaves["p"].grad, torch.full((8,), 1 + 1000 * small), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("kind", [kit.llama, kit.gpt2])
+def test_the_split_into_micro_batches_costs_half_precision_nothing(kind: Any) -> None:
+    """Of every parameter, also of those that the compact forward fuses: one row at a time is as good as all at once."""
+    rng = random.Random(0)
+    rows = [TokenRow(kit.prompt(rng, 4, 9), kit.tokens(rng, 2, 4), i % 4) for i in range(600)]
+    seen = []
+    for dtype, micro_tokens in ((torch.float32, 4096), (torch.bfloat16, 4096), (torch.bfloat16, 1)):
+        trainer = spy_of(kind().bfloat16().to(dtype), micro_tokens=micro_tokens)
+        trainer.supervised_step(rows)
+        seen.append(trainer.seen)
+    truth, whole, split = seen
+    for name, want in truth.items():
+        errors = [float((found[name] - want).norm() / want.norm()) for found in (whole, split)]
+        assert errors[1] < 1.2 * errors[0] + 1e-3, (name, errors)
 
 
 def test_outside_of_an_update_gradients_are_the_models_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 import torch
 from trainer_kit import ADVANTAGES, WIDE, old_logps, spy_of, trainer_of, weights
 
-from dynaweb.protocols import Credit, LossInput, LossOutput, TokenRow
+from dynaweb.engines.local.engine import TransformersEngine
+from dynaweb.engines.scheduler import Lockstep
+from dynaweb.protocols import Credit, GenerateRequest, LossInput, LossOutput, TokenRow
 from dynaweb.types import Prompt
 from dynaweb_opt_gspo import GspoConfig
 from dynaweb_opt_gspo.gspo import Gspo
@@ -107,6 +110,24 @@ def test_prompt_and_page_tokens_get_no_gradient() -> None:
 
     trainer_of().policy_step(rows, Watch(WIDE), ADVANTAGES)
     assert sorted(seen) == sorted(len(row.response_ids) for row in rows)
+
+
+@pytest.mark.parametrize("kind", [kit.llama, kit.gpt2])
+def test_policy_updates_see_the_distribution_that_tokens_are_drawn_from(kind: Any) -> None:
+    """Log-probabilities are the engine's own at the same temperature; supervised rows are imitated as they are."""
+    temperature = 0.6
+    trainer = spy_of(kind(), temperature=temperature)
+    engine = TransformersEngine(trainer.model, Lockstep())
+    requests = [GenerateRequest(kit.prompt(random.Random(i), 5, 20), 6, temperature, seed=i) for i in range(4)]
+    drawn = engine.generate_batch(requests)
+    rows = [TokenRow(r.prompt, c.token_ids, i) for i, (r, c) in enumerate(zip(requests, drawn, strict=True))]
+    for found, completion in zip(trainer.logprobs(rows), drawn, strict=True):
+        assert found.tolist() == pytest.approx(completion.logprobs, abs=1e-4)
+    metrics = trainer.policy_step(rows, Gspo(WIDE), ADVANTAGES, [c.logprobs for c in drawn])
+    assert metrics["ratio_min"] == pytest.approx(1.0, abs=1e-4)
+    assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-4)
+    plain, other = trainer_of(kind()), trainer_of(kind(), temperature=temperature)
+    assert plain.supervised_step(rows)["loss"] == other.supervised_step(rows)["loss"]
 
 
 def test_logits_at_prompt_tokens_get_no_gradient() -> None:

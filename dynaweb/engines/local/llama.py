@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+HALF = (torch.bfloat16, torch.float16)
 MAX_PARAMETERS = 500_000_000
 """Above this size the fused copy of the weights costs more memory than it saves time."""
 
@@ -106,7 +107,8 @@ def fuse(model: nn.Module, dtype: torch.dtype | None = None) -> Weights:
 class Proxies:
     """Fused weights as leaves, so that the fusing is differentiated once however many micro-batches are computed.
 
-    Use `weights` for any number of backward passes, then `push` once to carry the gradients on to the model.
+    Use `weights` for any number of backward passes, then `push` once to carry the gradients on to the model. Those of
+    half-precision weights add up in float32: late shares of a sum of many would be lost in 8 bits.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -116,14 +118,28 @@ class Proxies:
             for layer in self._fused.layers
         )
         self.weights = replace(self._fused, layers=layers)
+        self._sums: dict[torch.Tensor, torch.Tensor] = {}
+        leaves: list[Any] = [leaf for layer in layers for leaf in (layer.qkv, layer.up)]
+        for leaf in leaves:
+            leaf.register_post_accumulate_grad_hook(self._collect)
+
+    def _collect(self, leaf: torch.Tensor) -> None:
+        grad = leaf.grad
+        if grad is None:
+            return
+        if leaf in self._sums:
+            self._sums[leaf].add_(grad)
+        else:
+            self._sums[leaf] = widen(grad)
+        leaf.grad = None
 
     def push(self) -> None:
         """Add the gradients collected by the fused matrices to the parameters they were made of."""
         pairs = [
-            (fused, leaf.grad)
+            (fused, self._sums[leaf].to(fused.dtype))
             for whole, proxy in zip(self._fused.layers, self.weights.layers, strict=True)
             for fused, leaf in ((whole.qkv, proxy.qkv), (whole.up, proxy.up))
-            if leaf.grad is not None and fused.requires_grad
+            if leaf in self._sums and fused.requires_grad
         ]
         if pairs:
             torch.autograd.backward([fused for fused, _ in pairs], [grad for _, grad in pairs])
@@ -160,7 +176,7 @@ def _pairs(weight: torch.Tensor, heads: int, head_dim: int, order: torch.Tensor)
 
 def widen(x: torch.Tensor) -> torch.Tensor:
     """At least float32: half precisions are converted, others are left alone."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return x.float() if x.dtype in HALF else x
 
 
 def _normalised(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ A *runner* belongs to a model, a *session* to one batch.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,6 +15,16 @@ from torch import nn
 from transformers import DynamicCache
 
 from dynaweb.engines.local import decoding, llama
+from dynaweb.engines.local.architecture import (
+    RopeLimit,
+    evaluating,
+    has_plain_cache,
+    near,
+    read_attention,
+    refuse_unfit,
+    rope_limit,
+)
+from dynaweb.engines.local.llama import HALF
 from dynaweb.engines.local.recording import (
     FixedGeneric,
     FixedLlama,
@@ -26,6 +36,7 @@ from dynaweb.engines.local.recording import (
     recorder_for,
 )
 from dynaweb.engines.local.sharing import Ids, Lanes, Plan, spans
+from dynaweb.errors import EngineError
 from dynaweb.types import Prompt
 
 PREFILL_TOKENS = 2048
@@ -331,30 +342,46 @@ def survivors(ended: Sequence[bool]) -> list[int]:
 
 
 class GenericRunner:
-    """Any causal language model of transformers: left padding, attention mask and its own cache."""
+    """Any causal language model of transformers, with its own cache.
+
+    Prompts are padded on the left, and rows that share one or end early share or leave the cache, where the model was
+    read and tried to take that; else (recurrence, chunks, masks of its own) prompts of one length form a batch, and all
+    its rows are computed to the end. Raises `EngineError` for a model whose cache gives other tokens than a pass over
+    the whole sequence.
+    """
 
     def __init__(self, model: nn.Module, pad_id: int, recorders: Recorders = recorder_for) -> None:
         self._model: Any = model
         self._pad_id = pad_id
         self._recorders = recorders
         self._fixed: FixedGeneric | None = None
+        self._rope = rope_limit(model)
+        self._forward = CachedForward(model)
+        with evaluating(model):
+            refuse_unfit(model)
+            self._refuse_broken_cache()
+            self._pads = self._can_pad()
 
     @property
     def device(self) -> torch.device:
         """Where the model is now."""
-        return next(self._model.parameters()).device  # type: ignore[no-any-return]
+        return self._forward.device
 
     def weights_changed(self) -> None:
         """Nothing is kept between calls."""
 
     def next_logits(self, prompts: Sequence[Prompt]) -> torch.Tensor:
         """Prefill only."""
-        return self._session(prompts).logits
+        session = self._session(prompts, 0)
+        place = {row: i for i, row in enumerate(session.order)}
+        return session.logits[[place[row] for row in range(len(prompts))]]
 
     def start(self, prompts: Sequence[Prompt], room: int) -> Session:
-        """Compute the distinct prompts and repeat their cache for the rows that share them."""
+        """Compute the distinct prompts and, where the model takes that, repeat their cache for rows that share them."""
+        if not self._pads or self._rope is not None:
+            return self._session(prompts, room)
         distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
-        session = self._session(list(distinct))
+        session = self._padded(list(distinct))
         if len(distinct) < len(prompts):
             session.keep([distinct[prompt] for prompt in prompts])
         session.order = range(len(prompts))
@@ -370,29 +397,124 @@ class GenericRunner:
             self._fixed = FixedGeneric(self._model, record)
         return self._fixed
 
-    def _session(self, prompts: Sequence[Prompt]) -> GenericSession:
+    def _session(self, prompts: Sequence[Prompt], room: int) -> Session:
+        """The prompts in batches that they may share."""
+        together: dict[str | int, list[int]] = {}
+        for row, prompt in enumerate(prompts):
+            together.setdefault(self._company(len(prompt), room), []).append(row)
+        if list(together) == ["any"]:
+            return self._padded(prompts)
+        parts = [(self._part(kind, [prompts[row] for row in rows]), rows) for kind, rows in together.items()]
+        return JoinedSession(parts)
+
+    def _company(self, length: int, room: int) -> str | int:
+        """What a prompt must have in common with those that share its batch; a number is its very length."""
+        if not self._pads:
+            return length
+        if self._rope is None:
+            return "any"
+        if length + room <= self._rope.length:
+            return "short"
+        return "long" if length > self._rope.length else length
+
+    def _part(self, kind: str | int, prompts: Sequence[Prompt]) -> Session:
+        return self._padded(prompts) if isinstance(kind, str) else WholeSession(self._forward, prompts, self._rope)
+
+    def _padded(self, prompts: Sequence[Prompt]) -> GenericSession:
         width = max(map(len, prompts))
         ids = [[*[self._pad_id] * (width - len(prompt)), *prompt.ids] for prompt in prompts]
         mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         mask_BT = torch.tensor(mask, device=self.device)
-        return GenericSession(self._model, torch.tensor(ids, device=self.device), mask_BT)
+        return GenericSession(self._forward, torch.tensor(ids, device=self.device), mask_BT)
+
+    def _refuse_broken_cache(self) -> None:
+        name = type(self._model).__name__
+        try:
+            whole = partial(WholeSession, self._forward, rope=self._rope)
+            same = self._decodes_alike(whole, [TRIED[0]], half=0.15)
+        except Exception as error:  # of any model's code
+            raise EngineError(
+                f"{name} cannot generate with the engine transformers: with its cache it fails ({type(error).__name__}:"
+                f" {str(error).splitlines()[0] if str(error) else ''}); take another model or another engine"
+            ) from error
+        if not same:
+            raise EngineError(
+                f"{name} cannot generate with the engine transformers: with its cache it predicts other tokens than"
+                " from the whole sequence; take another model or another engine"
+            )
+
+    def _can_pad(self) -> bool:
+        """Whether padding on the left, and selecting rows of the cache, change nothing: read, then tried."""
+        attention = read_attention(self._model)
+        if attention is None or attention.twists - HARMLESS or not has_plain_cache(self._model):
+            return False
+        try:
+            return self._decodes_alike(self._padded, TRIED, half=0.05)
+        except Exception:  # of any model's code, which was not written for this
+            return False
+
+    def _decodes_alike(
+        self, start: Callable[[Sequence[Prompt]], Session], rows: Sequence[tuple[int, ...]], *, half: float
+    ) -> bool:
+        """Whether steps of a session give what a pass over each row alone gives, rows swapped and repeated midway.
+
+        `half` is the mean error that rounding may make in half precision, over the mean size of logits.
+        """
+        size: int = self._model.get_input_embeddings().weight.shape[0]
+        ids = [torch.tensor([token % size for token in row], device=self.device) for row in rows]
+        session = start([Prompt(tuple(row[:-STEPS].tolist())) for row in ids])
+        seen, truth = [], []
+        for step in range(STEPS + 1):
+            if step == STEPS // 2 and len(ids) > 1:
+                order = [len(ids) - 1, *range(len(ids))]
+                ids = [ids[row] for row in order]
+                session.keep(order)
+            parts = [row[: len(row) - STEPS + step] for row in ids]
+            seen.append(session.logits)
+            truth += [self._model(input_ids=part[None], use_cache=False).logits[:, -1].float() for part in parts]
+            if step < STEPS:
+                session.step(torch.stack([row[len(part)] for row, part in zip(ids, parts, strict=True)]))
+        whole = torch.cat(truth)
+        bound = half if next(self._model.parameters()).dtype in HALF else 1e-4
+        # A model that has diverged is told of when it is asked.
+        return not bool(torch.isfinite(whole).all()) or near(torch.cat(seen), whole, full=bound)
 
 
-class GenericSession:
-    """A batch of a `GenericRunner`; rows share the column of their newest token."""
+TRIED: tuple[tuple[int, ...], ...] = (tuple(range(3, 47, 3)), tuple(range(5, 50, 5)))
+"""Rows on which sessions are tried, of different lengths."""
+STEPS = 4
+"""Decoding steps of a trial."""
+HARMLESS = frozenset({"softcap", "s_aux"})
+"""Twists of attention that look at tokens, not at where they lie."""
 
-    def __init__(self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> None:
-        self.order: Sequence[int] = range(len(ids_BT))
-        self.computed = int(mask_BT.sum())
+
+class CachedForward:
+    """A model's forward pass with its own kind of cache. Raises `EngineError` for one that takes none."""
+
+    def __init__(self, model: Any) -> None:
         self._model = model
-        self.mask = mask_BT
-        self.cache = DynamicCache(config=model.config)
         # transformers renamed the argument in 5.24.
-        forward = inspect.signature(model.forward).parameters
-        self._keyword = "cache" if "cache" in forward else "past_key_values"
-        self.logits = self.run(ids_BT, mask_BT, (mask_BT.cumsum(-1) - 1).clamp_min(0), self.cache)
+        known = inspect.signature(model.forward).parameters
+        keyword = next((name for name in ("cache", "past_key_values") if name in known), None)
+        if keyword is None:
+            raise EngineError(
+                f"{type(model).__name__} cannot generate with the engine transformers: it takes no cache that the"
+                " engine knows; take another model or another engine"
+            )
+        self._keyword = keyword
 
-    def run(self, ids_BT: torch.Tensor, mask: torch.Tensor, position_BT: torch.Tensor, cache: Any) -> torch.Tensor:
+    @property
+    def device(self) -> torch.device:
+        """Where the model is now."""
+        return next(self._model.parameters()).device  # type: ignore[no-any-return]
+
+    def new_cache(self) -> Any:
+        """An empty cache."""
+        return DynamicCache(config=self._model.config)
+
+    def __call__(
+        self, ids_BT: torch.Tensor, mask: torch.Tensor | None, position_BT: torch.Tensor, cache: Any
+    ) -> torch.Tensor:
         """Float32 logits [B, V] after the last of the tokens; the mask is [B, all columns] or has four axes."""
         out = self._model(
             input_ids=ids_BT,
@@ -405,6 +527,18 @@ class GenericSession:
         logits: torch.Tensor = out.logits[:, -1].float()
         return logits
 
+
+class GenericSession:
+    """Rows padded on the left; they share the column of their newest token."""
+
+    def __init__(self, forward: CachedForward, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> None:
+        self.order: Sequence[int] = range(len(ids_BT))
+        self.computed = int(mask_BT.sum())
+        self.run = forward
+        self.mask = mask_BT
+        self.cache = forward.new_cache()
+        self.logits = self.run(ids_BT, mask_BT, (mask_BT.cumsum(-1) - 1).clamp_min(0), self.cache)
+
     def step(self, token_B: torch.Tensor) -> None:
         """One decoding step."""
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], dim=1)
@@ -416,3 +550,66 @@ class GenericSession:
         self.cache.batch_select_indices(index)
         self.mask = self.mask.index_select(0, index)
         self.logits = self.logits.index_select(0, index)
+
+
+class WholeSession:
+    """Rows of one length, none padded, shared or left out; computed anew where rotary frequencies switch."""
+
+    def __init__(self, forward: CachedForward, prompts: Sequence[Prompt], rope: RopeLimit | None) -> None:
+        self.order: Sequence[int] = range(len(prompts))
+        self.computed = sum(map(len, prompts))
+        self._run, self._rope = forward, rope
+        device = forward.device
+        self._ids_BT = torch.tensor([prompt.ids for prompt in prompts], device=device)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._cache = self._run.new_cache()
+        self.logits = self._run(self._ids_BT, None, self._positions(0), self._cache)
+
+    def _positions(self, first: int) -> torch.Tensor:
+        count, length = self._ids_BT.shape
+        return torch.arange(first, length, device=self._ids_BT.device).expand(count, -1)
+
+    def step(self, token_B: torch.Tensor) -> None:
+        """One decoding step."""
+        self._ids_BT = torch.cat([self._ids_BT, token_B[:, None]], dim=1)
+        length = self._ids_BT.shape[1]
+        if self._rope is not None and length == self._rope.length + 1:
+            self._begin()
+        else:
+            self.logits = self._run(token_B[:, None], None, self._positions(length - 1), self._cache)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Not offered: see `JoinedSession`."""
+        raise NotImplementedError
+
+
+class JoinedSession:
+    """Several sessions as one. Rows that are not kept are computed on, with any token, as long as their session is.
+
+    `parts` are sessions with the rows that they answer.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Session, Sequence[int]]]) -> None:
+        self._parts = [part for part, _ in parts]
+        self.order: Sequence[int] = [rows[i] for part, rows in parts for i in part.order]
+        self.computed = sum(part.computed for part in self._parts)
+        self._places = [(number, i) for number, part in enumerate(self._parts) for i in range(len(part.order))]
+        self._gather()
+
+    def _gather(self) -> None:
+        self.logits = torch.stack([self._parts[number].logits[i] for number, i in self._places])
+
+    def step(self, token_B: torch.Tensor) -> None:
+        """One decoding step of the sessions that have live rows."""
+        for number, part in enumerate(self._parts):
+            places = {i: row for row, (owner, i) in enumerate(self._places) if owner == number}
+            if places:
+                part.step(token_B[[places.get(i, next(iter(places.values()))) for i in range(len(part.logits))]])
+        self._gather()
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, in this order."""
+        self._places = [self._places[row] for row in rows]
+        self._gather()

@@ -7,14 +7,14 @@ const WORDS = { success: "success", failure: "failure", ungraded: "not graded" }
 const LINE = /^( *)([A-Za-z][\w-]*) ('(?:[^'\\]|\\.)*')( \[\d+\])?([^]*)$/;
 
 function node(tag, attributes, ...children) {
-  const made = document.createElement(tag);
+  const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) {
-    if (name === "class") made.className = value;
-    else if (name === "onclick") made.addEventListener("click", value);
-    else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value);
+    if (name === "class") element.className = value;
+    else if (name === "onclick") element.addEventListener("click", value);
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
   }
-  for (const child of children) if (child !== null && child !== undefined) made.append(child);
-  return made;
+  for (const child of children) if (child !== null && child !== undefined) element.append(child);
+  return element;
 }
 
 function setUpTheme() {
@@ -39,21 +39,21 @@ class Viewer {
     this.texts = this.rows.map((row) => [row[0], row[6], row[1]].join("\n").toLowerCase());
     this.listen();
     [this.selected, this.step] = this.wanted() || [0, 0];
-    const asked = location.hash.startsWith("#trajectory-");
+    const linked = location.hash.startsWith("#trajectory-");
     this.filter();
-    if (asked) root.scrollIntoView();
+    if (linked) root.scrollIntoView();
   }
 
   // Trajectory and step of the address, null when it names none of this report.
   wanted() {
-    const found = /^#trajectory-(\d+)(?:-(\d+))?$/.exec(location.hash);
-    return found && Number(found[1]) < this.rows.length ? [Number(found[1]), Number(found[2] || 1) - 1] : null;
+    const match = /^#trajectory-(\d+)(?:-(\d+))?$/.exec(location.hash);
+    return match && Number(match[1]) < this.rows.length ? [Number(match[1]), Number(match[2] || 1) - 1] : null;
   }
 
   // The address was changed by hand, by a link, or by going back.
   follow() {
     const wanted = this.wanted();
-    if (wanted && !this.found.includes(wanted[0])) {
+    if (wanted && !this.matches.includes(wanted[0])) {
       this.search.value = "";
       for (const name of Object.keys(this.filters)) document.getElementById("filter-" + name).value = "";
       [this.selected, this.step] = wanted;
@@ -87,16 +87,16 @@ class Viewer {
     const wanted = Object.entries(this.filters)
       .map(([name, at]) => [at, document.getElementById("filter-" + name).value])
       .filter(([, value]) => value);
-    this.found = [];
+    this.matches = [];
     this.rows.forEach((row, number) => {
       const fits = wanted.every(([at, value]) => row[at] === value);
-      if (fits && words.every((word) => this.texts[number].includes(word))) this.found.push(number);
+      if (fits && words.every((word) => this.texts[number].includes(word))) this.matches.push(number);
     });
-    if (!this.found.includes(this.selected)) {
-      this.selected = this.found.length ? this.found[0] : -1;
+    if (!this.matches.includes(this.selected)) {
+      this.selected = this.matches.length ? this.matches[0] : -1;
       this.step = 0;
     }
-    this.page = Math.max(0, Math.floor(this.found.indexOf(this.selected) / PER_PAGE));
+    this.page = Math.max(0, Math.floor(this.matches.indexOf(this.selected) / PER_PAGE));
     this.showList();
     this.showDetail();
   }
@@ -109,13 +109,13 @@ class Viewer {
 
   showList() {
     const start = this.page * PER_PAGE;
-    const part = this.found.slice(start, start + PER_PAGE);
+    const part = this.matches.slice(start, start + PER_PAGE);
     this.list.replaceChildren(...part.map((number) => this.item(number)));
     if (!part.length) this.list.append(node("li", { class: "empty" }, "No trajectory fits these filters."));
-    const range = part.length ? `${start + 1}–${start + part.length} of ${this.found.length}` : "0";
+    const range = part.length ? `${start + 1}–${start + part.length} of ${this.matches.length}` : "0";
     this.root.querySelector(".range").textContent = range;
     this.root.querySelector(".back").disabled = this.page === 0;
-    this.root.querySelector(".on").disabled = start + PER_PAGE >= this.found.length;
+    this.root.querySelector(".on").disabled = start + PER_PAGE >= this.matches.length;
   }
 
   item(number) {
@@ -132,7 +132,7 @@ class Viewer {
   select(number, step) {
     this.selected = number;
     this.step = step;
-    const page = Math.floor(this.found.indexOf(number) / PER_PAGE);
+    const page = Math.floor(this.matches.indexOf(number) / PER_PAGE);
     if (page !== this.page) this.page = page;
     this.showList();
     this.showDetail();
@@ -149,11 +149,11 @@ class Viewer {
     const box = this.root.getBoundingClientRect();
     const seen = box.top <= innerHeight && box.bottom >= 0;
     // Out of sight, arrows move the page.
-    if ((!seen && event.key.startsWith("Arrow")) || (!this.found.length && event.key !== "/")) return;
-    const at = this.found.indexOf(this.selected);
+    if ((!seen && event.key.startsWith("Arrow")) || (!this.matches.length && event.key !== "/")) return;
+    const at = this.matches.indexOf(this.selected);
     const moves = {
-      j: () => this.select(this.found[Math.min(at + 1, this.found.length - 1)], 0),
-      k: () => this.select(this.found[Math.max(at - 1, 0)], 0),
+      j: () => this.select(this.matches[Math.min(at + 1, this.matches.length - 1)], 0),
+      k: () => this.select(this.matches[Math.max(at - 1, 0)], 0),
       ArrowRight: () => this.go(this.step + 1),
       ArrowLeft: () => this.go(this.step - 1),
       "/": () => this.search.focus(),
@@ -187,7 +187,7 @@ class Viewer {
     const item = block.items[this.selected % this.blockSize];
     this.step = Math.max(0, Math.min(this.step, item.steps.length - 1));
     this.detail.append(...heading(this.rows[this.selected], item), this.stepBar(item));
-    if (item.steps.length) this.detail.append(said(item.steps[this.step]), pages(block.pages, item.steps[this.step]));
+    if (item.steps.length) this.detail.append(reply(item.steps[this.step]), pages(block.pages, item.steps[this.step]));
     else this.detail.append(node("p", { class: "empty" }, "This episode has no steps."));
     try {
       history.replaceState(null, "", `#trajectory-${this.selected}-${this.step + 1}`);
@@ -223,69 +223,69 @@ function heading(row, item) {
   const chips = [chip(WORDS[outcome], kinds[outcome]), chip(arm), chip(source), chip(`ended: ${item.end}`)];
   if (update >= 0) chips.push(chip(`update ${update}`));
   if (item.reward !== null) chips.push(chip(`reward ${number(item.reward)}`));
-  const made = [node("h3", { title: task }, intent), node("div", { class: "chips" }, ...chips)];
+  const header = [node("h3", { title: task }, intent), node("div", { class: "chips" }, ...chips)];
   if (item.judge) {
     const score = item.judge.score === null ? "could not grade" : `score ${number(item.judge.score)}`;
     const p = item.judge.p === null ? "" : `, P = ${number(item.judge.p)}`;
-    made.push(why("Judge", `${score}${p}${item.judge.why ? ": " + item.judge.why : ""}`));
+    header.push(why("Judge", `${score}${p}${item.judge.why ? ": " + item.judge.why : ""}`));
   }
   if (item.verdict !== null || item.checked) {
     const score = item.verdict === null ? "could not check" : `score ${number(item.verdict)}`;
-    made.push(why("Environment", `${score}${item.checked ? ": " + item.checked : ""}`));
+    header.push(why("Environment", `${score}${item.checked ? ": " + item.checked : ""}`));
   }
-  if (item.failure) made.push(why("Failure", item.failure));
-  return made;
+  if (item.failure) header.push(why("Failure", item.failure));
+  return header;
 }
 
 function why(who, text) {
   return node("p", { class: "why" }, node("b", {}, who + " "), text);
 }
 
-function said(step) {
-  const made = node("div", { class: "said" });
-  if (step.reasoning) made.append(node("p", { class: "reasoning" }, step.reasoning));
+function reply(step) {
+  const element = node("div", { class: "reply" });
+  if (step.reasoning) element.append(node("p", { class: "reasoning" }, step.reasoning));
   const nothing = step.reply ? "no action could be read from the reply" : "no action";
   const action = node("div", { class: "action" }, step.action || nothing);
-  if (step.refused) made.append(node("p", { class: "refused" }, "This action was refused:"));
-  made.append(action);
-  if (step.error) made.append(node("p", { class: "error" }, step.error));
+  if (step.refused) element.append(node("p", { class: "refused" }, "This action was refused:"));
+  element.append(action);
+  if (step.error) element.append(node("p", { class: "error" }, step.error));
   if (step.reply && step.reply.trim() !== step.action) {
-    made.append(node("details", {}, node("summary", {}, "reply as it was written"), node("pre", {}, step.reply)));
+    element.append(node("details", {}, node("summary", {}, "reply as it was written"), node("pre", {}, step.reply)));
   }
-  return made;
+  return element;
 }
 
 function pages(all, step) {
   const before = all[step.page];
   const lines = before.lines.map((text, at) => line(text, at === step.target ? "target" : "", at === step.target ? "▸" : ""));
-  const made = node("div", { class: "pages" }, panel("Page", before, lines));
-  if (step.next === undefined) return made;
+  const element = node("div", { class: "pages" }, panel("Page", before, lines));
+  if (step.next === undefined) return element;
   const title = step.dreamed ? "Next page, dreamed" : step.recalled ? "Next page, recalled" : "Next page";
-  made.append(step.next === step.page ? unchanged(title, all[step.next]) : changes(title, before, all[step.next], step.from));
-  if (step.real !== undefined) made.append(beside(all[step.next], all[step.real], step));
-  return made;
+  element.append(step.next === step.page ? unchanged(title, all[step.next]) : changes(title, before, all[step.next], step.from));
+  if (step.real !== undefined) element.append(compared(all[step.next], all[step.real], step));
+  return element;
 }
 
 function unchanged(title, page) {
   return panel(title, page, [node("div", { class: "meta" }, "nothing changed")], "same page", true);
 }
 
-function beside(dream, real, step) {
+function compared(dream, real, step) {
   const title = "What really followed, against the dream";
   if (step.real === step.next) return panel(title, real, [node("div", { class: "meta" }, "the dream was exact")], "equal", true);
-  const made = changes(title, dream, real, step.beside, ["real only", "dreamed only", "both"]);
-  made.classList.add("beside");
-  return made;
+  const element = changes(title, dream, real, step.matched, ["real only", "dreamed only", "both"]);
+  element.classList.add("compared");
+  return element;
 }
 
 // Lines of `page`, coloured by what became of those of `before`; `words` name the three counts.
 function changes(title, before, page, from, words) {
-  const kept = new Set(from.filter((code) => code >= 0).map((code) => code >> 1));
+  const survivors = new Set(from.filter((code) => code >= 0).map((code) => code >> 1));
   const lines = [];
   let fresh = [];
   let seen = 0;
   const removeUpTo = (end) => {
-    for (; seen < end; seen++) if (!kept.has(seen)) lines.push(line(before.lines[seen], "removed", "−"));
+    for (; seen < end; seen++) if (!survivors.has(seen)) lines.push(line(before.lines[seen], "removed", "−"));
   };
   from.forEach((code, at) => {
     if (code < 0) {
@@ -300,10 +300,10 @@ function changes(title, before, page, from, words) {
   removeUpTo(before.lines.length);
   lines.push(...fresh);
   const added = from.filter((code) => code < 0).length;
-  const removed = before.lines.length - kept.size;
+  const removed = before.lines.length - survivors.size;
   const counts = words
-    ? `+${added} ${words[0]}, −${removed} ${words[1]}, ${kept.size} ${words[2]}`
-    : `+${added} −${removed} =${kept.size}`;
+    ? `+${added} ${words[0]}, −${removed} ${words[1]}, ${survivors.size} ${words[2]}`
+    : `+${added} −${removed} =${survivors.size}`;
   return panel(title, page, lines, counts, before.url === page.url);
 }
 
@@ -320,15 +320,15 @@ function panel(title, page, lines, note, sameUrl) {
 }
 
 function line(text, kind, mark) {
-  const made = node("div", { class: kind, "data-mark": mark });
+  const element = node("div", { class: kind, "data-mark": mark });
   const parts = LINE.exec(text);
-  if (!parts) made.append(text);
+  if (!parts) element.append(text);
   else {
-    made.append(parts[1], node("span", { class: "role" }, parts[2]), " " + parts[3]);
-    if (parts[4]) made.append(node("span", { class: "id" }, parts[4]));
-    made.append(parts[5]);
+    element.append(parts[1], node("span", { class: "role" }, parts[2]), " " + parts[3]);
+    if (parts[4]) element.append(node("span", { class: "id" }, parts[4]));
+    element.append(parts[5]);
   }
-  return made;
+  return element;
 }
 
 // A report that `dynaweb view` serves asks now and then whether there is more to see; a file never does.
@@ -338,7 +338,7 @@ function setUpLive(stamp) {
   for (const name of ["keydown", "pointerdown"]) document.addEventListener(name, () => { touched = true; });
   button.addEventListener("click", () => location.reload());
   const look = async () => {
-    const answer = await fetch("version").then((found) => found.ok ? found.text() : stamp).catch(() => stamp);
+    const answer = await fetch("version").then((reply) => reply.ok ? reply.text() : stamp).catch(() => stamp);
     if (answer !== stamp && !touched) location.reload();
     else button.hidden = answer === stamp;
   };

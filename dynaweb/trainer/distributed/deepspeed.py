@@ -46,9 +46,9 @@ class Scored(nn.Module):
         self.model = model
         self.scorer = GenericScorer(model, checkpointing=checkpointing)
 
-    def forward(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, batch: MicroBatch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
         """As `Scorer.logprobs`."""
-        return self.scorer.logprobs(batch)
+        return self.scorer.logprobs(batch, temperature)
 
 
 class EngineScorer:
@@ -58,7 +58,7 @@ class EngineScorer:
 
     def __init__(self, engine: Any, scored: Scored) -> None:
         self._engine, self._scored = engine, scored
-        self.packs = scored.scorer.packs
+        self.packs, self.rope = scored.scorer.packs, scored.scorer.rope
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -66,9 +66,9 @@ class EngineScorer:
         with self._scored.scorer.step():
             yield
 
-    def logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def logprobs(self, batch: MicroBatch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies [N] of response tokens."""
-        logprobs: tuple[torch.Tensor, torch.Tensor] = self._engine(batch)
+        logprobs: tuple[torch.Tensor, torch.Tensor] = self._engine(batch, temperature)
         return logprobs
 
     def hidden(self, batch: MicroBatch) -> torch.Tensor:
@@ -134,10 +134,7 @@ class ZeroPass(UpdatePass):
     """One update through DeepSpeed: micro-batches without, and a last empty one with the exchange of gradients."""
 
     def __init__(self, trainer: DeepSpeedTrainer) -> None:
-        masters = trainer._stepper.masters
-        super().__init__(
-            trainer.model, trainer._scorer, trainer.micro_batches, masters, trainer.max_grad_norm, trainer.ranks
-        )
+        super().__init__(trainer, trainer.ranks)
         self._trainer, self._engine = trainer, trainer._engine
 
     def __enter__(self) -> UpdatePass:
@@ -190,7 +187,7 @@ def _initialize(scored: Scored, config: dict[str, Any], optimizer: torch.optim.O
         )
     if config["zero_optimization"]["stage"] == 3 and head is not None:
         # The head's weight is used outside of the head's own forward.
-        deepspeed.zero.register_external_parameter(scored, head.weight)
+        deepspeed.zero.register_external_parameter(scored, head.weight_VD)
     return engine
 
 

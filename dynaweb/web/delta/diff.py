@@ -72,8 +72,8 @@ def whole_page(size: int) -> tuple[Op, ...]:
 
 def is_replaced(ops: tuple[Op, ...], old_size: int) -> bool:
     """Whether at most a tenth of the old page's `old_size` nodes lives on and something new is there."""
-    n_kept = sum(op.last - op.first + 1 if isinstance(op, Keep) else 1 for op in ops if not isinstance(op, Add))
-    return old_size > 0 and n_kept * 10 <= old_size and any(isinstance(op, Add) for op in ops)
+    survivors = sum(op.last - op.first + 1 if isinstance(op, Keep) else 1 for op in ops if not isinstance(op, Add))
+    return old_size > 0 and survivors * 10 <= old_size and any(isinstance(op, Add) for op in ops)
 
 
 def match(old: Sequence[Node], new: Sequence[Node]) -> list[int]:

@@ -25,7 +25,9 @@ class World:
         self.split = split
         self.locale = locale or locale_of(seed)
         self.lock = threading.RLock()
-        self._states = {name: site.build(seed, split, self.locale) for name, site in sites.items()}
+        self._states: dict[str, SiteState] = {
+            name: site.build(seed, split, self.locale) for name, site in sites.items()
+        }
 
     def state(self, site: str) -> SiteState:
         """The state of a site by name."""

@@ -23,8 +23,8 @@ class Login(Section):
 
     username: str
     """Who."""
-    password: str
-    """Of the benchmark's own accounts, which are public; never a real one."""
+    password_variable: str
+    """Environment variable that holds the password; recipes, run folders and logs never hold it."""
     page: str = "/login"
     """Path of the login page."""
     check: str = "/"

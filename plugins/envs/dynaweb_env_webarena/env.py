@@ -25,7 +25,7 @@ from dynaweb_env_webarena.grading import Grader
 
 if TYPE_CHECKING:
     from dynaweb.protocols import Environment, EnvironmentContext, ExpertPolicy
-    from dynaweb_env_webarena import Login, WebarenaConfig
+    from dynaweb_env_webarena import WebarenaConfig
 
 log = logging.getLogger("dynaweb")
 
@@ -71,6 +71,7 @@ class WebarenaSource:
         self._context = context
         self.web = context.web or Web()
         self.urls = sites.addresses(config)
+        self.accounts = sites.accounts(config)
         self.grader = Grader(config, self.urls)
         self._pool: BrowserPool | None = None
         self._folder: Path | None = None
@@ -180,32 +181,46 @@ class WebarenaSource:
     async def login(self, task: Task) -> Path | None:
         """A stored login for the sites of a task: checked for every episode, made again once when it has expired.
 
-        The sites are reset before the first episode when a reset server is configured. Raises `InfrastructureError`
-        when a site does not answer or a new login does not hold.
+        One that the task brings is checked where `env.logins` says how, and never made again. The sites are reset
+        before the first episode when a reset server is configured. Raises `InfrastructureError` when a site does not
+        answer or a login does not hold.
         """
         self._resetting = self._resetting or asyncio.Lock()
         async with self._resetting:
             if self.config.reset_url and not self._was_reset:
                 await sites.full_reset(self.config.reset_url, self.config.reset_timeout)
                 self._was_reset = True
-        wanted = {site: login for site in task.sites if (login := self._login_of(site, task)) is not None}
+        own = self._own_state(task.meta["raw"])
+        # The pages that the benchmark's accounts are known by say nothing about another account.
+        known = self.accounts if own is None else self.config.logins
+        wanted = {site: self.accounts[site] for site in task.sites if site in known and self._logs_in(site, task)}
         wanted = sites.together(wanted, self.urls)
         if not wanted:
-            return None
-        path = Path(self.config.auth) / f"{'.'.join(sorted(wanted))}_state.json"
+            return own
+        path = own or Path(self.config.auth) / f"{'.'.join(sorted(wanted))}_state.json"
         # A session of its own: neither the history nor the recording of the episode holds what was looked at.
         session = ChromiumSession(self.browser())
         try:
-            by_address = {self.urls[site]: login for site, login in wanted.items()}
-            await self._logins.open(session, sites.stored_login(path, by_address))
+            stored = sites.stored_login(path, {self.urls[site]: account for site, account in wanted.items()})
+            if own is None:
+                await self._logins.open(session, stored)
+                return path
+            await session.reset(storage_state=own)
+            if not await stored.check(session):
+                raise InfrastructureError(f"the stored login {own} does not hold: it is not so that {stored.check}")
         finally:
             await session.close()
         return path
 
-    def _login_of(self, site: str, task: Task) -> Login | None:
-        needed = task.meta["raw"].get("require_login", True) or site in self.config.logins
-        headed = site in self.config.headers
-        return sites.login_of(self.config, site) if needed and site in self.urls and not headed else None
+    def _logs_in(self, site: str, task: Task) -> bool:
+        needed = task.meta["raw"].get("require_login", True)
+        return bool(needed) and site in self.urls and site not in self.config.headers
+
+    def _own_state(self, raw: files.Raw) -> Path | None:
+        """The task's own stored login, looked for beside its file, here, and among those that are stored."""
+        task_files = [Path(path) for path in (self.config.path, self.config.train) if path]
+        folders = [path if path.is_dir() else path.parent for path in task_files]
+        return sites.own_state(raw, [*folders, Path(), Path(self.config.auth)])
 
     def _lacks(self, raw: files.Raw) -> str:
         """Why a task cannot be played here, or ''."""
@@ -215,6 +230,12 @@ class WebarenaSource:
         missing = sorted(site for site in named if site not in self.urls)
         if missing:
             return " and ".join(f"{site} has no address (set {site.upper()} or env.urls)" for site in missing)
+        own = self._own_state(raw)
+        if own is not None and not own.exists():
+            return f"its storage_state {raw['storage_state']} is not there"
+        for site in raw["sites"] if raw.get("require_login") is True and own is None else ():
+            if site not in (*sites.NAMES, *self.accounts, *self.config.headers):
+                return f"{site} has no login (set env.logins.{site}, or env.headers.{site})"
         verified = files.is_verified(raw)
         if verified != (self.config.evaluator == "verified"):
             return f"its format needs env.evaluator = {'verified' if verified else 'repaired or upstream'}"

@@ -119,7 +119,7 @@ def _load(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"the task file {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"the task file {path} is no JSON: {error}") from None
 
 
@@ -129,12 +129,13 @@ def _checked(task: Any, path: Path) -> Raw:
         raise ConfigError(f"a task in {path} has no {', '.join(missing)}; it needs {', '.join(_NEEDED)} and start_url")
     wrong = next(filter(None, _mistakes(task)), "")
     if wrong:
-        raise ConfigError(f"task {task['task_id']} in {path}: {wrong}")
+        raise ConfigError(f"task {str(task['task_id'])[:40]} in {path}: {wrong}")
     return dict(task)
 
 
 def _mistakes(task: Raw) -> Iterator[str]:
     """What is wrong with a task that has all it needs: '' for each thing that is right."""
+    yield "" if _is_flat(task) else f"its values lie more than {_LEVELS} levels deep"
     yield "" if _is_texts(task["sites"]) else f"sites is a list of names, not {task['sites']!r:.60}"
     urls = task.get("start_urls", [task.get("start_url")])
     yield (
@@ -158,6 +159,14 @@ def _mistakes(task: Raw) -> Iterator[str]:
             yield (
                 "" if not part or isinstance(part, shape) else f"{kind} reads {key}, which is {name}, not {part!r:.60}"
             )
+
+
+_LEVELS = 50
+
+
+def _is_flat(value: Any, levels: int = _LEVELS) -> bool:
+    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_is_flat(item, levels - 1) for item in below)
 
 
 def _is_texts(value: Any) -> bool:

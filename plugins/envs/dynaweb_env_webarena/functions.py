@@ -81,7 +81,8 @@ def _reviews(sku: str, urls: Mapping[str, str]) -> list[Any]:
 
 def _shop(base: str, path: str) -> Any:
     """An answer of the shop's interface, asked as its administrator."""
-    account = {key: ACCOUNTS["shopping_admin"][key] for key in ("username", "password")}
+    admin = ACCOUNTS["shopping_admin"]
+    account = {"username": admin.username, "password": admin.password}
     token = _json(f"{base}/rest/default/V1/integration/admin/token", {}, account)
     return _json(base + path, {"Authorization": f"Bearer {token}"})
 

@@ -10,7 +10,7 @@ import re
 import time
 import urllib.request
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -22,7 +22,8 @@ from dynaweb_env_webarena.files import texts
 
 if TYPE_CHECKING:
     from dynaweb.web.chromium.session import ChromiumSession
-    from dynaweb_env_webarena import Login, WebarenaConfig
+    from dynaweb_env_webarena import WebarenaConfig
+    from dynaweb_env_webarena.files import Raw
 
 log = logging.getLogger("dynaweb")
 
@@ -35,24 +36,26 @@ TELL_SECONDS = 15.0
 """Seconds between two lines of progress."""
 _NO_SITES = {"ssh_host"}
 """Marks in answers that webarena-verified fills in itself."""
+_STATE = re.compile(r"([\w.]+)_state\.json")
 _PLACEHOLDER = re.compile(r"__([A-Z][A-Z0-9_]*?)__")
 
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Who logs in to a site, and how; `page` and `check` are explained at `dynaweb_env_webarena.Login`."""
+
+    username: str
+    password: str = field(repr=False)
+    page: str = "/login"
+    check: str = "/"
+
+
 # The accounts that WebArena's images come with; they are printed in its repository.
-ACCOUNTS: Mapping[str, Mapping[str, str]] = {
-    "shopping": {
-        "username": "emma.lopez@gmail.com",
-        "password": "Password.123",
-        "page": "/customer/account/login/",
-        "check": "/wishlist/",
-    },
-    "shopping_admin": {"username": "admin", "password": "admin1234", "page": "", "check": "/dashboard"},
-    "reddit": {
-        "username": "MarvelsGrantMan136",
-        "password": "test1234",
-        "page": "/login",
-        "check": "/user/MarvelsGrantMan136/account",
-    },
-    "gitlab": {"username": "byteblaze", "password": "hello1234", "page": "/users/sign_in", "check": "/-/profile"},
+ACCOUNTS: Mapping[str, Account] = {
+    "shopping": Account("emma.lopez@gmail.com", "Password.123", "/customer/account/login/", "/wishlist/"),
+    "shopping_admin": Account("admin", "admin1234", "", "/dashboard"),
+    "reddit": Account("MarvelsGrantMan136", "test1234", check="/user/MarvelsGrantMan136/account"),
+    "gitlab": Account("byteblaze", "hello1234", "/users/sign_in", "/-/profile"),
 }
 
 
@@ -95,16 +98,39 @@ def hosts(urls: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(host for url in urls if (host := urlsplit(url).hostname)))
 
 
-def login_of(config: WebarenaConfig, site: str) -> Login | None:
-    """How to log in to a site, if it needs one."""
-    from dynaweb_env_webarena import Login
+def accounts(config: WebarenaConfig) -> dict[str, Account]:
+    """The account for each site: the configured ones beside the benchmark's own.
 
-    if site in config.logins:
-        return config.logins[site]
-    return Login(**ACCOUNTS[site]) if site in ACCOUNTS else None
+    Raises `ConfigError` for a password that is not in the environment.
+    """
+    own = {}
+    for site, login in config.logins.items():
+        password = os.environ.get(login.password_variable)
+        if not password:
+            raise ConfigError(
+                f"env.logins.{site} reads the password from the variable {login.password_variable!r}, which is not "
+                "set; set it before the run"
+            )
+        own[site] = Account(login.username, password, login.page, login.check)
+    return {**ACCOUNTS, **own}
 
 
-def together(logins: Mapping[str, Login], urls: Mapping[str, str]) -> dict[str, Login]:
+def own_state(raw: Raw, folders: Iterable[Path]) -> Path | None:
+    """The stored login that a task brings, whether or not it is there; None for those that are made here.
+
+    WebArena's own files name what its scripts make, such as `./.auth/gitlab.reddit_state.json`.
+    """
+    named = raw.get("storage_state")
+    if not named:
+        return None
+    standard = _STATE.fullmatch(Path(named).name)
+    if standard and set(standard[1].split(".")) <= set(raw["sites"]):
+        return None
+    paths = [folder / str(named) for folder in folders]
+    return next((path for path in paths if path.exists()), paths[0])
+
+
+def together(logins: Mapping[str, Account], urls: Mapping[str, str]) -> dict[str, Account]:
     """Those of the logins, by site, that one browsing context can hold.
 
     Forum and shops both keep their session in the cookie `PHPSESSID`, and cookies know hosts, not ports: on one host
@@ -119,7 +145,7 @@ def together(logins: Mapping[str, Login], urls: Mapping[str, str]) -> dict[str, 
 class LoggedIn:
     """Whether a session is logged in to sites: each one's page of `check` shows itself instead of leading elsewhere."""
 
-    logins: Mapping[str, Login]
+    logins: Mapping[str, Account]
     """By address of the site."""
 
     async def __call__(self, session: ChromiumSession) -> bool:
@@ -135,7 +161,7 @@ async def _stays(session: ChromiumSession, url: str) -> bool:
     return (await session.observe()).url.split("?")[0].rstrip("/") == url.rstrip("/")
 
 
-def stored_login(path: Path, logins: Mapping[str, Login]) -> StoredLogin:
+def stored_login(path: Path, logins: Mapping[str, Account]) -> StoredLogin:
     """The login to sites (by address) that a file keeps."""
 
     async def sign_in(session: ChromiumSession) -> None:
@@ -147,7 +173,7 @@ def stored_login(path: Path, logins: Mapping[str, Login]) -> StoredLogin:
     return StoredLogin(path, check, sign_in, f"logging in to {who} failed: it is not so that {check}; check env.logins")
 
 
-async def log_in(session: ChromiumSession, base: str, login: Login) -> None:
+async def log_in(session: ChromiumSession, base: str, login: Account) -> None:
     """Fill in the login form and send it. Raises `InfrastructureError` when there is none.
 
     Whether it logged in is for `LoggedIn` to say, once all sites have had their turn.

@@ -79,7 +79,7 @@ def answers(path: Path) -> dict[str, list[Mapping[str, Any]]]:
 def _task(line: str, where: str) -> Mapping[str, Any]:
     try:
         task = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is no JSON: {error}") from None
     missing = [key for key in _NEEDED if not isinstance(task, dict) or not isinstance(task.get(key), str)]
     if missing:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 
+from dynaweb.policy.policy_prompt import PolicyPrompt
 from dynaweb.policy.prompt_formats import ChatFormat
 from dynaweb.types import Action, ActionKind, Observation
 from dynaweb.web.actions.rules import Refused, direction, element, misspelt, resolve, tab_index
@@ -166,8 +167,8 @@ def _two(rest: str) -> tuple[str, str]:
     return match[1] or match[2], match[3] if match[3] is not None else match[4].strip()
 
 
-class WebvoyagerPrompt(ChatFormat):
-    """Policies are asked and answer as WebVoyager's; world models and judges as in `ChatFormat`."""
+class WebvoyagerWords(PolicyPrompt):
+    """What WebVoyager's text-only agents are asked and answer."""
 
     instructions = _AGENT
     grammar = "webvoyager"
@@ -182,6 +183,12 @@ class WebvoyagerPrompt(ChatFormat):
         mark = _ACTION.search(text)
         thought = text[: mark.start()] if mark else text.strip().rpartition("\n")[0]
         return _THOUGHT.sub("", thought.strip()).strip(), text
+
+
+class WebvoyagerPrompt(ChatFormat):
+    """Policies are asked and answer as WebVoyager's; world models and judges as in `ChatFormat`."""
+
+    words = WebvoyagerWords
 
 
 class Webvoyager:

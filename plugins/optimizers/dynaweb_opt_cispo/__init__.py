@@ -18,7 +18,7 @@ class CispoConfig(GroupBaseline, TokenWeights):
     ratio_max: float | None = Field(default=5.0, gt=0)
     """Largest weight, an ABSOLUTE ratio: verl's 1 + eps, TRL's epsilon_high."""
     log_ratio_limit: float | None = Field(default=20.0, gt=0)
-    """Log-ratios are clamped to +- this before exp; None = no clamp."""
+    """Log-ratios are clamped to +- this before exp, and to +- 20 in any case."""
     beta: float = Field(default=0.0, ge=0)
     """Weight of the KL term to the reference policy in the loss; 0 = none."""
     kl: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"

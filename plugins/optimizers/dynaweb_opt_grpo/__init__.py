@@ -22,7 +22,7 @@ class GrpoConfig(GroupBaseline, TokenWeights):
     ratio_cap: float | None = Field(default=None, gt=1)
     """Two-sided clipping: the unclipped branch uses at most this ratio; None = off."""
     log_ratio_limit: float | None = Field(default=None, gt=0)
-    """Log-ratios are clamped to +- this before exp; None = no clamp (verl: 20)."""
+    """Log-ratios are clamped to +- this before exp, and to +- 20 in any case."""
     agg: Aggregation = "traj_mean_token_mean"
     """Weight of a token: 1/(N n_i), 1/(all tokens), 1/(N norm_const), 1/N; n_i = tokens of its trajectory, of N."""
     beta: float = Field(default=0.0, ge=0)

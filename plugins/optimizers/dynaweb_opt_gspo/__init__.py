@@ -20,7 +20,7 @@ class GspoConfig(GroupBaseline):
     level: Literal["trajectory", "token"] = "trajectory"
     """`trajectory`: one ratio and one clip decision for all agent tokens. `token`: GSPO-token, for token advantages."""
     log_ratio_max: float | None = None
-    """Mean log-ratios are clamped to at most this before exp; None = no clamp (verl: 10)."""
+    """Mean log-ratios are clamped to at most this before exp (verl: 10), and to +- 20 in any case."""
     beta: float = Field(default=0.0, ge=0)
     """Weight of the KL term to the reference policy; 0 = no reference (the paper)."""
     kl: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"

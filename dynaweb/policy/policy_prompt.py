@@ -1,0 +1,101 @@
+"""What a policy is asked in words, and how its answer is read: the part of a prompt layer that knows no tokens.
+
+`ChatFormat` makes tokens of it; a policy behind a server takes it as it is. Subclasses, and files that a recipe names
+(`policy.prompt`), change the instructions, the grammar and the form of a reply.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dynaweb.protocols import ParsedReply
+from dynaweb.web import observation_formats
+from dynaweb.web.actions.grammar import format_action, parse_action
+
+if TYPE_CHECKING:
+    from dynaweb.policy.prompt_file import PromptFile
+    from dynaweb.types import Action, Observation, Task
+
+_AGENT = """You operate a web browser to reach an objective. Each turn shows the page as an accessibility tree in which
+elements carry numbers, and your earlier actions. Answer in two sections:
+REASON: what you see and what to do next, in a sentence or two
+ACTION: exactly one of
+click [id] | hover [id] | type [id] [text] [1 to press Enter, else 0] | select [id] [option] | press [keys] |
+scroll [down or up] | goto [url] | go_back | go_forward | new_tab | tab_focus [index] | close_tab | stop [answer]
+Use stop when the objective is reached, with the answer if one is asked for, or with N/A if it cannot be reached."""
+_FENCE = re.compile(r"```(.*?)```", re.DOTALL)
+# Spaces only: with `\s`, which takes line breaks too, a reply of many empty lines takes the square of its length.
+_SECTION = re.compile(r"^[ \t]*ACTION[ \t]*:[ \t]*", re.IGNORECASE | re.MULTILINE)
+
+
+class PolicyPrompt:
+    """The question to a policy, and its reply; `file` overrides what is here."""
+
+    instructions: str = _AGENT
+    """What the policy is told first."""
+    grammar: str = "webarena"
+    """The grammar of its actions."""
+    history: str = "compact"
+    """The grammar in which it is shown its earlier actions."""
+
+    def __init__(self, file: PromptFile) -> None:
+        self._file = file
+        self.instructions = file.system or self.instructions
+        self.grammar = file.grammar or self.grammar
+        # Asked for before the first episode: a format that is blocked should not end a run in its middle.
+        observation_formats.dialect("webarena"), observation_formats.grammar(self.grammar)
+
+    def question(self, task: Task, page: Observation, history: Sequence[Action]) -> tuple[str, str, str]:
+        """Instructions, and the user's text before and after the page (WebArena's text of it)."""
+        past = numbered(history, self.history, self._file.past_actions)
+        if self._file.user:
+            return self.instructions, *self._file.question(task.intent, past, page.url)
+        return self.instructions, *with_page(f"OBJECTIVE: {task.intent}\nPREVIOUS ACTIONS:\n{past}", page)
+
+    def reply(self, action: Action, reasoning: str = "") -> str:
+        """A reply as it is trained on."""
+        reason, text = reasoning or "This is the next step.", format_action(action, self.grammar)
+        return self._file.answer(reason, text) if self._file.reply else self.reply_text(reason, text)
+
+    def parse(self, text: str, page: Observation, thought: str = "") -> ParsedReply:
+        """An answer without its thought: the last fenced block, else what stands behind the last `ACTION:`, else the
+        last line."""
+        reason, command = self._file.parts(text) or self.reply_parts(text)
+        reasoning = "\n".join(filter(None, (thought, reason)))
+        action = parse_action(command, page, self.grammar)
+        if isinstance(action, str):
+            return ParsedReply(text=text, reasoning=reasoning, error=action)
+        return ParsedReply(text=text, reasoning=reasoning, action=action)
+
+    def reply_text(self, reason: str, action: str) -> str:
+        """A reply with that reasoning and that action."""
+        return f"REASON: {reason}\nACTION: {action}"
+
+    def reply_parts(self, text: str) -> tuple[str, str]:
+        """Reasoning, and the part of a reply that holds its action."""
+        return _split_reply(text)
+
+
+def with_page(text: str, page: Observation) -> tuple[str, str]:
+    """A user's text that ends with the address and the page: what stands before and after the page."""
+    return f"{text}\nURL: {page.url}\nPAGE:\n", ""
+
+
+def numbered(actions: Sequence[Action], grammar: str = "compact", last: int | None = None) -> str:
+    """One numbered line for each of the `last` actions (None = all)."""
+    lines = [f"{i}: {format_action(action, grammar, with_id=False)}" for i, action in enumerate(actions, 1)]
+    return "\n".join(lines if last is None else lines[max(0, len(lines) - last) :]) or "none"
+
+
+def _split_reply(text: str) -> tuple[str, str]:
+    fences = list(_FENCE.finditer(text))
+    if fences:
+        return text[: fences[-1].start()].strip(), fences[-1].group(1).strip()
+    sections = list(_SECTION.finditer(text))
+    if sections:
+        reasoning = re.sub(r"^\s*REASON\s*:\s*", "", text[: sections[-1].start()]).strip()
+        return reasoning, text[sections[-1].end() :].strip()
+    reasoning, _, last = text.strip().rpartition("\n")
+    return reasoning, last

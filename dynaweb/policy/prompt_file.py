@@ -1,0 +1,113 @@
+"""Prompts of policies as files that a recipe names with `policy.prompt`, so that several can be compared in a matrix.
+
+A file is TOML. What it leaves out is as in the prompt layer that it changes:
+
+    system = "You are an assistant that navigates the web."
+    user = '''
+    OBSERVATION:
+    {page}
+    URL: {url}
+    OBJECTIVE: {goal}
+    PREVIOUS ACTIONS:
+    {history}'''
+    reply = "{reason} In summary, the next action I will perform is ```{action}```"
+    grammar = "webarena"
+    past_actions = 10
+
+`{page}` stands on a line of its own. `grammar` is how actions are written, `past_actions` how many earlier ones are
+shown (all, if it is left out).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+from dynaweb.errors import ConfigError, MissingError, hint
+
+_USER_SLOTS = ("goal", "history", "url", "page")
+_REPLY_SLOTS = ("reason", "action")
+_FENCE = "```"
+_FENCED = re.compile(r"```(?:\w*\n)?(.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFile:
+    """A prompt of a policy. Empty texts, and None, leave what the prompt layer has."""
+
+    system: str = ""
+    user: str = ""
+    reply: str = ""
+    grammar: str = ""
+    past_actions: int | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> PromptFile:
+        """Read a file. Raises `MissingError` where there is none, and `ConfigError` saying what is wrong in it."""
+        import tomllib
+
+        try:
+            data = tomllib.loads(path.read_text("utf-8"))
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise MissingError(f"there is no prompt file {path} (policy.prompt)") from error
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the prompt file {path} cannot be read: {error}") from error
+        return cls(**_checked(path, data))
+
+    def question(self, goal: str, history: str, url: str) -> tuple[str, str]:
+        """The user's text before and after the page."""
+        before, _, after = self.user.partition("{page}")
+        values = {"goal": goal, "history": history, "url": url}
+        return before.format(**values), after.format(**values)
+
+    def answer(self, reason: str, action: str) -> str:
+        """A reply as it is trained on."""
+        return self.reply.format(reason=reason, action=action)
+
+    def parts(self, text: str) -> tuple[str, str] | None:
+        """Reasoning, and what holds the action, of a reply that has the form of `reply`; None for another form."""
+        if not self.reply:
+            return None
+        if _FENCE in self.reply:
+            fences = list(_FENCED.finditer(text))
+            return (text[: fences[-1].start()].strip(), fences[-1][1].strip()) if fences else None
+        mark = self.reply.partition("{action}")[0].rpartition("\n")[2].rpartition("}")[2].strip()
+        reason, found, action = text.rpartition(mark) if mark else ("", "", "")
+        return (reason.strip(), action.strip()) if found else None
+
+
+def _checked(path: Path, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    known = {field.name: (int if field.name == "past_actions" else str) for field in fields(PromptFile)}
+    for name, value in data.items():
+        if name not in known:
+            raise ConfigError(f"{path}: a prompt has no {name!r}; {hint(name, tuple(known))}")
+        if type(value) is not known[name] or (isinstance(value, int) and value < 0):
+            kind = "a number of actions, 0 or more" if known[name] is int else "a text"
+            raise ConfigError(f"{path}: {name} is {value!r}, and has to be {kind}")
+    for name, slots, needed in (("user", _USER_SLOTS, ("goal", "page")), ("reply", _REPLY_SLOTS, ("action",))):
+        _check_slots(path, name, str(data.get(name, "")), slots, needed)
+    user = str(data.get("user", ""))
+    if user and "{page}" not in user.split("\n"):
+        raise ConfigError(f"{path}: in user, {{page}} has to stand alone on a line")
+    return data
+
+
+def _check_slots(path: Path, name: str, text: str, slots: tuple[str, ...], needed: tuple[str, ...]) -> None:
+    if not text:
+        return
+    try:
+        found = [slot for _, slot, _, _ in Formatter().parse(text) if slot is not None]
+    except ValueError as error:
+        raise ConfigError(f"{path}: {name} is no template ({error}); write {{{{ and }}}} for braces") from error
+    for slot in found:
+        if slot not in slots:
+            raise ConfigError(
+                f"{path}: {name} has no slot {{{slot}}}; valid: {', '.join(f'{{{one}}}' for one in slots)}"
+            )
+    for slot in needed:
+        if found.count(slot) != 1:
+            raise ConfigError(f"{path}: {name} needs {{{slot}}} exactly once, and has it {found.count(slot)} times")

@@ -1,0 +1,64 @@
+"""Which layers low-rank adapters go to (LoRA, Hu et al., arXiv 2106.09685): every linear layer of a model's body.
+
+Example: of a GPT-2 these are `c_attn`, `c_proj` and `c_fc` of each block, of a Llama `q_proj` to `down_proj`; never the
+output head, which would be a second copy of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from dynaweb.errors import ConfigError
+
+READ_PAST = ("dt_proj", "out_proj")
+"""Layers of Mamba whose weights its kernels read without calling the layer, so that an adapter would do nothing."""
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def adapter_layers(model: Any) -> list[str]:
+    """The names of all linear layers of a causal language model but its head, in the model's order.
+
+    Raises `ConfigError` for a model whose experts are one tensor, which adapters do not reach, so that most of its
+    weights would stay as they are unnoticed; and for one without any linear layer.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()
+    fused = [
+        f"{name}.{own}"
+        for name, module in model.named_modules()
+        if not isinstance(module, _CONVOLUTIONS)
+        for own, parameter in module.named_parameters(recurse=False)
+        if parameter.dim() > 2 and parameter.numel() > 4 * max(parameter.shape)
+    ]
+    if fused:
+        raise ConfigError(
+            f"low-rank adapters do not reach the experts of this model, which are one tensor each ({fused[0]} and "
+            f"{len(fused) - 1} more); set lora_rank = 0 and train all weights, or choose a model with linear layers"
+        )
+    past = {
+        f"{name}.{own}"
+        for name, module in model.named_modules()
+        if "mamba" in type(module).__name__.lower()
+        for own in READ_PAST
+    }
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head and name not in past
+    ]
+    if not layers:
+        raise ConfigError("this model has no linear layer that adapters could go to; set lora_rank = 0")
+    return layers
+
+
+def check_adapters(source: str) -> None:
+    """Raise what `adapter_layers` raises for the model of a folder or a name, without reading its weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    build: Any = AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        adapter_layers(build(AutoConfig.from_pretrained(source)))
