@@ -8,6 +8,7 @@ Heavy code is imported when a call needs it, after the recipe has been checked. 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from dynaweb.compare import Comparison
     from dynaweb.config import Recipe
     from dynaweb.data.importers import ImportReport
-    from dynaweb.data.inspect import Overlap, Summary
+    from dynaweb.data.inspect import EpisodeSummary, Overlap, Summary
     from dynaweb.data.labels import Labelled
     from dynaweb.engines.server import OpenAIEngine
     from dynaweb.estimate import Estimate
@@ -40,10 +41,11 @@ if TYPE_CHECKING:
     from dynaweb.runs.pruning import CachedStage
     from dynaweb.serve.environment import ServedEnvironment
     from dynaweb.stages.world_model_eval import GradedPrediction, WorldModelScores
-    from dynaweb.types import Task
+    from dynaweb.types import Task, Trajectory, Transition
 
 PluginKind = Literal["world-model", "optimizer", "reward", "env"]
 T = TypeVar("T")
+log = logging.getLogger("dynaweb")
 
 
 def run(
@@ -499,23 +501,57 @@ def export_data(
     form: str = "delta",
     history: int = 0,
     goal: bool = True,
+    messages: bool = False,
+    recipe: Recipe | None = None,
 ) -> tuple[int, Path]:
-    """Write a transition store for other tools: `parquet`, `datasets`, `trl`, `llamafactory` (`dynaweb data export`).
+    """Write a store for other tools: `parquet`, `datasets`, `trl`, `llamafactory` (`dynaweb data export`).
 
-    Returns how many rows there are, and where.
+    `form`, `history` and `goal` are for transitions. Rows of whole episodes are in the prompt format of `recipe`, by
+    default the recipe `dynaweb`: ids, or with `messages` the turns of a chat. Returns how many rows there are, and
+    where; why episodes are left out is logged.
     """
-    from dynaweb.data.exports import export
-    from dynaweb.data.store import existing
+    from dynaweb.data.store import TransitionStore, open_store
 
-    return export(existing(Path(store)), to, Path(out), form=form, history=history, goal=goal)
+    records = open_store(Path(store))
+    if isinstance(records, TransitionStore):
+        from dynaweb.data.exports import export
+
+        return export(records, to, Path(out), form=form, history=history, goal=goal)
+    from dynaweb.data.policy_rows import export_episodes
+    from dynaweb.pipeline.models import Models
+    from dynaweb.runs.seeding import derive
+
+    prompts = None
+    if to in ("trl", "llamafactory"):
+        used = recipe if recipe is not None else resolve()
+        models = Models(used, current(), lambda *labels: derive(used.run.seed, *labels), lambda engine: None)
+        prompts = models.format
+    result = export_episodes(records, to, Path(out), prompts, messages=messages)
+    for reason, count in result.dropped.most_common():
+        log.warning("%d of %s are left out: %s", count, store, reason)
+    return result.rows, result.path
 
 
-def data_stats(store: str | Path) -> Summary:
-    """Count what a transition store holds (`dynaweb data stats`)."""
-    from dynaweb.data.inspect import summarise
-    from dynaweb.data.store import existing
+def data_stats(store: str | Path) -> Summary | EpisodeSummary:
+    """Count what a store of transitions or of whole episodes holds (`dynaweb data stats`)."""
+    from dynaweb.data.inspect import summarise, summarise_episodes
+    from dynaweb.data.store import TransitionStore, open_store
 
-    return summarise(existing(Path(store)))
+    records = open_store(Path(store))
+    return summarise(records) if isinstance(records, TransitionStore) else summarise_episodes(records)
+
+
+def data_record(store: str | Path, index: int = 0) -> Transition | Trajectory:
+    """One transition or whole episode of a store, counted from 0, from the end where negative (`dynaweb data show`).
+
+    Raises `ConfigError` for a number that the store does not have.
+    """
+    from dynaweb.data.store import open_store
+
+    try:
+        return open_store(Path(store))[index]
+    except IndexError as error:
+        raise ConfigError(str(error)) from error
 
 
 def contamination(train: str | Path, evaluation: str | Path) -> tuple[list[Overlap], int]:

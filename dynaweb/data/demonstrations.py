@@ -17,7 +17,7 @@ from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from dynaweb.config.keys import digest, file_key
-from dynaweb.data.store import SUFFIX, TrajectoryStore
+from dynaweb.data.store import SUFFIX, existing_trajectories
 from dynaweb.errors import ConfigError, MissingError, hint
 from dynaweb.types import NO_PROMPT, EpisodeFacts, Judgement, Step, Task, Trajectory
 
@@ -46,12 +46,12 @@ def read_demonstrations(source: str) -> Demonstrations:
     """
     batch = Demonstrations()
     for path in stores_of(source):
-        for trajectory in TrajectoryStore(path):
+        for trajectory in existing_trajectories(path):
             reason = unusable(trajectory)
             if reason:
                 batch.dropped[reason] += 1
                 continue
-            batch.episodes.append(_as_expert(trajectory))
+            batch.episodes.append(as_expert(trajectory))
     if not batch.episodes:
         raise ConfigError(refused(source, batch.dropped))
     return batch
@@ -60,7 +60,7 @@ def read_demonstrations(source: str) -> Demonstrations:
 def refused(source: str, dropped: Counter[str]) -> str:
     """Why a source has no demonstration, in one line."""
     why = ", ".join(f"{count} x {reason}" for reason, count in dropped.most_common()) or "it holds no episode"
-    return f"data.demos = {source} has no usable demonstration ({why}); give a source with one successful episode"
+    return f"{source} has no usable demonstration ({why}); give one with a successful episode (data.demos)"
 
 
 def unusable(trajectory: Trajectory) -> str:
@@ -103,7 +103,8 @@ def score_of(trajectory: Trajectory) -> float | None:
     return next(scores, trajectory.reward)
 
 
-def _as_expert(trajectory: Trajectory) -> Trajectory:
+def as_expert(trajectory: Trajectory) -> Trajectory:
+    """The episode as an expert's success: without rewards, and without tokens, which are another model's."""
     verdict = trajectory.facts.verdict
     why = UNJUDGED if score_of(trajectory) is None else verdict.why if verdict is not None else ""
     return replace(

@@ -15,7 +15,7 @@ from dynaweb import train
 from dynaweb.config import resolve
 from dynaweb.data.demonstrations import RUN_STORES, UNJUDGED, as_tasks_of, read_demonstrations, source_key, stores_of
 from dynaweb.data.store import TrajectoryStore
-from dynaweb.errors import CheckpointError, ConfigError, MissingError
+from dynaweb.errors import ConfigError, MissingError
 from dynaweb.pipeline.context import RunContext
 from dynaweb.plugin.registry import current
 from dynaweb.rollout.group import with_tokens
@@ -119,7 +119,7 @@ def test_a_store_of_transitions_is_no_source(tmp_path: Path) -> None:
     from dynaweb.data.store import TransitionStore
 
     TransitionStore.write(tmp_path / "t.jsonl.gz", [Transition(PAGE, CLICK, NEXT)])
-    with pytest.raises(CheckpointError):
+    with pytest.raises(ConfigError, match="holds transitions, and this is for whole episodes"):
         read_demonstrations(str(tmp_path / "t.jsonl.gz"))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dynaweb.data.importers import ImportReport
-from dynaweb.data.store import SUFFIX, TrajectoryStore
+from dynaweb.data.store import SUFFIX, existing_trajectories
 from dynaweb.errors import MissingError
 from dynaweb.types import Trajectory
 
@@ -14,7 +14,7 @@ from dynaweb.types import Trajectory
 def trajectories(source: str, report: ImportReport) -> Iterator[Trajectory]:
     """The episodes of a run as they are, those of every stage. Raises `MissingError` for what is neither."""
     for path in _stores(Path(source)):
-        for episode in TrajectoryStore(path):
+        for episode in existing_trajectories(path):
             report.read += len(episode.steps)
             if episode.source == "dream":
                 report.drop_episode("its pages were dreamed", len(episode.steps))
