@@ -199,6 +199,39 @@ def collect(
     return session.do("collect", lambda ctx: stages.collect(ctx, target))
 
 
+def demonstrate(
+    recipe: str | Path | Recipe = DEFAULT,
+    *,
+    by: str,
+    store: str | Path | None = None,
+    only: str = "",
+    say: Callable[[str], None] = print,
+    ask: Callable[[str], str] = input,
+    overrides: Overrides = (),
+    out: str | Path | None = None,
+    progress: bool = False,
+    **flags: Any,
+) -> StageResult:
+    """Make demonstrations: training tasks played by a model behind a server (`by="server:MODEL"`, see `policy.server`)
+    or by a person (`by="human"`, who is told by `say` and answers by `ask`).
+
+    Whole episodes with the environment's verdicts are added to the trajectory store `store`, by default to
+    `trajectories/collected.jsonl.gz` in the run folder; `only` takes those that were `checked` or `judged` to be
+    successes. `explore.episodes` says of how many tasks; those that have an episode there are not played again.
+    """
+    session = _session(demonstrate, recipe, overrides, flags, out, progress)
+    from dynaweb.commands import collecting
+    from dynaweb.data.demonstrations import one_of
+
+    target, wanted = _path(store), one_of(only) if only else None
+    collecting.check_player(by)
+    collecting.check_store(target)
+    terminal = collecting.Terminal(say, ask)
+    return session.do(
+        "collect", lambda ctx: collecting.demonstrate(ctx, by, store=target, only=wanted, terminal=terminal)
+    )
+
+
 def evaluate(
     recipe: str | Path | Recipe = DEFAULT,
     *,

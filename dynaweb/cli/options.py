@@ -192,6 +192,12 @@ def expanded(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+def line_by_stderr(prompt: str) -> str:
+    """A line of the terminal; the prompt goes to stderr, because stdout is for the result."""
+    typer.echo(prompt, err=True, nl=False)
+    return input()
+
+
 def group(help: str) -> typer.Typer:
     """An empty group of commands; without a command it prints its help. Rich costs a third of the start-up time."""
     return typer.Typer(no_args_is_help=True, help=help, rich_markup_mode=None)
