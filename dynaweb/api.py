@@ -550,7 +550,7 @@ def export_data(
         from dynaweb.data.exports import export
 
         return export(records, to, Path(out), form=form, history=history, goal=goal)
-    from dynaweb.data.policy_rows import export_episodes
+    from dynaweb.commands.policy_rows import export_episodes
     from dynaweb.pipeline.models import Models
     from dynaweb.runs.seeding import derive
 

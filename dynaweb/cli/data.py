@@ -81,9 +81,10 @@ def export_data(
 
     if not force:
         _refuse_existing(out, "--force overwrites it")
-    supervised = {"form": form, "history": history, "goal": goal}
     recipe = options.resolved() if to in ("trl", "llamafactory") else None
-    count, path = api.export_data(store, out, to=to, messages=messages, recipe=recipe, **supervised)
+    count, path = api.export_data(
+        store, out, to=to, form=form, history=history, goal=goal, messages=messages, recipe=recipe
+    )
     options.emit({"rows": count, "path": path}, f"{count} rows: {path}")
 
 

@@ -21,7 +21,7 @@ from dynaweb.pipeline.judge import make_judge
 from dynaweb.report.summary import StageResult
 from dynaweb.rollout.agents import SERVER, Player
 from dynaweb.rollout.episode import Episode, Rules, play_all, refuse_total_failure
-from dynaweb.serve.terminal import GivenUp, HumanPlayer
+from dynaweb.rollout.human import GivenUp, HumanPlayer
 from dynaweb.stages.demos import training_tasks
 from dynaweb.stages.evaluate import server_policy
 

@@ -142,8 +142,8 @@ def as_tasks_of(episodes: Sequence[Trajectory], tasks: Iterable[Task]) -> tuple[
         own, words = episode.task, _words(episode.task.intent)
         same = by_id.get(own.id) if goals.get(own.id) == words else None
         if same is None and own.meta.get("site_seed") is None:
-            places = {*_sites(own), *({_host(episode.steps[0].observation.url)} - {""})}
-            same = next((by_goal[site, words] for site in sorted(places) if (site, words) in by_goal), None)
+            sites = {*_sites(own), *({_host(episode.steps[0].observation.url)} - {""})}
+            same = next((by_goal[site, words] for site in sorted(sites) if (site, words) in by_goal), None)
         if same is not None:
             matched.add(same.id)
             result.append(replace(episode, task=same))

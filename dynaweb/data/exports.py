@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from dynaweb.config.files import read_json
 from dynaweb.data.codec import to_json
@@ -56,7 +56,7 @@ def export(
         raise ConfigError(f"no form is called {form!r}; {hint(form, FORMS)}")
     if to in ("parquet", "datasets"):
         return write_columns(map(plain_row, transitions), COLUMNS, to, out), out
-    row = partial(trl_row if to == "trl" else sharegpt_row, form=cast("Form", form), history=history, goal=goal)
+    row = partial(trl_row if to == "trl" else sharegpt_row, form=form, history=history, goal=goal)
     rows = (row(t) for t in transitions if needs_prediction(t.observation, t.action))
     return (write_lines if to == "trl" else write_sharegpt)(rows, out), out
 

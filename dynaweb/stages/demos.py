@@ -167,12 +167,12 @@ async def _read(ctx: RunContext, source: str) -> Artifact:
         save_episodes(stage, episodes)
         for reason, count in batch.dropped.most_common():
             log.warning("data.demos: %d of %s are left out: %s", count, source, reason)
-        kept = {episode.task.id for episode in episodes}
+        ids = {episode.task.id for episode in episodes}
         unjudged = sum(
             episode.facts.verdict is not None and episode.facts.verdict.why == UNJUDGED for episode in episodes
         )
         counts = {"episodes": len(episodes), "unjudged": unjudged, "dropped": dict(batch.dropped)}
-        write_json(stage.folder / READ, {**counts, "playable": sorted(same & kept)})
+        write_json(stage.folder / READ, {**counts, "playable": sorted(same & ids)})
         for trajectory in episodes:
             ctx.tell(events.Rollout("demos", trajectory))
 

@@ -167,8 +167,8 @@ def test_nnetnavs_messages_may_be_parts_or_end_lines_as_on_windows(way: str, tmp
                 "texts": halves,
                 "windows": text.replace("\n", "\r\n"),
             }[way]
-    found, report = whole("nnetnav", lines(tmp_path / "other.jsonl", rows))
-    assert found == expected and len(found) == 1 and not report.dropped
+    episodes, report = whole("nnetnav", lines(tmp_path / "other.jsonl", rows))
+    assert episodes == expected and len(episodes) == 1 and not report.dropped
     assert len(load("nnetnav", tmp_path / "other.jsonl")[0]) == 1
 
 
@@ -233,18 +233,18 @@ def test_webrls_traces_give_episodes_with_their_score_and_no_page_is_no_page(tmp
         row("late", 3, 'exit(message="x")'),
         row("silent", 0, None),
     ]
-    found, report = whole("webarena", lines(tmp_path / "traces" / "1.jsonl", rows))
-    assert [(one.task.id, one.facts.verdict and one.facts.verdict.score) for one in found] == [
+    episodes, report = whole("webarena", lines(tmp_path / "traces" / "1.jsonl", rows))
+    assert [(one.task.id, one.facts.verdict and one.facts.verdict.score) for one in episodes] == [
         ("webarena/good", 1.0),
         ("webarena/bad", 0.0),
     ]
-    assert found[0].steps[0].reasoning == "Note: the cart"
+    assert episodes[0].steps[0].reasoning == "Note: the cart"
     assert account(report) == {
         f"a step of it: {reasons.NO_PAGE}": 2,
         NO_START: 1,
         f"a step of it: {reasons.NO_ACTION}": 1,
     }
-    assert len(read_demonstrations(str(saved(tmp_path / "s.jsonl.gz", found))).episodes) == 1
+    assert len(read_demonstrations(str(saved(tmp_path / "s.jsonl.gz", episodes))).episodes) == 1
 
 
 def saved(path: Path, episodes: list[Trajectory]) -> Path:
@@ -264,8 +264,8 @@ def test_browsergym_gives_whole_episodes_with_thoughts_and_rewards(tmp_path: Pat
     write_step(cut, StepInfo(0, obs(HOME), action="send_msg_to_user('12')"))
     write_step(odd, StepInfo(0, obs(HOME), action="click('23', button='right')"))
     write_step(odd, StepInfo(1, obs(CART), terminated=True, reward=1.0))
-    found, report = whole("browsergym", tmp_path)
-    by_task = {one.task.id: one for one in found}
+    episodes, report = whole("browsergym", tmp_path)
+    by_task = {one.task.id: one for one in episodes}
     good, bad, unknown = (by_task[f"browsergym/{name}"] for name in ("done", "failed", "cut"))
     assert good.steps[0].reasoning == "The cart." and good.final is not None and good.final.title == "Cart"
     assert (good.end, len(good.steps)) == ("terminal", 1)
@@ -323,8 +323,8 @@ def test_text_that_is_no_such_json_ends_no_import(broken: str, where: str, tmp_p
     row = task(action(*STEPS[0]), action(*STEPS[1]))
     (row if where in row or where == "action_reprs" else row["actions"][0])[where] = broken
     rows = [row, task(action(*STEPS[0]), annotation_id="a2")]
-    found, report = whole("mind2web", lines(tmp_path / "a.jsonl", rows))
-    assert found[-1].task.id == "mind2web/a2"
+    episodes, report = whole("mind2web", lines(tmp_path / "a.jsonl", rows))
+    assert episodes[-1].task.id == "mind2web/a2"
     account(report)
     load("mind2web", tmp_path / "a.jsonl")
 
@@ -334,16 +334,16 @@ def test_text_that_is_no_such_json_ends_no_import(broken: str, where: str, tmp_p
 )
 def test_mind2webs_original_operation_is_what_was_done(original: str, kind: str, tmp_path: Path) -> None:
     row = task(action("CLICK", "", "10", named={"original_op": original}))
-    found, report = whole("mind2web", lines(tmp_path / "a.jsonl", [row]))
-    assert [step.action.kind for one in found for step in one.steps if step.action] == ([kind] if kind else [])
+    episodes, report = whole("mind2web", lines(tmp_path / "a.jsonl", [row]))
+    assert [step.action.kind for one in episodes for step in one.steps if step.action] == ([kind] if kind else [])
     assert bool(account(report)) == (not kind)
 
 
 def test_a_task_of_mind2web_of_which_actions_are_missing_is_none(tmp_path: Path) -> None:
     head = {"annotation_id": "a1", "website": "w", "confirmed_task": "Fly", "action_reprs": ["a", "b", "c"]}
     rows = [{**head, **action(*STEPS[0]), "target_action_index": "0"}, {**action(*STEPS[0]), "website": "w"}]
-    found, report = whole("mind2web", lines(tmp_path / "a.jsonl", rows))
-    assert not found and account(report) == {NO_END: 1}
+    episodes, report = whole("mind2web", lines(tmp_path / "a.jsonl", rows))
+    assert not episodes and account(report) == {NO_END: 1}
     assert report.dropped["its task has no name"] == 1
 
 
@@ -359,8 +359,8 @@ def test_a_run_gives_its_real_episodes_and_a_filter_those_that_were_seen_to_succ
     folder = tmp_path / "run" / "trajectories"
     saved(folder / "explore.jsonl.gz", [one, dream, broken])
     saved(folder / "eval-sft.jsonl.gz", [good, judged])
-    found, report = whole("run", tmp_path / "run")
-    assert found == [good, judged, one]
+    episodes, report = whole("run", tmp_path / "run")
+    assert episodes == [good, judged, one]
     assert account(report) == {"its pages were dreamed": 1, "the infrastructure broke it": 1}
     for only, expected in (("checked", good), ("judged", judged)):
         chosen, report = whole("run", tmp_path / "run", only)

@@ -15,8 +15,8 @@ from core_kit import Cli
 from transformers import AutoTokenizer
 
 from dynaweb import api
+from dynaweb.commands.policy_rows import COLUMNS, export_episodes
 from dynaweb.data.inspect import described, summarise_episodes
-from dynaweb.data.policy_rows import COLUMNS, export_episodes
 from dynaweb.data.store import TrajectoryStore, TransitionStore, existing, existing_trajectories, open_store
 from dynaweb.errors import ConfigError, MissingError
 from dynaweb.policy.prompt_formats import ChatFormat, format_for
@@ -62,9 +62,9 @@ def expected(prompts: PromptFormat) -> list[tuple[list[int], list[int]]]:
 
 def chat(family: Family, **more: Any) -> ChatFormat:
     tokenizer = family.tokenizer()
-    made = format_for(tokenizer, "chat", PromptSettings(ends=family.end_ids(tokenizer), **more))
-    assert isinstance(made, ChatFormat)
-    return made
+    prompts = format_for(tokenizer, "chat", PromptSettings(ends=family.end_ids(tokenizer), **more))
+    assert isinstance(prompts, ChatFormat)
+    return prompts
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -107,8 +107,8 @@ def test_a_trainer_that_applies_the_template_to_messages_gets_the_ids_of_a_run(
         arguments = row["chat_template_kwargs"]
         assert apply(row["prompt"], add_generation_prompt=True, return_dict=False, **arguments) == prompt
         (turn,) = row["completion"]
-        said = turn["content"] if isinstance(turn["content"], str) else turn["content"][0]["text"]
-        assert turn["role"] == "assistant" and prompts.template.reply(said) == tuple(reply)
+        text = turn["content"] if isinstance(turn["content"], str) else turn["content"][0]["text"]
+        assert turn["role"] == "assistant" and prompts.template.reply(text) == tuple(reply)
 
 
 def test_a_page_cannot_forge_turns_in_messages(tmp_path: Path) -> None:
@@ -188,13 +188,13 @@ def test_a_store_is_known_by_its_first_record(stores: tuple[Path, Path], tmp_pat
 
 
 def test_episodes_are_counted() -> None:
-    found = summarise_episodes([episode(), FAILED, episode(source="dream", end="max-steps")]).data()
-    assert found["trajectories"] == 3 and found["steps"] == 15 and found["steps of an episode"] == 5.0
-    assert (found["successes"], found["failures"], found["judged by nobody"]) == (0, 1, 2)
-    assert found["usable as demonstrations"] == 1
-    assert found["not usable"] == {"it failed (verdict or reward below 0.5)": 1, "its pages were dreamed": 1}
-    assert found["actions"] == {"click": 6, "type": 3, "none": 3, "stop": 3}
-    assert (found["steps with reasoning"], found["steps with an error"], found["tokens of the policy"]) == (6, 6, 6)
+    counts = summarise_episodes([episode(), FAILED, episode(source="dream", end="max-steps")]).data()
+    assert counts["trajectories"] == 3 and counts["steps"] == 15 and counts["steps of an episode"] == 5.0
+    assert (counts["successes"], counts["failures"], counts["judged by nobody"]) == (0, 1, 2)
+    assert counts["usable as demonstrations"] == 1
+    assert counts["not usable"] == {"it failed (verdict or reward below 0.5)": 1, "its pages were dreamed": 1}
+    assert counts["actions"] == {"click": 6, "type": 3, "none": 3, "stop": 3}
+    assert (counts["steps with reasoning"], counts["steps with an error"], counts["tokens of the policy"]) == (6, 6, 6)
 
 
 def test_records_are_shown(stores: tuple[Path, Path], warm_cli: Cli) -> None:

@@ -16,7 +16,7 @@ from dynaweb.commands import collecting
 from dynaweb.data.demonstrations import read_demonstrations
 from dynaweb.data.store import TrajectoryStore, TransitionStore
 from dynaweb.errors import ConfigError, MissingError
-from dynaweb.serve.terminal import GivenUp, HumanPlayer
+from dynaweb.rollout.human import GivenUp, HumanPlayer
 from dynaweb.types import Action, Judgement, Node, Observation, Task, Trajectory, Transition
 from dynaweb.web.actions.grammar import format_action
 from dynaweb_env_sites.env import SitesSource
@@ -35,7 +35,7 @@ class Person:
     """Types what the scripted expert of the task would do, or the lines that it is given first."""
 
     def __init__(self, patch: pytest.MonkeyPatch, *, quits_at: int = 99) -> None:
-        self.quits_at, self.tasks, self.told = quits_at, list[str](), list[str]()
+        self.quits_at, self.tasks, self.output = quits_at, list[str](), list[str]()
         self._sources: list[SitesSource] = []
         draw, act = SitesSource.tasks, HumanPlayer.act
 
@@ -68,16 +68,16 @@ def test_a_person_makes_demonstrations_until_they_give_up_and_goes_on_later(
     person, out = Person(monkeypatch, quits_at=2), tmp_path / "run"
     store = tmp_path / "mine.jsonl.gz"
     options: dict[str, Any] = {"by": "human", "store": store, "overrides": SETS, "ask": person.ask}
-    first = api.demonstrate("dynaweb", out=out, say=person.told.append, only="checked", **options)
+    first = api.demonstrate("dynaweb", out=out, say=person.output.append, only="checked", **options)
     assert (first.metrics["played"], first.metrics["added"], first.metrics["usable"]) == (1, 1, 1)
     (one,) = TrajectoryStore(store)
     assert one.facts.verdict == Judgement(1.0, why=one.facts.verdict.why if one.facts.verdict else "")
-    assert one.source == "real" and one.end == "stop" and "Goal: " in person.told[0]
+    assert one.source == "real" and one.end == "stop" and "Goal: " in person.output[0]
     person.quits_at = 99
-    again = api.demonstrate("dynaweb", out=tmp_path / "two", say=person.told.append, **options)
+    again = api.demonstrate("dynaweb", out=tmp_path / "two", say=person.output.append, **options)
     assert (again.metrics["played"], again.metrics["episodes"]) == (2, 3)
     assert len({episode.task.id for episode in TrajectoryStore(store)}) == 3
-    nothing = api.demonstrate("dynaweb", out=tmp_path / "three", say=person.told.append, **options)
+    nothing = api.demonstrate("dynaweb", out=tmp_path / "three", say=person.output.append, **options)
     assert (nothing.metrics["played"], nothing.metrics["episodes"]) == (0, 3)
     assert len(read_demonstrations(str(store)).episodes) == 3
     tuned = api.sft("dynaweb", overrides=[*SMALL, f"data.demos={store}"], out=tmp_path / "sft")
@@ -113,7 +113,7 @@ def test_a_model_behind_a_server_makes_demonstrations(tmp_path: Path, monkeypatc
 
 
 async def act(*lines: str) -> tuple[Any, list[str]]:
-    told: list[str] = []
+    output: list[str] = []
     answers = iter(lines)
 
     def ask(prompt: str) -> str:
@@ -122,14 +122,14 @@ async def act(*lines: str) -> tuple[Any, list[str]]:
         except StopIteration:
             raise EOFError from None
 
-    return await HumanPlayer(told.append, ask).act(TASK, PAGE, [], seed=0), told
+    return await HumanPlayer(output.append, ask).act(TASK, PAGE, [], seed=0), output
 
 
 async def test_a_persons_lines_are_actions_reasons_or_asked_for_again() -> None:
-    decision, told = await act("", "fly", "click 9", "# It is there.", "click 1")
+    decision, output = await act("", "fly", "click 9", "# It is there.", "click 1")
     assert decision.action == Action("click", 1, target_role="link", target_name="Cart")
     assert (decision.reasoning, decision.reply) == ("It is there.", "click 1")
-    assert told[0].startswith("\nGoal: Open the cart") and sum(text.startswith("! ") for text in told) == 2
+    assert output[0].startswith("\nGoal: Open the cart") and sum(text.startswith("! ") for text in output) == 2
     for lines in (["quit"], [], ["# a thought"]):
         with pytest.raises(GivenUp):
             await act(*lines)

@@ -141,6 +141,29 @@ def test_a_source_is_a_file_a_folder_or_a_run(tmp_path: Path) -> None:
         stores_of(str(tmp_path / "empty"))
 
 
+def test_a_name_of_the_hub_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    from dynaweb.data import demonstrations
+
+    names = []
+
+    def download(name: str, **options: Any) -> str:
+        names.append((name, options))
+        if name != "who/demos":
+            raise OSError("401\nmore")
+        return str(tmp_path)
+
+    file = store(tmp_path / "data" / "a.jsonl.gz", episode())
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    demonstrations._of_hub.cache_clear()
+    assert stores_of("who/demos") == stores_of("who/demos") == [Path(file)]
+    assert names == [("who/demos", {"repo_type": "dataset", "allow_patterns": ["*.jsonl.gz"]})]
+    with pytest.raises(MissingError, match=r"no file or folder who/else, and no such data set of the hub \(401\)"):
+        stores_of("who/else")
+    demonstrations._of_hub.cache_clear()
+
+
 def test_the_key_is_what_the_stores_hold_and_not_where_they_lie(tmp_path: Path) -> None:
     one = store(tmp_path / "a" / "one.jsonl.gz", episode())
     shutil.copytree(tmp_path / "a", tmp_path / "b")

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from dynaweb.config.files import MALFORMED, read_json
-from dynaweb.data.importers import ImportReport, files_of
 from dynaweb.data.importers.episodes import ForeignEpisode
 from dynaweb.data.importers.pages import ForeignPage, from_axtree_text
 from dynaweb.data.importers.pickles import Record, read_steps
+from dynaweb.data.importers.report import ImportReport, files_of
 from dynaweb.data.importers.steps import NO_GIVEN_ACTION, NO_PAGE, ForeignStep, gym_action
 from dynaweb.errors import CheckpointError
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynaweb.data.importers import ImportReport
+from dynaweb.data.importers.report import ImportReport
 from dynaweb.data.importers.steps import GAP, LAST, NO_GIVEN_ACTION, NO_PAGE, STOP, ForeignStep
 from dynaweb.types import Action, EpisodeFacts, Judgement, Observation, Step, Task, Trajectory, Transition
 from dynaweb.worldmodels.change import DONE, HISTORY

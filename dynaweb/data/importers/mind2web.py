@@ -14,9 +14,9 @@ from itertools import groupby
 from typing import Any
 
 from dynaweb.config.files import MALFORMED
-from dynaweb.data.importers import ImportReport
 from dynaweb.data.importers.episodes import NO_END, ForeignEpisode
 from dynaweb.data.importers.pages import ForeignPage, from_html, numbers
+from dynaweb.data.importers.report import ImportReport
 from dynaweb.data.importers.rows import Row, rows_of
 from dynaweb.data.importers.steps import INEXACT, NO_ACTION, NO_PAGE, ForeignStep, on_page
 from dynaweb.types import Action

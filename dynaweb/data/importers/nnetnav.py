@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from dynaweb.config.files import MALFORMED
-from dynaweb.data.importers import ImportReport
 from dynaweb.data.importers.episodes import NO_END, ForeignEpisode
 from dynaweb.data.importers.pages import ForeignPage, from_axtree_text
+from dynaweb.data.importers.report import ImportReport
 from dynaweb.data.importers.rows import Row, rows_of
 from dynaweb.data.importers.steps import NO_PAGE, ForeignStep, thought_before_fence, webarena_action
 from dynaweb.types import Action
@@ -42,14 +42,14 @@ def episodes(source: str, report: ImportReport) -> Iterator[ForeignEpisode]:
             step = _step(row, report)
             if step is None:
                 continue
-            places = index[step["id"], step["goal"]]
-            if step["order"] in places:
+            offsets = index[step["id"], step["goal"]]
+            if step["order"] in offsets:
                 report.drop("the same step stands there twice")
                 continue
-            places[step["order"]] = spool.tell()
+            offsets[step["order"]] = spool.tell()
             spool.write(json.dumps(step) + "\n")
-        for (name, goal), places in index.items():
-            steps = [_read_step(spool, places[order]) for order in sorted(places)]
+        for (name, goal), offsets in index.items():
+            steps = [_read_step(spool, offsets[order]) for order in sorted(offsets)]
             last = steps[-1].action
             lacks = NO_END if isinstance(last, Action) and last.kind != "stop" else ""
             yield ForeignEpisode(name, SOURCE, steps, goal=goal, lacks=lacks)

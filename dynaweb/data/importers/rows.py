@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from dynaweb.data.importers import ImportReport, files_of
+from dynaweb.data.importers.report import ImportReport, files_of
 from dynaweb.errors import MissingError
 from dynaweb.plugin.discovery import library
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from dynaweb.data.importers import ImportReport
+from dynaweb.data.importers.report import ImportReport
 from dynaweb.data.store import SUFFIX, existing_trajectories
 from dynaweb.errors import MissingError
 from dynaweb.types import Trajectory

@@ -45,7 +45,7 @@ class ForeignStep:
     reasoning: str = ""
     """What the agent thought before it acted."""
     reply: str = ""
-    """All that it said."""
+    """All that it answered."""
 
 
 def webarena_action(text: str, page: ForeignPage) -> Action | str:
@@ -193,12 +193,10 @@ def _called(call: ast.Call, page: ForeignPage) -> Action | str:
     name = call.func.id
     if name in _UNSAID:
         return INEXACT
-    given = [ast.literal_eval(value) for value in call.args]
     names = _SIGNATURES[name]
-    values = dict(zip(names, given, strict=False)) | {
-        str(one.arg): ast.literal_eval(one.value) for one in call.keywords
-    }
-    if len(given) > len(names) or not values.keys() <= set(names) or len(values) != len(given) + len(call.keywords):
+    values = dict(zip(names, map(ast.literal_eval, call.args), strict=False))
+    values |= {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+    if not values.keys() <= set(names) or len(values) != len(call.args) + len(call.keywords):
         return NO_ACTION
     if "bid" in names:
         return _on_element(name, values, page)

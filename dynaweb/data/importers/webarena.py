@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dynaweb.config.files import MALFORMED
-from dynaweb.data.importers import ImportReport, files_of
 from dynaweb.data.importers.episodes import NO_START, ForeignEpisode
 from dynaweb.data.importers.pages import ForeignPage, from_html, from_webarena_text
+from dynaweb.data.importers.report import ImportReport, files_of
 from dynaweb.data.importers.rows import LARGEST, TOO_LARGE, Row, rows_of
 from dynaweb.data.importers.steps import (
     INEXACT,

@@ -5,7 +5,7 @@ A row is one step of a usable demonstration, as SFT sees it.
     trl            `{"input_ids": [...], "labels": [...], "completion_mask": [...]}`: the very ids of a run, loss on the
                    reply only
     trl, messages  `{"prompt": [...], "completion": [...], "chat_template_kwargs": {...}}`: TRL applies the template
-    llamafactory   ShareGPT form, and a `dataset_info.json` beside it that names it; it applies a template of its own
+    llamafactory   ShareGPT form, and a `dataset_info.json` next to it that names it; it applies a template of its own
     parquet        one row a step, all columns text, and no prompt format
     datasets       the same rows as a folder for `datasets.load_from_disk`
 
@@ -62,22 +62,22 @@ def export_episodes(
     """
     check_target(to, trajectories, out)
     if to in ("parquet", "datasets"):
-        rows = (row for trajectory in trajectories for row in plain_rows(trajectory))
-        return Exported(write_columns(rows, COLUMNS, to, out), out, Counter())
+        steps = (row for trajectory in trajectories for row in plain_rows(trajectory))
+        return Exported(write_columns(steps, COLUMNS, to, out), out, Counter())
     if prompts is None:
         raise ConfigError(f"--to {to} needs a prompt format; name a recipe or a model")
     dropped: Counter[str] = Counter()
     usable = _usable(trajectories, dropped)
-    made: Iterator[dict[str, Any]]
+    rows: Iterator[dict[str, Any]]
     if to == "trl" and not messages:
-        made = (row for one in usable for row in id_rows(one, prompts))
+        rows = (row for one in usable for row in id_rows(one, prompts))
     else:
         chat, of_each = _chat(prompts), message_rows if to == "trl" else sharegpt_rows
-        made = (row for one in usable for row in of_each(one, chat))
-    first = next(made, None)
+        rows = (row for one in usable for row in of_each(one, chat))
+    first = next(rows, None)
     if first is None:
         raise ConfigError(refused(str(getattr(trajectories, "path", "the store")), dropped))
-    count = (write_lines if to == "trl" else write_sharegpt)(chain([first], made), out)
+    count = (write_lines if to == "trl" else write_sharegpt)(chain([first], rows), out)
     return Exported(count, out, dropped)
 
 
