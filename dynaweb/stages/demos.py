@@ -153,11 +153,7 @@ async def _read(ctx: RunContext, source: str) -> Artifact:
 
     async def body(stage: Stage) -> None:
         batch = read_demonstrations(source)
-        tasks = {task.id: task for task in [*training_tasks(ctx, 0), *rl_tasks(ctx)]}
-        for task_id in {episode.task.id for episode in batch.episodes} - tasks.keys():
-            if (task := known(ctx.envs.source, task_id)) is not None:
-                tasks[task_id] = task
-        episodes, same = as_tasks_of(batch.episodes, tasks.values())
+        episodes, same = as_tasks_of(batch.episodes, _own_tasks(ctx, {one.task.id for one in batch.episodes}))
         held_out = [episode for episode in episodes if episode.task.split in ("validation", "test")]
         if held_out:
             batch.dropped["its task is held out by the environment"] += len(held_out)
@@ -178,6 +174,22 @@ async def _read(ctx: RunContext, source: str) -> Artifact:
 
     # Which tasks are the same depends on those that reinforcement learning draws.
     return await ctx.stage("demos", stage_key(ctx, "demos", "experts", **pool_key(ctx)), body)
+
+
+def _own_tasks(ctx: RunContext, ids: set[str]) -> list[Task]:
+    """The environment's tasks that demonstrations may be of: training tasks, and those with these ids.
+
+    None where it has no training tasks, as benchmarks: SFT needs none, and stages that do say so themselves.
+    """
+    try:
+        tasks = {task.id: task for task in [*training_tasks(ctx, 0), *rl_tasks(ctx)]}
+        for task_id in sorted(ids - tasks.keys()):
+            if (task := known(ctx.envs.source, task_id)) is not None:
+                tasks[task_id] = task
+    except (ConfigError, MissingError) as error:
+        log.warning("demonstrations are compared with no task of the environment: %s", error)
+        return []
+    return list(tasks.values())
 
 
 async def _played(ctx: RunContext, name: str, tasks: Sequence[Task], key: StageKey) -> Artifact:

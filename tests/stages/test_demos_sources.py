@@ -11,7 +11,7 @@ import pytest
 from stage_kit import SMALL, run
 
 import dynaweb
-from dynaweb import train
+from dynaweb import api, train
 from dynaweb.config import resolve
 from dynaweb.data.demonstrations import RUN_STORES, UNJUDGED, as_tasks_of, read_demonstrations, source_key, stores_of
 from dynaweb.data.store import TrajectoryStore
@@ -318,3 +318,26 @@ async def test_the_stage_is_found_again_by_content(tmp_path: Path, played: Path)
 def test_what_is_neither_a_number_nor_a_source_is_refused(wrong: str) -> None:
     with pytest.raises(ConfigError, match=r"data\.demos"):
         resolve("dynaweb", overrides=[f"data.demos={wrong}"])
+
+
+@pytest.mark.timeout(300)
+def test_sft_learns_from_imported_episodes_where_the_environment_has_neither_experts_nor_training_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "cache"))
+    step = "<h2>New Page</h2><h3 class='url'><a href={0}>URL: {0}</a></h3><div class='state_obv'><pre>{1}</pre><div>"
+    step += "<div class='raw_parsed_prediction'><pre>{2}</pre></div><div class='parsed_action'><pre></pre></div>"
+    tree = "Tab 0 (current): Shop\n\n[1000] RootWebArea 'Shop' focused: True\n\t[1582] link 'Cart'"
+    pages = (
+        step.format("http://x.test/", tree, "The link. ```click [1582]```"),
+        step.format("http://x.test/cart", tree, "```stop [5]```"),
+    )
+    head = "<pre>task_id: 42\nintent: Open the cart\nsites: ['shopping']\n</pre>"
+    (tmp_path / "render_42.html").write_text(head + "".join(pages), encoding="utf-8")
+    source = tmp_path / "mine.jsonl.gz"
+    report = api.import_data("webarena", tmp_path, source, trajectories=True)
+    assert (report.trajectories, report.steps) == (1, 2)
+    sets = [one for one in SMALL if one.startswith(("sft", "model"))]
+    sets += [f"data.demos={source}", "env.urls.shopping=http://x.test"]
+    result = api.sft("dynaweb", env="webarena", reward="checker", overrides=sets, out=tmp_path / "run")
+    assert result.metrics["demonstrations"] == 1 and "no tasks of split 'train'" in caplog.text
