@@ -71,6 +71,17 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def freeze(patch: pytest.MonkeyPatch) -> None:
+    """Templates that print the date print that of the day: here the one that ours always shows."""
+
+    class Frozen(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Frozen:
+            return cls(TODAY.year, TODAY.month, TODAY.day)
+
+    patch.setattr("transformers.utils.chat_template_utils.datetime", Frozen)
+
+
 WITH_TEMPLATE = [family for family in FAMILIES if family.template]
 
 
@@ -91,13 +102,7 @@ def test_rows_of_ids_are_those_of_a_run(family: Family, room: int, tmp_path: Pat
 def test_a_trainer_that_applies_the_template_to_messages_gets_the_ids_of_a_run(
     family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Frozen(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> Frozen:
-            return cls(TODAY.year, TODAY.month, TODAY.day)
-
-    # Templates that print the date print that of the day.
-    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Frozen)
+    freeze(monkeypatch)
     prompts = chat(family)
     export_episodes([episode()], "trl", tmp_path / "rows.jsonl", prompts, messages=True)
     apply = prompts.tokenizer.apply_chat_template
@@ -235,15 +240,17 @@ def test_the_command_writes_rows_in_the_format_of_a_recipe(
     assert count == 1
 
 
-def test_trl_takes_one_step_on_the_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("messages", [False, True])
+def test_trl_takes_one_step_on_the_rows(messages: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With TRL where it is installed: the batch that it makes holds the ids of a run, and loss on replies only."""
+    freeze(monkeypatch)
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     family = next(one for one in FAMILIES if one.name == "llama-3")
     prompts = chat(family)
-    export_episodes([episode()], "trl", tmp_path / "rows.jsonl", prompts)
+    export_episodes([episode()], "trl", tmp_path / "rows.jsonl", prompts, messages=messages)
     rows = datasets.Dataset.from_list(read(tmp_path / "rows.jsonl"))
     tokenizer = family.tokenizer()
     tokenizer.pad_token = tokenizer.eos_token
