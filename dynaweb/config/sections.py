@@ -183,8 +183,8 @@ class Data(Section):
     MATTERS_TO = ("demos",)
 
     experts: Annotated[Literal["few", "all"], NotKeyed("says which stage makes them, demos or experts")] = "few"
-    """`few`: demonstrations of a few tasks, for SFT and RL alike. `all`: an expert for every RL task (the paper), unless
-    the demonstrations are read."""
+    """`few`: demonstrations of a few tasks, for SFT and RL alike. `all`: an expert for every RL task (the paper);
+    demonstrations that are read stay all there are."""
     demos: Annotated[int, Field(ge=0)] | Annotated[str, Field(min_length=1)] = 0
     """Number of demonstrations of scripted experts when `few`; 0 = one for each task template. Or where to read them,
     so that no scripted expert is asked: a trajectory store (`.jsonl.gz`), a folder of stores, the folder of a run, or
