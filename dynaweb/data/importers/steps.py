@@ -24,7 +24,7 @@ _WHERE = re.compile(r"(?<!\s)\s++where \[\w+\] is .*\Z", re.DOTALL)
 _DO = re.compile(r"""\b(\w++)=(?:("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+')|(["']))""")
 
 _CALL = re.compile(r"[ \t]*(?:do|exit|go_backward|go_forward)[ \t]*\(")
-_UNMENTIONED = re.compile(r"[ \t]*In summary,? the next action I will perform is:?[ \t]*\Z", re.IGNORECASE)
+_ANNOUNCED = re.compile(r"[ \t]*In summary,? the next action I will perform is:?[ \t]*\Z", re.IGNORECASE)
 
 LONGEST = 100_000
 """Letters of an action: it may write a text, and Python's parser takes memory for each."""
@@ -119,8 +119,8 @@ def on_page(action: Action, page: ForeignPage) -> Action | str:
 
 def thought_before_fence(text: str) -> str:
     """What stands before the action in a reply of WebArena's and NNetNav's form, without the words that announce it."""
-    head, fence, _ = text.rstrip().removesuffix("```").rpartition("```")
-    return _UNMENTIONED.sub("", head).strip() if fence else ""
+    fences = list(_FENCE.finditer(text))
+    return _ANNOUNCED.sub("", text[: fences[-1].start()]).strip() if fences else ""
 
 
 def thought_in_comments(text: str) -> str:
