@@ -263,7 +263,7 @@ def scored(scorer: Scorer, rows: Sequence[TokenRow], *, backward: bool = False) 
             logp_N, _ = scorer.logprobs(micro)
             if backward:
                 logp_N.sum().backward()
-            parts |= {row: logp_N.detach()[micro.row_N == place] for place, row in enumerate(micro.rows)}
+            parts |= {row: logp_N.detach()[micro.row_N == index] for index, row in enumerate(micro.rows)}
     return torch.cat([parts[row] for row in range(len(rows))])
 
 
@@ -323,11 +323,10 @@ def generated(name: str) -> dict[str, str]:
     requests = [GenerateRequest(prompt, 4 + 3 * (i % 3), 0.0) for i, prompt in enumerate(prompts)]
     requests += [GenerateRequest(prompt, 11, 0.0) for prompt in prompts[1:5]]
     off = sum(
-        found.token_ids != greedy(model, request)
-        for request, found in zip(requests, engine.generate_batch(requests), strict=True)
+        completion.token_ids != greedy(model, request)
+        for request, completion in zip(requests, engine.generate_batch(requests), strict=True)
     )
-    asked = [(prompt, (5, 6, 7)) for prompt in prompts]
-    company = torch.tensor(engine.choice_batch(asked))
+    company = torch.tensor(engine.choice_batch([(prompt, (5, 6, 7)) for prompt in prompts]))
     with torch.no_grad():
         logits = [model(input_ids=torch.tensor([prompt.ids]), use_cache=False).logits[0, -1] for prompt in prompts]
     alone = torch.log_softmax(torch.stack(logits).float(), dim=-1)[:, 5:8]

@@ -35,8 +35,10 @@ def stage_key(ctx: RunContext, *does: Activity, **sources: Any) -> StageKey:
         settings["data"] |= {"demos": source_key(source)}
     if recipe.backend.name == "torch":  # others compute the same but for rounding, which a cached result must not mix
         settings.pop("backend", None)
-    settings |= engine_key(recipe, ctx.plugins, *(role for role in ROLES if role in settings))
-    settings.pop("policy", None)
+    policy = settings.get("policy", {})
+    asks_policy = policy.pop("engine", None) is not None
+    asked = [role for role in ROLES if (asks_policy if role == "policy" else role in settings)]
+    settings |= engine_key(recipe, ctx.plugins, *asked)
     if "reward" in settings and (judge := judge_key(ctx)):
         settings["judge"] = judge
     if set(does) & set(TASKS):

@@ -116,6 +116,9 @@ ON_TASKS = {"explore", "drift", "eval", "rl", "filtered-bc"}
         ("dream.temperature=0.5", {"drift", "rl", "filtered-bc"}),
         ("wm.history=1", DREAMED),
         ("wm_fit.refresh_every=1", {"rl", "filtered-bc"}),
+        ("policy.max_new_tokens=9", PLAYED | {"sft"}),
+        ("policy.max_prompt_tokens=900", PLAYED | {"sft"}),
+        ("policy.server.model=other", set()),
         ("policy.engine.name=vllm", PLAYED),
         ("policy.engine.max_batch_tokens=64", set()),
         ("wm.engine.name=vllm", DREAMED),
@@ -146,7 +149,9 @@ def test_how_a_server_is_asked_is_in_no_key(tmp_path: Path, setting: str, matter
     assert changed(tmp_path, setting, wm="frozen-llm") == (DREAMED if matters else set())
     named = setting.partition("=")[0].removeprefix("wm.server.")
     # Every setting of a server is in one of the two groups: a new one has to be thought about.
-    known = Server.WITHOUT_EFFECT | {"model", "base_url", "logprobs", "token_limit"}
+    answers = {"model", "base_url", "logprobs", "token_limit"}
+    answers |= {"reasoning_effort", "reasoning_tokens", "headers", "extra_body"}
+    known = Server.WITHOUT_EFFECT | answers
     assert known == set(Server.model_fields) and (named in Server.WITHOUT_EFFECT) <= (not matters)
 
 

@@ -101,10 +101,10 @@ def test_half_precision_hides_nothing(name: str) -> None:
 def test_what_was_read_is_not_kept() -> None:
     model = script.tiny("mistral")
     assert read_attention(model) is not None
-    kept = weakref.ref(model)
+    model_ref = weakref.ref(model)
     del model
     gc.collect()
-    assert kept() is None
+    assert model_ref() is None
 
 
 def test_a_cell_that_is_off_is_seen() -> None:

@@ -187,9 +187,9 @@ def test_heads_with_a_scale_or_cap_see_response_tokens_alone_and_round_nothing(k
         with answering(exact.model, hidden[None].float()):
             logits = exact(input_ids=torch.arange(4)[None], use_cache=False).logits[0]
         with _Widest(model.get_output_embeddings().weight) as seen:
-            found, _ = scorer.logprobs(batch)
+            logp_N, _ = scorer.logprobs(batch)
     want = torch.log_softmax(logits, -1).gather(1, batch.target_N[:, None])[:, 0]
-    assert float((found - want).abs().max()) < 1e-4
+    assert float((logp_N - want).abs().max()) < 1e-4
     assert seen.rows == len(batch.target_N)
 
 

@@ -100,9 +100,9 @@ def test_rows_that_differ_in_their_rotary_frequencies_do_not_meet() -> None:
     assert sorted(part.rows for part in parts) == [(0, 1), (2, 3)]
     for part in parts:
         logp = part.spread(scorer.logprobs(part)[0])
-        for place, row in enumerate(part.rows):
+        for index, row in enumerate(part.rows):
             count = len(wanted[row])
-            torch.testing.assert_close(logp[place, :count], wanted[row], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(logp[index, :count], wanted[row], rtol=1e-4, atol=1e-5)
 
 
 def test_a_row_beyond_frequencies_that_grow_is_refused() -> None:

@@ -79,7 +79,7 @@ def test_the_split_into_micro_batches_costs_half_precision_nothing(kind: Any) ->
         seen.append(trainer.seen)
     truth, whole, split = seen
     for name, want in truth.items():
-        errors = [float((found[name] - want).norm() / want.norm()) for found in (whole, split)]
+        errors = [float((gradients[name] - want).norm() / want.norm()) for gradients in (whole, split)]
         assert errors[1] < 1.2 * errors[0] + 1e-3, (name, errors)
 
 

@@ -121,8 +121,8 @@ def test_policy_updates_see_the_distribution_that_tokens_are_drawn_from(kind: An
     requests = [GenerateRequest(kit.prompt(random.Random(i), 5, 20), 6, temperature, seed=i) for i in range(4)]
     drawn = engine.generate_batch(requests)
     rows = [TokenRow(r.prompt, c.token_ids, i) for i, (r, c) in enumerate(zip(requests, drawn, strict=True))]
-    for found, completion in zip(trainer.logprobs(rows), drawn, strict=True):
-        assert found.tolist() == pytest.approx(completion.logprobs, abs=1e-4)
+    for logps, completion in zip(trainer.logprobs(rows), drawn, strict=True):
+        assert logps.tolist() == pytest.approx(completion.logprobs, abs=1e-4)
     metrics = trainer.policy_step(rows, Gspo(WIDE), ADVANTAGES, [c.logprobs for c in drawn])
     assert metrics["ratio_min"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-4)

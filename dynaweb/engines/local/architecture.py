@@ -95,10 +95,13 @@ class _Reader:
             AttentionMaskInterface.register(READING, _unread)
         return True
 
-    def mask(self, *, q_length: int, kv_length: int, mask_function: Any, use_vmap: bool = False, **more: Any) -> Any:
+    def mask(self, *, kv_length: int, mask_function: Any, use_vmap: bool = False, **more: Any) -> Any:
         if use_vmap:
             raise UnreadableError("a mask that may depend on more than positions")
-        device = more.get("device", "cpu")
+        # Before it had lengths, transformers said which positions ask, and they said where.
+        asking = more.get("cache_position")
+        q_length = more["q_length"] if asking is None else len(asking)
+        device = more.get("device", "cpu") if asking is None else asking.device
         self.causal.append(is_causal(mask_function))
         window = window_of(mask_function)
         rows, columns = torch.arange(q_length, device=device), torch.arange(kv_length, device=device)

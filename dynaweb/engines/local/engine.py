@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dynaweb.engines.local.sampling import Decode, Sampler, complete, need_decoder, refuse_divergence
+from dynaweb.engines.local.sampling import Decode, Sampler, complete, need_decoder, refuse_divergence, unwritten
 from dynaweb.engines.local.sessions import Runner, Session, runner_for, survivors
 from dynaweb.engines.local.sharing import spans
 from dynaweb.errors import EngineError
@@ -47,8 +47,8 @@ class TransformersEngine(BaseEngine):
 
     `model` is shared, not copied: weights that a trainer changes in place are used from the next batch on. `pad_id` is
     any valid token id. With `static`, decoding steps are recorded on a GPU (`recording`). The model is put into
-    evaluation mode for each batch (dropout off) and put back after it. Raises `EngineError` or `ConfigError` for a
-    model that cannot generate right.
+    evaluation mode for each batch (dropout off) and put back after it. `unwritten` are ids that stand for no text; they
+    are never drawn. Raises `EngineError` or `ConfigError` for a model that cannot generate right.
     """
 
     def __init__(
@@ -60,8 +60,10 @@ class TransformersEngine(BaseEngine):
         max_batch_tokens: int = MAX_BATCH_TOKENS,
         decode: Decode | None = None,
         static: bool = True,
+        unwritten: Sequence[int] = (),
     ) -> None:
         self.decode = decode
+        self.unwritten = tuple(unwritten)
         self.static = static
         self.model = model
         self._pad_id = pad_id
@@ -161,7 +163,7 @@ class TransformersEngine(BaseEngine):
         session = self._runner.start(prompts, max(request.max_new_tokens for request in requests))
         self.stats.prompt_tokens += sum(map(len, prompts))
         self.stats.computed_prompt_tokens += session.computed
-        return _Decoding(requests, session, self.stats, self.decode).run()
+        return _Decoding(requests, session, self.stats, self.decode, self.unwritten).run()
 
     @contextmanager
     def _work(self, requests: int) -> Iterator[None]:
@@ -218,9 +220,18 @@ class _Decoding:
     """The token loop of one batch."""
 
     def __init__(
-        self, requests: Sequence[GenerateRequest], session: Session, stats: EngineStats, decode: Decode | None
+        self,
+        requests: Sequence[GenerateRequest],
+        session: Session,
+        stats: EngineStats,
+        decode: Decode | None,
+        unwritten: Sequence[int],
     ) -> None:
         self._requests = requests
+        self._unwritten_V = None
+        if unwritten:
+            self._unwritten_V = torch.zeros(session.logits.shape[-1], dtype=torch.bool, device=session.logits.device)
+            self._unwritten_V[list(unwritten)] = True
         self._decode = decode
         self._session = session
         self._stats = stats
@@ -234,7 +245,7 @@ class _Decoding:
     def run(self) -> list[Completion]:
         """Decode until every request has its stop token or its number of tokens."""
         device = self._session.logits.device
-        sampler = Sampler.of(self._requests, device)
+        sampler = Sampler.of(self._requests, device, self._unwritten_V)
         live = list(self._session.order)
         step = 0
         while live:
@@ -284,4 +295,5 @@ class TransformersRole(TransformersEngine):
             max_batch_tokens=config.max_batch_tokens,
             static=config.static,
             decode=getattr(loaded.tokenizer, "decode", None),
+            unwritten=unwritten(loaded.tokenizer, loaded.model.get_output_embeddings().weight.shape[0]),
         )

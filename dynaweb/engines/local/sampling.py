@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,9 +43,13 @@ class Sampler:
     some_greedy: bool
     all_greedy: bool
     some_nucleus: bool
+    unwritten_V: torch.Tensor | None = None
+    """True for ids that stand for no text, which are never drawn; None = there are none."""
 
     @classmethod
-    def of(cls, requests: Sequence[GenerateRequest], device: torch.device) -> Sampler:
+    def of(
+        cls, requests: Sequence[GenerateRequest], device: torch.device, unwritten_V: torch.Tensor | None = None
+    ) -> Sampler:
         """A sampler with one row per request."""
         count = max(request.max_new_tokens for request in requests)
         uniform_BN = np.stack([uniforms(request.seed, count) for request in requests])
@@ -59,10 +64,13 @@ class Sampler:
             some_greedy=any(greedy),
             all_greedy=all(greedy),
             some_nucleus=any(p < 1.0 for p in top_p),
+            unwritten_V=unwritten_V,
         )
 
     def draw(self, logits_BV: torch.Tensor, rows: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens [B] and their natural-log probabilities [B] (float32) for the sampler rows `rows` [B] at `step`."""
+        if self.unwritten_V is not None:
+            logits_BV = logits_BV.masked_fill(self.unwritten_V, float("-inf"))
         logp_BV = torch.log_softmax(logits_BV.float() / self.temperature_B[rows, None], dim=-1)
         if self.some_nucleus:
             logp_BV = nucleus(logp_BV, self.top_p_B[rows])
@@ -73,6 +81,12 @@ class Sampler:
             if self.some_greedy:
                 token_B = torch.where(self.greedy_B[rows], logp_BV.argmax(-1), token_B)
         return token_B, logp_BV.gather(1, token_B[:, None])[:, 0]
+
+
+def unwritten(tokenizer: Any, rows: int) -> tuple[int, ...]:
+    """The ids below `rows` that stand for no text of a tokenizer: many vocabularies are padded to a round size."""
+    known = set(tokenizer.get_vocab().values()) if hasattr(tokenizer, "get_vocab") else set(range(rows))
+    return tuple(number for number in range(rows) if number not in known)
 
 
 def nucleus(logp_BV: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:

@@ -355,7 +355,9 @@ class GenericRunner:
         self._pad_id = pad_id
         self._recorders = recorders
         self._fixed: FixedGeneric | None = None
-        self._rope = rope_limit(model)
+        rope = rope_limit(model)
+        # Frequencies that grow do so beyond the model's context, where no prompt is taken.
+        self._rope = rope if rope is not None and rope.kind == "switches" else None
         self._forward = CachedForward(model)
         with evaluating(model):
             refuse_unfit(model)
@@ -373,12 +375,12 @@ class GenericRunner:
     def next_logits(self, prompts: Sequence[Prompt]) -> torch.Tensor:
         """Prefill only."""
         session = self._session(prompts, 0)
-        place = {row: i for i, row in enumerate(session.order)}
-        return session.logits[[place[row] for row in range(len(prompts))]]
+        index = {row: i for i, row in enumerate(session.order)}
+        return session.logits[[index[row] for row in range(len(prompts))]]
 
     def start(self, prompts: Sequence[Prompt], room: int) -> Session:
         """Compute the distinct prompts and, where the model takes that, repeat their cache for rows that share them."""
-        if not self._pads or self._rope is not None:
+        if not self._padded_together(prompts, room):
             return self._session(prompts, room)
         distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
         session = self._padded(list(distinct))
@@ -393,6 +395,9 @@ class GenericRunner:
 
     def _recorded(self) -> FixedGeneric | None:
         """Recorded steps, where there is something to gain."""
+        # They compute rows of earlier batches too, which are of any length.
+        if self._rope is not None:
+            return None
         if self._fixed is None and (record := self._recorders(self.device)) and fixable(self._model):
             self._fixed = FixedGeneric(self._model, record)
         return self._fixed
@@ -402,10 +407,15 @@ class GenericRunner:
         together: dict[str | int, list[int]] = {}
         for row, prompt in enumerate(prompts):
             together.setdefault(self._company(len(prompt), room), []).append(row)
-        if list(together) == ["any"]:
+        if self._padded_together(prompts, room):
             return self._padded(prompts)
         parts = [(self._part(kind, [prompts[row] for row in rows]), rows) for kind, rows in together.items()]
         return JoinedSession(parts)
+
+    def _padded_together(self, prompts: Sequence[Prompt], room: int) -> bool:
+        """Whether all of the prompts may be padded to one batch."""
+        kinds = {self._company(len(prompt), room) for prompt in prompts}
+        return len(kinds) == 1 and isinstance(next(iter(kinds)), str)
 
     def _company(self, length: int, room: int) -> str | int:
         """What a prompt must have in common with those that share its batch; a number is its very length."""
@@ -595,21 +605,22 @@ class JoinedSession:
         self._parts = [part for part, _ in parts]
         self.order: Sequence[int] = [rows[i] for part, rows in parts for i in part.order]
         self.computed = sum(part.computed for part in self._parts)
-        self._places = [(number, i) for number, part in enumerate(self._parts) for i in range(len(part.order))]
+        self._slots = [(number, i) for number, part in enumerate(self._parts) for i in range(len(part.order))]
         self._gather()
 
     def _gather(self) -> None:
-        self.logits = torch.stack([self._parts[number].logits[i] for number, i in self._places])
+        self.logits = torch.stack([self._parts[number].logits[i] for number, i in self._slots])
 
     def step(self, token_B: torch.Tensor) -> None:
         """One decoding step of the sessions that have live rows."""
         for number, part in enumerate(self._parts):
-            places = {i: row for row, (owner, i) in enumerate(self._places) if owner == number}
-            if places:
-                part.step(token_B[[places.get(i, next(iter(places.values()))) for i in range(len(part.logits))]])
+            live = {i: row for row, (owner, i) in enumerate(self._slots) if owner == number}
+            if live:
+                anyone = next(iter(live.values()))
+                part.step(token_B[[live.get(i, anyone) for i in range(len(part.logits))]])
         self._gather()
 
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these rows only, in this order."""
-        self._places = [self._places[row] for row in rows]
+        self._slots = [self._slots[row] for row in rows]
         self._gather()

@@ -55,7 +55,7 @@ class TeamEngine(TransformersEngine):
     """Rank 0's engine, whose batches are computed by all ranks."""
 
     def __init__(self, team: Team, engine: TransformersEngine, pad_id: int) -> None:
-        settings: dict[str, Any] = {"max_batch_tokens": engine.max_batch_tokens, "static": engine.static}
+        settings: dict[str, Any] = {name: getattr(engine, name) for name in ("max_batch_tokens", "static", "unwritten")}
         super().__init__(engine.model, engine.batching, pad_id=pad_id, decode=engine.decode, **settings)
         self._team = team
         share_adapters(team, engine.model)
