@@ -70,7 +70,7 @@ async def all_experts(ctx: RunContext, few: Artifact) -> Artifact:
 
     Else, and where the demonstrations were read from a file, these are the demonstrations.
     """
-    if ctx.recipe.data.experts == "few" or not learns(ctx) or isinstance(ctx.recipe.data.demos, str):
+    if ctx.recipe.data.experts == "few" or not learns(ctx) or playable(few) is not None:
         return few
     key = stage_key(ctx, "experts", **pool_key(ctx))
     artifact = await _played(ctx, "experts", scripted(ctx, rl_tasks(ctx)), key)
@@ -93,6 +93,11 @@ async def play_experts(ctx: RunContext, stage: Stage, name: str, tasks: Sequence
     )
     refuse_total_failure(played, "demonstrations")
     return played
+
+
+def plays_all_experts(ctx: RunContext) -> bool:
+    """Whether the recipe has an expert played for every RL task: not where it reads its demonstrations."""
+    return ctx.recipe.data.experts == "all" and learns(ctx) and not isinstance(ctx.recipe.data.demos, str)
 
 
 def learns(ctx: RunContext) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage_kit import SMALL, run
+from stage_kit import SMALL, plan_holds, run
 
 import dynaweb
 from dynaweb import api, train
@@ -250,6 +250,7 @@ def test_a_run_learns_from_a_file_in_every_way_and_asks_no_expert(
 ) -> None:
     """SFT, cloning, experts in groups, dream starts and controls, with an expert for every task asked for in vain."""
     without_experts(monkeypatch)
+    plan_holds(monkeypatch)
     monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "cache"))
     known = list(TrajectoryStore(played / "trajectories" / "demos.jsonl.gz"))
     other = replace(episode(task="nnetnav/1"), id="other")
