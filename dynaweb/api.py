@@ -8,6 +8,7 @@ Heavy code is imported when a call needs it, after the recipe has been checked. 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from dynaweb.compare import Comparison
     from dynaweb.config import Recipe
     from dynaweb.data.importers import ImportReport
-    from dynaweb.data.inspect import Overlap, Summary
+    from dynaweb.data.inspect import EpisodeSummary, Overlap, Summary
     from dynaweb.data.labels import Labelled
     from dynaweb.engines.server import OpenAIEngine
     from dynaweb.estimate import Estimate
@@ -40,10 +41,11 @@ if TYPE_CHECKING:
     from dynaweb.runs.pruning import CachedStage
     from dynaweb.serve.environment import ServedEnvironment
     from dynaweb.stages.world_model_eval import GradedPrediction, WorldModelScores
-    from dynaweb.types import Task
+    from dynaweb.types import Task, Trajectory, Transition
 
 PluginKind = Literal["world-model", "optimizer", "reward", "env"]
 T = TypeVar("T")
+log = logging.getLogger("dynaweb")
 
 
 def run(
@@ -195,6 +197,39 @@ def collect(
     if target is not None:
         TransitionStore(target)
     return session.do("collect", lambda ctx: stages.collect(ctx, target))
+
+
+def demonstrate(
+    recipe: str | Path | Recipe = DEFAULT,
+    *,
+    by: str,
+    store: str | Path | None = None,
+    only: str = "",
+    say: Callable[[str], None] = print,
+    ask: Callable[[str], str] = input,
+    overrides: Overrides = (),
+    out: str | Path | None = None,
+    progress: bool = False,
+    **flags: Any,
+) -> StageResult:
+    """Make demonstrations: training tasks played by a model behind a server (`by="server:MODEL"`, see `policy.server`)
+    or by a person (`by="human"`, who is told by `say` and answers by `ask`).
+
+    Whole episodes with the environment's verdicts are added to the trajectory store `store`, by default to
+    `trajectories/collected.jsonl.gz` in the run folder; `only` takes those that were `checked` or `judged` to be
+    successes. `explore.episodes` says of how many tasks; those that have an episode there are not played again.
+    """
+    session = _session(demonstrate, recipe, overrides, flags, out, progress)
+    from dynaweb.commands import collecting
+    from dynaweb.data.demonstrations import one_of
+
+    target, wanted = _path(store), one_of(only) if only else None
+    collecting.check_player(by)
+    collecting.check_store(target)
+    terminal = collecting.Terminal(say, ask)
+    return session.do(
+        "collect", lambda ctx: collecting.demonstrate(ctx, by, store=target, only=wanted, terminal=terminal)
+    )
 
 
 def evaluate(
@@ -470,14 +505,24 @@ def report_server(run: str | Path, *, each: int | None = 100, port: int = 0) -> 
     return server_for(Path(run), each=each, port=port)
 
 
-def import_data(name: str, source: str | Path, store: str | Path) -> ImportReport:
-    """Add other people's data (`nnetnav`, `webarena`, `browsergym`, `mind2web`) to a transition store
-    (`dynaweb data import`); the report counts what was kept, and what was left out and why."""
-    from dynaweb.data.importers import ImportReport, read_foreign
-    from dynaweb.data.store import TransitionStore
+def import_data(
+    name: str, source: str | Path, store: str | Path, *, trajectories: bool = False, only: str = ""
+) -> ImportReport:
+    """Add other people's data (`nnetnav`, `webarena`, `browsergym`, `mind2web`) or a `run` of ours to a store
+    (`dynaweb data import`): its transitions, or with `trajectories` its whole episodes; `only` those that were
+    `checked` or `judged` to be successes. The report counts what was taken, and what was left out and why."""
+    from dynaweb.data.demonstrations import one_of
+    from dynaweb.data.importers import ImportReport, read_foreign, read_trajectories
+    from dynaweb.data.store import TrajectoryStore, TransitionStore
 
     report = ImportReport()
-    TransitionStore(Path(store)).extend(read_foreign(name, str(source), report))
+    if trajectories:
+        wanted = one_of(only) if only else None
+        TrajectoryStore(Path(store)).extend(read_trajectories(name, str(source), report, wanted))
+    elif only:
+        raise ConfigError("only whole episodes are successes or not; import them with --trajectories")
+    else:
+        TransitionStore(Path(store)).extend(read_foreign(name, str(source), report))
     return report
 
 
@@ -489,23 +534,57 @@ def export_data(
     form: str = "delta",
     history: int = 0,
     goal: bool = True,
+    messages: bool = False,
+    recipe: Recipe | None = None,
 ) -> tuple[int, Path]:
-    """Write a transition store for other tools: `parquet`, `datasets`, `trl`, `llamafactory` (`dynaweb data export`).
+    """Write a store for other tools: `parquet`, `datasets`, `trl`, `llamafactory` (`dynaweb data export`).
 
-    Returns how many rows there are, and where.
+    `form`, `history` and `goal` are for transitions. Rows of whole episodes are in the prompt format of `recipe`, by
+    default the recipe `dynaweb`: ids, or with `messages` the turns of a chat. Returns how many rows there are, and
+    where; why episodes are left out is logged.
     """
-    from dynaweb.data.exports import export
-    from dynaweb.data.store import existing
+    from dynaweb.data.store import TransitionStore, open_store
 
-    return export(existing(Path(store)), to, Path(out), form=form, history=history, goal=goal)
+    records = open_store(Path(store))
+    if isinstance(records, TransitionStore):
+        from dynaweb.data.exports import export
+
+        return export(records, to, Path(out), form=form, history=history, goal=goal)
+    from dynaweb.commands.policy_rows import export_episodes
+    from dynaweb.pipeline.models import Models
+    from dynaweb.runs.seeding import derive
+
+    prompts = None
+    if to in ("trl", "llamafactory"):
+        used = recipe if recipe is not None else resolve()
+        models = Models(used, current(), lambda *labels: derive(used.run.seed, *labels), lambda engine: None)
+        prompts = models.format
+    result = export_episodes(records, to, Path(out), prompts, messages=messages)
+    for reason, count in result.dropped.most_common():
+        log.warning("%d of %s are left out: %s", count, store, reason)
+    return result.rows, result.path
 
 
-def data_stats(store: str | Path) -> Summary:
-    """Count what a transition store holds (`dynaweb data stats`)."""
-    from dynaweb.data.inspect import summarise
-    from dynaweb.data.store import existing
+def data_stats(store: str | Path) -> Summary | EpisodeSummary:
+    """Count what a store of transitions or of whole episodes holds (`dynaweb data stats`)."""
+    from dynaweb.data.inspect import summarise, summarise_episodes
+    from dynaweb.data.store import TransitionStore, open_store
 
-    return summarise(existing(Path(store)))
+    records = open_store(Path(store))
+    return summarise(records) if isinstance(records, TransitionStore) else summarise_episodes(records)
+
+
+def data_record(store: str | Path, index: int = 0) -> Transition | Trajectory:
+    """One transition or whole episode of a store, counted from 0, from the end where negative (`dynaweb data show`).
+
+    Raises `ConfigError` for a number that the store does not have.
+    """
+    from dynaweb.data.store import open_store
+
+    try:
+        return open_store(Path(store))[index]
+    except IndexError as error:
+        raise ConfigError(str(error)) from error
 
 
 def contamination(train: str | Path, evaluation: str | Path) -> tuple[list[Overlap], int]:

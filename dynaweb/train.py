@@ -48,7 +48,7 @@ from dynaweb.runs import write_json
 from dynaweb.runs.names import DREAMS, ROLLOUTS, UPDATES
 from dynaweb.stages.arms import ArmResult, arms, evaluated, has_filtered, n_arms
 from dynaweb.stages.curriculum import chosen_generator, evolve, phase_roles, tell_phase
-from dynaweb.stages.demos import all_experts, demos, learns, no_demos
+from dynaweb.stages.demos import all_experts, demos, learns, no_demos, playable, plays_all_experts
 from dynaweb.stages.drift import drift
 from dynaweb.stages.evaluate import audits, judge_errors, play_greedily, successes, summary
 from dynaweb.stages.explore import exploration_policy, explore
@@ -112,7 +112,7 @@ STAGES = (
         "experts",
         after("demos"),
         lambda ctx, have: all_experts(ctx, have.need("demos")),
-        cached=lambda ctx: int(learns(ctx) and ctx.recipe.data.experts == "all"),
+        cached=lambda ctx: int(plays_all_experts(ctx)),
     ),
     StageSpec("sft", after("demos"), lambda ctx, have: sft(ctx, have.need("demos"))),
     StageSpec(
@@ -306,7 +306,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     world_model = dreaming_model(ctx, have)
     source = rollout_source(ctx, have, world_model)
     refresher = Refresher.of(ctx, have, world_model)
-    curriculum = curriculum_of(ctx, have, [few[0].task for few in experts.values()])
+    curriculum = curriculum_of(ctx, have, [few[0].task for few in experts.values()], playable(have.need("demos")))
     sampler: Sampler
     if have.offline is None:
         actor = ModelPolicy(

@@ -1,4 +1,4 @@
-"""`dynaweb data import|export|stats|contamination|label`: transition stores."""
+"""`dynaweb data import|export|stats|show|contamination|label`: stores of transitions and of whole episodes."""
 
 from __future__ import annotations
 
@@ -9,78 +9,115 @@ import typer
 
 from dynaweb.cli import options as o
 
-data_app = o.group("Stores of real transitions: import, export, look at, label.")
+data_app = o.group("Stores of real transitions and of whole episodes: import, export, look at, label.")
 
-StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="A transition store (.jsonl.gz).")]
+StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="A store (.jsonl.gz).")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 
 
 @data_app.command("import")
 def import_data(
-    name: Annotated[str, typer.Argument(metavar="FORMAT", help="nnetnav, webarena, browsergym or mind2web.")],
+    name: Annotated[str, typer.Argument(metavar="FORMAT", help="nnetnav, webarena, browsergym, mind2web or run.")],
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file, a folder, or a data set of the hub.")],
     store: StorePath,
+    trajectories: Annotated[
+        bool, typer.Option("--trajectories", help="Whole episodes, for data.demos; default: transitions.")
+    ] = False,
+    only: o.Only = None,
     append: Annotated[bool, typer.Option("--append", help="Add to a store that is there.")] = False,
     as_json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
-    """Read other people's data into a transition store, and say what was left out and why."""
+    """Read other people's data, or a run's episodes, into a store, and say what was left out and why."""
     from dynaweb import api
     from dynaweb.cli.output import emit
     from dynaweb.errors import EXIT_FAILED
 
     if not append:
         _refuse_existing(store, "--append adds to it")
-    report = api.import_data(name, source, store)
+    report = api.import_data(name, source, store, trajectories=trajectories, only=only or "")
+    records = report.trajectories if trajectories else report.transitions
     counts = {
         "read": report.read,
-        "kept": report.transitions,
+        "kept": records,
         "dropped": dict(report.dropped),
         "noted": dict(report.noted),
+        **({"dropped_episodes": dict(report.dropped_episodes)} if trajectories else {}),
     }
-    written = store if report.transitions else None
+    written = store if records else None
     emit(
         {**counts, "store": written},
         f"{report}\n{written or f'nothing was kept: {store} is as it was'}",
         as_json=as_json,
     )
-    if not report.transitions:
+    if not records:
         raise typer.Exit(EXIT_FAILED)
 
 
 @data_app.command("export")
+@o.expanded
 def export_data(
     store: StorePath,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write; a folder for `datasets`.")],
+    options: o.RecipeOptions,
     to: Annotated[str, typer.Option("--to", help="parquet, datasets, trl or llamafactory.")] = "parquet",
+    messages: Annotated[
+        bool,
+        typer.Option("--messages", help="Episodes for trl as turns, where the trainer applies the template; else ids."),
+    ] = False,
     form: Annotated[
-        str, typer.Option("--form", help="Answer of supervised data: delta, page, or words only.")
+        str, typer.Option("--form", help="Answer of transitions as supervised data: delta, page, or words only.")
     ] = "delta",
     history: Annotated[int, typer.Option("--history", min=0, help="Earlier actions in a question.")] = 0,
     goal: Annotated[bool, typer.Option("--goal/--no-goal", help="The goal in a question, as for `wm.goal`.")] = True,
     force: Force = False,
-    as_json: o.Json = False,
-    debug: o.Debug = False,
 ) -> None:
-    """Write a transition store for other tools and trainers."""
+    """Write a store for other tools and trainers.
+
+    Transitions become questions to a world model, whole episodes the rows of a policy, in the prompt format of the
+    recipe and its model.
+    """
     from dynaweb import api
-    from dynaweb.cli.output import emit
 
     if not force:
         _refuse_existing(out, "--force overwrites it")
-    count, path = api.export_data(store, out, to=to, form=form, history=history, goal=goal)
-    emit({"rows": count, "path": path}, f"{count} rows: {path}", as_json=as_json)
+    recipe = options.resolved() if to in ("trl", "llamafactory") else None
+    count, path = api.export_data(
+        store, out, to=to, form=form, history=history, goal=goal, messages=messages, recipe=recipe
+    )
+    options.emit({"rows": count, "path": path}, f"{count} rows: {path}")
 
 
 @data_app.command("stats")
 def stats(store: StorePath, as_json: o.Json = False, debug: o.Debug = False) -> None:
-    """Count what a transition store holds."""
+    """Count what a store of transitions or of whole episodes holds."""
     from dynaweb import api
     from dynaweb.cli.output import emit
 
     counts = api.data_stats(store).data()
     lines = [f"{name.ljust(24)}  {_counts(value)}" for name, value in counts.items()]
     emit(counts, "\n".join(lines), as_json=as_json)
+
+
+@data_app.command("show")
+def show(
+    store: StorePath,
+    index: Annotated[int, typer.Option("--index", help="Which record, from 0; negative from the end.")] = 0,
+    pages: Annotated[bool, typer.Option("--pages", help="The pages too.")] = False,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Print one transition or one whole episode of a store."""
+    from dynaweb import api
+    from dynaweb.cli.output import print_json
+    from dynaweb.data.codec import to_json
+    from dynaweb.data.inspect import described
+
+    record = api.data_record(store, index)
+    if as_json:
+        print_json(to_json(record))
+    else:
+        typer.echo(described(record, pages=pages))
 
 
 @data_app.command("contamination")

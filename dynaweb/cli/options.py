@@ -44,6 +44,10 @@ Agent = Annotated[
     str | None,
     typer.Option("--agent", metavar="KIND", help="At evaluation: direct, or lookahead in a world model."),
 ]
+Only = Annotated[
+    str | None,
+    typer.Option("--only", metavar="WHO", help="Successes only: checked by the environment, or judged by a judge."),
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random choice.")]
 Thorough = Annotated[bool, typer.Option("--thorough", help="360 held-out episodes and all control arms.")]
 Observe = Annotated[
@@ -186,6 +190,12 @@ def expanded(command: Callable[..., None]) -> Callable[..., None]:
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
+
+
+def line_by_stderr(prompt: str) -> str:
+    """A line of the terminal; the prompt goes to stderr, because stdout is for the result."""
+    typer.echo(prompt, err=True, nl=False)
+    return input()
 
 
 def group(help: str) -> typer.Typer:

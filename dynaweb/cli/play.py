@@ -61,7 +61,7 @@ def play(
                 max_steps=steps or resolved.eval.steps,
                 seed=resolved.run.seed,
                 say=lambda text: typer.echo(text, err=as_json),
-                ask=_input_by_stderr if as_json else input,
+                ask=o.line_by_stderr if as_json else input,
             )
         finally:
             await served.close()
@@ -125,12 +125,6 @@ def install(
     if name in sidecar.SIDECARS:
         typer.echo(f"installing {sidecar.SIDECARS[name].summary}...", err=True)
     typer.echo(str(api.install_environment(name)))
-
-
-def _input_by_stderr(prompt: str) -> str:
-    """A line of the terminal; the prompt goes to stderr, because stdout is for the result."""
-    typer.echo(prompt, err=True, nl=False)
-    return input()
 
 
 def _in_the_real_environment(options: o.RecipeOptions) -> Recipe:

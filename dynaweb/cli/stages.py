@@ -37,16 +37,42 @@ def sft(options: o.StageOptions) -> None:
 @o.expanded
 def collect(
     options: o.StageOptions,
-    by: Annotated[str | None, typer.Option("--by", metavar="PLAYER", help="policy, expert or random.")] = None,
-    store: Annotated[
-        Path | None, typer.Option("--store", metavar="STORE", help="Add to this transition store; default: run folder.")
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by", metavar="PLAYER", help="policy, expert or random; server:MODEL or human for whole episodes."
+        ),
     ] = None,
+    store: Annotated[
+        Path | None, typer.Option("--store", metavar="STORE", help="Add to this store; default: one in the run folder.")
+    ] = None,
+    only: o.Only = None,
+    reward: o.Reward = None,
 ) -> None:
-    """Collect real transitions in parallel: with the SFT policy, experts, or random actions."""
-    from dynaweb import api
+    """Collect real transitions in parallel with the SFT policy, experts or random actions; or make demonstrations.
 
-    recipe = options.resolved(last=() if by is None else (f"explore.player={by}",))
-    options.emit(api.collect(recipe, store=store, out=options.out, progress=True))
+    A model behind a server (see `policy.server`) and a person leave whole episodes, which `data.demos` takes.
+    """
+    from dynaweb import api
+    from dynaweb.errors import ConfigError
+
+    if by is None or not (by == "human" or by.startswith("server:")):
+        if only is not None:
+            raise ConfigError("--only is for whole episodes; give --by server:MODEL or --by human")
+        recipe = options.resolved(last=() if by is None else (f"explore.player={by}",), reward=reward)
+        options.emit(api.collect(recipe, store=store, out=options.out, progress=True))
+        return
+    result = api.demonstrate(
+        options.resolved(reward=reward),
+        by=by,
+        store=store,
+        only=only or "",
+        say=lambda text: typer.echo(text, err=options.as_json),
+        ask=o.line_by_stderr if options.as_json else input,
+        out=options.out,
+        progress=by != "human",
+    )
+    options.emit(result)
 
 
 @o.expanded

@@ -183,9 +183,12 @@ class Data(Section):
     MATTERS_TO = ("demos",)
 
     experts: Annotated[Literal["few", "all"], NotKeyed("says which stage makes them, demos or experts")] = "few"
-    """`few`: demonstrations of a few tasks, for SFT and RL alike. `all`: an expert for every RL task (the paper)."""
-    demos: int = Field(default=0, ge=0)
-    """Number of demonstrations when `few`; 0 = one for each task template."""
+    """`few`: demonstrations of a few tasks, for SFT and RL alike. `all`: an expert for every RL task (the paper);
+    demonstrations that are read stay all there are."""
+    demos: Annotated[int, Field(ge=0)] | Annotated[str, Field(min_length=1)] = 0
+    """Number of demonstrations of scripted experts when `few`; 0 = one for each task template. Or where to read them,
+    so that no scripted expert is asked: a trajectory store (`.jsonl.gz`), a folder of stores, the folder of a run, or
+    the name of a data set of the hub. Failed episodes are left out, those that nobody judged count as successes."""
     max_best_steps: Annotated[int, Matters("demos", "experts", "explore", "graded", "rl", "eval")] = Field(
         default=5, ge=1
     )

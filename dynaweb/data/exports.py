@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from dynaweb.config.files import read_json
 from dynaweb.data.codec import to_json
@@ -51,20 +51,24 @@ def export(
     asked with the same settings; what code decides is left out. Raises `ConfigError` for an unknown target or form and
     `MissingError` for a missing package.
     """
-    for what, name, known in (("target", to, TARGETS), ("form", form, FORMS)):
-        if name not in known:
-            raise ConfigError(f"no {what} is called {name!r}; {hint(name, known)}")
-    source = getattr(transitions, "path", None)
+    check_target(to, transitions, out)
+    if form not in FORMS:
+        raise ConfigError(f"no form is called {form!r}; {hint(form, FORMS)}")
+    if to in ("parquet", "datasets"):
+        return write_columns(map(plain_row, transitions), COLUMNS, to, out), out
+    row = partial(trl_row if to == "trl" else sharegpt_row, form=form, history=history, goal=goal)
+    rows = (row(t) for t in transitions if needs_prediction(t.observation, t.action))
+    return (write_lines if to == "trl" else write_sharegpt)(rows, out), out
+
+
+def check_target(to: str, store: object, out: Path) -> None:
+    """Raise `ConfigError` for an unknown target, and for one that is the store itself; makes the target's folder."""
+    if to not in TARGETS:
+        raise ConfigError(f"no target is called {to!r}; {hint(to, TARGETS)}")
+    source = getattr(store, "path", None)
     if source is not None and out.resolve() == Path(source).resolve():
         raise ConfigError(f"{out} is the store itself, which the export would replace; give another file")
     out.parent.mkdir(parents=True, exist_ok=True)
-    if to == "parquet":
-        return _parquet(transitions, out), out
-    if to == "datasets":
-        return _datasets(transitions, out), out
-    row = partial(trl_row if to == "trl" else sharegpt_row, form=cast("Form", form), history=history, goal=goal)
-    rows = (row(t) for t in transitions if needs_prediction(t.observation, t.action))
-    return (_lines if to == "trl" else _llamafactory)(rows, out), out
 
 
 def plain_row(transition: Transition) -> dict[str, str]:
@@ -75,13 +79,13 @@ def plain_row(transition: Transition) -> dict[str, str]:
         transition.source,
         transition.observation.url,
         render(transition.observation, "compact"),
-        _json(transition.action),
+        as_text(transition.action),
         transition.next_observation.url,
         render(transition.next_observation, "compact"),
         to_text(diff(transition.observation, transition.next_observation)),
         words.change,
         words.reasoning,
-        _json(dict(transition.info)),
+        as_text(dict(transition.info)),
     )
     return dict(zip(COLUMNS, values, strict=True))
 
@@ -119,15 +123,17 @@ def _user(transition: Transition, history: int, goal: bool) -> str:
     return question(transition.observation, transition.action, past, goal=goal_of(transition) if goal else "")
 
 
-def _llamafactory(rows: Iterable[dict[str, Any]], out: Path) -> int:
-    count = _lines(rows, out)
+def write_sharegpt(rows: Iterable[dict[str, Any]], out: Path) -> int:
+    """Write rows of the ShareGPT form, and name the file in the `dataset_info.json` next to it; returns how many."""
+    count = write_lines(rows, out)
     index = out.parent / INFO
     known = read_json(index, dict, advice="mend it, or move it away") if index.exists() else {}
     write_json(index, {**known, out.name.split(".")[0]: dataset_entry(out.name)})
     return count
 
 
-def _lines(rows: Iterable[dict[str, Any]], out: Path) -> int:
+def write_lines(rows: Iterable[dict[str, Any]], out: Path) -> int:
+    """Write rows as JSON Lines; returns how many."""
     count = 0
 
     def write(temporary: Path) -> None:
@@ -141,10 +147,15 @@ def _lines(rows: Iterable[dict[str, Any]], out: Path) -> int:
     return count
 
 
-def _batches(transitions: Iterable[Transition]) -> Iterator[list[dict[str, str]]]:
+def write_columns(rows: Iterable[dict[str, str]], columns: Sequence[str], to: str, out: Path) -> int:
+    """Write rows of text as a Parquet file or as a folder of `datasets`; returns how many."""
+    return _parquet(rows, columns, out) if to == "parquet" else _datasets(rows, columns, out)
+
+
+def _batches(rows: Iterable[dict[str, str]]) -> Iterator[list[dict[str, str]]]:
     batch: list[dict[str, str]] = []
-    for transition in transitions:
-        batch.append({key: _whole(value) for key, value in plain_row(transition).items()})
+    for row in rows:
+        batch.append({key: _whole(value) for key, value in row.items()})
         if len(batch) == BATCH:
             yield batch
             batch = []
@@ -157,15 +168,15 @@ def _whole(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _parquet(transitions: Iterable[Transition], out: Path) -> int:
+def _parquet(rows: Iterable[dict[str, str]], columns: Sequence[str], out: Path) -> int:
     arrow, parquet = library("pyarrow", "data"), library("pyarrow.parquet", "data")
-    schema = arrow.schema([(name, arrow.string()) for name in COLUMNS])
+    schema = arrow.schema([(name, arrow.string()) for name in columns])
     count = 0
 
     def write(temporary: Path) -> None:
         nonlocal count
         with parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
-            for batch in _batches(transitions):
+            for batch in _batches(rows):
                 writer.write_table(arrow.Table.from_pylist(batch, schema))
                 count += len(batch)
 
@@ -173,17 +184,17 @@ def _parquet(transitions: Iterable[Transition], out: Path) -> int:
     return count
 
 
-def _datasets(transitions: Iterable[Transition], out: Path) -> int:
+def _datasets(rows: Iterable[dict[str, str]], columns: Sequence[str], out: Path) -> int:
     """By way of a Parquet file, which `datasets` reads in constant memory."""
     sets = library("datasets", "data")
     part = out.with_name(f"{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
-        count = _parquet(transitions, part / "rows.parquet")
-        rows = sets.Dataset.from_parquet(str(part / "rows.parquet"), cache_dir=str(part / "cache"))
-        rows.save_to_disk(str(part / "done"))
-        del rows
+        count = _parquet(rows, columns, part / "rows.parquet")
+        table = sets.Dataset.from_parquet(str(part / "rows.parquet"), cache_dir=str(part / "cache"))
+        table.save_to_disk(str(part / "done"))
+        del table
         shutil.rmtree(out, ignore_errors=True)
         (part / "done").replace(out)
     finally:
@@ -191,5 +202,6 @@ def _datasets(transitions: Iterable[Transition], out: Path) -> int:
     return count
 
 
-def _json(value: object) -> str:
+def as_text(value: object) -> str:
+    """A value as the JSON that the stores write."""
     return json.dumps(to_json(value), ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What is in a transition store, and what two stores share.
+"""What is in a store, and what two stores of transitions share.
 
 Both read stores as streams. The contamination report holds the second store's keys in memory (8 bytes each and the
 set's own cost), so the smaller one, usually that of the evaluation, goes second.
@@ -13,7 +13,9 @@ from hashlib import blake2b
 from typing import Any
 from urllib.parse import urlsplit
 
-from dynaweb.types import Observation, Transition
+from dynaweb.data.demonstrations import SUCCESS, score_of, unusable
+from dynaweb.types import Observation, Trajectory, Transition
+from dynaweb.web.actions.grammar import format_action
 from dynaweb.web.delta import diff, to_text
 from dynaweb.web.page.text import render
 from dynaweb.worldmodels.change import REASONING
@@ -91,6 +93,106 @@ def summarise(transitions: Iterable[Transition]) -> Summary:
     for transition in transitions:
         summary.add(transition)
     return summary
+
+
+@dataclass(slots=True)
+class EpisodeSummary:
+    """Counts and means over a store of whole episodes."""
+
+    trajectories: int = 0
+    steps: int = 0
+    success: int = 0
+    failed: int = 0
+    usable: int = 0
+    reasoned: int = 0
+    refused: int = 0
+    tokens: int = 0
+    unusable: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+    sources: Counter[str] = field(default_factory=Counter)
+    actions: Counter[str] = field(default_factory=Counter)
+    sites: Counter[str] = field(default_factory=Counter)
+    tasks: set[str] = field(default_factory=set)
+    pages: set[bytes] = field(default_factory=set)
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count one episode."""
+        score, reason = score_of(trajectory), unusable(trajectory)
+        self.trajectories += 1
+        self.steps += len(trajectory.steps)
+        self.success += score is not None and score >= SUCCESS
+        self.failed += score is not None and score < SUCCESS
+        self.usable += not reason
+        if reason:
+            self.unusable[reason] += 1
+        self.ends[trajectory.end] += 1
+        self.sources[trajectory.source] += 1
+        self.sites[trajectory.task.site] += 1
+        self.tasks.add(trajectory.task.id)
+        for step in trajectory.steps:
+            self.reasoned += bool(step.reasoning)
+            self.refused += bool(step.error)
+            self.tokens += len(step.response_ids)
+            self.actions[step.action.kind if step.action is not None else "none"] += 1
+            self.pages.add(page_key(step.observation))
+
+    def data(self) -> dict[str, Any]:
+        """Plain data; means are per episode."""
+        return {
+            "trajectories": self.trajectories,
+            "steps": self.steps,
+            "steps of an episode": round(self.steps / max(1, self.trajectories), 2),
+            "successes": self.success,
+            "failures": self.failed,
+            "judged by nobody": self.trajectories - self.success - self.failed,
+            "usable as demonstrations": self.usable,
+            "not usable": dict(self.unusable.most_common()),
+            "tasks": len(self.tasks),
+            "distinct pages": len(self.pages),
+            "steps with reasoning": self.reasoned,
+            "steps with an error": self.refused,
+            "tokens of the policy": self.tokens,
+            "actions": dict(self.actions.most_common()),
+            "ends": dict(self.ends.most_common()),
+            "sources": dict(self.sources.most_common()),
+            "sites": dict(self.sites.most_common(20)),
+        }
+
+
+def summarise_episodes(trajectories: Iterable[Trajectory]) -> EpisodeSummary:
+    """Read a store of whole episodes once."""
+    summary = EpisodeSummary()
+    for trajectory in trajectories:
+        summary.add(trajectory)
+    return summary
+
+
+def described(record: Transition | Trajectory, *, pages: bool = False) -> str:
+    """A record in lines for a person, with `pages` as their text too."""
+    if isinstance(record, Transition):
+        before, after = record.observation, record.next_observation
+        lines = [f"task       {record.task_id or '-'} ({record.source or 'unknown'})", *_seen(before, pages)]
+        lines += [f"action     {format_action(record.action)}", *_seen(after, pages), to_text(diff(before, after))]
+        return "\n".join(lines)
+    score = score_of(record)
+    lines = [
+        f"task       {record.task.id}: {record.task.intent}",
+        f"source     {record.source}, ended by {record.end}, score {'unknown' if score is None else f'{score:g}'}",
+        f"use        {unusable(record) or 'usable as a demonstration'}",
+    ]
+    for number, step in enumerate(record.steps, 1):
+        lines += ["", f"step {number}", *_seen(step.observation, pages)]
+        lines += [f"reasoning  {line}" for line in step.reasoning.split("\n") if line]
+        lines.append(f"action     {format_action(step.action) if step.action is not None else '-'}")
+        lines += [f"error      {step.error}"] if step.error else []
+    if record.final is not None:
+        lines += ["", "final page", *_seen(record.final, pages)]
+    return "\n".join(lines)
+
+
+def _seen(page: Observation, whole: bool) -> list[str]:
+    head = f"page       {page.url} ({len(page.nodes)} elements)"
+    return [head, render(page, "compact")] if whole else [head]
 
 
 @dataclass(frozen=True, slots=True)

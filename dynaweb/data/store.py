@@ -21,7 +21,7 @@ from typing import ClassVar, Generic, TypeVar
 from dynaweb.config.files import MALFORMED
 from dynaweb.data.chunks import ChunkFile
 from dynaweb.data.codec import Json, read, read_page, to_json
-from dynaweb.errors import CheckpointError, MissingError
+from dynaweb.errors import CheckpointError, ConfigError, MissingError
 from dynaweb.types import Observation, Trajectory, Transition
 
 log = logging.getLogger(__name__)
@@ -127,6 +127,16 @@ class Store(Generic[T]):
                 skip = max(0, start - (end - self._file.chunks[at].records))
                 yield from self._read(at, skip)
 
+    def first_keys(self) -> set[str]:
+        """The keys of the first record, which tell its kind; none of an empty store."""
+        if not self._file.chunks:
+            return set()
+        line = next((line for line in self._file.lines(0) if not line.startswith(_PAGE_LINE)), "{}")
+        try:
+            return set(json.loads(line))
+        except (ValueError, TypeError, RecursionError):
+            return set()
+
     def _read(self, index: int, skip: int) -> Iterator[T]:
         lines = [line for line in self._file.lines(index) if not line.startswith(_PAGE_LINE)]
         for line in lines[skip:]:
@@ -151,15 +161,41 @@ class TransitionStore(Store[Transition]):
 
 
 def existing(path: Path) -> TransitionStore:
-    """The transition store in a file that has to be there; tells where its end is not whole. Raises `MissingError`."""
+    """The transition store in a file that has to be there; tells where its end is not whole.
+
+    Raises `MissingError` for no file, `ConfigError` for one that holds trajectories.
+    """
+    store = open_store(path)
+    if not isinstance(store, TransitionStore):
+        raise ConfigError(
+            f"{path} holds whole episodes, and this is for transitions; make these with dynaweb data import run"
+        )
+    return store
+
+
+def existing_trajectories(path: Path) -> TrajectoryStore:
+    """The same for trajectories."""
+    store = open_store(path)
+    if len(store) and not isinstance(store, TrajectoryStore):
+        raise ConfigError(
+            f"{path} holds transitions, and this is for whole episodes; import these with dynaweb data import "
+            "--trajectories"
+        )
+    return TrajectoryStore(path)
+
+
+def open_store(path: Path) -> TrajectoryStore | TransitionStore:
+    """The store in a file that has to be there, of the kind of its first record; an empty one is of transitions."""
     if not path.is_file():
-        raise MissingError(f"there is no transition store {path}; make one with dynaweb collect or dynaweb data import")
-    store = TransitionStore(path)
+        raise MissingError(
+            f"there is no transition or trajectory store {path}; make one with dynaweb collect or dynaweb data import"
+        )
+    store: TrajectoryStore | TransitionStore = TransitionStore(path)
     if store.torn:
         log.warning(
             "%s: the last %d of %d bytes are an unfinished write and left out", path, store.torn, path.stat().st_size
         )
-    return store
+    return TrajectoryStore(path) if store.first_keys() >= {"task", "steps"} else store
 
 
 _PAGE_LINE = '{"page":'

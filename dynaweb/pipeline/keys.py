@@ -29,6 +29,10 @@ def stage_key(ctx: RunContext, *does: Activity, **sources: Any) -> StageKey:
     recipe, settings = ctx.recipe, ctx.recipe.settings_for(*does)
     if "model" in settings:
         settings["model"] |= {"path": ctx.models.base_key, "device": ctx.models.device}
+    if isinstance(source := settings.get("data", {}).get("demos"), str):
+        from dynaweb.data.demonstrations import source_key
+
+        settings["data"] |= {"demos": source_key(source)}
     if recipe.backend.name == "torch":  # others compute the same but for rounding, which a cached result must not mix
         settings.pop("backend", None)
     policy = settings.get("policy", {})

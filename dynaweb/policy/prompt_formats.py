@@ -320,6 +320,15 @@ class ChatFormat:
         last = history[-1] if history else None
         return self._chat(system, (around[0], around[1]), observation, last, policy=True)
 
+    def policy_messages(
+        self, task: Task, observation: Observation, history: Sequence[Action], action: Action, reasoning: str = ""
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """`policy_prompt` and `policy_reply` as turns of a chat, for trainers that apply the template themselves."""
+        system, *around = self.policy.question(task, observation, history)
+        last = history[-1] if history else None
+        user, _ = self._fitted(system, (around[0], around[1]), observation, last, policy=True)
+        return self.template.messages(system, user, self.policy.reply(action, reasoning))
+
     def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
         """`REASON: ... ACTION: ...` and the end of the turn."""
         return self._target(self.policy.reply(action, reasoning))
@@ -388,14 +397,29 @@ class ChatFormat:
         answer: bool = False,
     ) -> Prompt:
         """A system turn, and the user's with the page in what is `around` it; of a long page, what matters most."""
+        return self._fitted(system, around, page, action, policy=policy, ends=ends, answer=answer)[1]
+
+    def _fitted(
+        self,
+        system: str,
+        around: tuple[str, str],
+        page: Observation,
+        action: Action | None = None,
+        *,
+        policy: bool = False,
+        ends: bool = False,
+        answer: bool = False,
+    ) -> tuple[str, Prompt]:
+        """The user's text as far as there is room for it, and the prompt that it makes."""
         room = self._room(policy=policy)
         parts = around[0], render(page, "webarena"), around[1]
-        ids = self.template.prompt(system, "".join(parts), answer=answer)
+        text = "".join(parts)
+        ids = self.template.prompt(system, text, answer=answer)
         if len(ids) <= room:
-            return Prompt(ids)
+            return text, Prompt(ids)
         spare, cut, size = room - len(self.template.prompt(system, "", answer=answer)), 0, self.template.size
         while len(ids) > room and spare > 0:
-            short, cut = shortened(parts, page, action, spare, size, ends=ends)
-            ids = self.template.prompt(system, short, answer=answer)
+            text, cut = shortened(parts, page, action, spare, size, ends=ends)
+            ids = self.template.prompt(system, text, answer=answer)
             spare -= max(1, len(ids) - room)
-        return Prompt(ids, cut=cut)
+        return text, Prompt(ids, cut=cut)

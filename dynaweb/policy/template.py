@@ -106,6 +106,21 @@ class ChatTemplate:
             both = (*before, *self._text.encode(self.lead + self._text.quoted(text)))
         return (*both[len(before) :], *self._end)
 
+    def messages(self, system: str, user: str, reply: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The turns before a reply, laid out as this template takes them, and the reply's.
+
+        Who applies the template to them reads control tokens out of text, so what would be one has a space in it.
+        """
+        turns = self._layout(self._text.harmless(system), self._text.harmless(user))
+        content = self._text.harmless(reply)
+        whole: Any = content if isinstance(turns[-1]["content"], str) else _parts(content)
+        return turns, [{"role": "assistant", "content": whole}]
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """What the template is given besides the turns."""
+        return dict(self._arguments)
+
     def size(self, text: str) -> int:
         """Tokens of a user's text by itself."""
         return len(self._text.encode(self._text.quoted(text)))
@@ -262,6 +277,10 @@ class TextEncoder:
     def quoted(self, text: str) -> str:
         """Text of a page or a person, with what would be a mark written so that it is none."""
         return self._find.sub(lambda found: self._quote[found[0]], _ODD.sub("", text))
+
+    def harmless(self, text: str) -> str:
+        """Text of a page or a person for who knows no quoted text: a mark in it is written with a space."""
+        return self._find.sub(lambda found: _broken(found[0]), _ODD.sub("", text))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of text with marks, in which `quoted` text is plain."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -70,13 +70,21 @@ def dreaming_model(ctx: RunContext, have: Artifacts) -> LoadedModel | None:
     return ctx.models.load() if ctx.envs.dreams and ctx.recipe.wm_fit.refresh_every else None
 
 
-def curriculum_of(ctx: RunContext, have: Artifacts, demonstrated: Sequence[Task]) -> Curriculum:
-    """The tasks of all updates; for dreams, only tasks whose start page was recorded."""
+def curriculum_of(
+    ctx: RunContext, have: Artifacts, demonstrated: Sequence[Task], playable: Collection[str] | None = None
+) -> Curriculum:
+    """The tasks of all updates; for dreams, only tasks whose start page was recorded.
+
+    Real pages can be had only of demonstrated tasks that are `playable` by id (None: all are); a dream begins on the
+    first page of any demonstration.
+    """
     tasks = rl_tasks(ctx) if have.phase.tasks is None else read_tasks(have.phase.tasks)
     if have.explore is not None:
         starts = recorded_starts(have)
         tasks = [task for task in tasks if starts(task) is not None]
         demonstrated = [task for task in demonstrated if starts(task) is not None]
+    elif playable is not None:
+        demonstrated = [task for task in demonstrated if task.id in playable]
     if not tasks:
         raise ConfigError("no training task has a recorded start page; raise explore.episodes")
     return Curriculum(ctx.recipe.rl, tasks, demonstrated, ctx.seed("tasks", "rl"))

@@ -196,12 +196,13 @@ def expert_rollout(experts: Experts, task_id: str, *, group: str, k: int, seed: 
 def with_tokens(trajectory: Trajectory, prompt_format: PromptFormat) -> Trajectory:
     """A copy whose steps carry prompt and response tokens, as the policy would have seen and said them.
 
-    Steps that have tokens already keep them; log-probabilities are the trainer's business.
+    Steps that have tokens already keep them, and an action that the environment refused gets none: it is nothing to
+    imitate. Log-probabilities are the trainer's business.
     """
     history: list[Action] = []
     steps: list[Step] = []
     for step in trajectory.steps:
-        if step.action is None or step.response_ids:
+        if step.action is None or step.error or step.response_ids:
             steps.append(step)
         else:
             prompt = prompt_format.policy_prompt(trajectory.task, step.observation, history)

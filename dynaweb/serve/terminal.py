@@ -1,24 +1,17 @@
-"""A person plays: the page is printed, the terminal gives the actions."""
+"""A person plays one task of any environment: the page is printed, the terminal gives the actions."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dynaweb.serve.episode import TextEpisode, Turn
+from dynaweb.rollout.human import HELP, expand, typed_line
+from dynaweb.serve.episode import TextEpisode
 
 if TYPE_CHECKING:
     from dynaweb.serve.environment import ServedEnvironment
     from dynaweb.types import Task
-
-HELP = """Actions: click 'Name' [4] | type 'Name' [2] 'text' | type 'Name' [2] 'text' enter | select 'Name' [3] 'Option'
-  press 'Enter' | scroll down | goto 'url' | go_back | go_forward | new_tab | tab_focus 1 | close_tab | wait
-  stop 'answer'. In short: click 4, type 2 some text, select 3 Option, stop an answer. Also: help, quit."""
-_SHORT = ("click", "hover", "type", "select")
-_WORDS = ("stop", "goto", "press")
-"""Actions whose only argument is a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,39 +41,16 @@ async def play(
         turn = await episode.start(task, seed)
         say(f"{served}\n\nGoal: {turn.task.intent}\n\n{turn.text}")
         while not turn.done:
-            line = await _line(ask, f"{episode.steps + 1}/{max_steps}> ")
+            line = await typed_line(ask, f"{episode.steps + 1}/{max_steps}> ")
             if line is None or line in ("quit", "exit"):
                 return Played(turn.task.id, episode.steps, False, dream=served.dreams)
             if line in ("", "help"):
                 say(HELP)
                 continue
-            turn = await episode.reply(expand(line, turn))
+            turn = await episode.reply(expand(line, turn.page))
             say(f"\n{'! ' + turn.error if turn.error else turn.text}")
     finally:
         await episode.close()
     verdict = turn.verdict
     why = verdict.why if verdict is not None else ""
     return Played(turn.task.id, episode.steps, True, turn.reward, why, served.dreams)
-
-
-def expand(line: str, turn: Turn) -> str:
-    """`click 4`, `type 2 some text` and `stop an answer` as the grammar has them; everything else as it is."""
-    from dynaweb.web.quoting import quote
-
-    kind, _, rest = line.partition(" ")
-    if kind in _WORDS and rest and rest[0] not in "'\"":
-        return f"{kind} {quote(rest)}"
-    number, _, text = rest.partition(" ")
-    if kind not in _SHORT or not number.isdigit():
-        return line
-    node = turn.page.node(int(number))
-    named = f"{kind} {quote(node.name if node is not None else '')} [{number}]"
-    return f"{named} {quote(text)}" if kind in ("type", "select") else named
-
-
-async def _line(ask: Callable[[str], str], prompt: str) -> str | None:
-    """A line of the terminal, None at the end of the input. Pages go on living while a person thinks."""
-    try:
-        return (await asyncio.to_thread(ask, prompt)).strip()
-    except EOFError:
-        return None

@@ -1,6 +1,6 @@
 """The cached stages of a run, a file each; `dynaweb.train.STAGES` has their order.
 
-demos             demonstrations of scripted experts, and an expert for every task
+demos             demonstrations of scripted experts or from a source, and an expert for every task
 sft               supervised fine-tuning, and its longer control
 graded            real episodes with the environment's verdict: for the judge, or to learn from offline
 judge_fit         fitting a judge

@@ -142,7 +142,9 @@ def prerequisites(ctx: RunContext, arms: Sequence[ArmResult]) -> list[str]:
         sentences.append(f"A judge that was fitted on {episodes} real episodes with the environment's own verdicts.")
     if recipe.offline.episodes and not ctx.envs.dreams:
         sentences.append(f"{recipe.offline.episodes} recorded real episodes of the SFT policy, to learn from offline.")
-    if recipe.data.experts == "all":
+    if isinstance(recipe.data.demos, str):
+        sentences.append("Demonstrations that were read from a source, whoever made them.")
+    elif recipe.data.experts == "all":
         sentences.append("An expert for every training task, for reinforcement learning and the longer SFT alike.")
     if recipe.rl.mode == "policy" and recipe.rl.bc_weight > 0:
         sentences.append("A behaviour-cloning term on the demonstrations that SFT saw.")
@@ -161,7 +163,9 @@ def _longer_sft(ctx: RunContext, have: Artifacts) -> list[ArmSpec]:
     if control is None:
         return []
     scores = ", ".join(f"{steps}: {score}" for steps, score in control.validation.items())
-    which = "the same demonstrations" if ctx.recipe.data.experts == "few" else "all expert data of the run"
+    data = ctx.recipe.data
+    few = data.experts == "few" or isinstance(data.demos, str)
+    which = "the same demonstrations" if few else "all expert data of the run"
     note = f"trained longer on {which}" + (f"; success on validation sites by updates: {scores}" if scores else "")
     weights = control.artifact
     return [ArmSpec("sft-long", sft_label(control.steps), "sft", weights.model, weights.key, note)]

@@ -1,23 +1,27 @@
-"""Demonstrations: scripted experts play a few training tasks in the real environment.
+"""Demonstrations: scripted experts play a few training tasks in the real environment, or a file holds them.
 
 With `data.experts = "few"` these are all the expert data of a run: SFT, its longer controls, expert mixing and the
-behaviour-cloning term see the same ones. `"all"` (the paper's looser setting) adds an expert for every RL task.
+behaviour-cloning term see the same ones. `"all"` (the paper's looser setting) adds an expert for every RL task. With
+demonstrations from a file (`data.demos`) no scripted expert is asked for anything.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dynaweb import events
-from dynaweb.errors import MissingError, TrainingError
+from dynaweb.data.demonstrations import UNJUDGED, as_tasks_of, read_demonstrations, refused
+from dynaweb.errors import ConfigError, MissingError, TrainingError
 from dynaweb.judges.reward import grading, success_of
 from dynaweb.pipeline.episodes import play_in_batches, save_episodes
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.rollout.agents import ExpertPlayer
 from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure, why_failed
 from dynaweb.rollout.group import by_task
-from dynaweb.rollout.tasks import one_per_template
+from dynaweb.rollout.tasks import known, one_per_template
+from dynaweb.runs import write_json
 from dynaweb.types import Task, Trajectory
 
 if TYPE_CHECKING:
@@ -26,6 +30,11 @@ if TYPE_CHECKING:
     from dynaweb.protocols import TaskSource
     from dynaweb.runs import Stage
 
+log = logging.getLogger("dynaweb")
+
+READ = "demos.json"
+"""What a stage that read its demonstrations says of them: `episodes`, `unjudged`, `dropped` by reason, and `playable`,
+the ids of their tasks that the environment can play."""
 MOST = 16_384
 """Most tasks that reinforcement learning draws before its first update, which takes seconds; a longer run plays them
 again."""
@@ -37,8 +46,12 @@ POOL = 256
 
 async def demos(ctx: RunContext) -> Artifact:
     """Stage `demos`: the demonstrations that SFT sees."""
-    tasks = one_per_template(scripted(ctx, training_tasks(ctx, ctx.recipe.data.demos)), ctx.recipe.data.demos)
-    artifact = await _played(ctx, "demos", tasks, stage_key(ctx, "demos"))
+    wanted = ctx.recipe.data.demos
+    if isinstance(wanted, str):
+        artifact = await _read(ctx, wanted)
+    else:
+        tasks = one_per_template(scripted(ctx, training_tasks(ctx, wanted)), wanted)
+        artifact = await _played(ctx, "demos", tasks, stage_key(ctx, "demos"))
     ctx.keep(artifact, "demos")
     return artifact
 
@@ -55,9 +68,9 @@ async def no_demos(ctx: RunContext) -> Artifact:
 async def all_experts(ctx: RunContext, few: Artifact) -> Artifact:
     """Stage `experts`: the expert data of RL and of the SFT controls, with `data.experts = "all"` one for each RL task.
 
-    Else these are the demonstrations.
+    Else, and where the demonstrations were read from a file, these are the demonstrations.
     """
-    if ctx.recipe.data.experts == "few" or not learns(ctx):
+    if ctx.recipe.data.experts == "few" or not learns(ctx) or playable(few) is not None:
         return few
     key = stage_key(ctx, "experts", **pool_key(ctx))
     artifact = await _played(ctx, "experts", scripted(ctx, rl_tasks(ctx)), key)
@@ -80,6 +93,11 @@ async def play_experts(ctx: RunContext, stage: Stage, name: str, tasks: Sequence
     )
     refuse_total_failure(played, "demonstrations")
     return played
+
+
+def plays_all_experts(ctx: RunContext) -> bool:
+    """Whether the recipe has an expert played for every RL task: not where it reads its demonstrations."""
+    return ctx.recipe.data.experts == "all" and learns(ctx) and not isinstance(ctx.recipe.data.demos, str)
 
 
 def learns(ctx: RunContext) -> bool:
@@ -113,7 +131,8 @@ def scripted(ctx: RunContext, tasks: Sequence[Task]) -> list[Task]:
         name, _ = ctx.envs.task_settings
         raise MissingError(
             f"environment {name!r} has no scripted expert for any of {len(tasks)} training tasks, so there is nothing "
-            "to demonstrate; evaluate a policy of your own with --policy DIR, or use an environment with experts"
+            "to demonstrate; give demonstrations of your own with data.demos=FILE, evaluate a policy of your own with "
+            "--policy DIR, or use an environment with experts"
         )
     return solvable
 
@@ -125,6 +144,57 @@ def has_expert(source: TaskSource, task: Task) -> bool:
     except MissingError:
         return False
     return True
+
+
+def playable(demonstrations: Artifact) -> set[str] | None:
+    """The tasks of demonstrations that were read which the environment can play; None: all, since it played them."""
+    if not (demonstrations.folder / READ).exists():
+        return None
+    return set(demonstrations.data(READ)["playable"])
+
+
+async def _read(ctx: RunContext, source: str) -> Artifact:
+    """Stage `demos` of a run whose demonstrations are read."""
+
+    async def body(stage: Stage) -> None:
+        batch = read_demonstrations(source)
+        episodes, same = as_tasks_of(batch.episodes, _own_tasks(ctx, {one.task.id for one in batch.episodes}))
+        held_out = [episode for episode in episodes if episode.task.split in ("validation", "test")]
+        if held_out:
+            batch.dropped["its task is held out by the environment"] += len(held_out)
+            episodes = [episode for episode in episodes if episode.task.split not in ("validation", "test")]
+        if not episodes:
+            raise ConfigError(refused(source, batch.dropped))
+        save_episodes(stage, episodes)
+        for reason, count in batch.dropped.most_common():
+            log.warning("data.demos: %d of %s are left out: %s", count, source, reason)
+        ids = {episode.task.id for episode in episodes}
+        unjudged = sum(
+            episode.facts.verdict is not None and episode.facts.verdict.why == UNJUDGED for episode in episodes
+        )
+        counts = {"episodes": len(episodes), "unjudged": unjudged, "dropped": dict(batch.dropped)}
+        write_json(stage.folder / READ, {**counts, "playable": sorted(same & ids)})
+        for trajectory in episodes:
+            ctx.tell(events.Rollout("demos", trajectory))
+
+    # Which tasks are the same depends on those that reinforcement learning draws.
+    return await ctx.stage("demos", stage_key(ctx, "demos", "experts", **pool_key(ctx)), body)
+
+
+def _own_tasks(ctx: RunContext, ids: set[str]) -> list[Task]:
+    """The environment's tasks that demonstrations may be of: training tasks, and those with these ids.
+
+    None where it has no training tasks, as benchmarks: SFT needs none, and stages that do say so themselves.
+    """
+    try:
+        tasks = {task.id: task for task in [*training_tasks(ctx, 0), *rl_tasks(ctx)]}
+        for task_id in sorted(ids - tasks.keys()):
+            if (task := known(ctx.envs.source, task_id)) is not None:
+                tasks[task_id] = task
+    except (ConfigError, MissingError) as error:
+        log.warning("demonstrations are compared with no task of the environment: %s", error)
+        return []
+    return list(tasks.values())
 
 
 async def _played(ctx: RunContext, name: str, tasks: Sequence[Task], key: StageKey) -> Artifact:

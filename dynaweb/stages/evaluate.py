@@ -163,14 +163,7 @@ def greedy(ctx: RunContext, engine: Engine, prompts: PromptFormat) -> PlayerFor:
 def without_weights(name: str, ctx: RunContext) -> Callable[[], PlayerFor]:
     """What makes the players of `expert`, `random` or `server:NAME` in the evaluation environment of a run."""
     if name.startswith(SERVER):
-        from dynaweb.engines.server import OpenAIEngine
-        from dynaweb.policy.prompt_formats import policy_prompt_for
-
-        recipe = ctx.recipe
-        engine = OpenAIEngine(server_of(recipe, name))
-        ctx.models.count(engine)
-        words = policy_prompt_for(recipe.model.format, ctx.models.prompt_file)
-        player = ServerPolicy(engine, words, temperature=0.0, max_new_tokens=recipe.policy.max_new_tokens)
+        player = server_policy(ctx, name, temperature=0.0)
         return lambda: lambda task: player
 
     def experts(task: Task) -> Player:
@@ -178,6 +171,18 @@ def without_weights(name: str, ctx: RunContext) -> Callable[[], PlayerFor]:
 
     chance = RandomPolicy()
     return lambda: experts if name == "expert" else lambda task: chance
+
+
+def server_policy(ctx: RunContext, name: str, *, temperature: float) -> ServerPolicy:
+    """The policy `server:NAME` with the prompt of the recipe."""
+    from dynaweb.engines.server import OpenAIEngine
+    from dynaweb.policy.prompt_formats import policy_prompt_for
+
+    recipe = ctx.recipe
+    engine = OpenAIEngine(server_of(recipe, name))
+    ctx.models.count(engine)
+    words = policy_prompt_for(recipe.model.format, ctx.models.prompt_file)
+    return ServerPolicy(engine, words, temperature=temperature, max_new_tokens=recipe.policy.max_new_tokens)
 
 
 def server_of(recipe: Recipe, policy: str) -> Server:

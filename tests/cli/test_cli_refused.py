@@ -394,6 +394,5 @@ def test_mistakes_of_our_own_keep_their_traceback(monkeypatch: pytest.MonkeyPatc
     def broken(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("dynaweb.data.inspect.summarise", broken)
-    monkeypatch.setattr("dynaweb.data.store.existing", lambda path: path)
+    monkeypatch.setattr("dynaweb.data.store.open_store", broken)
     assert isinstance(CliRunner().invoke(tree(), ["data", "stats", "x"]).exception, ZeroDivisionError)

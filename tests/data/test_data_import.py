@@ -324,7 +324,7 @@ def test_browsergym_trees_of_the_devtools_protocol(tmp_path: Path) -> None:
     [
         ("click('23')", Action("click", 2, target_role="link", target_name="Cart")),
         ("fill('30', 'a, b')", Action("type", 4, "a, b", target_role="textbox", target_name="it's a Search")),
-        ("fill(bid='30', value='x')", reasons.REFUSED),
+        ("fill(bid='30', value='x')", Action("type", 4, "x", target_role="textbox", target_name="it's a Search")),
         ("keyboard_press('Enter')", Action("press", text="Enter")),
         ("press('30', 'Control+a')", Action("press", text="Control+a")),
         ("goto('http://x.test/2')", Action("goto", text="http://x.test/2")),
@@ -332,7 +332,7 @@ def test_browsergym_trees_of_the_devtools_protocol(tmp_path: Path) -> None:
         ("report_infeasible('no')", Action("stop", text="N/A")),
         ("tab_focus(1)", Action("tab_focus", index=1)),
         ("scroll(0, -10)", Action("scroll", text="up")),
-        ("drag_and_drop('1', '2')", reasons.NO_ACTION),
+        ("drag_and_drop('1', '2')", reasons.INEXACT),
         ("click('23'", reasons.NO_ACTION),
         ("__import__('os').system('x')", reasons.NO_ACTION),
         ("click(open('x'))", reasons.NO_ACTION),

@@ -86,6 +86,7 @@ CALLS = {
     "data import": "import_data",
     "data export": "export_data",
     "data stats": "data_stats",
+    "data show": "data_record",
     "data contamination": "contamination",
     "data label": "label_data",
     "plugins list": "list_plugins",

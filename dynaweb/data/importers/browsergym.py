@@ -15,29 +15,29 @@ from pathlib import Path
 from typing import Any
 
 from dynaweb.config.files import MALFORMED, read_json
-from dynaweb.data.importers import ImportReport, files_of
+from dynaweb.data.importers.episodes import ForeignEpisode
 from dynaweb.data.importers.pages import ForeignPage, from_axtree_text
 from dynaweb.data.importers.pickles import Record, read_steps
-from dynaweb.data.importers.steps import NO_PAGE, ForeignStep, gym_action, transitions
+from dynaweb.data.importers.report import ImportReport, files_of
+from dynaweb.data.importers.steps import NO_GIVEN_ACTION, NO_PAGE, ForeignStep, gym_action
 from dynaweb.errors import CheckpointError
-from dynaweb.types import Transition
 
 SOURCE = "browsergym"
 _STEP = re.compile(r"step_(\d+)\.pkl\.gz")
 
 
-def read(source: str, report: ImportReport) -> Iterator[Transition]:
-    """The transitions of experiment folders; see `dynaweb.data.importers.read_foreign`."""
+def episodes(source: str, report: ImportReport) -> Iterator[ForeignEpisode]:
+    """The episodes of experiment folders; see `dynaweb.data.importers`."""
     folders: dict[Path, dict[int, Path]] = defaultdict(dict)
     for file in files_of(source, "step_*.pkl.gz"):
         match = _STEP.fullmatch(file.name)
         if match is not None:
             folders[file.parent][int(match[1])] = file
     for folder, files in folders.items():
-        yield from _episode(folder, files, report)
+        yield _episode(folder, files, report)
 
 
-def _episode(folder: Path, files: dict[int, Path], report: ImportReport) -> Iterator[Transition]:
+def _episode(folder: Path, files: dict[int, Path], report: ImportReport) -> ForeignEpisode:
     report.read += len(files)
     orders = sorted(files)
     records = dict(zip(orders, read_steps([files[order] for order in orders]), strict=True))
@@ -45,7 +45,10 @@ def _episode(folder: Path, files: dict[int, Path], report: ImportReport) -> Iter
     tables = [record for record in records.values() if isinstance(record, dict)]
     goal = next((record["goal"] for record in tables if record.get("goal")), "")
     done = any(record["terminated"] for record in tables)
-    yield from transitions(steps, report, task=f"{SOURCE}/{_name(folder)}", source=SOURCE, done=done, goal=goal)
+    ended = done or any(record["truncated"] for record in tables)
+    score = sum(record["reward"] for record in tables) if ended and len(tables) == len(records) else None
+    why = "the sum of its rewards"
+    return ForeignEpisode(_name(folder), SOURCE, steps, goal=goal, done=done, score=score, why=why)
 
 
 def _name(folder: Path) -> str:
@@ -64,7 +67,9 @@ def _step(order: int, record: Record) -> ForeignStep:
     except MALFORMED:
         return ForeignStep(None, NO_PAGE, order)
     action = record["action"]
-    return ForeignStep(page, gym_action(action, page) if action is not None else "it has no action", order)
+    if action is None:
+        return ForeignStep(page, NO_GIVEN_ACTION, order)
+    return ForeignStep(page, gym_action(action, page), order, record["think"], action)
 
 
 def _page(record: dict[str, Any]) -> ForeignPage:

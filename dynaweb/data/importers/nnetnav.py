@@ -19,11 +19,12 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from dynaweb.config.files import MALFORMED
-from dynaweb.data.importers import ImportReport
+from dynaweb.data.importers.episodes import NO_END, ForeignEpisode
 from dynaweb.data.importers.pages import ForeignPage, from_axtree_text
+from dynaweb.data.importers.report import ImportReport
 from dynaweb.data.importers.rows import Row, rows_of
-from dynaweb.data.importers.steps import NO_PAGE, ForeignStep, transitions, webarena_action
-from dynaweb.types import Transition
+from dynaweb.data.importers.steps import NO_PAGE, ForeignStep, thought_before_fence, webarena_action
+from dynaweb.types import Action
 
 _HEAD, _PAST = "OBSERVATION:\n", "\nPREVIOUS ACTIONS:\n"
 _URL = re.compile(r"\nURL: ([^\n]*)\nOBJECTIVE: ")
@@ -32,24 +33,26 @@ _NUMBERED = re.compile(r"^\d+: ", re.MULTILINE)
 SOURCE = "nnetnav"
 
 
-def read(source: str, report: ImportReport) -> Iterator[Transition]:
-    """The transitions of NNetNav's rows; see `dynaweb.data.importers.read_foreign`."""
-    episodes: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+def episodes(source: str, report: ImportReport) -> Iterator[ForeignEpisode]:
+    """The episodes of NNetNav's rows; see `dynaweb.data.importers`. All of them end with a `stop`."""
+    index: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
     with tempfile.TemporaryFile("w+", encoding="utf-8") as spool:
         for row in rows_of(source, report):
             report.read += 1
             step = _step(row, report)
             if step is None:
                 continue
-            steps = episodes[step["id"], step["goal"]]
-            if step["order"] in steps:
+            offsets = index[step["id"], step["goal"]]
+            if step["order"] in offsets:
                 report.drop("the same step stands there twice")
                 continue
-            steps[step["order"]] = spool.tell()
+            offsets[step["order"]] = spool.tell()
             spool.write(json.dumps(step) + "\n")
-        for (name, goal), steps in episodes.items():
-            episode = [_read_step(spool, steps[order]) for order in sorted(steps)]
-            yield from transitions(episode, report, task=f"{SOURCE}/{name}", source=SOURCE, goal=goal)
+        for (name, goal), offsets in index.items():
+            steps = [_read_step(spool, offsets[order]) for order in sorted(offsets)]
+            last = steps[-1].action
+            lacks = NO_END if isinstance(last, Action) and last.kind != "stop" else ""
+            yield ForeignEpisode(name, SOURCE, steps, goal=goal, lacks=lacks)
 
 
 def _step(row: Row, report: ImportReport) -> dict[str, Any] | None:
@@ -87,12 +90,24 @@ def _prompt(user: str) -> tuple[str, str, str, str] | None:
 
 
 def _texts(row: Row) -> tuple[str, str]:
-    """The user message and the reply, from `messages` where there are some, else from `prompt` and `output`."""
+    """The user message and the reply, from `messages` where there are some, else from `prompt` and `output`.
+
+    Lines may end as on Windows, and a message may be a list of parts.
+    """
     messages = row.get("messages")
+    user, reply = row.get("prompt", ""), _ASSISTANT.sub("", _text(row.get("output")))
     if isinstance(messages, list) and messages:
-        texts = {str(part.get("role")): str(part.get("content")) for part in messages if isinstance(part, dict)}
-        return texts.get("user", ""), texts.get("assistant", str(row.get("output", "")))
-    return str(row.get("prompt", "")), _ASSISTANT.sub("", str(row.get("output", "")))
+        texts = {str(part.get("role")): _text(part.get("content")) for part in messages if isinstance(part, dict)}
+        user, reply = texts.get("user", ""), texts.get("assistant", reply)
+    return _text(user).replace("\r\n", "\n"), reply.replace("\r\n", "\n")
+
+
+def _text(content: Any) -> str:
+    """The text of a message, whole or in parts; '' where it has none."""
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        return "".join(part for part in parts if isinstance(part, str))
+    return content if isinstance(content, str) else ""
 
 
 def _read_step(spool: IO[str], offset: int) -> ForeignStep:
@@ -100,7 +115,7 @@ def _read_step(spool: IO[str], offset: int) -> ForeignStep:
     data = json.loads(spool.readline())
     page = _page(data)
     action = webarena_action(data["reply"], page) if page is not None else NO_PAGE
-    return ForeignStep(page, action, data["order"])
+    return ForeignStep(page, action, data["order"], thought_before_fence(data["reply"]), data["reply"])
 
 
 def _page(data: dict[str, Any]) -> ForeignPage | None:

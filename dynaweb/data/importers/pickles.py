@@ -149,7 +149,23 @@ def _wanted(step: Any) -> dict[str, Any]:
         "nodes": _plain(tree.get("nodes")) if isinstance(tree, dict) else None,
         "action": step.action if isinstance(getattr(step, "action", None), str) else None,
         "terminated": getattr(step, "terminated", False) is True,
+        "truncated": getattr(step, "truncated", False) is True,
+        "reward": _number(getattr(step, "reward", 0.0)),
+        "think": _thought(getattr(step, "agent_info", None)),
     }
+
+
+def _number(value: Any) -> float:
+    """A reward; 0 where it is no number that is finite."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+    return float(value) if is_number else 0.0
+
+
+def _thought(info: Any) -> str:
+    """What the agent says that it thought: a key of a dict, or an attribute of a record."""
+    table = info if isinstance(info, dict) else getattr(info, "__dict__", {})
+    thought = table.get("think")
+    return thought if isinstance(thought, str) else ""
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from dynaweb.data.importers import ImportReport, files_of
+from dynaweb.data.demonstrations import is_hub_name
+from dynaweb.data.importers.report import ImportReport, files_of
 from dynaweb.errors import MissingError
 from dynaweb.plugin.discovery import library
 
@@ -22,17 +23,11 @@ PATTERNS = ("*.jsonl", "*.json", "*.parquet")
 
 def rows_of(source: str, report: ImportReport) -> Iterator[Row]:
     """All rows. Broken ones are counted in `report`. A source that is no path is a name for `datasets.load_dataset`."""
-    if not Path(source).exists() and _is_name(source):
+    if not Path(source).exists() and is_hub_name(source, *PATTERNS):
         yield from _hub(source)
         return
     for file in files_of(source, *PATTERNS):
         yield from _parquet(file, report) if file.suffix == ".parquet" else _json(file, report)
-
-
-def _is_name(source: str) -> bool:
-    """Whether a source that is no path here can be a data set of the hub: `owner/name`, and no name of a file."""
-    is_file = any(Path(source).match(pattern) for pattern in PATTERNS)
-    return source.count("/") == 1 and not source.startswith((".", "/", "~")) and not is_file
 
 
 def _json(file: Path, report: ImportReport) -> Iterator[Row]:

@@ -1,29 +1,37 @@
-"""Steps of a foreign episode become transitions: actions on their pages, each with the page that came next."""
+"""Steps of other projects: a page, and what was done there in the project's own grammar, as an action of ours.
+
+What our actions cannot say exactly (a right click, two options of a list, several calls at once) is no action: it is
+dropped and counted with the reason, and never becomes something near to it. How far a page was scrolled and how long
+an agent waited are no part of our actions.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from dynaweb.config.files import MALFORMED
-from dynaweb.data.importers import ImportReport
 from dynaweb.data.importers.pages import ForeignPage
-from dynaweb.types import TARGETED, Action, Transition
+from dynaweb.types import TARGETED, Action, ActionKind
 from dynaweb.web.actions.grammar import parse_action, resolve
-from dynaweb.worldmodels.change import DONE, HISTORY
 
 _FENCE = re.compile(r"```(.*?)```", re.DOTALL)
 _TARGET = re.compile(r"\A\s*(click|hover|type|select)\s*\[(\w+)\]", re.IGNORECASE)
 _WHERE = re.compile(r"(?<!\s)\s++where \[\w+\] is .*\Z", re.DOTALL)
 _DO = re.compile(r"""\b(\w++)=(?:("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+')|(["']))""")
 
+_CALL = re.compile(r"[ \t]*(?:do|exit|go_backward|go_forward)[ \t]*\(")
+_ANNOUNCED = re.compile(r"[ \t]*In summary,? the next action I will perform is:?[ \t]*\Z", re.IGNORECASE)
+
 LONGEST = 100_000
 """Letters of an action: it may write a text, and Python's parser takes memory for each."""
 LAST, NO_PAGE = "the last step has no page after it", "its page cannot be read"
 NO_ACTION, REFUSED = "its action cannot be read", "its action does not fit its page (no such element, or wrong kind)"
+NO_GIVEN_ACTION, SEVERAL = "it has no action", "it holds several actions"
+INEXACT = "its action has no exact counterpart, such as a right click, two options or keys for an element out of focus"
 STOP, GAP = "it is the closing stop", "the step after it is missing"
 
 
@@ -34,44 +42,10 @@ class ForeignStep:
     page: ForeignPage | None
     action: Action | str
     order: int
-    info: dict[str, Any] = field(default_factory=dict)
-
-
-def transitions(
-    steps: Sequence[ForeignStep], report: ImportReport, *, task: str, source: str, done: bool = False, **info: Any
-) -> Iterator[Transition]:
-    """The transitions of one episode, in order; `done` says that the environment ended it. `report` counts the rest."""
-    past: list[Action] = []
-    for at, step in enumerate(steps):
-        following = steps[at + 1] if at + 1 < len(steps) else None
-        reason = _unusable(step, following)
-        if reason:
-            report.drop(reason)
-        else:
-            assert step.page is not None and following is not None and following.page is not None
-            assert isinstance(step.action, Action)
-            if step.page.unread:
-                report.note("lines of its page could not be read")
-            more = {**info, **step.info, "step": step.order, HISTORY: tuple(past)}
-            if done and at == len(steps) - 2:
-                more[DONE] = True
-            yield Transition(step.page.page, step.action, following.page.page, task, source, more)
-        if isinstance(step.action, Action):
-            past.append(step.action)
-
-
-def _unusable(step: ForeignStep, following: ForeignStep | None) -> str:
-    if step.page is None:
-        return step.action if isinstance(step.action, str) else NO_PAGE
-    if isinstance(step.action, str):
-        return step.action
-    if step.action.kind == "stop":
-        return STOP
-    if following is None:
-        return LAST
-    if following.order != step.order + 1:
-        return GAP
-    return "" if following.page is not None else "the page after it cannot be read"
+    reasoning: str = ""
+    """What the agent thought before it acted."""
+    reply: str = ""
+    """All that it answered."""
 
 
 def webarena_action(text: str, page: ForeignPage) -> Action | str:
@@ -90,9 +64,14 @@ def webarena_action(text: str, page: ForeignPage) -> Action | str:
 
 
 def do_action(text: str, page: ForeignPage) -> Action | str:
-    """The last call in WebRL's grammar: `do(action="Click", element="7")`, `exit(message="")`, `go_backward()`."""
-    call = next((line.strip() for line in reversed(text.strip().split("\n")) if "(" in line), "")
-    name, _, rest = call.partition("(")
+    """The call in WebRL's grammar: `do(action="Click", element="7")`, `exit(message="")`, `go_backward()`.
+
+    Comments stand on lines of their own.
+    """
+    calls = [line.strip() for line in text.split("\n") if _CALL.match(line)]
+    if len(calls) > 1:
+        return SEVERAL
+    name, _, rest = calls[0].partition("(") if calls else ("", "", "")
     try:
         arguments = {key: ast.literal_eval(value) for key, value in _arguments(rest)}
     except (ValueError, SyntaxError):
@@ -138,37 +117,103 @@ def on_page(action: Action, page: ForeignPage) -> Action | str:
     return parsed if isinstance(parsed, Action) else REFUSED
 
 
+def thought_before_fence(text: str) -> str:
+    """What stands before the action in a reply of WebArena's and NNetNav's form, without the words that announce it."""
+    fences = list(_FENCE.finditer(text))
+    return _ANNOUNCED.sub("", text[: fences[-1].start()]).strip() if fences else ""
+
+
+def thought_in_comments(text: str) -> str:
+    """The lines of comment of a reply in WebRL's form."""
+    lines = (line.strip() for line in text.split("\n"))
+    return "\n".join(line.lstrip("# ") for line in lines if line.startswith("#"))
+
+
+# --- BrowserGym's high-level action set: calls of Python functions, of which each says one thing.
+
+_SIGNATURES: dict[str, tuple[str, ...]] = {
+    "noop": ("wait_ms",),
+    "click": ("bid", "button", "modifiers"),
+    "check": ("bid",),
+    "uncheck": ("bid",),
+    "hover": ("bid",),
+    "fill": ("bid", "value", "enable_autocomplete_menu"),
+    "select_option": ("bid", "options"),
+    "press": ("bid", "key_comb"),
+    "keyboard_press": ("key",),
+    "scroll": ("delta_x", "delta_y"),
+    "goto": ("url",),
+    "go_back": (),
+    "go_forward": (),
+    "new_tab": (),
+    "tab_close": (),
+    "tab_focus": ("index",),
+    "send_msg_to_user": ("text",),
+    "report_infeasible": ("reason",),
+}
+"""Functions that may have a counterpart, with their parameters."""
+_UNSAID = frozenset(
+    {
+        *("dblclick", "focus", "clear", "drag_and_drop", "upload_file", "mouse_upload_file", "keyboard_type"),
+        *("keyboard_insert_text", "keyboard_down", "keyboard_up", "mouse_move", "mouse_click", "mouse_dblclick"),
+        *("mouse_down", "mouse_up", "mouse_drag_and_drop", "scroll_at", "scroll_to_element"),
+    }
+)
+"""Functions that have none."""
+_SILENT = frozenset({"think"})
+"""Calls that agents write and that do nothing."""
+
+
 def gym_action(text: str, page: ForeignPage) -> Action | str:
-    """The last call in BrowserGym's high-level action set, such as `fill('12', 'tea')`."""
+    """The one call in BrowserGym's high-level action set, such as `fill('12', 'tea')`; why there is none, else."""
     if len(text) > LONGEST:
         return NO_ACTION
     try:
         body = ast.parse(text.strip()).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return NO_ACTION
-    call = body[-1].value if body and isinstance(body[-1], ast.Expr) else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        return NO_ACTION
-    try:
-        arguments = [ast.literal_eval(value) for value in call.args]
-        arguments += [
-            ast.literal_eval(word.value) for word in call.keywords if word.arg in ("value", "options", "text")
-        ]
-        return _called(call.func.id, arguments, page)
+        calls = [call for call in map(_call, body) if call.func.id not in _SILENT]  # type: ignore[attr-defined]
+        if len(calls) != 1:
+            return SEVERAL if calls else NO_ACTION
+        return _called(calls[0], page)
     except (*MALFORMED, SyntaxError, MemoryError):
         # Agents also call with what is no number, or too little.
         return NO_ACTION
 
 
-_ON_ELEMENT = {
-    "click": "click",
-    "dblclick": "click",
-    "check": "click",
-    "uncheck": "click",
-    "hover": "hover",
-    "fill": "type",
-    "select_option": "select",
-}
+def _call(statement: ast.stmt) -> ast.Call:
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        raise TypeError("a statement is no call")
+    if not isinstance(statement.value.func, ast.Name):
+        raise TypeError("what is called is no plain name")
+    return statement.value
+
+
+def _called(call: ast.Call, page: ForeignPage) -> Action | str:
+    """Raises what `MALFORMED` lists for calls that the function does not take."""
+    assert isinstance(call.func, ast.Name)
+    name = call.func.id
+    if name in _UNSAID:
+        return INEXACT
+    names = _SIGNATURES[name]
+    values = dict(zip(names, map(ast.literal_eval, call.args), strict=False))
+    values |= {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+    if not values.keys() <= set(names) or len(values) != len(call.args) + len(call.keywords):
+        return NO_ACTION
+    if "bid" in names:
+        return _on_element(name, values, page)
+    if name == "scroll":
+        across, down = float(values["delta_x"]), float(values["delta_y"])
+        return INEXACT if across or not down else Action("scroll", text="down" if down > 0 else "up")
+    if name == "tab_focus":
+        return Action("tab_focus", index=int(values["index"]))
+    if name == "report_infeasible":
+        return Action("stop", text="N/A")
+    if name in _ONE_TEXT:
+        text = values[names[0]]
+        return Action(_ONE_TEXT[name], text=text) if isinstance(text, str) else NO_ACTION
+    return _PLAIN[name]
+
+
+_ONE_TEXT: dict[str, ActionKind] = {"goto": "goto", "keyboard_press": "press", "send_msg_to_user": "stop"}
 _PLAIN = {
     "go_back": Action("go_back"),
     "go_forward": Action("go_forward"),
@@ -178,23 +223,29 @@ _PLAIN = {
 }
 
 
-def _called(name: str, arguments: list[Any], page: ForeignPage) -> Action | str:
-    if name in _PLAIN:
-        return _PLAIN[name]
-    first = arguments[0] if arguments else ""
-    if name in _ON_ELEMENT:
-        second = arguments[1] if len(arguments) > 1 else ""
-        text = str(second[0]) if isinstance(second, list) and second else str(second)
-        kind: Any = _ON_ELEMENT[name]
-        return on_page(Action(kind, page.ids.get(str(first)), text if kind in ("type", "select") else ""), page)
-    if name in ("press", "keyboard_press"):
-        return Action("press", text=str(arguments[-1])) if arguments else NO_ACTION
-    if name == "goto":
-        return Action("goto", text=str(first))
-    if name == "scroll" and len(arguments) == 2:
-        return Action("scroll", text="down" if arguments[1] >= 0 else "up")
-    if name == "tab_focus":
-        return Action("tab_focus", index=int(first))
-    if name in ("send_msg_to_user", "report_infeasible"):
-        return Action("stop", text=str(first) if name == "send_msg_to_user" else "N/A")
-    return NO_ACTION
+def _on_element(name: str, values: dict[str, Any], page: ForeignPage) -> Action | str:
+    number = page.ids.get(str(values["bid"]))
+    node = page.page.node(number) if number is not None else None
+    if node is None:
+        return REFUSED
+    props = dict(node.props)
+    if name == "press":
+        keys = values["key_comb"]
+        if not isinstance(keys, str):
+            return NO_ACTION
+        # Our keys go to the element in focus.
+        return Action("press", text=keys) if "focused" in props else INEXACT
+    if name == "fill":
+        value = values["value"]
+        return on_page(Action("type", number, value), page) if isinstance(value, str) else NO_ACTION
+    if name == "select_option":
+        options = values["options"]
+        chosen = options if isinstance(options, list) else [options]
+        if len(chosen) != 1:
+            return INEXACT
+        return on_page(Action("select", number, chosen[0]), page) if isinstance(chosen[0], str) else NO_ACTION
+    if name == "click" and (values.get("button", "left") != "left" or values.get("modifiers")):
+        return INEXACT
+    if name in ("check", "uncheck") and ("checked" in props) == (name == "check"):
+        return INEXACT  # it changes nothing, and a click would
+    return on_page(Action("hover" if name == "hover" else "click", number), page)

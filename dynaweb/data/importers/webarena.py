@@ -14,11 +14,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dynaweb.config.files import MALFORMED
-from dynaweb.data.importers import ImportReport, files_of
+from dynaweb.data.importers.episodes import NO_START, ForeignEpisode
 from dynaweb.data.importers.pages import ForeignPage, from_html, from_webarena_text
+from dynaweb.data.importers.report import ImportReport, files_of
 from dynaweb.data.importers.rows import LARGEST, TOO_LARGE, Row, rows_of
-from dynaweb.data.importers.steps import NO_ACTION, NO_PAGE, ForeignStep, do_action, transitions, webarena_action
-from dynaweb.types import Action, Transition
+from dynaweb.data.importers.steps import (
+    INEXACT,
+    NO_ACTION,
+    NO_PAGE,
+    ForeignStep,
+    do_action,
+    thought_before_fence,
+    thought_in_comments,
+    webarena_action,
+)
+from dynaweb.types import Action
 
 SOURCE = "webarena"
 _NEW = "<h2>New Page</h2>"
@@ -27,13 +37,13 @@ _AFTER_PAGE = re.compile(r"</pre>\s*+</?div")
 _ACTIONS = ("parsed_action", "raw_parsed_prediction")
 
 
-def read(source: str, report: ImportReport) -> Iterator[Transition]:
-    """The transitions of render and trace files; see `dynaweb.data.importers.read_foreign`."""
+def episodes(source: str, report: ImportReport) -> Iterator[ForeignEpisode]:
+    """The episodes of render and trace files; see `dynaweb.data.importers`."""
     for file in files_of(source, "render_*.html", "*.jsonl"):
         yield from _traces(file, report) if file.suffix == ".jsonl" else _render(file, report)
 
 
-def _render(file: Path, report: ImportReport) -> Iterator[Transition]:
+def _render(file: Path, report: ImportReport) -> Iterator[ForeignEpisode]:
     if file.stat().st_size > LARGEST:
         report.read += 1
         report.drop(TOO_LARGE)
@@ -42,8 +52,9 @@ def _render(file: Path, report: ImportReport) -> Iterator[Transition]:
     config = _config(head)
     report.read += len(parts)
     steps = [_rendered(part, order) for order, part in enumerate(parts)]
-    task = f"{SOURCE}/{config.get('task_id', file.stem.removeprefix('render_'))}"
-    yield from transitions(steps, report, task=task, source=SOURCE, goal=config.get("intent", ""))
+    name = config.get("task_id", file.stem.removeprefix("render_"))
+    start, site = config.get("start_url", ""), "+".join(re.findall(r"'([\w-]+)'", config.get("sites", "")))
+    yield ForeignEpisode(name, SOURCE, steps, goal=config.get("intent", ""), start_url=start, site=site)
 
 
 def _config(head: str) -> dict[str, str]:
@@ -61,17 +72,30 @@ def _rendered(part: str, order: int) -> ForeignStep:
         seen = from_webarena_text(html.unescape(text[: end.start()]), html.unescape(url))
     except MALFORMED:
         return ForeignStep(None, NO_PAGE, order)
-    return ForeignStep(seen, _rendered_action(part, seen), order)
+    action, reply = _rendered_action(part, seen)
+    return ForeignStep(seen, action, order, thought_before_fence(reply), reply)
 
 
-def _rendered_action(part: str, page: ForeignPage) -> Action | str:
-    """What was understood; where that cannot be read, what the model said."""
-    answer: Action | str = NO_ACTION
-    for name in _ACTIONS:
-        text = _between(part, f"<div class='{name}'", _END, skip="><pre>")
-        if text is not None and isinstance(answer, str):
-            answer = webarena_action(html.unescape(text), page)
-    return answer
+def _rendered_action(part: str, page: ForeignPage) -> tuple[Action | str, str]:
+    """What was done, and all that the model said.
+
+    `parsed_action` is what was understood; it does not say whether Enter was pressed after a text, which only the
+    model's own words tell.
+    """
+    texts = [_between(part, f"<div class='{name}'", _END, skip="><pre>") for name in _ACTIONS]
+    done, reply = (html.unescape(text) if text is not None else "" for text in texts)
+    understood, spoken = (webarena_action(text, page) if text else NO_ACTION for text in (done, reply))
+    if isinstance(understood, str):
+        return spoken if isinstance(spoken, Action) else understood if done.strip() else spoken, reply
+    if understood.kind != "type":
+        return understood, reply
+    same = isinstance(spoken, Action) and _typed(spoken) == _typed(understood)
+    return spoken if same else INEXACT, reply
+
+
+def _typed(action: Action) -> tuple[str, int | None, str]:
+    """A text as `parsed_action` writes it, in which a line break is a space."""
+    return action.kind, action.target, " ".join(action.text.split())
 
 
 def _between(text: str, start: str, end: str, *, skip: str = "") -> str | None:
@@ -85,26 +109,32 @@ def _between(text: str, start: str, end: str, *, skip: str = "") -> str | None:
     return inner if first and second and last else None
 
 
-def _traces(file: Path, report: ImportReport) -> Iterator[Transition]:
-    episodes: dict[str, list[Row]] = defaultdict(list)
+def _traces(file: Path, report: ImportReport) -> Iterator[ForeignEpisode]:
+    traces: dict[str, list[Row]] = defaultdict(list)
     for row in rows_of(str(file), report):
         report.read += 1
-        episodes[str(row.get("trace_id", file.stem))].append(row)
-    for name, rows in episodes.items():
+        traces[str(row.get("trace_id", file.stem))].append(row)
+    for name, rows in traces.items():
         if all(isinstance(row.get("index"), int) for row in rows):
             rows.sort(key=lambda row: int(row["index"]))
         first = rows[0].get("index")
         start = first if isinstance(first, int) else 0
         steps = [_traced(row, name, at, start) for at, row in enumerate(rows)]
         goal = str(next((row[key] for row in rows for key in ("target", "task") if row.get(key)), ""))
-        yield from transitions(steps, report, task=f"{SOURCE}/{name}", source=SOURCE, goal=goal)
+        lacks = NO_START if start > 1 else ""  # they count from 0 or from 1
+        scores = [score for row in rows if isinstance(score := row.get("score"), int | float)]
+        score = float(scores[-1]) if scores else None
+        yield ForeignEpisode(name, SOURCE, steps, goal=goal, lacks=lacks, score=score, why="the score of its trace")
 
 
 def _traced(row: Row, name: str, at: int, start: int) -> ForeignStep:
-    index = row.get("index")
+    index, document, reply = row.get("index"), row.get("html"), row.get("response")
     order = index - start if isinstance(index, int) else at
+    reply = reply if isinstance(reply, str) else ""
+    if not isinstance(document, str):
+        return ForeignStep(None, NO_PAGE, order)
     try:
-        page = from_html(str(row["html"]), str(row.get("url") or f"{SOURCE}:{name}"))
+        page = from_html(document, str(row.get("url") or f"{SOURCE}:{name}"))
     except MALFORMED:
         return ForeignStep(None, NO_PAGE, order)
-    return ForeignStep(page, do_action(str(row.get("response", "")), page), order)
+    return ForeignStep(page, do_action(reply, page), order, thought_in_comments(reply), reply)

@@ -1,0 +1,33 @@
+"""Our own runs: the real episodes in a run's folder or in one trajectory store, dreams left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dynaweb.data.importers.report import ImportReport
+from dynaweb.data.store import SUFFIX, existing_trajectories
+from dynaweb.errors import MissingError
+from dynaweb.types import Trajectory
+
+
+def trajectories(source: str, report: ImportReport) -> Iterator[Trajectory]:
+    """The episodes of a run as they are, those of every stage. Raises `MissingError` for what is neither."""
+    for path in _stores(Path(source)):
+        for episode in existing_trajectories(path):
+            report.read += len(episode.steps)
+            if episode.source == "dream":
+                report.drop_episode("its pages were dreamed", len(episode.steps))
+            elif episode.end == "infrastructure":
+                report.drop_episode("the infrastructure broke it", len(episode.steps))
+            else:
+                yield episode
+
+
+def _stores(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    stores = sorted((path / "trajectories").glob(f"*{SUFFIX}"))
+    if not stores:
+        raise MissingError(f"{path} is no trajectory store, and no folder of a run with episodes in trajectories/")
+    return stores
