@@ -11,6 +11,7 @@ from pathlib import Path
 import engine_kit as kit
 import pytest
 import torch
+from folders import ROOT
 
 from dynaweb.errors import CheckpointError, ConfigError, DivergedError, EngineError, MissingError
 from dynaweb.pipeline.models import read_tokenizer
@@ -198,3 +199,15 @@ def test_pickled_weights_are_refused_and_the_advice_converts_them(
     # Where both are there, the pickle is left alone.
     (folder.parent / command[2] / "pytorch_model.bin").write_bytes(b"no pickle")
     models.load_model(command[2])
+
+
+def test_no_call_of_transformers_may_run_code_of_a_model() -> None:
+    """One that does not say so asks on stdin."""
+    calls = [
+        (path.name, line.strip())
+        for path in (ROOT / "dynaweb").rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"Auto\w+\.from_pretrained\(|\.from_config\(", line)
+    ]
+    assert len(calls) >= 5
+    assert [call for call in calls if not re.search(r"\*\*(NATIVE|where)", call[1])] == []
