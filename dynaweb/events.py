@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dynaweb.masking import masked, printable
+
 if TYPE_CHECKING:
     from dynaweb.types import Trajectory
 
@@ -103,3 +105,6 @@ class Failure:
     where: str
     error: str
     fatal: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "error", printable(masked(self.error)))

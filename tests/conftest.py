@@ -14,6 +14,7 @@ from core_kit import Cli, PackageMaker
 from hypothesis import HealthCheck, settings
 from warm_kit import command_line
 
+from dynaweb import masking
 from dynaweb.plugin import registry as plugins
 
 # Before torch is imported: threads that spin while they wait make everything crawl when a browser needs the cores.
@@ -69,6 +70,7 @@ def clean_environment(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyt
     monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path_factory.mktemp("cache")))
     yield
     plugins._current = None
+    masking.forget()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -86,13 +87,19 @@ def serve(
     sessions: Annotated[int, typer.Option("--sessions", min=1, help="Clients that may play at once.")] = 8,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 8000,
+    idle: Annotated[
+        float, typer.Option("--idle", min=0, metavar="SECONDS", help="Silence that ends a session; 0 = none does.")
+    ] = 900.0,
     world_model: WorldModel = None,
     seed: o.Seed = None,
     sets: o.Set = None,
     block: o.Block = None,
     debug: o.Debug = False,
 ) -> None:
-    """Offer an environment, dreams included, to clients of OpenEnv, such as TRL."""
+    """Offer an environment, dreams included, to clients of OpenEnv, such as TRL.
+
+    On another --host than this machine's own, each call needs a token: that in DYNAWEB_SERVE_TOKEN, or a new one.
+    """
     from importlib.util import find_spec
 
     from dynaweb.errors import MissingError
@@ -105,12 +112,14 @@ def serve(
     from dynaweb.observers.progress import showing_progress
     from dynaweb.plugin.registry import current
     from dynaweb.serve import openenv
+    from dynaweb.serve.gate import is_local
 
     openenv.check_port(host, port)
     with showing_progress(current()):
         shared = openenv.Shared(resolved, split=split or "", tasks=tasks, max_steps=steps, world_model=world_model)
+    token = "" if is_local(host) else _token()
     typer.echo(f"{name} ({len(shared.tasks)} tasks) on http://{host}:{port}; Ctrl-C ends it", err=True)
-    openenv.serve(shared, name=name, host=host, port=port, sessions=sessions)
+    openenv.serve(shared, name=name, host=host, port=port, sessions=sessions, token=token, idle=idle)
 
 
 @env_app.command("install")
@@ -125,6 +134,20 @@ def install(
     if name in sidecar.SIDECARS:
         typer.echo(f"installing {sidecar.SIDECARS[name].summary}...", err=True)
     typer.echo(str(api.install_environment(name)))
+
+
+def _token() -> str:
+    """What clients must send: from the environment, else a new one, which is said once."""
+    import secrets
+
+    from dynaweb.masking import remember
+
+    if token := os.environ.get("DYNAWEB_SERVE_TOKEN", "").strip():
+        remember(token)
+        return token
+    token = secrets.token_urlsafe(24)
+    typer.echo(f"clients send `Authorization: Bearer {token}`, or have it as the password of the address", err=True)
+    return token
 
 
 def _in_the_real_environment(options: o.RecipeOptions) -> Recipe:

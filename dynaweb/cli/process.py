@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from dynaweb.errors import EXIT_FAILED, EXIT_INTERRUPTED, DynawebError, FileError
+from dynaweb.masking import masked, printable
 
 if TYPE_CHECKING:
     import traceback
@@ -95,7 +97,7 @@ class Group(TyperGroup):
             import traceback
 
             traceback.print_exc()
-        typer.echo(message, err=True)
+        typer.echo(printable(message), err=True)
         return typer.Exit(code)
 
 
@@ -145,6 +147,35 @@ def _streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = _Masking.of(sys.stdout), _Masking.of(sys.stderr, bars=True)
+
+
+class _Masking:
+    """A stream of text that lets no secret through, and no control character of what others wrote.
+
+    With `bars`, those of a terminal pass: a progress display moves its cursor.
+    """
+
+    def __init__(self, stream: Any, bars: bool) -> None:
+        self._stream = stream
+        self._raw = bars and stream.isatty()
+
+    @classmethod
+    def of(cls, stream: Any, *, bars: bool = False) -> Any:
+        """The stream itself where it is one of these already."""
+        return stream if isinstance(stream, cls) else cls(stream, bars)
+
+    def write(self, text: str) -> int:
+        clean = masked(text)
+        self._stream.write(clean if self._raw else printable(clean))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

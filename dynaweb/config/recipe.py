@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from dynaweb.config.sections import (
     WmFit,
 )
 from dynaweb.errors import ConfigError, hint
+from dynaweb.masking import MASK, masked_data
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -118,19 +119,22 @@ class Recipe:
     controls: Controls
     description: str = ""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    secret: frozenset[str] = field(default=frozenset(), compare=False)
+    """Dotted paths of the settings that are never written or shown."""
 
     def section(self, name: str) -> dict[str, Any]:
-        """One section as plain data."""
+        """One section as plain data, with its secrets."""
         value: Section | Choice = getattr(self, name)
         return value.data() if isinstance(value, Choice) else value.model_dump(mode="json")
 
     def tree(self) -> dict[str, dict[str, Any]]:
-        """All sections as plain data, in the order in which they are shown."""
-        return {name: self.section(name) for name in ORDER}
+        """All sections as plain data, in the order in which they are shown, with `***` for every secret."""
+        tree: dict[str, dict[str, Any]] = {name: _hidden(self.section(name), name, self.secret) for name in ORDER}
+        return tree
 
     def flat(self) -> dict[str, Any]:
-        """Dotted path and value of every setting."""
-        return dict(flatten(self.tree()))
+        """Dotted path and value of every setting, with secrets."""
+        return dict(flatten({name: self.section(name) for name in ORDER}))
 
     def choices(self) -> tuple[Choice, ...]:
         """The chosen plugins: world model, optimizer, judge, environment (engines are found by `engine_of`)."""
@@ -155,10 +159,11 @@ class Recipe:
 
     def differences(self, other: Recipe) -> list[str]:
         """One line per setting that differs: `rl.lr: 0.0001 -> 0.001` (this recipe first)."""
-        return differences(self.flat(), other.flat())
+        return differences(dict(flatten(self.tree())), dict(flatten(other.tree())))
 
     def to_toml(self, *, origins: bool = False) -> str:
-        """The recipe as TOML; reading it gives the same settings. With `origins`, each line ends with its origin."""
+        """The recipe as TOML; reading it gives the same settings, but for secrets. With `origins`, each line ends
+        with its origin."""
         lines = []
         for name, section in self.tree().items():
             lines.append(f"[{name}]")
@@ -171,11 +176,20 @@ class Recipe:
     def __str__(self) -> str:
         plugins = " ".join(f"{choice.kind}={choice.name}" for choice in self.choices())
         origins = self.origins
-        changed = [(path, value) for path, value in self.flat().items() if origins.get(path, "default") != "default"]
+        shown = dict(flatten(self.tree()))
+        changed = [(path, value) for path, value in shown.items() if origins.get(path, "default") != "default"]
         lines = [f"  {path} = {_toml(value)}  ({origins[path]})" for path, value in changed]
         return "\n".join([f"Recipe {self.name}: {plugins} model={self.model.path} seed={self.run.seed}", *lines])
 
     __repr__ = __str__
+
+
+def _hidden(value: Any, path: str, secret: Collection[str]) -> Any:
+    if path in secret:
+        return MASK
+    if isinstance(value, Mapping):
+        return {key: _hidden(inner, f"{path}.{key}", secret) for key, inner in value.items()}
+    return masked_data(value)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -119,14 +119,16 @@ def _overrides(overrides: Overrides, problems: Problems) -> tuple[dict[str, Any]
 def restore(saved: Mapping[str, Any], *, plugins: Plugins | None = None) -> Recipe:
     """The recipe that `RunFolder` saved: `{"name", "description", "settings", "origins"}`.
 
-    Raises `ConfigError` when a setting is no longer valid in this version of dynaweb.
+    Secrets are not in it; `resolve` refuses a recipe that still lacks one. Raises `ConfigError` when a setting is no
+    longer valid in this version of dynaweb.
     """
     from dynaweb.plugin.registry import current
 
     values = dict(flatten(saved["settings"]))
     origins = {path: str(saved.get("origins", {}).get(path, "run folder")) for path in values}
     plugins = plugins if plugins is not None else current()
-    return validate(str(saved["name"]), str(saved.get("description", "")), Layers(values, origins), plugins, Problems())
+    name, description = str(saved["name"]), str(saved.get("description", ""))
+    return validate(name, description, Layers(values, origins), plugins, Problems(), whole=False)
 
 
 def schema(plugins: Plugins, *, chosen: Mapping[Kind, str] | None = None) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from dynaweb.masking import Secret
 
 
 class Server(BaseModel):
@@ -24,7 +26,7 @@ class Server(BaseModel):
     """Name of the model on the server, such as `openai/gpt-oss-120b`; empty = no server, the run's own model."""
     base_url: str = ""
     """Address of the API, such as `http://localhost:8000/v1`; empty = OpenAI's, whatever `OPENAI_BASE_URL` says."""
-    key_variable: str = "OPENAI_API_KEY"
+    key_variable: Annotated[str, Secret("variable")] = "OPENAI_API_KEY"
     """Environment variable that holds the key. Servers on this machine need none, and are asked without a proxy."""
     concurrency: int = Field(default=16, ge=1)
     """Requests in flight at once."""
@@ -40,7 +42,7 @@ class Server(BaseModel):
     """How long a reasoning model thinks, in the server's words, such as `low`; empty = the server's default."""
     reasoning_tokens: int = Field(default=0, ge=0)
     """Tokens that a reasoning model may spend on thought, beside those of the answer: most servers count both."""
-    headers: dict[str, str] = Field(default_factory=dict)
+    headers: Annotated[dict[str, str], Secret("headers")] = Field(default_factory=dict)
     """Further headers of each request; `$NAME` stands for an environment variable, so that no file holds a secret."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of each request that this server knows, such as `extra_body.top_k = 20`."""

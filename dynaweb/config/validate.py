@@ -14,6 +14,7 @@ from dynaweb.config.recipe import ORDER, SECTIONS, Choice, Recipe
 from dynaweb.config.sections import EngineChoice
 from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError, hint
 from dynaweb.hookspecs import CORE_FORMATS
+from dynaweb.masking import is_masked, secret_paths
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -54,9 +55,16 @@ def _listed(texts: list[str]) -> str:
     return "\n".join([f"{len(texts)} problems:", *(f"  - {text}" for text in texts)])
 
 
-def validate(name: str, description: str, layers: Layers, plugins: Plugins, problems: Problems) -> Recipe:
-    """Build the recipe. Raises through `Problems.check` with everything that is wrong, earlier problems included."""
+def validate(
+    name: str, description: str, layers: Layers, plugins: Plugins, problems: Problems, *, whole: bool = True
+) -> Recipe:
+    """Build the recipe. Raises through `Problems.check` with everything that is wrong, earlier problems included.
+
+    With `whole`, secrets that a run folder left out are problems too.
+    """
     check = _Check(layers, plugins, problems)
+    if whole:
+        problems.texts += [_left_out(path, value) for path, value in layers.values.items() if is_masked(value)]
     tree = layers.tree()
     for key in tree:
         if key not in ORDER:
@@ -73,7 +81,7 @@ def validate(name: str, description: str, layers: Layers, plugins: Plugins, prob
     if sections["policy"] is not None:
         check.engine(sections["policy"].engine.model_dump(), "policy.engine")
     problems.check()
-    recipe = Recipe(name=name, description=description, **sections)
+    recipe = Recipe(name=name, description=description, secret=frozenset(check.secret), **sections)
     origins = {path: _origin(layers, path) for path in recipe.flat()}
     object.__setattr__(recipe, "origins", origins)
     return recipe
@@ -86,6 +94,8 @@ class _Check:
     layers: Layers
     plugins: Plugins
     problems: Problems
+    secret: set[str] = field(default_factory=set)
+    """Dotted paths of the settings that are secret."""
 
     def plugin(self, kind: Kind, name: str, path: str, *, part: str = "") -> Plugin | None:
         """The plugin that the setting `path` names; a problem and None where it cannot be used."""
@@ -152,6 +162,8 @@ class _Check:
         if not isinstance(data, Mapping):
             texts.append(_no_table(section, data, layers))
             return None
+        # First, so that what is wrong with a secret does not tell it.
+        self.secret.update(secret_paths(model, data, section))
         odd = {f"{section}.{path}": text for path, text in misfits(model, data)}
         texts += [f"{_where(layers, path)}: {path} = {text}" for path, text in odd.items()]
         try:
@@ -163,6 +175,11 @@ class _Check:
         if model.model_config.get("extra") != "allow":
             texts += [_unknown(model, section, (key,), layers) for key in data if key not in _keys(model)]
         return config
+
+
+def _left_out(path: str, value: str) -> str:
+    variable = "" if "://" in value else f", or --set '{path}=$NAME' for one in an environment variable"
+    return f"{path} = {value}: no file holds secrets; give it again by --set {path}=...{variable}"
 
 
 def _explain(

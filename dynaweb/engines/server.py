@@ -15,12 +15,13 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from dynaweb.errors import ConfigError, EngineError, InfrastructureError, MissingError
+from dynaweb.masking import MASK, SHORTEST, expanded, masked, remember
 from dynaweb.plugin.discovery import library
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ VENDOR = "https://api.openai.com/v1"
 MOST_BYTES = 32 * 2**20
 """Longest reply that is read; a longer one is no answer of a model."""
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
+NO_KEY = "none"
+"""Sent to servers on this machine where no key is set."""
 WHOLE = frozenset({"stop", "eos", "end_turn", "stop_sequence", "tool_calls", "function_call"})
 """What servers say of an answer that the model ended; one with `length`, `content_filter` or `abort` is cut."""
 _THOUGHT = re.compile(r"\A\s*(?:<think>)?(.*)</think>", re.DOTALL)
@@ -91,7 +94,8 @@ class OpenAIEngine:
         self.server = server
         self.stats = ServerStats()
         self._key = _key(server)
-        self._headers = {name: _expanded(name, text) for name, text in server.headers.items()}
+        self._headers = {name: expanded(f"server.headers.{name}", text) for name, text in server.headers.items()}
+        remember(self._key if self._key != NO_KEY else "", urlsplit(server.base_url).password or "")
         self._local = urlsplit(server.base_url).hostname in _LOCAL
         if not server.base_url and os.environ.get("OPENAI_BASE_URL"):
             log.warning("OPENAI_BASE_URL has no effect; the server is %s unless `base_url` names another", VENDOR)
@@ -133,7 +137,10 @@ class OpenAIEngine:
             try:
                 raw = await client.chat.completions.with_raw_response.create(**self._arguments(request))
                 self.stats.retries += raw.retries_taken
-                return _reply(raw.parse())
+                reply = _reply(raw.parse())
+                # A server may repeat what it was sent.
+                text, thought = (masked(one, addresses=False) for one in (reply.text, reply.reasoning))
+                return replace(reply, text=text, reasoning=thought)
             except Exception as error:
                 problem = self._as_error(error)
                 pause = next(pauses, None) if isinstance(problem, ReplyError) else None
@@ -240,9 +247,10 @@ class OpenAIEngine:
 
     def _masked(self, text: str) -> str:
         """A server's words in one line of readable characters, without the secrets that it was sent."""
-        for secret in (self._key, *self._headers.values(), urlsplit(self.server.base_url).password or ""):
-            if len(secret) > 5:
-                text = text.replace(secret, "***")
+        for header in self._headers.values():
+            if len(header) >= SHORTEST:
+                text = text.replace(header, MASK)
+        text = masked(text)
         return "".join(sign if sign.isprintable() else " " for sign in " ".join(text[:4000].split()))[:300]
 
 
@@ -265,19 +273,11 @@ def _key(server: Server) -> str:
             "that no key has; put the key alone into it"
         )
     if key or urlsplit(server.base_url).hostname in _LOCAL:
-        return key or "none"
+        return key or NO_KEY
     raise MissingError(
         f"the environment variable {server.key_variable} is not set; put the server's key into it (any word, for a "
         "server that needs none)"
     )
-
-
-def _expanded(header: str, text: str) -> str:
-    """A header's text with the environment variables that it names."""
-    missing = [name for name in re.findall(r"\$(\w+)", text) if name not in os.environ]
-    if missing:
-        raise MissingError(f"server.headers.{header} names the environment variable {missing[0]}, which is not set")
-    return re.sub(r"\$(\w+)", lambda name: os.environ[name[1]].strip(), text)
 
 
 def _passing(status: int) -> bool:

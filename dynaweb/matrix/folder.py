@@ -98,12 +98,17 @@ class MatrixFolder:
     def write_plan(self, plan: Plan) -> None:
         """Write the plan, under `lock`, in the place of one that is there: cells have ids, so what is done stays done.
 
-        Raises `ConfigError` when the folder cannot be written.
+        Raises `ConfigError` when the folder cannot be written, and for settings that are secret.
         """
         from dynaweb.runs import write_json
         from dynaweb.runs.checksums import with_sum
         from dynaweb.runs.folder import saved
 
+        if lost := sorted({path for cell in plan.cells for path in cell.recipe.secret}):
+            raise ConfigError(
+                f"{lost[0]} is a secret, and the plan from which cells are started holds none; write it as "
+                f'{lost[0]} = "$NAME", NAME being an environment variable with it'
+            )
         cells = [
             {"id": cell.id, "labels": list(cell.labels), "seed": cell.seed, "recipe": saved(cell.recipe)}
             for cell in plan.cells

@@ -315,14 +315,16 @@ def world_model_weights(folder: Path | None) -> Path | None:
 def read_tokenizer(source: str) -> Any:
     """The tokenizer of a folder or of a Hugging Face name.
 
-    Raises `CheckpointError` (a folder whose tokenizer cannot be read) and `MissingError` (no such model).
+    Raises `CheckpointError` (a folder whose tokenizer cannot be read), `MissingError` (no such model) and `EngineError`
+    (only code that comes with it could read it).
     """
     from transformers import AutoTokenizer
 
-    from dynaweb.trainer.models import unknown_model
+    from dynaweb.trainer.models import NATIVE, unknown_model, without_code
 
     try:
-        return AutoTokenizer.from_pretrained(source)
+        with without_code(source):
+            return AutoTokenizer.from_pretrained(source, **NATIVE)
     except (OSError, ValueError) as error:
         raise unknown_model(source, Path(source).is_dir(), error) from error
 

@@ -10,15 +10,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dynaweb.masking import masked, masked_data
 
-def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text. Folders above are made."""
+
+def write_text(path: Path, text: str, *, verbatim: bool = False) -> None:
+    """Write UTF-8 text, without the secrets in it unless it is `verbatim`. Folders above are made."""
+    text = text if verbatim else masked(text)
     write_with(path, lambda temporary: _write(temporary, text))
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Write plain data as indented JSON with a final newline."""
-    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+def write_json(path: Path, data: Any, *, verbatim: bool = False) -> None:
+    """Write plain data as indented JSON with a final newline, without the secrets in it unless it is `verbatim`."""
+    data = data if verbatim else masked_data(data)
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n", verbatim=True)
 
 
 def finite(data: Any) -> Any:

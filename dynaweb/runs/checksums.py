@@ -17,6 +17,7 @@ from typing import Any
 
 from dynaweb.config.files import RESTORE, parse_json, read_json, understood
 from dynaweb.errors import CheckpointError
+from dynaweb.masking import masked_data
 from dynaweb.runs.atomic import write_json
 
 CHECKSUMS, STATUS = "checksums.json", "status.json"
@@ -37,8 +38,9 @@ def file_sum(path: Path) -> str:
 
 
 def with_sum(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A document with its own checksum under `SUM`. The sum is that of its values, however they are laid out."""
-    return {**document, SUM: _sum_of(document)}
+    """A document without its secrets, with its own checksum under `SUM`. It sums values, however they are laid out."""
+    shown: dict[str, Any] = masked_data(document)  # as it will be written
+    return {**shown, SUM: _sum_of(shown)}
 
 
 def fits_sum(document: Mapping[str, Any]) -> bool:

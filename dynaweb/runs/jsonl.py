@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from dynaweb.config.files import RESTORE, parse_json
 from dynaweb.errors import CheckpointError
+from dynaweb.masking import masked_data
 from dynaweb.runs.space import storage_error
 
 
@@ -26,8 +27,11 @@ class JsonlWriter:
         self._file = path.open("ab", buffering=0)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append one object, or nothing of it. Keys keep their order. Raises `StorageError` when the disk is full."""
-        line = (json.dumps(row, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+        """Append one object without its secrets, or nothing of it. Keys keep their order.
+
+        Raises `StorageError` when the disk is full.
+        """
+        line = (json.dumps(masked_data(row), ensure_ascii=False) + "\n").encode(errors="backslashreplace")
         end = self._file.seek(0, os.SEEK_END)
         try:
             if self._file.write(line) != len(line):

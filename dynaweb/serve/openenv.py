@@ -27,6 +27,7 @@ from dynaweb.errors import ConfigError
 from dynaweb.rollout.tasks import known, named
 from dynaweb.serve.environment import LoopThread, ServedEnvironment
 from dynaweb.serve.episode import TextEpisode, Turn
+from dynaweb.serve.gate import IDLE, LONGEST, Gate, is_local
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
@@ -104,7 +105,12 @@ class WebEnvironment(Environment[WebAction, WebObservation, WebState]):
         return _observation(self._turn)
 
     def step(self, action: WebAction, timeout_s: float | None = None, **_: Any) -> WebObservation:
-        """Act. A refused reply costs a step and comes back with `error`."""
+        """Act. A refused reply costs a step and comes back with `error`.
+
+        Raises `ConfigError` where no episode is running.
+        """
+        if self._turn is None or self._turn.done:
+            raise ConfigError("no episode is running: reset first, in the same session of the WebSocket /ws")
         self._turn = self._shared.thread.run(self._episode.reply(action.text))
         return _observation(self._turn)
 
@@ -143,11 +149,16 @@ class WebClient(EnvClient[WebAction, WebObservation, WebState]):
         return WebState(**payload)
 
 
-def create_app(shared: Shared, *, name: str, sessions: int) -> Any:
-    """The FastAPI application; `sessions` clients may play at once."""
-    return http_server.create_app(
+def create_app(shared: Shared, *, name: str, sessions: int, token: str = "", idle: float = IDLE) -> Any:
+    """The ASGI application behind its gate; `sessions` clients may play at once.
+
+    Without a `token` it answers to local host names only; a session that is silent for `idle` seconds ends.
+    """
+    app = http_server.create_app(
         lambda: WebEnvironment(shared), WebAction, WebObservation, env_name=name, max_concurrent_envs=sessions
     )
+    # There are no tools here, and its sessions would have no end.
+    return Gate(app, token=token, idle=idle, closed=("/mcp",))
 
 
 def check_port(host: str, port: int) -> None:
@@ -159,13 +170,18 @@ def check_port(host: str, port: int) -> None:
         raise ConfigError(f"{host}:{port} cannot be listened on ({error.strerror}); choose another --port") from None
 
 
-def serve(shared: Shared, *, name: str, host: str, port: int, sessions: int) -> None:
-    """Run the server until it is interrupted."""
+def serve(
+    shared: Shared, *, name: str, host: str, port: int, sessions: int, token: str = "", idle: float = IDLE
+) -> None:
+    """Run the server until it is interrupted. Raises `ConfigError` for an address of others without a token."""
     import uvicorn
 
+    if not token and not is_local(host):
+        raise ConfigError(f"whoever reaches {host} could drive the browser; give a token, or listen on 127.0.0.1")
+    app = create_app(shared, name=name, sessions=sessions, token=token, idle=idle)
     logging.getLogger("uvicorn.error").addFilter(_not_a_leaver)
     try:
-        uvicorn.run(create_app(shared, name=name, sessions=sessions), host=host, port=port, log_level="warning")
+        uvicorn.run(app, host=host, port=port, log_level="warning", ws_max_size=LONGEST)
     finally:
         shared.close()
 

@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Any
 
 from dynaweb.errors import CheckpointError, ConfigError, DynawebError
+from dynaweb.masking import masked, printable
 
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 WATCHED = ("status.json", "metrics.jsonl", "summary.json", "matrix.json", "cells/*/status.json", "outcomes/*.json")
@@ -118,7 +119,7 @@ def server_for(folder: Path, *, each: int | None, port: int = 0) -> ThreadingHTT
                 if text is None or not self.path.split("?")[0].endswith("version"):
                     text, kind = pages.page(self.path), "text/html"
             except (DynawebError, OSError) as error:
-                self._answer(500, "text/plain", str(error))
+                self._answer(500, "text/plain", printable(masked(str(error))))
                 return
             if text is not None and kind == "text/html" and _is_folder(self.path):
                 # Its own addresses are relative.

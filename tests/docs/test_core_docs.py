@@ -231,3 +231,14 @@ def test_extras_that_readme_names_exist() -> None:
     named = {extra for group in re.findall(r"'\.\[([\w,]+)\]'", README) for extra in group.split(",")}
     assert named
     assert named <= set(extras)
+
+
+def test_every_promise_names_a_test_that_is_there() -> None:
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) > 10
+    for row in rows:
+        named = re.findall(r"`((?:tests|scripts)/[\w/]+\.py)(?:::(\w+))?`", row.split(" | ")[-1])
+        assert named, row
+        for file, test in named:
+            assert (f"def {test}(" if test else "") in (ROOT / file).read_text(encoding="utf-8"), (file, test)

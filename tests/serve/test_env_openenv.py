@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +46,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @contextmanager
-def serving(folder: Path, name: str, *options: str) -> Iterator[str]:
+def serving(folder: Path, name: str, *options: str, **environment: str) -> Iterator[str]:
     """The address of a server process that offers an environment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -50,7 +54,7 @@ def serving(folder: Path, name: str, *options: str) -> Iterator[str]:
     command = [sys.executable, "-m", "dynaweb", "env", "serve", name, "--port", str(port), *options]
     log = folder / "log"
     with log.open("wb") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=output)
+        server = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **environment})
     try:
         _wait_for(port, server, log)
         yield f"http://127.0.0.1:{port}"
@@ -108,6 +112,58 @@ def test_a_client_that_knows_nothing_of_us_plays_too(url: str) -> None:
         assert client.reset(seed=0).observation["page"]
         result = client.step({"text": "stop 'no idea'"})
         assert result.done and result.reward == 0.0
+
+
+def answer(address: str, path: str, body: object, **headers: str) -> tuple[int, str]:
+    """Status and text of a POST."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(f"{address}{path}", data, {"Content-Type": "application/json", **headers})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_bad_calls_are_the_caller_s_fault_and_one_line(tmp_path: Path) -> None:
+    with serving(tmp_path, "sites", "--tasks", "2", "--idle", "1", "--sessions", "1", *STATIC) as address:
+        assert answer(address, "/reset", {"seed": 1})[0] == 200
+        for path, body in [
+            ("/reset", {"task": "shop/none"}),
+            ("/reset", {"task": ["x"]}),
+            ("/reset", {"seed": "x"}),
+            ("/reset", b"{"),
+            ("/reset", b"[" * 100_000),
+            ("/reset", [1]),
+            ("/step", {"action": {"text": "stop ''"}}),
+            ("/step", {"action": {"text": 3}}),
+            ("/step", {}),
+            ("/mcp", {"method": "openenv/session/create"}),
+            ("/none", {}),
+        ]:
+            status, text = answer(address, path, body)
+            assert 400 <= status < 500 and "\n" not in text, (path, body, status, text)
+        assert answer(address, "/reset", {}, Host="evil.example")[0] == 421
+        assert answer(address, "/reset", {}, Origin="http://evil.example")[0] == 403
+        with WebClient(base_url=address).sync() as silent:
+            assert silent.reset(seed=0).observation.page
+            time.sleep(2)
+            with WebClient(base_url=address).sync() as other:
+                assert other.reset(seed=0).observation.page
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_an_address_of_others_needs_a_token(tmp_path: Path) -> None:
+    token = {"DYNAWEB_SERVE_TOKEN": "canary-token"}
+    with serving(tmp_path, "sites", "--tasks", "2", "--host", "0.0.0.0", *STATIC, **token) as address:
+        assert answer(address, "/reset", {})[0] == 401
+        assert answer(address, "/reset", {}, Authorization="Bearer canary-token")[0] == 200
+        with pytest.raises(ConnectionError):
+            WebClient(base_url=address).sync().reset(seed=0)
+        with WebClient(base_url=address.replace("//", "//any:canary-token@")).sync() as client:
+            assert client.reset(seed=0).observation.page
+    log = (tmp_path / "log").read_text()
+    assert "canary-token" not in log and "Traceback" not in log
 
 
 def test_dreams_are_served_and_judged(tmp_path: Path) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 from pathlib import Path
 
 import engine_kit as kit
 import pytest
 import torch
+from folders import ROOT
 
-from dynaweb.errors import CheckpointError, ConfigError, DivergedError, MissingError
+from dynaweb.errors import CheckpointError, ConfigError, DivergedError, EngineError, MissingError
+from dynaweb.pipeline.models import read_tokenizer
 from dynaweb.trainer import models
 
 
@@ -144,3 +148,66 @@ def test_a_surplus_head_is_told_and_left_out(folder: Path, caplog: pytest.LogCap
     models.load_model(folder)
     told = "3 weights that its model has no use for: model.layers.0.mask, value_head.0.bias, value_head.weight"
     assert told in caplog.text
+
+
+def with_code(folder: Path, *, kind: str = "homemade") -> Path:
+    """A model folder whose config and tokenizer name code in the folder; the code leaves a file where it is run."""
+    mark = folder.parent / "code-was-run"
+    (folder / "own.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Own: pass\n", encoding="utf-8")
+    names = ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")
+    changed_config(folder, model_type=kind, auto_map=dict.fromkeys(names, "own.Own"))
+    tokens = {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens), encoding="utf-8")
+    return mark
+
+
+def test_code_that_comes_with_a_model_is_never_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after a question either: nobody is asked."""
+    mark = with_code(folder)
+    questions: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda text="": questions.append(text) or "y")
+    reads = (models.load_model, models.check_folder, lambda path: models.context_of(str(path)), read_tokenizer)
+    for read in reads:
+        with pytest.raises(EngineError, match="needs program code that comes with it, which is never run") as error:
+            read(folder)  # type: ignore[operator]
+        assert "\n" not in str(error.value)
+    assert not questions and not mark.exists()
+
+
+def test_a_model_that_transformers_knows_is_read_without_its_code(folder: Path) -> None:
+    mark = with_code(folder, kind="llama")
+    assert models.load_model(folder).config.model_type == "llama"
+    assert not mark.exists()
+
+
+def test_pickled_weights_are_refused_and_the_advice_converts_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import load_file
+
+    file = folder / "model.safetensors"
+    torch.save(load_file(file), folder / "pytorch_model.bin")
+    shutil.copytree(models.resolve("tiny"), folder, dirs_exist_ok=True, ignore=lambda *_: ["config.json", file.name])
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is a pickle.*never loaded") as error:
+        models.load_model(folder)
+    command = re.search(r'python -c "(.*)"` and give \./(.*)', str(error.value))
+    assert command and "\n" not in str(error.value)
+    monkeypatch.chdir(folder.parent)
+    exec(command[1])
+    assert torch.equal(models.load_model(command[2]).model.norm.weight, kit.llama().model.norm.weight)
+    # Where both are there, the pickle is left alone.
+    (folder.parent / command[2] / "pytorch_model.bin").write_bytes(b"no pickle")
+    models.load_model(command[2])
+
+
+def test_no_call_of_transformers_may_run_code_of_a_model() -> None:
+    """One that does not say so asks on stdin."""
+    calls = [
+        (path.name, line.strip())
+        for path in (ROOT / "dynaweb").rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"Auto\w+\.from_pretrained\(|\.from_config\(", line)
+    ]
+    assert len(calls) >= 5
+    assert [call for call in calls if not re.search(r"\*\*(NATIVE|where)", call[1])] == []

@@ -235,6 +235,10 @@ class VllmEngine(BaseEngine):
             arguments |= {"gpu_memory_utilization": self.config.memory, "enable_sleep_mode": self.config.sleep}
         if self._rank:
             arguments |= {"enable_lora": True, "max_lora_rank": max(8, self._rank), "max_loras": 1}
+        if self.config.extra.get("trust_remote_code"):
+            raise EngineError(
+                "`extra.trust_remote_code` of the engine is refused: code that comes with a model is never run"
+            )
         arguments |= self.config.extra
         known = getattr(args, "__dataclass_fields__", arguments)
         unknown = sorted(set(arguments) - set(known))

@@ -232,7 +232,7 @@ class OpenContext:
         tab = await self.guarded(attaching, "attach to a page")
         page.on("close", lambda _: self._on_closed(tab))
         page.on("download", self.downloads.take)
-        page.on("websocket", lambda socket: self._on_address(socket.url))
+        page.on("websocket", lambda socket: self._on_socket(socket.url))
         tab.cdp.on("Page.downloadWillBegin", self.downloads.on_begin)
         tab.cdp.on("Page.downloadProgress", self.downloads.on_progress)
         return tab
@@ -298,9 +298,16 @@ class OpenContext:
         if "@" in url and "@" in urlsplit(url).netloc:
             self.spoil()
 
+    def _on_socket(self, url: str) -> None:
+        self._on_address(url)
+        self._tell_refused(url)
+
     def _on_failed(self, request: Request) -> None:
-        if urlsplit(request.url).scheme in _WEB and not self._pool.allows(request.url):
-            host = self._pool.refuse(request.url)
+        self._tell_refused(request.url)
+
+    def _tell_refused(self, url: str) -> None:
+        if urlsplit(url).scheme in _WEB and not self._pool.allows(url):
+            host = self._pool.refuse(url)
             self.say(f"a request to {host} was refused: this host is not allowed")
 
 

@@ -8,14 +8,13 @@
 
 Contexts are reset between episodes and used again, because a fresh one costs four times as much. A browser that died
 is started again at the next reset; one that has played `recycle` episodes is replaced, because Chromium keeps some
-memory for every context it ever had. Hosts off the allow-list are refused by Chromium's own resolver when the list is
-loopback only (asking Python about every request would be slow), else by a route handler.
+memory for every context it ever had. Hosts off the allow-list are out of reach for the browser's whole network
+(`dynaweb.web.chromium.network`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import os
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -29,11 +28,12 @@ from dynaweb.errors import BrowserError, MissingError
 from dynaweb.web.chromium.browser import Running
 from dynaweb.web.chromium.downloads import DOWNLOAD_BUDGET, MAX_DOWNLOAD, Budget
 from dynaweb.web.chromium.install import Chromium, find
+from dynaweb.web.chromium.network import LOOPBACK, FilteringProxy, allows, arguments, is_loopback_only
 from dynaweb.web.page.view import MAX_NODES
 from dynaweb.web.session import QUIET_WINDOW, VIEWPORT, Region, UrlMap
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Route, WebSocketRoute
+    from playwright.async_api import Browser
 
     from dynaweb.protocols import BrowserSettings
     from dynaweb.web.chromium.context import OpenContext
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 DOWNLOADS = "downloads"
 """Folder of downloaded files within a run's."""
-LOOPBACK = ("*.localhost", "localhost", "127.0.0.1")
 _FLAGS = (
     "--disable-quic",
     "--no-first-run",
@@ -126,6 +125,7 @@ class BrowserPool:
         """Clean contexts of the running browser."""
         self._retired: list[Running] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._proxy: FilteringProxy | None = None
 
     async def session(self) -> ChromiumSession:
         """A new session; the browser starts with its first `reset`."""
@@ -150,6 +150,9 @@ class BrowserPool:
             self._idle = []
         for running in ending:
             await running.close()
+        proxy, self._proxy = self._proxy, None
+        if proxy is not None:
+            proxy.close()
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
@@ -160,8 +163,7 @@ class BrowserPool:
 
     def allows(self, url: str) -> bool:
         """Whether the allow-list admits the host of an address."""
-        host = urlsplit(url).hostname or ""
-        return any(fnmatch.fnmatchcase(host, pattern) for pattern in self.hosts)
+        return allows(url, self.hosts)
 
     def refuse(self, url: str) -> str:
         """Count a request to a host that is not allowed, and name the host."""
@@ -245,15 +247,11 @@ class BrowserPool:
         return running
 
     def _arguments(self) -> list[str]:
-        if not self._loopback_only:
-            return list(_FLAGS)
-        # A proxy would resolve names itself, past these rules.
-        excluded = ", ".join(f"EXCLUDE {host}" for host in self.hosts)
-        return [*_FLAGS, f"--host-resolver-rules=MAP * ~NOTFOUND, {excluded}", "--no-proxy-server"]
-
-    @property
-    def _loopback_only(self) -> bool:
-        return all(host in LOOPBACK or host.endswith(".localhost") for host in self.hosts)
+        if is_loopback_only(self.hosts):
+            return [*_FLAGS, *arguments(self.hosts, None)]
+        if self._proxy is None:
+            self._proxy = FilteringProxy(self.hosts).start()
+        return [*_FLAGS, *arguments(self.hosts, self._proxy.port)]
 
     async def _new_context(self, running: Running, storage_state: Path | None, har: Path | None) -> OpenContext:
         from dynaweb.web.chromium.context import OpenContext
@@ -270,25 +268,9 @@ class BrowserPool:
             options |= {"record_har_path": str(har), "record_har_content": "embed"}
         try:
             context = await asyncio.wait_for(running.browser.new_context(**options), _LAUNCH_SECONDS)
-            if not self._loopback_only:
-                await context.route("**/*", self._guard)
-                await context.route_web_socket("**/*", self._guard_socket)
         except Exception as error:
             raise BrowserError(f"could not open a browsing context: {str(error).splitlines()[0]}") from None
         return await OpenContext.open(self, running, context, fresh=storage_state is not None or har is not None)
-
-    async def _guard(self, route: Route) -> None:
-        if self.allows(route.request.url):
-            await route.continue_()
-        else:
-            await route.abort("blockedbyclient")
-
-    async def _guard_socket(self, socket: WebSocketRoute) -> None:
-        if self.allows(socket.url):
-            socket.connect_to_server()
-        else:
-            self.refuse(socket.url)
-            await socket.close()
 
     def _locks(self) -> tuple[asyncio.Semaphore, asyncio.Lock]:
         """Locks of the running event loop; a pool may serve several `asyncio.run` one after another."""

@@ -163,7 +163,7 @@ class ChromiumSession:
         # What was signed in must not reach the next episode through the pool.
         opened.spoil()
         try:
-            write_text(path, json.dumps(state))
+            write_text(path, json.dumps(state), verbatim=True)
             # It opens an account.
             path.chmod(0o600)
         except OSError as error:

@@ -20,7 +20,7 @@ from werkzeug.test import Client
 from dynaweb.errors import BrowserError
 from dynaweb.types import TARGETED, Action, Observation
 from dynaweb.web.actions.rules import TEXTBOXES
-from dynaweb.web.chromium.pool import LOOPBACK
+from dynaweb.web.chromium.network import LOOPBACK
 from dynaweb.web.page.view import compact_view
 from dynaweb.web.quoting import quote
 from dynaweb.web.session import with_scheme

@@ -8,13 +8,14 @@ where text has to be compared by meaning, `verified` scores through the package 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from dynaweb.config.sections import Section
 from dynaweb.config.server import Server
 from dynaweb.hookspecs import PluginSpec, hookimpl
+from dynaweb.masking import Secret
 from dynaweb.web.observation_formats import format_spec
 
 
@@ -23,7 +24,7 @@ class Login(Section):
 
     username: str
     """Who."""
-    password_variable: str
+    password_variable: Annotated[str, Secret("variable")]
     """Environment variable that holds the password; recipes, run folders and logs never hold it."""
     page: str = "/login"
     """Path of the login page."""
@@ -47,8 +48,9 @@ class WebarenaConfig(Section):
     urls: Mapping[str, str] = Field(default_factory=dict)
     """Address of each site by its name (shopping, shopping_admin, reddit, gitlab, map, wikipedia, homepage, or names of
     your own); else the variables SHOPPING, REDDIT... or WA_SHOPPING, WA_REDDIT..."""
-    headers: Mapping[str, Mapping[str, str]] = Field(default_factory=dict)
-    """Extra headers by site; a task's requests carry those of all its sites."""
+    headers: Annotated[Mapping[str, Mapping[str, str]], Secret("headers")] = Field(default_factory=dict)
+    """Extra headers by site; a task's requests carry those of all its sites. `$NAME` stands for an environment
+    variable, so that no file holds a secret."""
     logins: Mapping[str, Login] = Field(default_factory=dict)
     """Logins by site, beside the benchmark's own."""
     auth: str = ".auth"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, get_args
 
 from dynaweb.config.sections import Web
 from dynaweb.errors import ConfigError, InfrastructureError, MissingError, hint
+from dynaweb.masking import expanded
 from dynaweb.runs.seeding import derive
 from dynaweb.types import Action, Judgement, Observation, Split, Task, Trajectory
 from dynaweb.web.chromium.logins import Logins, opened
@@ -167,7 +168,11 @@ class WebarenaSource:
 
     def headers(self, task: Task) -> dict[str, str]:
         """The extra headers of all sites of a task."""
-        return {key: value for site in task.sites for key, value in self.config.headers.get(site, {}).items()}
+        return {
+            name: expanded(f"env.headers.{site}.{name}", text)
+            for site in task.sites
+            for name, text in self.config.headers.get(site, {}).items()
+        }
 
     def new_recording(self) -> Path | None:
         """Where the traffic of the next episode is recorded, if it is needed."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dynaweb.errors import ConfigError, InfrastructureError
+from dynaweb.masking import masked
 from dynaweb.web.chromium.logins import Login as StoredLogin
 from dynaweb.web.chromium.logins import opened
 from dynaweb_env_webarena.files import texts
@@ -76,6 +77,12 @@ def _checked(url: str, origin: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{origin} = {url!r} is no address of a site; write one such as http://my-host:9999")
+    if parts.username is not None:
+        # Pages, tasks and what is learned from them hold addresses.
+        raise ConfigError(
+            f"{origin} = {masked(url)!r} holds a user or a password; leave them out, and put them into the header "
+            "Authorization of env.headers, as `Basic $NAME` with an environment variable"
+        )
     return url.rstrip("/")
 
 

@@ -32,8 +32,9 @@ class WebvoyagerConfig(Section):
     """Task file for training; without one there is nothing to train on, since the benchmark is for evaluation."""
     sites: tuple[str, ...] = ()
     """Names of sites (`Allrecipes`, `ArXiv`...) to draw tasks from; empty = all."""
-    hosts: tuple[str, ...] = ("*",)
-    """Hosts that may be visited, `*` is a wildcard; the default lets agents go anywhere, as the original does."""
+    hosts: tuple[str, ...] = ()
+    """Hosts that may be visited, `*` is a wildcard; empty = those of the tasks with their subdomains, also for
+    what pages load. `["*"]` lets agents go anywhere on the internet, as the original does."""
     max_steps: int = Field(default=15, ge=1)
     """Longest episode (WebVoyager: 15); `eval.steps` may be shorter."""
     view: Literal["webarena", "compact", "full"] = "webarena"

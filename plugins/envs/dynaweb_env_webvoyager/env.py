@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
+from urllib.parse import urlsplit
 
 from dynaweb.config.sections import Web
 from dynaweb.errors import ConfigError, InfrastructureError, MissingError, hint
@@ -166,12 +168,21 @@ class WebvoyagerSource:
             meta={"kind": str(references[0].get("type", "-")) if references else "-"},
         )
 
+    def _hosts_of_tasks(self) -> tuple[str, ...]:
+        """The hosts of the start pages of all tasks, and what is below them: `arxiv.org`, `*.arxiv.org`."""
+        starts: list[str] = []
+        for split in ("test", "train") if self.config.train else ("test",):
+            with suppress(MissingError):  # whoever asks for its tasks is told
+                starts += [urlsplit(task.start_url).hostname or "" for task in self.catalogue(split)]
+        names = sorted({host.removeprefix("www.") for host in starts if host})
+        return tuple(host for name in names for host in ((name, f"*.{name}") if name[-1].isalpha() else (name,)))
+
     def _browser(self) -> BrowserPool:
         if self._pool is None:
             self._pool = pool_of(
                 self.web,
                 self._context.folder,
-                hosts=self.config.hosts,
+                hosts=self.config.hosts or self._hosts_of_tasks(),
                 view=self.config.view,
                 region=self.config.region,
             )

@@ -1,0 +1,198 @@
+"""Masking of secrets: the one place that knows what is secret, and takes it out of all that is written or shown.
+
+Which settings are secret is declared at the settings themselves:
+
+    token: Annotated[str, Secret()]                         # the value
+    key_variable: Annotated[str, Secret("variable")]        # the value of the environment variable that is named
+    headers: Annotated[dict[str, str], Secret("headers")]   # values of `$NAME` in it, and those of `Authorization`...
+
+`secret_paths` finds them in a table of settings, before it is checked, and has their values remembered. All that
+leaves the process goes through `masked`: files (`dynaweb.runs.atomic`, `dynaweb.runs.jsonl`), the log, failures
+(`dynaweb.events`), replies of servers, and the streams of the command line. User and password in an address are masked
+wherever it stands. Pages and tasks are data and stay as they are. `printable` escapes what could steer a terminal.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+from urllib.parse import quote, unquote, urlsplit
+
+from dynaweb.errors import MissingError
+
+MASK = "***"
+SHORTEST = 6
+"""Letters of the shortest secret that is looked for in texts: a shorter one would take ordinary words out of them. The
+setting itself is masked whatever its length."""
+
+_VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
+_USER = re.compile(r"(?<=://)[^\s/?#\"'<>\\]*@")
+_TELLING = re.compile(r"auth|cookie|key|token|secret|passw|credential|session", re.IGNORECASE)
+"""Names of headers whose text is a secret."""
+_STEERING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
+
+_secrets: set[str] = set()
+_pattern: re.Pattern[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """Marks a field of settings: its value is a secret, names a `variable` that holds one, or is a table of `headers`.
+
+    In headers `$NAME` stands for an environment variable: it may be shown, what the variable holds may not.
+    """
+
+    kind: Literal["value", "variable", "headers"] = "value"
+
+
+def remember(*secrets: str) -> None:
+    """From now on these texts are masked, also as JSON, HTML, Python, addresses and basic authentication write them."""
+    global _pattern
+    for secret in secrets:
+        text = secret.strip()
+        if len(text) < SHORTEST:
+            continue
+        forms = {text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1]}
+        forms |= {html.escape(text), quote(text), quote(text, safe=""), base64.b64encode(text.encode()).decode()}
+        if not forms <= _secrets:
+            _secrets.update(forms)
+            _pattern = re.compile("|".join(map(_whole, sorted(_secrets, key=len, reverse=True))))
+
+
+def masked(text: str, *, addresses: bool = True) -> str:
+    """A text with `***` for every secret and, with `addresses`, for user and password of every address in it."""
+    if _pattern is not None:
+        text = _pattern.sub(MASK, text)
+    if addresses and "://" in text and "@" in text:
+        text = _USER.sub(f"{MASK}@", text)
+    return text
+
+
+def masked_data(data: Any) -> Any:
+    """Plain data whose texts are `masked`; keys and numbers stay."""
+    if isinstance(data, str):
+        return masked(data)
+    if isinstance(data, Mapping):
+        return {key: masked_data(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [masked_data(value) for value in data]
+    return data
+
+
+def forget() -> None:
+    """Forget every secret."""
+    global _pattern
+    _secrets.clear()
+    _pattern = None
+
+
+def printable(text: str) -> str:
+    """A text whose control characters, but line breaks and tabs, are escapes: it cannot steer a terminal."""
+    return _STEERING.sub(lambda sign: ascii(sign[0])[1:-1], text)
+
+
+def is_masked(value: Any) -> bool:
+    """Whether a setting was masked, so that its value is not known."""
+    return isinstance(value, str) and (value == MASK or f"://{MASK}@" in value)
+
+
+def expanded(path: str, text: str) -> str:
+    """The text of a setting with the environment variables that it names as `$NAME`. Raises `MissingError`."""
+    missing = [name for name in _VARIABLE.findall(text) if name not in os.environ]
+    if missing:
+        raise MissingError(f"{path} names the environment variable {missing[0]}, which is not set")
+    return _VARIABLE.sub(lambda name: os.environ[name[1]].strip(), text)
+
+
+def secret_paths(model: Any, data: Mapping[str, Any], above: str) -> set[str]:
+    """Dotted paths of the settings that are secret themselves; all secrets of the table are remembered.
+
+    `model` is the pydantic class of the table, `data` its plain values, unchecked, and `above` its own path.
+    """
+    paths = set()
+    for path, value, kind in _marked(model, data, above):
+        names = _VARIABLE.findall(value)
+        if kind == "variable":
+            remember(os.environ.get(value, ""))
+        elif kind == "value":
+            remember(value)
+            paths.add(path)
+        else:
+            remember(*(os.environ.get(name, "") for name in names))
+            if kind == "headers" and not names and _TELLING.search(path.rpartition(".")[2]):
+                remember(value)
+                paths.add(path)
+    for _, value in _leaves(above, data):
+        if "@" in value and "://" in value:
+            _remember_login(value)
+    return paths
+
+
+def _remember_login(address: str) -> None:
+    user, _, password = address.partition("://")[2].rpartition("@")[0].partition(":")
+    try:
+        parts = urlsplit(address)
+        user, password = parts.username or user, parts.password or password
+    except ValueError:  # no address, but it may have been meant as one
+        pass
+    remember(password, unquote(password), f"{unquote(user)}:{unquote(password)}")
+
+
+def _marked(model: Any, data: Mapping[str, Any], above: str) -> Iterator[tuple[str, str, str]]:
+    """Path, text and kind of the values that a table's class marks, of tables inside of it too."""
+    for name, info in model.model_fields.items():
+        key = name if name in data or info.alias is None else info.alias
+        mark = next((note for note in info.metadata if isinstance(note, Secret)), None)
+        if mark is not None:
+            value = data.get(key, info.default)
+            yield from ((path, text, mark.kind) for path, text in _leaves(f"{above}.{key}", value))
+            continue
+        value = data.get(key, {})
+        for inner in _tables(info.annotation):
+            if isinstance(value, Mapping) and inner is info.annotation:
+                yield from _marked(inner, value, f"{above}.{key}")
+            elif isinstance(value, Mapping):
+                tables = ((part, table) for part, table in value.items() if isinstance(table, Mapping))
+                for part, table in tables:
+                    yield from _marked(inner, table, f"{above}.{key}.{part}")
+
+
+def _tables(kind: Any) -> Iterator[Any]:
+    if isinstance(kind, type) and hasattr(kind, "model_fields"):
+        yield kind
+    for inner in get_args(kind):
+        yield from _tables(inner)
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(f"{path}.{key}", inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _leaves(path, inner)
+    elif isinstance(value, str | int) and not isinstance(value, bool):
+        yield path, str(value)
+
+
+def _whole(secret: str) -> str:
+    """A pattern that finds a secret; one of digits alone is no part of a longer number."""
+    return rf"(?<![\d.]){secret}(?![\d.])" if secret.isdigit() else re.escape(secret)
+
+
+class _Filter(logging.Filter):
+    """Masks the records of a logger, whoever handles them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = printable(masked(record.getMessage())), None
+        return True
+
+
+logging.getLogger("dynaweb").addFilter(_Filter("dynaweb"))

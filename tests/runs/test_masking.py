@@ -1,0 +1,191 @@
+"""Secrets: none reaches a file or the terminal, whichever way it came in."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from chat_server import Raw, chat_server
+from core_kit import Cli
+
+import dynaweb
+from dynaweb import events, masking
+from dynaweb.config import resolve
+from dynaweb.errors import ConfigError, MissingError
+from dynaweb.masking import masked, masked_data, printable, remember
+from dynaweb.runs import JsonlWriter, open_run, write_json, write_text
+from dynaweb.runs.checksums import read_summed, with_sum
+
+KEY, USER_PASSWORD, LOGIN = "canary-key-4711", "canary-p%40ss", "canary-login-<99>"
+HEADER = "reward.server.headers.Authorization"
+SMALL = ("--set", "model.threads=1", "--set", "env.task_settings.driver=static", "--set", "explore.episodes=2")
+
+
+def everything(*folders: Path) -> bytes:
+    """Every byte of every file, unpacked where it is packed."""
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert files
+    raw = [path.read_bytes() for path in files]
+    return b"\n".join([*raw, *(gzip.decompress(data) for data in raw if data[:2] == b"\x1f\x8b")])
+
+
+def secret_settings(url: str) -> list[str]:
+    """Settings that hold each kind of secret: keys, headers, the login of an address and that of a site."""
+    address = url.replace("//", f"//someone:{USER_PASSWORD}@")
+    server = [f"reward.server.base_url={address}", "reward.server.model=m", "reward.server.retries=0"]
+    server += ["reward.server.key_variable=CANARY_KEY", "reward.server.headers.X-Team=Team $CANARY_TOKEN"]
+    server += [f"{HEADER}={LOGIN}"]
+    site = "eval.env_settings.logins.shopping"
+    return [*server, "eval.env=webarena", f"{site}.username=ann", f"{site}.password_variable=CANARY_KEY"]
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CANARY_KEY", KEY)
+    monkeypatch.setenv("CANARY_TOKEN", "canary-token")
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_a_run_with_a_server_that_repeats_all_it_was_sent_keeps_no_secret(
+    status: int, warm_cli: Cli, tmp_path: Path
+) -> None:
+    token = "canary-token-\"8'15"
+    basic = "c29tZW9uZTpjYW5hcnktcEBzcw=="  # someone:canary-p@ss
+    words = f"{KEY} {token} {USER_PASSWORD} canary-p@ss {basic} {LOGIN} \x1b[2J\x9b31m NO"
+    reply = {"error": {"message": words}, "id": "x", "object": "chat.completion", "created": 0, "model": "m"}
+    reply["choices"] = [{"index": 0, "message": {"role": "assistant", "content": words}, "finish_reason": "stop"}]
+    with chat_server(Raw(json.dumps(reply).encode(), status)) as server:
+        sets = [part for text in secret_settings(server.url) if "eval.env" not in text for part in ("--set", text)]
+        done = warm_cli(
+            *("run", "smoke", "--reward", "llm-judge", "--out", "out", *SMALL, *sets),
+            **{"DYNAWEB_CACHE": str(tmp_path / "cache"), "CANARY_KEY": KEY, "CANARY_TOKEN": token},
+        )
+        assert server.requests
+    assert done.returncode in (0, 1), done.stderr
+    written = everything(tmp_path / "out", tmp_path / "cache")
+    assert b"***" in written and b"CANARY_KEY" in written
+    for secret in (KEY, token, json.dumps(token)[1:-1], USER_PASSWORD, "canary-p@ss", basic):
+        assert secret.encode() not in written, secret
+        assert secret not in done.stdout + done.stderr, secret
+    assert "\x1b" not in done.stdout + done.stderr and "\x9b" not in done.stdout + done.stderr
+
+
+def test_what_shows_a_recipe_shows_no_secret(cli: Cli, tmp_path: Path) -> None:
+    sets = [part for text in secret_settings("http://localhost:9/v1") for part in ("--set", text)]
+    wrong = ["--set", f"{HEADER}=[{LOGIN!r}]"]
+    given = {"CANARY_KEY": KEY, "CANARY_TOKEN": "canary-token"}
+    for command in ("config show", "config show --json", "run --dry-run", "run --dry-run --json"):
+        options = [*command.split(), "--reward", "llm-judge", *sets]
+        done = cli(*options, **given)
+        assert done.returncode == 0, done.stderr
+        assert "canary" not in done.stdout + done.stderr
+        assert "***" in done.stdout and "CANARY_KEY" in done.stdout and "$CANARY_TOKEN" in done.stdout
+    done = cli("config", "show", "--reward", "llm-judge", *sets, *wrong, **given)
+    assert done.returncode == 2 and "Authorization" in done.stderr
+    assert "canary" not in done.stdout + done.stderr
+
+
+def test_run_folders_and_observers_get_no_secret(tmp_path: Path, variables: None) -> None:
+    recipe = resolve(reward="llm-judge", overrides=secret_settings("http://localhost:9/v1"))
+    assert recipe.flat()[HEADER] == LOGIN and recipe.secret == {HEADER}
+    folder = open_run(recipe, out=tmp_path / "run", command="eval")
+    folder.set_status("failed", error=f"{LOGIN} and http://a:b@c")
+    write_text(folder.report, f"<p>{KEY} {LOGIN} canary-login-&lt;99&gt;</p>")
+    with JsonlWriter(folder.metrics) as writer:
+        writer.write({"event": "error", "error": f"{KEY} {LOGIN}"})
+    write_json(folder.path / "x.json", {"deep": [{"er": (LOGIN, 1.5, None)}]})
+    written = everything(folder.path)
+    assert b"canary" not in written and b"a:b@c" not in written
+    assert "canary" not in repr(recipe) + str(recipe) + json.dumps(recipe.tree()) + recipe.to_toml(origins=True)
+    assert "canary" not in events.Failure("run", f"{KEY}\x1b[2J").error
+    # Two recipes that differ in a secret alone are told apart by nobody.
+    assert recipe.differences(resolve(recipe, overrides=[f"{HEADER}=other"])) == []
+
+
+def test_a_run_is_resumed_with_its_secrets_given_again(tmp_path: Path, variables: None) -> None:
+    sets = secret_settings("http://localhost:9/v1")
+    folder = open_run(resolve(reward="llm-judge", overrides=sets), out=tmp_path / "run")
+    folder.set_status("interrupted")
+    saved = folder.recipe()
+    with pytest.raises(ConfigError) as error:
+        resolve(saved)
+    assert f"give it again by --set {HEADER}=" in str(error.value)
+    assert "give it again by --set reward.server.base_url=" in str(error.value)
+    again = resolve(saved, overrides=[text for text in sets if text.startswith((HEADER, "reward.server.base_url"))])
+    assert open_run(again, out=tmp_path / "run", resume=True).resumed
+    with pytest.raises(ConfigError, match="no file holds secrets"):
+        dynaweb.run(resume=True, out=tmp_path / "run")
+
+
+def test_a_secret_in_an_environment_variable_is_kept_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CANARY_LOGIN", LOGIN)
+    recipe = resolve(reward="llm-judge", overrides=[f"{HEADER}=Bearer $CANARY_LOGIN"])
+    folder = open_run(recipe, out=tmp_path / "run")
+    assert resolve(folder.recipe()).flat() == recipe.flat()
+    assert masking.expanded("p", "Bearer $CANARY_LOGIN") == f"Bearer {LOGIN}"
+    assert masked(f"wrong: {LOGIN}") == "wrong: ***"
+    monkeypatch.delenv("CANARY_LOGIN")
+    with pytest.raises(MissingError, match="p names the environment variable CANARY_LOGIN, which is not set"):
+        masking.expanded("p", "Bearer $CANARY_LOGIN")
+
+
+def test_documents_are_summed_as_they_are_written(tmp_path: Path) -> None:
+    remember(KEY)
+    write_json(tmp_path / "x.json", with_sum({"error": f"the key {KEY}", "address": "http://a:b@c"}))
+    assert read_summed(tmp_path / "x.json", ())["error"] == "the key ***"
+
+
+def test_addresses_lose_user_and_password() -> None:
+    for address, shown in (
+        ("http://ann:pw@host:1/x?y=a@b", "http://***@host:1/x?y=a@b"),
+        ("see https://ann@host.", "see https://***@host."),
+        ("wss://a:p@ss@host/", "wss://***@host/"),
+        ("http://host/@ann and a@b", "http://host/@ann and a@b"),
+    ):
+        assert masked(address) == shown
+    assert masked("http://a:b@c", addresses=False) == "http://a:b@c"
+
+
+def test_numbers_keys_and_ordinary_words_stay() -> None:
+    remember("123456", "status", "abc")
+    assert masked_data({"status": "status", "x": [123456, 0.123456, None, True]}) == {
+        "status": "***",
+        "x": [123456, 0.123456, None, True],
+    }
+    assert masked("0.123456 1123456 123456 abc") == "0.123456 1123456 *** abc"
+
+
+def test_texts_of_any_length_are_masked_in_a_moment() -> None:
+    remember("needle-in-hay")
+    for part in ("a", "://", "http://", "@", "http://a:b", "http://a@", "needle-in-ha"):
+        text = part * (400_000 // len(part))
+        assert isinstance(masked(text), str) and isinstance(printable(text), str)
+
+
+def test_control_characters_are_escaped() -> None:
+    assert printable("a\x1b[31mb\x9b\x00\r\n\tü\u202e") == "a\\x1b[31mb\\x9b\\x00\r\n\tü\\u202e"
+    assert printable("over\rwritten") == "over\\rwritten"
+
+
+def test_the_log_is_masked_for_every_handler(caplog: pytest.LogCaptureFixture) -> None:
+    remember(KEY)
+    logging.getLogger("dynaweb").warning("the server said %s", f"{KEY}\x1b[2J")
+    assert caplog.messages == ["the server said ***\\x1b[2J"]
+
+
+def test_a_matrix_refuses_secrets_that_its_plan_would_hold(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        'extends = "smoke"\n[reward]\nname = "llm-judge"\n'
+        f'[reward.server]\nmodel = "m"\nheaders = {{ Authorization = "{LOGIN}" }}\n'
+    )
+    (tmp_path / "m.toml").write_text('[matrix]\nbase = "mine.toml"\nseeds = [0]\n[matrix.axes]\n"rl.n" = [2, 3]\n')
+    done = cli("matrix", "run", "m.toml", "--out", "out")
+    assert done.returncode == 2
+    assert f"{HEADER} is a secret" in done.stderr and '= "$NAME"' in done.stderr
+    assert b"canary" not in (done.stdout + done.stderr).encode()
+    assert not (tmp_path / "out" / "plan.json").exists() and not (tmp_path / "out" / "matrix.json").exists()
