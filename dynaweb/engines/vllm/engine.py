@@ -214,8 +214,8 @@ class VllmEngine(BaseEngine):
         dtype = str(own).removeprefix("torch.") if self.config.dtype == "model" else self.config.dtype
         if self._rank and torch.cuda.is_available() and dtype == "float32":
             raise ConfigError(
-                "vLLM's kernels for low-rank adapters know half precision only on a GPU; set model.dtype or the engine's "
-                "dtype to bfloat16, or lora_rank = 0"
+                "vLLM's kernels for low-rank adapters know half precision only on a GPU; set model.dtype or the "
+                "engine's dtype to bfloat16, or lora_rank = 0"
             )
         arguments: dict[str, Any] = {
             "model": self._folder.name,
