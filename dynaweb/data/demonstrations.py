@@ -224,6 +224,4 @@ def _of_hub(name: str) -> Path:
         return Path(snapshot_download(name, repo_type="dataset", allow_patterns=[f"*{SUFFIX}"]))
     except (HfHubHTTPError, OSError, ValueError) as error:
         why = str(error).strip().split("\n")[0]
-        raise MissingError(
-            f"there is no file or folder {name}, and no data set of the hub can be had ({why})"
-        ) from error
+        raise MissingError(f"there is no file or folder {name}, and no such data set of the hub ({why})") from error
