@@ -57,6 +57,16 @@ def task(name: str = "Shop", number: int = 0, web: str = "http://shop.localhost/
     return {"web_name": name, "id": f"{name}--{number}", "ques": "What is it?", "web": web}
 
 
+async def test_the_default_list_of_hosts_is_that_of_the_tasks(make: Any, tmp_path: Path) -> None:
+    own = {"Shop": "https://www.shop.example/a", "Papers": "https://papers.example:8080/", "Router": "http://10.0.0.1/"}
+    write(tmp_path, [task(name, 0, web) for name, web in own.items()])
+    pool = make(hosts=())._browser()
+    assert pool.hosts == ("10.0.0.1", "papers.example", "*.papers.example", "shop.example", "*.shop.example")
+    assert pool.allows("https://www.shop.example/b") and pool.allows("http://10.0.0.1/")
+    assert not pool.allows("https://elsewhere.example/") and not pool.allows("http://10.0.0.2/")
+    assert make(hosts=("*",))._browser().allows("https://elsewhere.example/")
+
+
 async def test_ten_local_tasks_run_end_to_end_and_are_judged(make: Any, tmp_path: Path) -> None:
     store = WorldStore(embedded())
     # Questions about one world, which is the one that a visitor without a header sees.
