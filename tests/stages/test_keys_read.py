@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_server import chat_server
 from stage_kit import SMALL
 
 import dynaweb
@@ -213,6 +214,9 @@ def reads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reads]:
         recording(found, patch)
         for name, (recipe, overrides) in RUNS.items():
             dynaweb.run(recipe, overrides=overrides, out=folder / name)
+        with chat_server("ACTION: stop [x]") as server:
+            sets = ("env.task_settings.driver=static", "eval.episodes=1", f"policy.server.base_url={server.url}")
+            dynaweb.evaluate("smoke", policy="server:m", overrides=sets, out=folder / "server")
     yield found
 
 

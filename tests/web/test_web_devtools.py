@@ -102,4 +102,5 @@ async def test_an_episode_takes_few_commands(monkeypatch: pytest.MonkeyPatch) ->
                 assert await cost(session.observe()) == 2
                 assert await cost(session.act(Action("click", 1))) <= 6
                 assert [node.name for node in (await session.observe()).nodes] == ["1"]
-            assert await cost(session.reset()) <= 8, sent[-9:]
+            # One of them takes away `window.name`, which outlives pages.
+            assert await cost(session.reset()) <= 9, sent[-10:]

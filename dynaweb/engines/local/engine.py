@@ -288,12 +288,13 @@ class TransformersRole(TransformersEngine):
 
     def __init__(self, config: TransformersConfig, context: EngineContext) -> None:
         loaded = context.weights
+        model: Any = loaded.model
         super().__init__(
-            loaded.model,
+            model,
             context.batching,
             pad_id=loaded.format.pad_id,
             max_batch_tokens=config.max_batch_tokens,
             static=config.static,
             decode=getattr(loaded.tokenizer, "decode", None),
-            unwritten=unwritten(loaded.tokenizer, loaded.model.get_output_embeddings().weight.shape[0]),
+            unwritten=unwritten(loaded.tokenizer, model.get_output_embeddings().weight.shape[0]),
         )
