@@ -20,7 +20,12 @@ def test_a_policy_behind_a_server_is_asked_in_words(tmp_path: Path) -> None:
         sets = (*SMALL, f"policy.server.base_url={server.url}", "policy.server.retries=0", "policy.max_new_tokens=64")
         result = api.evaluate("smoke", policy="server:gpt-x", overrides=sets, out=tmp_path / "run")
         again = api.evaluate("smoke", policy="server:gpt-x", overrides=sets, out=tmp_path / "again")
-    asked = server.requests
+        asked = list(server.requests)
+        api.evaluate("smoke", policy="server:gpt-y", overrides=sets, out=tmp_path / "other")
+        warmer = (*sets, "policy.server.reasoning_effort=high")
+        api.evaluate("smoke", policy="server:gpt-y", overrides=warmer, out=tmp_path / "warmer")
+    effort = [request.get("reasoning_effort") for request in server.requests if request["model"] == "gpt-y"]
+    assert set(effort) == {None, "high"}  # another model and another setting are other results
     assert result.metrics["graded"] == 4 and again.metrics == result.metrics
     assert len(asked) <= 5 and asked[0]["model"] == "gpt-x" and asked[0]["max_tokens"] == 64
     system, user = asked[0]["messages"]
