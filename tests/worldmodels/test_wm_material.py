@@ -142,7 +142,7 @@ def _check_refresh(ctx: RunContext) -> None:
 
 
 def test_what_would_stop_a_fit_is_said_before_it_starts(tmp_path: Path) -> None:
-    with pytest.raises(MissingError, match="no transition store gone"):
+    with pytest.raises(MissingError, match="no transition or trajectory store gone"):
         check_fit(workspace(tmp_path, "wm_fit.data=gone"))
     with pytest.raises(MissingError, match=r"no file gone, which wm.store names"):
         check_fit(workspace(tmp_path, "wm.store=gone", wm="frozen-llm"))

@@ -231,7 +231,7 @@ def test_fitting_on_a_store_alone_and_evaluating_on_another(
         dynaweb.show_prediction("dynaweb", **given, index=9999, out=tmp_path / "show")
     # What is not there is said before a run folder is made, so that the same command can be given again.
     refused: list[tuple[dict[str, Any], str]] = [
-        ({**given, "data": "gone"}, "no transition store"),
+        ({**given, "data": "gone"}, "no transition or trajectory store"),
         ({**given, "weights": "some/folder"}, r"no weights in some/folder \(no such folder\)"),
         ({**given, "weights": tmp_path}, r"no config\.json in it"),
     ]
@@ -256,7 +256,7 @@ def test_a_model_that_is_not_fitted_is_evaluated_without_making_anything_else(
     more = [*SMALL, *sets, "explore.player=random", "explore.episodes=12"]
     dynaweb.evaluate_world_model("dynaweb", **{**given, "overrides": more}, out=tmp_path / "explored")
     assert stages(tmp_path / "explored") == ["demos", "explore"]
-    with pytest.raises(MissingError, match="no transition store"):
+    with pytest.raises(MissingError, match="no transition or trajectory store"):
         dynaweb.evaluate_world_model("dynaweb", overrides=SMALL, data="gone", out=tmp_path / "gone")
     assert stages(tmp_path / "gone") == []
 
@@ -332,7 +332,7 @@ def test_other_transitions_are_fitted_too(tmp_path: Path, store: Path) -> None:
     plain = dynaweb.fit_world_model("dynaweb", overrides=SMALL, out=tmp_path / "plain")
     more = dynaweb.fit_world_model("dynaweb", overrides=[*SMALL, f"wm_fit.data={store}"], out=tmp_path / "more")
     assert (plain.weights / "model.safetensors").read_bytes() != (more.weights / "model.safetensors").read_bytes()
-    with pytest.raises(MissingError, match="no transition store"):
+    with pytest.raises(MissingError, match="no transition or trajectory store"):
         dynaweb.fit_world_model("dynaweb", overrides=[*SMALL, "wm_fit.data=gone"], out=tmp_path / "gone")
     assert not any(row["event"] == "stage" for row in rows(tmp_path / "gone"))
 
