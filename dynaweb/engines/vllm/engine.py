@@ -360,7 +360,7 @@ class Probe:
         """Sequences that the model samples, each from another first token, as long as the context allows."""
         rng = random.Random(0)
         length = max(2, min(LENGTH, context - 1))
-        prompts = [(rng.randrange(vocabulary),) for _ in range(PROMPTS)]
+        prompts: list[tuple[int, ...]] = [(rng.randrange(vocabulary),) for _ in range(PROMPTS)]
         while len(prompts[0]) < length:
             marks = [rng.random() for _ in prompts]
             cumulative = _next_logprobs(model, prompts).double().exp().cumsum(-1)
