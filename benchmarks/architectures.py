@@ -300,7 +300,7 @@ def adapted(name: str) -> dict[str, str]:
     try:
         with_adapters(LoadedModel(model, None, None), 2, seed=0)  # type: ignore[arg-type]
     except ValueError:
-        return {"lora": "no `_proj` layer"}
+        return {"lora": "no linear layer"}
     torch.manual_seed(1)
     with torch.no_grad():
         for part, parameter in model.named_parameters():

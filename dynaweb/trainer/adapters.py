@@ -12,6 +12,8 @@ from torch import nn
 
 from dynaweb.errors import ConfigError
 
+MAMBA = ("mamba", "falconh1mixer")
+"""What the classes of Mamba's layers are called."""
 READ_PAST = ("dt_proj", "out_proj")
 """Layers of Mamba whose weights its kernels read without calling the layer, so that an adapter would do nothing."""
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -41,7 +43,7 @@ def adapter_layers(model: Any) -> list[str]:
     past = {
         f"{name}.{own}"
         for name, module in model.named_modules()
-        if "mamba" in type(module).__name__.lower()
+        if any(kind in type(module).__name__.lower() for kind in MAMBA)
         for own in READ_PAST
     }
     layers = [
