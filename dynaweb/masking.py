@@ -10,51 +10,59 @@ Which settings are secret is declared at the settings themselves:
 leaves the process goes through `masked`: files (`dynaweb.runs.atomic`, `dynaweb.runs.jsonl`), the log, failures
 (`dynaweb.events`), replies of servers, and the streams of the command line. User and password in an address are masked
 wherever it stands. Pages and tasks are data and stay as they are. `printable` escapes what could steer a terminal.
+
+Settings are declared wherever plugins are listed, so what only masking needs is imported where it is used.
 """
 
 from __future__ import annotations
 
-import base64
-import html
-import json
-import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
-from urllib.parse import quote, unquote, urlsplit
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dynaweb.errors import MissingError
+
+if TYPE_CHECKING:
+    from logging import LogRecord
 
 MASK = "***"
 SHORTEST = 6
 """Letters of the shortest secret that is looked for in texts: a shorter one would take ordinary words out of them. The
 setting itself is masked whatever its length."""
 
-_VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
-_USER = re.compile(r"(?<=://)[^\s/?#\"'<>\\]*@")
-_TELLING = re.compile(r"auth|cookie|key|token|secret|passw|credential|session", re.IGNORECASE)
+# As texts, which `re` compiles at their first use and keeps.
+_VARIABLE = r"\$([A-Za-z_]\w*)"
+_USER = r"(?<=://)[^\s/?#\"'<>\\]*@"
+_TELLING = r"(?i)auth|cookie|key|token|secret|passw|credential|session"
 """Names of headers whose text is a secret."""
-_STEERING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
+_STEERING = "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]|\r(?!\n)"
 
 _secrets: set[str] = set()
 _pattern: re.Pattern[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class Secret:
     """Marks a field of settings: its value is a secret, names a `variable` that holds one, or is a table of `headers`.
 
     In headers `$NAME` stands for an environment variable: it may be shown, what the variable holds may not.
     """
 
-    kind: Literal["value", "variable", "headers"] = "value"
+    __slots__ = ("kind",)
+
+    def __init__(self, kind: Literal["value", "variable", "headers"] = "value") -> None:
+        self.kind = kind
 
 
 def remember(*secrets: str) -> None:
     """From now on these texts are masked, also as JSON, HTML, Python, addresses and basic authentication write them."""
+    import base64
+    import html
+    import json
+    from urllib.parse import quote
+
     global _pattern
+    watch_log()
     for secret in secrets:
         text = secret.strip()
         if len(text) < SHORTEST:
@@ -71,7 +79,7 @@ def masked(text: str, *, addresses: bool = True) -> str:
     if _pattern is not None:
         text = _pattern.sub(MASK, text)
     if addresses and "://" in text and "@" in text:
-        text = _USER.sub(f"{MASK}@", text)
+        text = re.sub(_USER, f"{MASK}@", text)
     return text
 
 
@@ -95,7 +103,7 @@ def forget() -> None:
 
 def printable(text: str) -> str:
     """A text whose control characters, but line breaks and tabs, are escapes: it cannot steer a terminal."""
-    return _STEERING.sub(lambda sign: ascii(sign[0])[1:-1], text)
+    return re.sub(_STEERING, lambda sign: ascii(sign[0])[1:-1], text)
 
 
 def is_masked(value: Any) -> bool:
@@ -105,10 +113,10 @@ def is_masked(value: Any) -> bool:
 
 def expanded(path: str, text: str) -> str:
     """The text of a setting with the environment variables that it names as `$NAME`. Raises `MissingError`."""
-    missing = [name for name in _VARIABLE.findall(text) if name not in os.environ]
+    missing = [name for name in re.findall(_VARIABLE, text) if name not in os.environ]
     if missing:
         raise MissingError(f"{path} names the environment variable {missing[0]}, which is not set")
-    return _VARIABLE.sub(lambda name: os.environ[name[1]].strip(), text)
+    return re.sub(_VARIABLE, lambda name: os.environ[name[1]].strip(), text)
 
 
 def secret_paths(model: Any, data: Mapping[str, Any], above: str) -> set[str]:
@@ -116,9 +124,10 @@ def secret_paths(model: Any, data: Mapping[str, Any], above: str) -> set[str]:
 
     `model` is the pydantic class of the table, `data` its plain values, unchecked, and `above` its own path.
     """
+    watch_log()
     paths = set()
     for path, value, kind in _marked(model, data, above):
-        names = _VARIABLE.findall(value)
+        names = re.findall(_VARIABLE, value)
         if kind == "variable":
             remember(os.environ.get(value, ""))
         elif kind == "value":
@@ -126,7 +135,7 @@ def secret_paths(model: Any, data: Mapping[str, Any], above: str) -> set[str]:
             paths.add(path)
         else:
             remember(*(os.environ.get(name, "") for name in names))
-            if kind == "headers" and not names and _TELLING.search(path.rpartition(".")[2]):
+            if kind == "headers" and not names and re.search(_TELLING, path.rpartition(".")[2]):
                 remember(value)
                 paths.add(path)
     for _, value in _leaves(above, data):
@@ -136,6 +145,8 @@ def secret_paths(model: Any, data: Mapping[str, Any], above: str) -> set[str]:
 
 
 def _remember_login(address: str) -> None:
+    from urllib.parse import unquote, urlsplit
+
     user, _, password = address.partition("://")[2].rpartition("@")[0].partition(":")
     try:
         parts = urlsplit(address)
@@ -187,12 +198,15 @@ def _whole(secret: str) -> str:
     return rf"(?<![\d.]){secret}(?![\d.])" if secret.isdigit() else re.escape(secret)
 
 
-class _Filter(logging.Filter):
-    """Masks the records of a logger, whoever handles them."""
+def watch_log() -> None:
+    """Mask the records of dynaweb's logger from now on, whoever handles them."""
+    import logging
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = printable(masked(record.getMessage())), None
-        return True
+    logger = logging.getLogger("dynaweb")
+    if _masked_record not in logger.filters:
+        logger.addFilter(_masked_record)
 
 
-logging.getLogger("dynaweb").addFilter(_Filter("dynaweb"))
+def _masked_record(record: LogRecord) -> bool:
+    record.msg, record.args = printable(masked(record.getMessage())), None
+    return True
