@@ -13,7 +13,7 @@ import torch
 from dynaweb.protocols import TokenRow
 from dynaweb.trainer import logprobs
 from dynaweb.trainer.batching import TAIL_TOKENS, collate, draw, plan, units
-from dynaweb.trainer.logprobs import GenericScorer, LlamaScorer, scorer_for
+from dynaweb.trainer.logprobs import GenericScorer, LlamaScorer, PackedScorer, scorer_for
 from dynaweb.trainer.stepper import Schedule
 from dynaweb.types import Prompt
 
@@ -73,10 +73,13 @@ def _score(scorer: Any, rows: Sequence[TokenRow], micro_tokens: int, weights: to
         (kit.llama(), LlamaScorer),
         (kit.llama(kv_heads=2, tied=False), LlamaScorer),
         (kit.llama(layers=1), LlamaScorer),
+        (kit.llama(), PackedScorer),
+        (kit.llama(kv_heads=2, tied=False), PackedScorer),
+        (kit.llama(layers=1), PackedScorer),
         (kit.llama(), GenericScorer),
         (kit.gpt2(), GenericScorer),
     ],
-    ids=["llama", "gqa-untied", "one-layer", "generic-llama", "gpt2"],
+    ids=["llama", "gqa-untied", "one-layer", "packed", "packed-gqa-untied", "packed-one-layer", "generic-llama", "gpt2"],
 )
 @pytest.mark.parametrize("micro_tokens", [60, 4096])
 def test_logprobs_and_gradients_equal_the_plain_computation(model: Any, kind: type, micro_tokens: int) -> None:

@@ -58,8 +58,8 @@ class Weights:
         return self.heads // self.kv_heads
 
 
-def unsupported(model: nn.Module) -> str:
-    """Why the compact forward cannot serve this model; empty when it can."""
+def unsupported(model: nn.Module, largest: int | None = MAX_PARAMETERS) -> str:
+    """Why the compact forward cannot serve this model of at most `largest` parameters; empty when it can."""
     config: Any = getattr(model, "config", None)
     if type(model).__name__ != "LlamaForCausalLM":
         return f"{type(model).__name__} is not LlamaForCausalLM"
@@ -73,8 +73,8 @@ def unsupported(model: nn.Module) -> str:
     odd = [name for name, module in model.named_modules() if name.endswith("_proj") and not _plain(module)]
     if odd:
         return f"{odd[0]} is not a plain linear layer without bias"
-    if sum(p.numel() for p in model.parameters()) > MAX_PARAMETERS:
-        return f"more than {MAX_PARAMETERS:,} parameters"
+    if largest is not None and sum(p.numel() for p in model.parameters()) > largest:
+        return f"more than {largest:,} parameters"
     return ""
 
 
