@@ -135,12 +135,7 @@ class PackedScorer(LlamaScorer):
     packs = True
 
     def _predictors(self, weights: llama.Weights, batch: MicroBatch) -> torch.Tensor:
-        packing = packed.Packing.of(batch)
-        return packed.packed_hidden(weights, packing, recomputed if self._checkpointing else _called)
-
-
-def _called(block: Callable[..., Any], *args: Any) -> Any:
-    return block(*args)
+        return packed.packed_hidden(weights, packed.Packing.of(batch), checkpointing=self._checkpointing)
 
 
 def shared_hidden(weights: llama.Weights, batch: MicroBatch, *, checkpointing: bool = False) -> torch.Tensor:

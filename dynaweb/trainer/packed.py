@@ -13,18 +13,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch._functorch.config as functorch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from dynaweb.engines.local import llama
 from dynaweb.engines.local.llama import HALF, widen
 from dynaweb.trainer.batching import WIDEST_HEAD, MicroBatch, knows_groups, varlen
 
 _log = logging.getLogger(__name__)
+
+KEPT = 0.6
+"""Share of activations that a compiled part keeps at most: products are kept, and norms and gates, which cost little,
+are made again in the backward pass. A third of the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,36 +186,60 @@ def runs_packed(model: Any) -> bool:
     )
 
 
-def packed_hidden(weights: llama.Weights, packing: Packing, around: Callable[..., Any]) -> torch.Tensor:
-    """Final hidden states [N, D] that predict the response tokens; `around` calls each layer."""
+def packed_hidden(weights: llama.Weights, packing: Packing, *, checkpointing: bool = False) -> torch.Tensor:
+    """Final hidden states [N, D] that predict the response tokens.
+
+    With `checkpointing` the backward pass makes each layer's activations again, and only their inputs stay in memory.
+    """
     x_TD = F.embedding(packing.ids_T, weights.embed_VD)
     angle = packing.position_T[:, None, None].float() * weights.inv_freq
     turn = angle.cos() * weights.rope_scale, angle.sin() * weights.rope_scale
-    for index, layer in enumerate(weights.layers):
-        x_TD = around(partial(_block, weights, layer, packing, turn, index == len(weights.layers) - 1), x_TD)
-    return _scaled(x_TD.index_select(0, packing.response_N), weights.norm_D, weights.eps)
+    layers, parts = weights.layers, _parts(x_TD.device.type)
+    if checkpointing and torch.is_grad_enabled():
+        for index in range(len(layers)):
+            block = partial(_block, weights, index, packing, turn)
+            x_TD = checkpoint(block, x_TD, use_reentrant=False, preserve_rng_state=False)
+    else:
+        heads = parts.enter(x_TD, layers[0].qkv, *turn, weights.eps, weights.heads, weights.kv_heads)
+        for layer, following in pairwise(layers):
+            mixed = _mixed(packing, heads, final=False)
+            rest = (layer.out, layer.up, layer.down, following.qkv, *turn)
+            x_TD, *heads = parts.cross(x_TD, mixed, *rest, weights.eps, weights.heads, weights.kv_heads)
+        x_TD = _finish(weights, packing, x_TD, heads)
+    return llama.normalise(x_TD.index_select(0, packing.response_N), weights.eps) * weights.norm_D
 
 
 def _block(
-    weights: llama.Weights,
-    layer: llama.Layer,
-    packing: Packing,
-    turn: tuple[torch.Tensor, torch.Tensor],
-    final: bool,
-    x_TD: torch.Tensor,
+    weights: llama.Weights, index: int, packing: Packing, turn: tuple[torch.Tensor, torch.Tensor], x_TD: torch.Tensor
 ) -> torch.Tensor:
-    """One layer; the final one gives tails only."""
-    enter, leave = _parts(x_TD.device.type)
-    turned, value = enter(x_TD, layer.qkv, *turn, weights.eps, weights.heads + weights.kv_heads, weights.head_dim)
-    query, key = turned[:, : weights.heads], turned[:, weights.heads :]
+    """One layer by itself; the last one gives tails only."""
+    parts, layer = _parts(x_TD.device.type), weights.layers[index]
+    heads = parts.enter(x_TD, layer.qkv, *turn, weights.eps, weights.heads, weights.kv_heads)
+    if index == len(weights.layers) - 1:
+        return _finish(weights, packing, x_TD, heads)
+    mixed = _mixed(packing, heads, final=False)
+    out: torch.Tensor = parts.leave(x_TD, mixed, layer.out, layer.up, layer.down, weights.eps)
+    return out
+
+
+def _finish(
+    weights: llama.Weights, packing: Packing, x_TD: torch.Tensor, heads: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """What the last layer makes of the tails."""
+    query, key, value = heads
+    mixed = _mixed(packing, (query.index_select(0, packing.tail_T), key, value), final=True)
+    tail_TD, layer = x_TD.index_select(0, packing.tail_T), weights.layers[-1]
+    out: torch.Tensor = _parts(x_TD.device.type).leave(tail_TD, mixed, layer.out, layer.up, layer.down, weights.eps)
+    return out
+
+
+def _mixed(packing: Packing, heads: Sequence[torch.Tensor], *, final: bool) -> torch.Tensor:
+    """Attention [T, H*E] of the queries over all that they may look at."""
+    query, key, value = heads
     if packing.copied_K is not None:
         own = packing.shared_last if final else packing.shared
         key, value = (_Copied.apply(x, packing.copied_K, own) for x in (key, value))  # type: ignore[no-untyped-call]
-    if final:
-        query, x_TD = query.index_select(0, packing.tail_T), x_TD.index_select(0, packing.tail_T)
-    mixed = attend(query, key, value, packing.last_ends if final else packing.ends)
-    out: torch.Tensor = leave(x_TD, mixed.flatten(1), layer.out, layer.up, layer.down, weights.eps)
-    return out
+    return attend(query, key, value, packing.last_ends if final else packing.ends).flatten(1)
 
 
 class _Copied(torch.autograd.Function):
@@ -241,7 +271,7 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: En
     if query.shape[1] != key.shape[1] and knows_groups(kernel):
         more["enable_gqa"] = True
     starts = (ends.query_start, ends.key_start, ends.longest_query, ends.longest_key)
-    out: torch.Tensor = kernel(query, key.contiguous(), value.contiguous(), *starts, **more)
+    out: torch.Tensor = kernel(query, key, value, *starts, **more)
     return out
 
 
@@ -259,20 +289,18 @@ def _attend_each(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, en
 
 
 def _enter(
-    x_TD: torch.Tensor,
-    qkv: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    eps: float,
-    turning: int,
-    width: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turned queries and keys [T, H+G, E], and values [T, G, E]."""
-    heads = F.linear(_normalised(x_TD, eps), qkv).view(x_TD.shape[0], -1, width)
-    pairs = widen(heads[:, :turning]).view(x_TD.shape[0], turning, -1, 2)
+    x_TD: torch.Tensor, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, eps: float, heads: int, kv_heads: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Turned queries [T, H, E] and keys [T, G, E], and values [T, G, E]."""
+    projected = F.linear(_normalised(x_TD, eps), qkv).view(x_TD.shape[0], heads + 2 * kv_heads, -1)
+    query, key, value = torch.split(projected, [heads, kv_heads, kv_heads], 1)
+    return _turned(query, cos, sin), _turned(key, cos, sin), value
+
+
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    pairs = widen(x).unflatten(-1, (-1, 2))  # type: ignore[no-untyped-call]
     a, b = pairs[..., 0], pairs[..., 1]
-    turned = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
-    return turned.to(x_TD.dtype), heads[:, turning:]
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2).to(x.dtype)
 
 
 def _leave(
@@ -284,21 +312,38 @@ def _leave(
     return torch.addmm(x_TD, F.silu(gate) * value, down.T)
 
 
+def _cross(
+    x_TD: torch.Tensor,
+    mixed: torch.Tensor,
+    out: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    qkv: torch.Tensor,
+    *more: Any,
+) -> tuple[torch.Tensor, ...]:
+    """From one layer's attention to the next one's: `_leave` and `_enter`. `more` is the rest of `_enter`."""
+    x_TD = _leave(x_TD, mixed, out, up, down, more[2])
+    return x_TD, *_enter(x_TD, qkv, *more)
+
+
 def _normalised(x_TD: torch.Tensor, eps: float) -> torch.Tensor:
     wide = widen(x_TD)
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x_TD.dtype)
 
 
-def _scaled(x_ND: torch.Tensor, norm_D: torch.Tensor, eps: float) -> torch.Tensor:
-    return llama.normalise(x_ND, eps) * norm_D
+class _Parts(NamedTuple):
+    """What lies between attentions, compiled or as it is."""
+
+    enter: Callable[..., Any]
+    leave: Callable[..., Any]
+    cross: Callable[..., Any]
 
 
 @cache
-def _parts(device: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """`_enter` and `_leave`, compiled on GPUs: numbers of tokens may change, widths may not."""
-    if device != "cuda":
-        return _enter, _leave
-    return _compiled(_enter), _compiled(_leave)
+def _parts(device: str) -> _Parts:
+    """The parts, compiled on GPUs: numbers of tokens may change, widths may not."""
+    parts = _Parts(_enter, _leave, _cross)
+    return _Parts(*map(_compiled, parts)) if device == "cuda" else parts
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -314,10 +359,9 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
             if isinstance(value, torch.Tensor) and len(value) == len(x_TD):
                 torch._dynamo.maybe_mark_dynamic(value, 0)
         try:
-            return compiled(x_TD, *args)
-        except (torch._dynamo.exc.TorchDynamoException, RuntimeError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
+            with functorch.patch(activation_memory_budget=KEPT):
+                return compiled(x_TD, *args)
+        except torch._dynamo.exc.TorchDynamoException as error:
             _log.warning("updates run without torch.compile, which failed: %s", str(error).splitlines()[0][:200])
             fallen = True
             return function(x_TD, *args)

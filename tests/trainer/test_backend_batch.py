@@ -79,7 +79,16 @@ def _score(scorer: Any, rows: Sequence[TokenRow], micro_tokens: int, weights: to
         (kit.llama(), GenericScorer),
         (kit.gpt2(), GenericScorer),
     ],
-    ids=["llama", "gqa-untied", "one-layer", "packed", "packed-gqa-untied", "packed-one-layer", "generic-llama", "gpt2"],
+    ids=[
+        "llama",
+        "gqa-untied",
+        "one-layer",
+        "packed",
+        "packed-gqa-untied",
+        "packed-one-layer",
+        "generic-llama",
+        "gpt2",
+    ],
 )
 @pytest.mark.parametrize("micro_tokens", [60, 4096])
 def test_logprobs_and_gradients_equal_the_plain_computation(model: Any, kind: type, micro_tokens: int) -> None:
@@ -107,6 +116,20 @@ def test_shared_prompts_have_exactly_the_gradient_of_separate_ones_in_float64() 
         _score(scorer, rows, 4096, torch.ones(len(rows), dtype=torch.float64))
         found.append(kit.gradients(model))
     kit.same(found[0], found[1], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_packed_rows_have_exactly_the_gradient_of_padded_ones_in_float64(checkpointing: bool) -> None:
+    model = kit.llama(kv_heads=2).double()
+    lone = TokenRow(Prompt((7,)), (8, 9))
+    rows = [*kit.rows_of(5, trajectories=6), lone, lone, TokenRow(Prompt((5,)), (1,))]
+    found = []
+    for scorer in (LlamaScorer(model), PackedScorer(model, checkpointing=checkpointing)):
+        model.zero_grad()
+        logps = _score(scorer, rows, 4096, torch.linspace(-1, 1, len(rows), dtype=torch.float64))
+        found.append((torch.cat(logps), kit.gradients(model)))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-9, atol=1e-9)
+    kit.same(found[1][1], found[0][1], rtol=1e-6, atol=1e-7)
 
 
 def test_entropy_is_that_of_the_next_token_distribution() -> None:
