@@ -98,7 +98,8 @@ def rows_of(shape: str, vocabulary: int) -> tuple[list[TokenRow], list[float]]:
 
 def ours(given: argparse.Namespace, model: Any, rows: list[TokenRow], advantages: list[float]) -> Callable[[], object]:
     """One update of ours."""
-    trainer = TorchTrainer(model, lr=1e-6, total_steps=100, micro_tokens=given.micro_tokens, **_options(given))
+    settings = {"lr": 1e-6, "total_steps": 100, "micro_tokens": given.micro_tokens, **_options(given)}
+    trainer = TorchTrainer(model, **settings)
     optimizer = Gspo(GspoConfig())
     return lambda: trainer.policy_step(rows, optimizer, advantages)
 
