@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -130,6 +131,22 @@ def test_packed_rows_have_exactly_the_gradient_of_padded_ones_in_float64(checkpo
         found.append((torch.cat(logps), kit.gradients(model)))
     torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-6, atol=1e-7)
     kit.same(found[1][1], found[0][1], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", [LlamaScorer, PackedScorer, GenericScorer])
+def test_nothing_that_an_update_made_outlives_it(kind: Any) -> None:
+    """Every update fuses weights and makes activations; a circle that nothing collects would add up to all memory."""
+    scorer, rows = kind(kit.llama()), kit.rows_of(1)
+
+    def alive() -> int:
+        gc.collect()
+        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+    counts = []
+    for _ in range(4):
+        _score(scorer, rows, 60, torch.ones(len(rows)))
+        counts.append(alive())
+    assert counts[-1] == counts[1], counts
 
 
 def test_entropy_is_that_of_the_next_token_distribution() -> None:
