@@ -11,11 +11,10 @@ older ones only the model's `load_weights`.
 
 from __future__ import annotations
 
+import base64
 import inspect
 import json
-import os
 import pickle
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -80,10 +79,11 @@ class Parcel:
             self._block.unlink()
 
 
-def _handles(weights: Mapping[str, torch.Tensor]) -> bytes:
+def _handles(weights: Mapping[str, torch.Tensor]) -> str:
     from torch.multiprocessing.reductions import reduce_tensor
 
-    return pickle.dumps({name: reduce_tensor(tensor) for name, tensor in weights.items()})  # type: ignore[no-untyped-call]
+    handles = {name: reduce_tensor(tensor) for name, tensor in weights.items()}  # type: ignore[no-untyped-call]
+    return base64.b64encode(pickle.dumps(handles)).decode()
 
 
 def adapter_rank(model: nn.Module) -> int:
@@ -118,17 +118,6 @@ def write_adapter(model: nn.Module, folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def memory_folder() -> str | None:
-    """A folder that lies in memory; None (the usual temporary place) where the system has none."""
-    shared = "/dev/shm"
-    return shared if os.path.isdir(shared) and os.access(shared, os.W_OK) else None
-
-
-def temporary_folder(prefix: str) -> tempfile.TemporaryDirectory[str]:
-    """A folder that is removed with its object, in memory where possible."""
-    return tempfile.TemporaryDirectory(prefix=prefix, dir=memory_folder())
-
-
 Layout = Sequence[tuple[str, str, Sequence[int], int]]
 """Of each tensor in shared memory: name, dtype, shape, and where its bytes begin."""
 
@@ -150,7 +139,7 @@ class WeightReceiver:
         self.dynaweb_version = version
         return version
 
-    def dynaweb_load_handles(self, handles: bytes, version: int) -> int:
+    def dynaweb_load_handles(self, handles: str, version: int) -> int:
         """Load weights from the trainer's tensors on the same GPU; returns the version that the worker has now."""
         self._dynaweb_load(_rebuilt(handles, torch.cuda.current_device()))
         torch.cuda.synchronize()
@@ -230,8 +219,8 @@ def _views(block: shared_memory.SharedMemory, layout: Layout) -> Iterator[tuple[
         yield name, view.view(tuple(shape)).clone()
 
 
-def _rebuilt(handles: bytes, device: int) -> Iterator[tuple[str, torch.Tensor]]:
-    tensors: Mapping[str, tuple[Any, tuple[Any, ...]]] = pickle.loads(handles)
+def _rebuilt(handles: str, device: int) -> Iterator[tuple[str, torch.Tensor]]:
+    tensors: Mapping[str, tuple[Any, tuple[Any, ...]]] = pickle.loads(base64.b64decode(handles))
     for name, (build, arguments) in tensors.items():
         # The seventh argument is the device number as the trainer counts it; a worker may see another one.
         local = list(arguments)
