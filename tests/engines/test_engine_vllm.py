@@ -5,6 +5,7 @@ vLLM itself needs an environment of its own; scripts/check_vllm.py checks it the
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import subprocess
@@ -26,7 +27,8 @@ from safetensors.torch import load_file
 from dynaweb.config import resolve
 from dynaweb.engines.plugin import VllmConfig
 from dynaweb.engines.scheduler import Lockstep
-from dynaweb.engines.vllm.engine import Probe, VllmEngine, model_logprobs
+from dynaweb.engines.vllm.engine import VllmEngine
+from dynaweb.engines.vllm.probe import Probe, model_logprobs
 from dynaweb.engines.vllm.weights import (
     Parcel,
     WeightReceiver,
@@ -180,9 +182,9 @@ def test_without_the_packages_the_error_names_the_extra() -> None:
     weights = cast("Any", SimpleNamespace(model=kit.llama(), tokenizer=None))
     engine = VllmEngine(VllmConfig(), EngineContext(weights=weights, batching=Lockstep()))
     with pytest.raises(EngineError, match="empty prompt"):
-        engine._check(GenerateRequest(Prompt(()), 4))
+        engine._refuse(GenerateRequest(Prompt(()), 4))
     with pytest.raises(EngineError, match="does not fit into the context of 256"):
-        engine._check(GenerateRequest(Prompt((1,) * 256), 4))
+        engine._refuse(GenerateRequest(Prompt((1,) * 256), 4))
     assert engine.correction == 2.0
     for module, action in (("vllm", _start_vllm), ("deepspeed", _import_deepspeed)):
         hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == module}
@@ -204,9 +206,8 @@ def test_a_run_that_lacks_its_engine_says_so_at_once(cli: Cli) -> None:
 
 
 def _start_vllm() -> None:
-    from dynaweb.engines.vllm.engine import _vllm
-
-    _vllm()
+    weights = cast("Any", SimpleNamespace(model=kit.llama(), tokenizer=None))
+    asyncio.run(VllmEngine(VllmConfig(), EngineContext(weights=weights, batching=Lockstep())).ready())
 
 
 def _import_deepspeed() -> None:

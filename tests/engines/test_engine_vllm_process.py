@@ -40,7 +40,9 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file with a line for each start of the stand-in, and the stand-in where processes find it."""
     log = tmp_path / "starts"
     monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    monkeypatch.syspath_prepend(str(FAKE))
     monkeypatch.setenv("FAKE_VLLM_LOG", str(log))
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
     return log
 
 
@@ -216,13 +218,15 @@ def test_a_run_that_ends_leaves_no_process(number: signal.Signals, start: str, s
     wait_for(lambda: folders() == before, 5)
 
 
-def test_a_whole_run_starts_vllm_once(starts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FAKE))
+@pytest.mark.slow
+def test_a_whole_run_starts_vllm_once(starts: Path, tmp_path: Path) -> None:
     sets = [f"{role}.engine.name=vllm" for role in ("policy", "wm", "reward")]
     small = ["explore.episodes=4", "rl.updates=2", "rl.n=2", "rl.tasks=1", "dream.horizon=2", "eval.episodes=2"]
     short = ["policy.max_new_tokens=24", "wm.max_new_tokens=8", "eval.steps=1", "explore.steps=2", "data.demos=2"]
     run(tmp_path / "run", *sets, *small, *short, "controls.sft_steps=[]")
     assert len(starts.read_text().splitlines()) == 1
-    updates = [one for one in read_metrics(tmp_path / "run" / "metrics.jsonl") if one["event"] == "update"]
-    print(updates[-1])
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert sum(row["metrics"].get("engine_starts", 0) for row in rows if row["event"] == "stage") == 1
+    updates = [row["metrics"] for row in rows if row["event"] == "update" and row["stage"] == "rl"]
+    assert [update["engine.starts"] for update in updates] == [1.0] * 2
     assert not any(map(alive, pids(starts)))

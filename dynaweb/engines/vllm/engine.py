@@ -124,6 +124,7 @@ class VllmEngine(BaseEngine):
     def vllm(self) -> SharedVllm:
         """The vLLM of the run that fits this model and these settings. Raises `ConfigError` where none can."""
         if self._shared is None:
+            self.require()
             config, arguments = self._layout(), self._arguments()
             level = 0
             if self.config.sleep and torch.cuda.is_available():

@@ -58,7 +58,7 @@ class Host:
         self, ids: Sequence[int], params: Mapping[str, Any], adapter: Sequence[Any] | None = None
     ) -> dict[str, Any]:
         """Sample: the new tokens and their log-probabilities."""
-        output = (await self._finished(ids, params, adapter)).outputs[0]
+        output = (await self._finished(ids, {"logprobs": 0, **params}, adapter)).outputs[0]
         tokens = list(output.token_ids)
         return {
             "tokens": tokens,
@@ -128,7 +128,7 @@ class Host:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        wanted = {"logprobs": 0, "detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY, **params}
+        wanted = {"detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY, **params}
         last = None
         async for output in self._engine.generate(
             {"prompt_token_ids": list(ids)},

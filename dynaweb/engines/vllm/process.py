@@ -33,7 +33,10 @@ END_WAIT = 10.0
 
 
 class VllmProcess:
-    """A process group that runs vLLM. Ends with this process, however that ends."""
+    """A process group that runs vLLM. Ends with this process, however that ends.
+
+    Of vLLM's log, errors go to stderr; all of it does where `VLLM_LOGGING_LEVEL` is set, as vLLM's documentation says.
+    """
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="dynaweb-vllm-", dir=memory_folder()))
@@ -41,6 +44,7 @@ class VllmProcess:
         ours, theirs = socket.socketpair()
         # vLLM forks or spawns; a process that already runs threads of torch must not be forked.
         environment = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_LOGGING_LEVEL": "WARNING", **os.environ}
+        self._show_all = "VLLM_LOGGING_LEVEL" in os.environ
         environment["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
         # Last, so that the package's neighbours hide nobody else's.
         own = str(Path(dynaweb.__file__).parents[1])
@@ -140,6 +144,8 @@ class VllmProcess:
         with self._process.stderr as lines:
             for line in lines:
                 self._tail.append(line.rstrip())
+                if not (self._show_all or "ERROR" in line):
+                    continue
                 # Whatever `sys.stderr` is at that moment: the progress display puts itself there.
                 with suppress(ValueError, OSError):
                     sys.stderr.write(line)
