@@ -36,7 +36,6 @@ class Host:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._numbers = itertools.count()
         self._engine: Any = None
-        self._closed = asyncio.Event()
 
     # Calls
 
@@ -109,20 +108,19 @@ class Host:
         await self._engine.wake_up(tags=list(tags))
 
     async def close(self) -> None:
-        """End vLLM's workers."""
+        """End vLLM's workers; this process ends with its socket."""
         if self._engine is not None:
             self._engine.shutdown()
-        self._closed.set()
+            self._engine = None
 
     # Inside
 
     async def serve(self) -> None:
-        """Answer until `close` was called."""
+        """Answer until the run has gone."""
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._read, args=(loop,), name="calls", daemon=True).start()
         threading.Thread(target=self._watch, args=(os.getppid(),), name="run", daemon=True).start()
-        await self._closed.wait()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.get_running_loop().create_future()
 
     async def _finished(self, ids: Sequence[int], params: Mapping[str, Any], adapter: Sequence[Any] | None) -> Any:
         from vllm import SamplingParams

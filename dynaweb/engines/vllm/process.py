@@ -99,11 +99,9 @@ class VllmProcess:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     async def close(self) -> None:
-        """Let vLLM end in order, for as long as `END_WAIT`; then end its process group."""
+        """Let vLLM end its workers in order, for as long as `END_WAIT`; then end the process group."""
         with suppress(EngineError, TimeoutError):
             await asyncio.wait_for(self.call("close"), END_WAIT)
-            self._end = self._end or "vLLM was closed"
-            await asyncio.wait_for(asyncio.to_thread(self._process.wait, END_WAIT), END_WAIT + 1)
         self.end()
 
     def last_words(self) -> str:
