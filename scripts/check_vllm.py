@@ -337,7 +337,8 @@ def main() -> int:
         parser.error("--gpu needs a GPU, and torch sees none")
     graphs = checked(chosen.model, adapters=True, device="cuda", dtype="bfloat16", eager=False, run=True, extra=extra)
     eager = checked([RANDOM], adapters=True, device="cuda", dtype="bfloat16", eager=True, run=False, extra=extra)
-    return graphs + eager
+    without_graphs = [f"{role}.engine.eager=true" for role in ROLES]
+    return graphs + eager + whole_run("model.dtype=bfloat16", "rl.lora_rank=8", *without_graphs)
 
 
 if __name__ == "__main__":
