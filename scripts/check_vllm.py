@@ -129,7 +129,15 @@ class Checks:
         return worst < 2e-3 if exact else mean <= self.engine.mismatch["engine.probe_allowed"]
 
     async def run(self) -> None:
-        """Everything, in order."""
+        """Everything, in order; vLLM ends however that goes."""
+        try:
+            await self.all()
+        finally:
+            for service in self.services.values():
+                await service.close()
+
+    async def all(self) -> None:
+        """Each check."""
         started = time.monotonic()
         first = await self.sampled(5)
         self.report(
@@ -151,8 +159,6 @@ class Checks:
         await self.refuse()
         starts = self.engine.vllm.starts
         await self.engine.close()
-        for service in self.services.values():
-            await service.close()
         self.report("vLLM was started once", starts == len(self.services) == 1, starts=starts)
 
     async def greedy(self) -> None:
