@@ -141,8 +141,13 @@ class Checks:
         """Each check."""
         started = time.monotonic()
         first = await self.sampled(5)
+        transfer = self.engine.vllm.transfer
         self.report(
-            "starts and passes the probe", True, seconds=round(time.monotonic() - started), **self.engine.mismatch
+            "starts and passes the probe",
+            transfer == ("ipc" if self.device == "cuda" else "checkpoint"),
+            transfer=transfer,
+            seconds=round(time.monotonic() - started),
+            **self.engine.mismatch,
         )
         self.report(
             "the same seed gives the same tokens",

@@ -170,7 +170,14 @@ async def test_a_start_that_fails_says_why_and_is_not_tried_by_everybody(
     wrong = engine(kit.llama(1), None, extra={"max_nun_seqs": 3})
     with pytest.raises(EngineError, match="no engine argument 'max_nun_seqs'"):
         await wrong.ready()
-    await asyncio.gather(one.close(), wrong.close())
+    monkeypatch.setenv("FAKE_VLLM_OLD", "1")
+    old = engine(kit.llama(1), None)
+    with pytest.raises(EngineError) as refused:
+        await old.ready()
+    assert str(refused.value).splitlines() == [
+        "vLLM did not start: RuntimeError: vLLM 0.0 has no weight transfer for RL; install vllm>=0.24"
+    ]
+    await asyncio.gather(one.close(), wrong.close(), old.close())
 
 
 RUN = """

@@ -12,8 +12,11 @@ push. `rest` frees GPU memory while the trainer works.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +25,14 @@ import torch
 from dynaweb.engines.local.sampling import cut, need_decoder
 from dynaweb.engines.vllm.probe import Probe, model_logprobs
 from dynaweb.engines.vllm.shared import SharedVllm
-from dynaweb.engines.vllm.weights import Parcel, adapter_rank, plain_weights, write_adapter
+from dynaweb.engines.vllm.weights import (
+    adapter_rank,
+    handles,
+    plain_weights,
+    wrapped_name,
+    write_adapter,
+    write_weights,
+)
 from dynaweb.errors import ConfigError, EngineError, MissingError
 from dynaweb.protocols import BaseEngine, Completion, EngineContext, GenerateRequest, text_ids
 from dynaweb.types import Prompt
@@ -30,7 +40,7 @@ from dynaweb.types import Prompt
 if TYPE_CHECKING:
     from dynaweb.engines.plugin import VllmConfig
 
-WORKER = "dynaweb.engines.vllm.weights.WeightReceiver"
+WORKER = "dynaweb.engines.vllm.worker.WorkerExtension"
 INCIDENTAL = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"})
 """What a model's configuration says that its architecture does not depend on."""
 
@@ -118,7 +128,8 @@ class VllmEngine(BaseEngine):
             await shared.close()
             return
         shared.leave(self)
-        await shared.rest()
+        with suppress(EngineError):  # of a vLLM that has ended, which its next user is told
+            await shared.rest()
 
     @property
     def vllm(self) -> SharedVllm:
@@ -147,10 +158,7 @@ class VllmEngine(BaseEngine):
         """New weights into vLLM: all of them, or only adapters where there are some and the base is there."""
         started = time.monotonic()
         if base or not self._rank:
-            with Parcel(dict(plain_weights(self.model)), vllm.pushes) as parcel:
-                arrived = await vllm.call("workers", method=parcel.method, arguments=parcel.args)
-            if set(arrived) != {vllm.pushes}:
-                raise EngineError(f"vLLM's workers report weights {arrived} after version {vllm.pushes} was pushed")
+            await self._push_base(vllm)
         await self._swap_adapter(vllm)
         self.mismatch = {"engine.push_seconds": time.monotonic() - started, "engine.starts": float(vllm.starts)}
 
@@ -162,7 +170,7 @@ class VllmEngine(BaseEngine):
         if self._own is None or self._own[0] != self.version:
             self._own = self.version, model_logprobs(self.model, self._probe.prompts)
         adapter = self._adapter(vllm)
-        scores = [await vllm.call("score", ids=ids, adapter=adapter) for ids in self._probe.prompts]
+        scores = await asyncio.gather(*(vllm.call("score", ids=ids, adapter=adapter) for ids in self._probe.prompts))
         self.mismatch |= self._probe.compare(
             self.model, scores, self.config.probe_tolerance, vllm.pushes, own=self._own[1]
         )
@@ -226,9 +234,26 @@ class VllmEngine(BaseEngine):
         }
         if torch.cuda.is_available():
             arguments |= {"gpu_memory_utilization": self.config.memory, "enable_sleep_mode": self.config.sleep}
+            arguments["weight_transfer_config"] = {"backend": "ipc"}
         if self._most_rank:
             arguments |= {"enable_lora": True, "max_lora_rank": max(8, self._most_rank), "max_loras": 1}
         return arguments | self.config.extra
+
+    async def _push_base(self, vllm: SharedVllm) -> None:
+        wrapped = await vllm.call("wrapped") if self._most_rank else []
+        weights = [(wrapped_name(name, wrapped), tensor.contiguous()) for name, tensor in plain_weights(self.model)]
+        # A worker on another GPU than the trainer's could not open its handles.
+        if self.config.tensor_parallel == 1 and all(tensor.is_cuda for _, tensor in weights):
+            vllm.transfer = "ipc"
+            await vllm.call("transfer", update=handles(weights))  # valid as long as `weights` are here
+            return
+        vllm.transfer = "checkpoint"
+        folder = vllm.folder / f"weights-{vllm.pushes}"
+        try:
+            write_weights(weights, folder)
+            await vllm.call("load", folder=str(folder))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     async def _swap_adapter(self, vllm: SharedVllm) -> None:
         """Adapters under a new name and number, then the old ones away: a cached answer of theirs fits no new name."""

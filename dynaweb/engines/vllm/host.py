@@ -36,6 +36,7 @@ class Host:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._numbers = itertools.count()
         self._engine: Any = None
+        self._transfers = False
 
     # Calls
 
@@ -46,6 +47,8 @@ class Host:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        if not hasattr(AsyncLLM, "start_weight_update"):
+            raise RuntimeError(f"vLLM {vllm.__version__} has no weight transfer for RL; install vllm>=0.24")
         known = getattr(AsyncEngineArgs, "__dataclass_fields__", arguments)
         unknown = sorted(set(arguments) - set(known))
         if unknown:
@@ -83,9 +86,28 @@ class Host:
         done = await self._finished(ids, {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}, adapter)
         return [step[token].logprob for step, token in zip(done.prompt_logprobs[1:], ids[1:], strict=True)]
 
-    async def workers(self, method: str, arguments: Sequence[Any]) -> list[Any]:
-        """Call a method of every worker; what each returns."""
-        return list(await self._engine.collective_rpc(method, args=tuple(arguments)))
+    async def wrapped(self) -> list[str]:
+        """The layers whose weights have the names that adapters gave them."""
+        return list((await self._engine.collective_rpc("dynaweb_wrapped"))[0])
+
+    async def load(self, folder: str) -> None:
+        """Load the checkpoint in a folder."""
+        # vLLM was started without a checkpoint.
+        await self._engine.collective_rpc("update_config", args=({"load_config": {"load_format": "safetensors"}},))
+        await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+        await self._engine.collective_rpc("dynaweb_renew_head")
+
+    async def transfer(self, update: Mapping[str, Any]) -> None:
+        """Take weights by vLLM's transfer for RL."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+
+        if not self._transfers:
+            await self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
+            self._transfers = True
+        await self._engine.start_weight_update()
+        await self._engine.update_weights(WeightTransferUpdateRequest(update_info=dict(update)))
+        await self._engine.finish_weight_update()
+        await self._engine.collective_rpc("dynaweb_renew_head")
 
     async def add_adapter(self, adapter: Sequence[Any]) -> None:
         """Load low-rank adapters: name, number and folder."""

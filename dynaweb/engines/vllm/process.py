@@ -44,6 +44,8 @@ class VllmProcess:
         ours, theirs = socket.socketpair()
         # vLLM forks or spawns; a process that already runs threads of torch must not be forked.
         environment = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_LOGGING_LEVEL": "WARNING", **os.environ}
+        # vLLM takes handles of the trainer's tensors as pickles, and only where it is told that they are its own.
+        environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         self._show_all = "VLLM_LOGGING_LEVEL" in os.environ
         environment["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
         # Last, so that the package's neighbours hide nobody else's.
@@ -104,10 +106,9 @@ class VllmProcess:
             await asyncio.wait_for(self.call("close"), END_WAIT)
         self.end()
 
-    def last_words(self) -> str:
-        """The lines of the log that say most about an end: those with an error, else the last ones."""
-        lines = [line for line in self._tail if "Error" in line or "error:" in line] or list(self._tail)
-        return "\n".join(lines[-SHOWN:])
+    def last_errors(self) -> list[str]:
+        """The last lines of vLLM's log that tell of an error: a cause, of which the call that failed may not know."""
+        return [line for line in self._tail if "Error" in line or "error:" in line][-SHOWN:]
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -132,7 +133,8 @@ class VllmProcess:
         # Workers outlive a host that was killed.
         self._kill()
         code = self._process.wait()
-        self._end = self._end or f"vLLM's process ended (exit code {code}):\n{self.last_words()}"
+        lines = self.last_errors() or list(self._tail)[-SHOWN:]
+        self._end = self._end or "\n".join([f"vLLM's process ended (exit code {code})", *lines])
         for future in list(self._waiting.values()):
             if not future.done() and future.set_running_or_notify_cancel():
                 future.set_exception(EngineError(self._end))

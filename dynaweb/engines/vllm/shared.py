@@ -55,6 +55,8 @@ class SharedVllm:
         """How often vLLM was started."""
         self.pushes = 0
         """How often it got weights."""
+        self.transfer = ""
+        """How they came: `ipc`, as handles of tensors on its GPU, or as a `checkpoint` in memory."""
         self.adapter: tuple[str, int, str] | None = None
         """Name, number and folder of the adapters that it has."""
         self.starting = False
@@ -215,7 +217,7 @@ class SharedVllm:
                 self._process = None
                 raise
             # Everybody who waits would try again, a minute each.
-            self._failure = EngineError(f"vLLM did not start: {error}\n{process.last_words()}".rstrip())
+            self._failure = EngineError("\n".join([f"vLLM did not start: {error}", *process.last_errors()]))
             raise self._failure from error
         finally:
             self.starting = False

@@ -1,7 +1,8 @@
 """A stand-in for vLLM with the calls that dynaweb makes: the models of transformers, one request after another.
 
 It has what the tests are about: weights come from outside, a process that works for it, a blocking start that prints to
-stdout. Put its folder on PYTHONPATH. `FAKE_VLLM_START` is `fail`, or the seconds that a start takes.
+stdout. Put its folder on PYTHONPATH. `FAKE_VLLM_START` is `fail`, or the seconds that a start takes;
+`FAKE_VLLM_OLD` makes it a version without transfer of weights.
 """
 
 from __future__ import annotations

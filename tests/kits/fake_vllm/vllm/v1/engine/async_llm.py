@@ -36,7 +36,7 @@ class AsyncLLM:
             print("RuntimeError: the stand-in was told to fail", file=sys.stderr, flush=True)
             raise RuntimeError("Engine core initialization failed. See root cause above.")
         time.sleep(float(start))
-        self._args = args
+        self._args, self._load_format = args, args.load_format
 
     @classmethod
     def from_engine_args(cls, args: AsyncEngineArgs) -> AsyncLLM:
@@ -84,9 +84,27 @@ class AsyncLLM:
         extension.model_runner = SimpleNamespace(model=self._model)
         return extension
 
-    async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+    async def start_weight_update(self) -> None:
+        """The tests run without a GPU."""
+        raise NotImplementedError
+
+    async def collective_rpc(
+        self, method: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
         """Call the one worker."""
-        return [getattr(self._extension, method)(*args)]
+        worker = self if method in ("update_config", "reload_weights") else self._extension
+        return [getattr(worker, method)(*args, **(kwargs or {}))]
+
+    def update_config(self, overrides: dict[str, dict[str, str]]) -> None:
+        """How weights are read from now on."""
+        self._load_format = overrides["load_config"]["load_format"]
+
+    def reload_weights(self, weights_path: str) -> None:
+        """Read a checkpoint, if that is what was said."""
+        from safetensors.torch import load_file
+
+        assert self._load_format == "safetensors"
+        self._model.load_weights(load_file(Path(weights_path) / "model.safetensors").items())
 
     async def reset_prefix_cache(self) -> None:
         """Nothing is cached."""
@@ -109,6 +127,10 @@ class AsyncLLM:
         with torch.no_grad():
             for name, value in weights:
                 own[name].copy_(value)
+
+
+if os.environ.get("FAKE_VLLM_OLD"):
+    del AsyncLLM.start_weight_update
 
 
 def _logprob(value: torch.Tensor) -> Any:
