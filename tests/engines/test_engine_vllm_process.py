@@ -28,6 +28,7 @@ from dynaweb.engines.vllm.process import memory_folder
 from dynaweb.errors import EngineError
 from dynaweb.observers import read_metrics
 from dynaweb.pipeline.artifacts import LoadedModel
+from dynaweb.pipeline.fit import with_adapters
 from dynaweb.protocols import EngineContext, GenerateRequest
 from dynaweb.types import Prompt
 
@@ -73,10 +74,11 @@ def wait_for(what: Any, seconds: float) -> float:
     return time.monotonic() - started
 
 
-def engine(model: Any, services: Any, **settings: Any) -> VllmEngine:
-    """An engine on a model."""
+def engine(model: Any, services: Any, rank: int = 0, **settings: Any) -> VllmEngine:
+    """An engine on a model, of a run whose adapters have a rank."""
     weights = cast("Any", LoadedModel(model, cast("Any", None), cast("Any", None)))
-    return VllmEngine(VllmConfig(**settings), EngineContext(weights=weights, batching=Lockstep(), services=services))
+    context = EngineContext(weights=weights, batching=Lockstep(), services=services, adapter_rank=rank)
+    return VllmEngine(VllmConfig(**settings), context)
 
 
 async def apart(one: VllmEngine) -> float:
@@ -138,6 +140,39 @@ async def test_other_layouts_and_roles_that_do_not_share_have_a_vllm_of_their_ow
     assert await apart(alone) < 1e-4
     await alone.close()
     wait_for(lambda: not any(map(alive, pids(starts))), 5)
+
+
+async def test_adapters_go_alone_while_their_base_is_there(starts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bases: list[VllmEngine] = []
+    push_base = VllmEngine._push_base
+
+    async def counted(self: VllmEngine, vllm: Any) -> None:
+        bases.append(self)
+        await push_base(self, vllm)
+
+    monkeypatch.setattr(VllmEngine, "_push_base", counted)
+    services: dict[str, Any] = {}
+    adapted = with_adapters(cast("Any", LoadedModel(kit.llama(1), cast("Any", None), cast("Any", None))), 4, seed=1)
+    policy = engine(adapted.model, services, rank=4)
+    world_model = engine(kit.llama(2), services, rank=4)
+
+    def learn() -> None:
+        with torch.no_grad():
+            for name, parameter in policy.model.named_parameters():
+                if ".lora_" in name:
+                    parameter.add_(torch.randn_like(parameter), alpha=0.3)
+        policy.weights_changed()
+
+    for _ in range(2):
+        learn()
+        assert await apart(policy) < 1e-4
+    assert bases == [policy]
+    assert await apart(world_model) < 1e-4
+    learn()
+    assert max(await asyncio.gather(apart(policy), apart(world_model))) < 1e-4
+    assert bases == [policy, world_model, policy, world_model]
+    assert len(starts.read_text().splitlines()) == 1
+    await policy.vllm.close()
 
 
 async def test_a_wrong_transfer_is_caught_whoever_asks(starts: Path) -> None:

@@ -21,3 +21,6 @@ class AsyncEngineArgs:
     worker_extension_cls: str = ""
     disable_log_stats: bool = False
     seed: int = 0
+    enable_lora: bool = False
+    max_lora_rank: int = 16
+    max_loras: int = 1

@@ -1,4 +1,4 @@
-"""Adapters are refused."""
+"""Adapters in a folder."""
 
 from __future__ import annotations
 

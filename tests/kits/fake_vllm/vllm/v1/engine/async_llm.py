@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -37,6 +38,7 @@ class AsyncLLM:
             raise RuntimeError("Engine core initialization failed. See root cause above.")
         time.sleep(float(start))
         self._args, self._load_format = args, args.load_format
+        self._adapters: dict[int, Any] = {}
 
     @classmethod
     def from_engine_args(cls, args: AsyncEngineArgs) -> AsyncLLM:
@@ -44,7 +46,7 @@ class AsyncLLM:
         return cls(args)
 
     async def generate(
-        self, prompt: dict[str, list[int]], params: SamplingParams, name: str, lora_request: object = None
+        self, prompt: dict[str, list[int]], params: SamplingParams, name: str, lora_request: Any = None
     ) -> AsyncIterator[Any]:
         """The last output of a request."""
         import torch
@@ -52,11 +54,11 @@ class AsyncLLM:
         ids, tokens, steps = list(prompt["prompt_token_ids"]), list[int](), list[Any]()
         scored = None
         if params.prompt_logprobs is not None:
-            table = torch.log_softmax(self._logits(ids).float(), -1)
+            table = torch.log_softmax(self._logits(ids, lora_request).float(), -1)
             scored = [None, *({token: _logprob(table[i, token])} for i, token in enumerate(ids[1:]))]
         random = torch.Generator().manual_seed(params.seed or 0)
         while len(tokens) < params.max_tokens:
-            logits = self._logits([*ids, *tokens])[-1].float()
+            logits = self._logits([*ids, *tokens], lora_request)[-1].float()
             logp = torch.log_softmax(logits / (params.temperature or 1.0), -1)
             token = int(torch.multinomial(logp.exp(), 1, generator=random) if params.temperature else logp.argmax())
             tokens.append(token)
@@ -114,11 +116,34 @@ class AsyncLLM:
         self._worker.terminate()
         self._worker.wait()
 
-    def _logits(self, ids: list[int]) -> torch.Tensor:
+    async def add_lora(self, request: Any) -> None:
+        """Read adapters as `peft` writes them."""
+        from safetensors.torch import load_file
+
+        folder = Path(request.lora_path)
+        config = json.loads((folder / "adapter_config.json").read_text())
+        adapters = load_file(folder / "adapter_model.safetensors")
+        self._adapters[request.lora_int_id] = config["lora_alpha"] / config["r"], adapters
+
+    async def remove_lora(self, number: int) -> None:
+        """Forget them."""
+        del self._adapters[number]
+
+    def _logits(self, ids: list[int], adapter: Any) -> torch.Tensor:
         import torch
 
+        weights = dict(self._model.named_parameters())
+        if adapter is not None:
+            scaling, matrices = self._adapters[adapter.lora_int_id]
+            for name in [name for name in matrices if ".lora_A." in name]:
+                change = scaling * matrices[name.replace("lora_A", "lora_B")] @ matrices[name]
+                own = name.removeprefix("base_model.model.").replace(".lora_A.", ".")
+                weights[own] = weights[own] + change
         with torch.no_grad():
-            return self._model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+            out = torch.func.functional_call(
+                self._model, weights, (), {"input_ids": torch.tensor([ids]), "use_cache": False}
+            )
+            return out.logits[0]
 
     def _load(self, weights: Any) -> None:
         import torch
