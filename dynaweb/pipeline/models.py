@@ -51,6 +51,8 @@ class Models:
         self, recipe: Recipe, plugins: Plugins, seed: Callable[..., int], count: Callable[[Counted], None]
     ) -> None:
         self._recipe, self._plugins, self._seed, self.count = recipe, plugins, seed, count
+        # RL alone generates with adapters: what SFT and world models learn goes into their weights.
+        self._adapter_rank = recipe.rl.lora_rank
         self._engines: list[tuple[nn.Module, str, Engine]] = []
         self.services: dict[str, Service] = {}
         """What engines keep from stage to stage."""
@@ -206,7 +208,7 @@ class Models:
             batching=self.lockstep,
             role=role,
             seed=seed,
-            adapter_rank=self._recipe.rl.lora_rank,  # what SFT and world models learn goes into their weights
+            adapter_rank=self._adapter_rank,
             services=self.services,
         )
         engine = self._plugins.create("engine", choice.name, choice.settings, context)
