@@ -35,17 +35,18 @@ END_WAIT = 10.0
 class VllmProcess:
     """A process group that runs vLLM. Ends with this process, however that ends.
 
-    Of vLLM's log, errors go to stderr; all of it does where `VLLM_LOGGING_LEVEL` is set, as vLLM's documentation says.
+    `takes_handles` says that weights will come as handles of tensors on its GPU. Of vLLM's log, errors go to stderr; all of it does where `VLLM_LOGGING_LEVEL` is set, as vLLM's documentation says.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes_handles: bool = False) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="dynaweb-vllm-", dir=memory_folder()))
         """Where files for vLLM may be written; removed with the process."""
         ours, theirs = socket.socketpair()
         # vLLM forks or spawns; a process that already runs threads of torch must not be forked.
         environment = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_LOGGING_LEVEL": "WARNING", **os.environ}
-        # vLLM takes handles of the trainer's tensors as pickles, and only where it is told that they are its own.
-        environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+        if takes_handles:
+            # vLLM takes handles of the trainer's tensors as pickles, and only where it is told to trust them.
+            environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         self._show_all = "VLLM_LOGGING_LEVEL" in os.environ
         environment["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
         # Last, so that the package's neighbours hide nobody else's.

@@ -207,7 +207,7 @@ class SharedVllm:
             return
         started = time.monotonic()
         self.starts += 1
-        process = self._process = VllmProcess()
+        process = self._process = VllmProcess(takes_handles="weight_transfer_config" in self.arguments)
         self.starting = True
         try:
             reply = await process.call("start", config=self.config, arguments=self.arguments)
