@@ -107,12 +107,15 @@ class SharedVllm:
 
     async def rest(self) -> None:
         """Give GPU memory back until the next turn."""
-        if self._process is None or not self.sleep_level or self._asleep or self._failure is not None:
+        if self._process is None or not self.sleep_level or self.starting or self._failure is not None:
             return
-        await self.call("sleep", level=self.sleep_level)
-        self._asleep, self._holder = True, None
-        if self.sleep_level > 1:
-            self._base = None
+        async with self._lock:  # a push may go on for a request that was given up
+            if self._asleep:
+                return
+            await self.call("sleep", level=self.sleep_level)
+            self._asleep, self._holder = True, None
+            if self.sleep_level > 1:
+                self._base = None
 
     def leave(self, tenant: Tenant) -> None:
         """Forget a tenant that will not come again."""
