@@ -175,6 +175,27 @@ async def test_adapters_go_alone_while_their_base_is_there(starts: Path, monkeyp
     await policy.vllm.close()
 
 
+@pytest.mark.parametrize("level", [1, 2])
+async def test_weights_are_there_again_after_sleep(level: int, starts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VllmEngine, "_sleep_level", lambda self: level)
+    services: dict[str, Any] = {}
+    policy, world_model = engine(kit.llama(1), services), engine(kit.llama(2), services)
+    await policy.rest()  # before there is anything to rest
+    for _ in range(2):
+        assert max(await asyncio.gather(apart(policy), apart(world_model))) < 1e-4
+        await policy.rest()
+        await world_model.rest()
+        with torch.no_grad():
+            policy.model.model.norm.weight.mul_(1.1)
+        policy.weights_changed()
+    for one in (policy, world_model):
+        await one.close()
+    judge = engine(kit.llama(3), services)
+    assert await apart(judge) < 1e-4
+    assert len(starts.read_text().splitlines()) == 1
+    await judge.vllm.close()
+
+
 async def test_a_wrong_transfer_is_caught_whoever_asks(starts: Path) -> None:
     one = engine(kit.llama(1), None)
     await one.ready()

@@ -136,11 +136,7 @@ class VllmEngine(BaseEngine):
         """The vLLM of the run that fits this model and these settings. Raises `ConfigError` where none can."""
         if self._shared is None:
             self.require()
-            config, arguments = self._layout(), self._arguments()
-            level = 0
-            if self.config.sleep and torch.cuda.is_available():
-                # The kernels of adapters have buffers that a wake without a copy would leave empty.
-                level = 1 if self._most_rank else 2
+            config, arguments, level = self._layout(), self._arguments(), self._sleep_level()
             made = SharedVllm(config, arguments, level)
             if self._services is None:
                 self._shared = made
@@ -199,6 +195,12 @@ class VllmEngine(BaseEngine):
                 f"a prompt of {len(request.prompt)} tokens does not fit into the context of {self._context} tokens"
                 " with room for an answer; shorten the page or the history, or raise max_model_len"
             )
+
+    def _sleep_level(self) -> int:
+        if not (self.config.sleep and torch.cuda.is_available()):
+            return 0
+        # The kernels of adapters have buffers that a wake without a copy would leave empty.
+        return 1 if self._most_rank else 2
 
     def _layout(self) -> dict[str, Any]:
         config: Any = self.model.config

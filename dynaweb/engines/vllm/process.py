@@ -35,8 +35,8 @@ END_WAIT = 10.0
 class VllmProcess:
     """A process group that runs vLLM. Ends with this process, however that ends.
 
-    `takes_handles` says that weights will come as handles of tensors on its GPU. Of vLLM's log, errors go to stderr; all
-    of it does where `VLLM_LOGGING_LEVEL` is set, as vLLM's documentation says.
+    `takes_handles` says that weights will come as handles of tensors on its GPU. Of vLLM's log, errors go to stderr, and
+    all of it where `VLLM_LOGGING_LEVEL` is set.
     """
 
     def __init__(self, *, takes_handles: bool = False) -> None:

@@ -39,6 +39,7 @@ class AsyncLLM:
         time.sleep(float(start))
         self._args, self._load_format = args, args.load_format
         self._adapters: dict[int, Any] = {}
+        self._asleep: set[str] = set()
 
     @classmethod
     def from_engine_args(cls, args: AsyncEngineArgs) -> AsyncLLM:
@@ -51,6 +52,7 @@ class AsyncLLM:
         """The last output of a request."""
         import torch
 
+        assert not self._asleep, f"a request while {self._asleep} sleeps"
         ids, tokens, steps = list(prompt["prompt_token_ids"]), list[int](), list[Any]()
         scored = None
         if params.prompt_logprobs is not None:
@@ -105,7 +107,7 @@ class AsyncLLM:
         """Read a checkpoint, if that is what was said."""
         from safetensors.torch import load_file
 
-        assert self._load_format == "safetensors"
+        assert self._load_format == "safetensors" and "weights" not in self._asleep
         self._model.load_weights(load_file(Path(weights_path) / "model.safetensors").items())
 
     async def reset_prefix_cache(self) -> None:
@@ -115,6 +117,21 @@ class AsyncLLM:
         """End the process that works."""
         self._worker.terminate()
         self._worker.wait()
+
+    async def sleep(self, level: int) -> None:
+        """Forget the weights at level 2; a request that comes now is a mistake."""
+        import torch
+
+        assert not self._asleep, "it sleeps already"
+        self._asleep = {"weights", "kv_cache"}
+        if level == 2:
+            with torch.no_grad():
+                for parameter in self._model.parameters():
+                    parameter.zero_()
+
+    async def wake_up(self, tags: list[str]) -> None:
+        """Take memory again."""
+        self._asleep -= set(tags)
 
     async def add_lora(self, request: Any) -> None:
         """Read adapters as `peft` writes them."""
