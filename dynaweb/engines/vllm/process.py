@@ -35,8 +35,8 @@ END_WAIT = 10.0
 class VllmProcess:
     """A process group that runs vLLM. Ends with this process, however that ends.
 
-    `takes_handles` says that weights will come as handles of tensors on its GPU. Of vLLM's log, errors go to stderr, and
-    all of it where `VLLM_LOGGING_LEVEL` is set.
+    `takes_handles` says that weights will come as handles of tensors on its GPU. Of vLLM's log, errors go to stderr,
+    and all of it where `VLLM_LOGGING_LEVEL` is set.
     """
 
     def __init__(self, *, takes_handles: bool = False) -> None:
@@ -135,8 +135,8 @@ class VllmProcess:
         # Workers outlive a host that was killed.
         self._kill()
         code = self._process.wait()
-        lines = self.last_errors() or list(self._tail)[-SHOWN:]
-        self._end = self._end or "\n".join([f"vLLM's process ended (exit code {code})", *lines])
+        tail = self.last_errors() or list(self._tail)[-SHOWN:]
+        self._end = self._end or "\n".join([f"vLLM's process ended (exit code {code})", *tail])
         for future in list(self._waiting.values()):
             if not future.done() and future.set_running_or_notify_cancel():
                 future.set_exception(EngineError(self._end))
