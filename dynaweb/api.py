@@ -387,17 +387,20 @@ def _existing(store: str | Path | None) -> Path | None:
     return path
 
 
-def estimate_run(recipe: Recipe, *, nproc: int = 1) -> Estimate | None:
+def estimate_run(recipe: Recipe, *, nproc: int = 0, on: str = "") -> Estimate | None:
     """What a resolved recipe takes on this machine (`dynaweb run --dry-run`); None where the model's size is unknown.
+
+    `on` names another machine, such as `"8xh100"`, `"a100"` or `"laptop"`; `nproc` is the number of processes, 0 for 1
+    here and for one on each GPU there.
 
     Raises `ConfigError`, `MissingError` or `PluginError` with everything for which the run would be refused here, as
     far as it can be known without a model, an optimizer, or the files that settings name.
     """
     from dynaweb.estimate.refusals import examined
 
-    estimate, problems = examined(recipe, nproc)
-    problems.check()
-    return estimate
+    result = examined(recipe, nproc, on)
+    result.problems.check()
+    return result.estimate
 
 
 def compare_runs(folders: Iterable[str | Path]) -> Comparison:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dynaweb import events
-from dynaweb.data.demonstrations import UNJUDGED, as_tasks_of, read_demonstrations, refused
+from dynaweb.data.demonstrations import UNJUDGED, Demonstrations, as_tasks_of, read_demonstrations, refused
 from dynaweb.errors import ConfigError, MissingError, TrainingError
 from dynaweb.judges.reward import grading, success_of
 from dynaweb.pipeline.episodes import play_in_batches, save_episodes
@@ -153,27 +153,36 @@ def playable(demonstrations: Artifact) -> set[str] | None:
     return set(demonstrations.data(READ)["playable"])
 
 
+def demonstrations_of(ctx: RunContext, source: str) -> tuple[Demonstrations, set[str]]:
+    """The usable episodes of a source as the run's tasks, and the ids of the environment's tasks among theirs.
+
+    Raises `ConfigError` where none is usable, `MissingError` where there is no such source.
+    """
+    batch = read_demonstrations(source)
+    batch.episodes, same = as_tasks_of(batch.episodes, _own_tasks(ctx, {one.task.id for one in batch.episodes}))
+    held_out = [episode for episode in batch.episodes if episode.task.split in ("validation", "test")]
+    if held_out:
+        batch.dropped["its task is held out by the environment"] += len(held_out)
+        batch.episodes = [one for one in batch.episodes if one.task.split not in ("validation", "test")]
+    if not batch.episodes:
+        raise ConfigError(refused(source, batch.dropped))
+    return batch, same & {one.task.id for one in batch.episodes}
+
+
 async def _read(ctx: RunContext, source: str) -> Artifact:
     """Stage `demos` of a run whose demonstrations are read."""
 
     async def body(stage: Stage) -> None:
-        batch = read_demonstrations(source)
-        episodes, same = as_tasks_of(batch.episodes, _own_tasks(ctx, {one.task.id for one in batch.episodes}))
-        held_out = [episode for episode in episodes if episode.task.split in ("validation", "test")]
-        if held_out:
-            batch.dropped["its task is held out by the environment"] += len(held_out)
-            episodes = [episode for episode in episodes if episode.task.split not in ("validation", "test")]
-        if not episodes:
-            raise ConfigError(refused(source, batch.dropped))
+        batch, same = demonstrations_of(ctx, source)
+        episodes = batch.episodes
         save_episodes(stage, episodes)
         for reason, count in batch.dropped.most_common():
             log.warning("data.demos: %d of %s are left out: %s", count, source, reason)
-        ids = {episode.task.id for episode in episodes}
         unjudged = sum(
             episode.facts.verdict is not None and episode.facts.verdict.why == UNJUDGED for episode in episodes
         )
         counts = {"episodes": len(episodes), "unjudged": unjudged, "dropped": dict(batch.dropped)}
-        write_json(stage.folder / READ, {**counts, "playable": sorted(same & ids)})
+        write_json(stage.folder / READ, {**counts, "playable": sorted(same)})
         for trajectory in episodes:
             ctx.tell(events.Rollout("demos", trajectory))
 
