@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.config import resolve
@@ -33,24 +34,26 @@ SETTINGS: tuple[Mapping[str, Any], ...] = (
 
 def remedies(recipe: Recipe, machine: Machine, ranks: int) -> tuple[str, ...]:
     """At most `MOST` ways to make a recipe fit, as settings of the command line or as machines to go to."""
-    ways = [*_settings(recipe, machine, ranks)][: MOST - 1]
+    ways = []
+    for new, processes in islice(fitting(recipe, machine, ranks), MOST - 1):
+        nproc = f" --nproc {processes}" if processes > 1 else ""
+        ways.append(" ".join(f"--set {path}={_word(value)}" for path, value in new.items()) + nproc)
     return (*ways, *_machines(recipe))[:MOST]
 
 
-def _settings(recipe: Recipe, machine: Machine, ranks: int) -> Iterator[str]:
-    """Settings that fit, by the fewest processes; a set that holds another which fits is left out."""
-    fitting: list[Mapping[str, Any]] = []
+def fitting(recipe: Recipe, machine: Machine, ranks: int) -> Iterator[tuple[Mapping[str, Any], int]]:
+    """Settings with which the recipe fits, each with its number of processes; none that holds another that fits."""
+    known: list[Mapping[str, Any]] = []
     flat = recipe.flat()
     for settings in SETTINGS:
         spread = "backend.stage" in settings
         processes = machine.devices if spread else min(ranks, machine.devices)
         new = {path: value for path, value in settings.items() if flat.get(path) != value}
-        if not new or (spread and processes < 2) or any(known.items() <= new.items() for known in fitting):
+        if not new or (spread and processes < 2) or any(other.items() <= new.items() for other in known):
             continue
         if _fits(recipe, new, machine, processes):
-            fitting.append(new)
-            nproc = f" --nproc {processes}" if processes > 1 else ""
-            yield " ".join(f"--set {path}={_word(value)}" for path, value in new.items()) + nproc
+            known.append(new)
+            yield new, processes
 
 
 def _machines(recipe: Recipe) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dynaweb import events
@@ -17,6 +18,7 @@ from dynaweb.errors import ConfigError, MissingError, TrainingError
 from dynaweb.judges.reward import grading, success_of
 from dynaweb.pipeline.episodes import play_in_batches, save_episodes
 from dynaweb.pipeline.keys import stage_key
+from dynaweb.protocols import Catalogue
 from dynaweb.rollout.agents import ExpertPlayer
 from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure, why_failed
 from dynaweb.rollout.group import by_task
@@ -191,19 +193,35 @@ async def _read(ctx: RunContext, source: str) -> Artifact:
 
 
 def _own_tasks(ctx: RunContext, ids: set[str]) -> list[Task]:
-    """The environment's tasks that demonstrations may be of: training tasks, and those with these ids.
+    """The environment's tasks that demonstrations may be of: training tasks, those with these ids, and where the
+    environment lists its tasks, those that it holds out, of which nothing may be learned.
 
     None where it has no training tasks, as benchmarks: SFT needs none, and stages that do say so themselves.
     """
+    held_out = {task.id: task for task in _held_out(ctx)}
     try:
         tasks = {task.id: task for task in [*training_tasks(ctx, 0), *rl_tasks(ctx)]}
         for task_id in sorted(ids - tasks.keys()):
             if (task := known(ctx.envs.source, task_id)) is not None:
                 tasks[task_id] = task
     except (ConfigError, MissingError) as error:
-        log.warning("demonstrations are compared with no task of the environment: %s", error)
+        log.warning("demonstrations are compared with no training task of the environment: %s", error)
+        return list(held_out.values())
+    return list((held_out | tasks).values())
+
+
+def _held_out(ctx: RunContext) -> list[Task]:
+    """The held-out tasks of an environment that lists its own and brings no experts. Those of others are made as they
+    are needed, on sites that no other task is on."""
+    name, _ = ctx.envs.task_settings
+    source = ctx.envs.source
+    if "expert" in ctx.plugins.find("env", name).spec.capabilities or not isinstance(source, Catalogue):
         return []
-    return list(tasks.values())
+    tasks = []
+    for split in ("validation", "test"):
+        with suppress(ConfigError, MissingError):  # said by the evaluation
+            tasks += [task for task in source.catalogue(split) if task.intent]
+    return tasks
 
 
 async def _played(ctx: RunContext, name: str, tasks: Sequence[Task], key: StageKey) -> Artifact:
