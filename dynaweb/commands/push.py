@@ -94,7 +94,7 @@ def push(
     recipe = folder.recipe()
     if folder.status != "done":
         raise ConfigError(f"the run {run} is not done (it is {folder.status}); {folder.how_to_go_on}")
-    weights = _checkpoint(run, checkpoint)
+    weights = policy_folder(run, checkpoint)
     target = run / FOLDER / weights.name
     files = _linked(weights, target)
     card = model_card(gather(run, episodes=False), recipe, repo, weights, licence)
@@ -106,8 +106,8 @@ def push(
     return Pushed(repo, target, sizes, private, _sent(target, sizes, repo, private, f"{weights.name} of {run.name}"))
 
 
-def _checkpoint(run: Path, name: str) -> Path:
-    """The folder of the weights to send."""
+def policy_folder(run: Path, name: str = "") -> Path:
+    """The folder of a run's trained policy, or of another checkpoint. Raises `MissingError` where it has none."""
     checkpoints = run / "checkpoints"
     present = sorted(path.name for path in checkpoints.glob("*") if path.is_dir())
     chosen = name or next((policy for policy in POLICIES if policy in present), "")
@@ -177,7 +177,10 @@ def _sent(folder: Path, files: Mapping[str, int], repo: str, private: bool, mess
                 "right to write?"
             ) from error
         raise InfrastructureError(f"the hub did not take {repo}: {why}; give the command again") from error
-    except OSError as error:
+    except ValueError as error:  # of a card that the hub does not take
+        why = printable(masked(" ".join(str(error).split())))
+        raise ConfigError(f"the hub takes no such card or name: {why}; edit {folder / CARD}") from error
+    except Exception as error:  # of transport: those of the hub's client, which has changed its library before
         why = printable(masked(str(error).strip().split("\n")[0]))
         raise InfrastructureError(f"the hub cannot be reached: {why}; the folder is written: {folder}") from error
     return str(commit.commit_url)
@@ -202,8 +205,7 @@ def model_card(data: ReportData, recipe: Recipe, repo: str, weights: Path, licen
         "\n".join(["---", *_yaml(head), "---"]),
         f"# {repo.partition('/')[2]}",
         f"A policy for web agents: {_code(base)}{'' if on_hub else ' (a folder)'}, trained with dynaweb {version} by "
-        f"the recipe {_code(recipe.name)} ({_plain(data.subtitle)}). These are the weights {_code(weights.name)} of the "
-        "run.",
+        f"the recipe {_code(recipe.name)} ({_plain(data.subtitle)}). These are its weights {_code(weights.name)}.",
         "## Results",
         _results(data),
         "## Training",
