@@ -27,7 +27,7 @@ from dynaweb.report.table import closing_rows, headline, made_words
 from dynaweb.runs import RunFolder, write_json
 from dynaweb.runs.atomic import write_text
 from dynaweb.stats import difference_text, interval_text
-from dynaweb.trainer.models import NAMED, TINY, check_folders
+from dynaweb.trainer.models import NAMED, TINY, check_safetensors, check_weights
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
@@ -118,8 +118,11 @@ def policy_folder(run: Path, name: str = "") -> Path:
             "run of `dynaweb run` or `dynaweb sft`"
         )
     folder = checkpoints / chosen
-    if not (folder / ADAPTER).exists():
-        check_folders(folder)
+    if (folder / ADAPTER).exists():
+        for file in folder.glob("*.safetensors"):
+            check_safetensors(file)
+    else:
+        check_weights(folder)
     return folder
 
 
