@@ -118,7 +118,7 @@ def new_recipe(name: str, answers: Answers, folder: Path | None = None, ask: Ask
         now = {str(path): str(source) for path, source in files.items()}
         checked = {key: now.get(value, value) if isinstance(value, str) else value for key, value in settings.items()}
         fit, ranks, more = _fitted(checked, machine, ranks)
-        _check(checked | fit)
+        _check(checked | fit, scratch)
         folder.mkdir(parents=True, exist_ok=True)
         for path, source in files.items():
             path.write_bytes(source.read_bytes())
@@ -324,11 +324,11 @@ def _fitted(settings: Mapping[str, Any], machine: Machine, ranks: int) -> tuple[
     return {}, ranks, []
 
 
-def _check(settings: Mapping[str, Any]) -> None:
+def _check(settings: Mapping[str, Any], scratch: str) -> None:
     """Raise what a dry run would say of tasks and demonstrations."""
     _, problems = sources_of(resolve("own", overrides=settings))
     if problems:
-        raise problems[0]
+        raise type(problems[0])(str(problems[0]).replace(f"{scratch}/", "")) from problems[0]
 
 
 def _refuse_existing(paths: Iterable[Path]) -> None:
@@ -351,7 +351,7 @@ def _text(name: str, settings: Mapping[str, Any], command: str, machine: Machine
         "# The chat model. Its size decides rates, precision and lengths that nothing here sets.",
         "[model]",
         f"path = {_toml(own.pop('model.path'))}",
-        *(f"{key} = {_toml(own.pop(f'model.{key}'))}" for key in ("device", "dtype") if f"model.{key}" in own),
+        *(f"{path.partition('.')[2]} = {_toml(own.pop(path))}" for path in list(own) if path.startswith("model.")),
         "",
         "# Tasks to practise on, and other tasks for the evaluation.",
         "[env.task_settings]",
@@ -375,19 +375,19 @@ def _text(name: str, settings: Mapping[str, Any], command: str, machine: Machine
         "[data]",
         f"demos = {_toml(own.pop('data.demos'))}",
     ]
-    trial = {path: own.pop(path) for path in TRIAL if path in own}
-    lines += _block("Tiny counts, to see every stage run once. Leave them out for the real run.", trial)
-    lines += _block(f"What makes it fit {machine.words}.", own)
+    trial = "Tiny counts, to see every stage run once; leave them out for the real run." if "sft.steps" in own else ""
+    fit = f"What makes it fit {machine.words}." if own.keys() - TRIAL.keys() else ""
+    lines += _block([comment for comment in (trial, fit) if comment], own)
     return "\n".join([*lines, ""])
 
 
-def _block(comment: str, settings: Mapping[str, Any]) -> list[str]:
-    """Settings by section, below a comment."""
+def _block(comments: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
+    """Settings by section, below comments."""
     sections: dict[str, list[str]] = {}
     for path, value in settings.items():
         section, _, key = path.partition(".")
         sections.setdefault(section, []).append(f"{key} = {_toml(value)}")
-    lines = ["", f"# {comment}"] if sections else []
+    lines = ["", *(f"# {comment}" for comment in comments)] if sections else []
     for section, rows in sections.items():
         lines += [f"[{section}]", *rows]
     return lines
