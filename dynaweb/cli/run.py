@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -110,7 +110,12 @@ def _plan(recipe: Recipe, options: o.WholeOptions, nproc: int, on: str) -> None:
     estimate = result.estimate
     lacking = [str(error) for error in [*result.missing, *result.problems.plugins]]
     missing = list(dict.fromkeys(lacking))
-    plan = {"recipe": recipe.name, "settings": recipe.tree(), "origins": recipe.origins, "missing": missing}
+    plan: dict[str, Any] = {
+        "recipe": recipe.name,
+        "settings": recipe.tree(),
+        "origins": recipe.origins,
+        "missing": missing,
+    }
     plan |= {"sources": result.sources.plain(), "estimate": None if estimate is None else estimate.plain()}
     unknown = f"No estimate: the size of {recipe.model.path} is known once its config.json is here"
     parts = [str(recipe), unknown if estimate is None else str(estimate), str(result.sources)]

@@ -153,9 +153,9 @@ def _write_card(target: Path, card: str) -> None:
 
 def _sent(folder: Path, files: Mapping[str, int], repo: str, private: bool, message: str) -> str:
     """Send the folder; the address of the commit."""
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError
-    from huggingface_hub.utils import disable_progress_bars, get_token
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="dynaweb")
     token = get_token()

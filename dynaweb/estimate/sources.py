@@ -100,13 +100,17 @@ def _has_experts(ctx: RunContext) -> bool:
 
 def _tasks(ctx: RunContext) -> dict[str, Any]:
     """Tasks of the splits that the run would draw from, of an environment that lists them."""
-    wanted = (["train"] if learns(ctx) else [], [ctx.recipe.eval.split])
     counts, skipped = dict[str, int](), dict[str, int]()
-    for splits, source in zip(wanted, (ctx.envs.source, ctx.envs.eval_source), strict=True):
-        for split in splits if isinstance(source, Catalogue) else []:
+
+    def look(source: TaskSource, split: str) -> None:
+        if isinstance(source, Catalogue):
             counts[split] = len(source.catalogue(split))
             for reason, number in source.skipped(split).items():
                 skipped[reason] = skipped.get(reason, 0) + number
+
+    if learns(ctx):
+        look(ctx.envs.source, "train")
+    look(ctx.envs.eval_source, ctx.recipe.eval.split)
     return {"tasks": counts, "skipped": skipped}
 
 

@@ -186,7 +186,7 @@ def test_nobody_logged_in_and_nobody_there(tmp_path: Path, weights: Path, monkey
     with pytest.raises(InfrastructureError, match="the hub cannot be reached"):
         push(run, "me/a")
     monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr("huggingface_hub.utils.get_token", lambda: None)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(MissingError, match="nobody is logged in to the hub"):
         push(run, "me/a")
 
