@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from http.server import ThreadingHTTPServer
 
     from dynaweb.commands.doctor import Check
+    from dynaweb.commands.push import Pushed
     from dynaweb.compare import Comparison
     from dynaweb.config import Recipe
     from dynaweb.data.importers import ImportReport
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from dynaweb.report.gather import RunResult
     from dynaweb.report.summary import StageResult
     from dynaweb.runs.pruning import CachedStage
+    from dynaweb.scaffold.recipe import NewRecipe
     from dynaweb.serve.environment import ServedEnvironment
     from dynaweb.stages.world_model_eval import GradedPrediction, WorldModelScores
     from dynaweb.types import Task, Trajectory, Transition
@@ -387,17 +389,20 @@ def _existing(store: str | Path | None) -> Path | None:
     return path
 
 
-def estimate_run(recipe: Recipe, *, nproc: int = 1) -> Estimate | None:
+def estimate_run(recipe: Recipe, *, nproc: int = 0, on: str = "") -> Estimate | None:
     """What a resolved recipe takes on this machine (`dynaweb run --dry-run`); None where the model's size is unknown.
+
+    `on` names another machine, such as `"8xh100"`, `"a100"` or `"laptop"`; `nproc` is the number of processes, 0 for 1
+    here and for one on each GPU there.
 
     Raises `ConfigError`, `MissingError` or `PluginError` with everything for which the run would be refused here, as
     far as it can be known without a model, an optimizer, or the files that settings name.
     """
     from dynaweb.estimate.refusals import examined
 
-    estimate, problems = examined(recipe, nproc)
-    problems.check()
-    return estimate
+    result = examined(recipe, nproc, on)
+    result.problems.check()
+    return result.estimate
 
 
 def compare_runs(folders: Iterable[str | Path]) -> Comparison:
@@ -496,6 +501,26 @@ def write_report(run: str | Path, *, each: int | None = 100) -> Path:
 
     matrix = MatrixFolder(folder)
     return write_page(results(matrix.read_plan(), matrix), matrix)
+
+
+def push(
+    run: str | Path,
+    repo: str,
+    *,
+    checkpoint: str = "",
+    licence: str = "",
+    private: bool = False,
+    dry_run: bool = False,
+) -> Pushed:
+    """Send a finished run's trained policy to a model repository of the Hugging Face hub (`dynaweb push`), with a model
+    card made from the run; with `dry_run` only write the folder that would be sent.
+
+    `checkpoint` is one of the run's checkpoints by name, by default the trained policy; without `licence` (an
+    identifier of the hub) the card names none.
+    """
+    from dynaweb.commands.push import push as send
+
+    return send(Path(run), repo, checkpoint=checkpoint, licence=licence, private=private, dry_run=dry_run)
 
 
 def report_server(run: str | Path, *, each: int | None = 100, port: int = 0) -> ThreadingHTTPServer:
@@ -621,6 +646,43 @@ def new_plugin(kind: PluginKind, name: str, folder: str | Path | None = None) ->
     from dynaweb.scaffold import new_plugin as write
 
     return write(kind, name, None if folder is None else Path(folder))
+
+
+def new_recipe(
+    name: str,
+    *,
+    model: str = "",
+    tasks: str | Path = "",
+    eval_tasks: str | Path = "",
+    sites: Iterable[str] = (),
+    demos: Iterable[str] = (),
+    gpus: int | None = None,
+    on: str = "",
+    trial: bool = False,
+    folder: str | Path | None = None,
+    ask: Callable[[str], str] | None = None,
+) -> NewRecipe:
+    """Write a recipe for a model, sites and trajectories of one's own (`dynaweb new recipe`), with the files beside it.
+
+    `tasks` are in WebArena's format; without `eval_tasks` some of their templates are kept for the evaluation. `sites`
+    are texts such as `"shop=http://my-host:7770"`, `demos` are sources for `data.demos`, with `:FORMAT` behind those
+    that have to be imported. It is written for `gpus` GPUs, or for the machine that `on` names; with `trial` every
+    stage runs once. `ask` is asked for what is left out. Nothing is overwritten, and nothing written but when all fits.
+    """
+    from dynaweb.scaffold.recipe import Answers, parse_sites
+    from dynaweb.scaffold.recipe import new_recipe as write
+
+    answers = Answers(
+        model=model,
+        tasks=str(tasks),
+        eval_tasks=str(eval_tasks),
+        sites=parse_sites(sites),
+        demos=tuple(demos),
+        gpus=gpus,
+        on=on,
+        trial=trial,
+    )
+    return write(name, answers, _path(folder), ask)
 
 
 def open_environment(recipe: Recipe, *, world_model: str | Path | None = None) -> ServedEnvironment:

@@ -19,6 +19,7 @@ COMMANDS = {
     "compare": "compare:compare",
     "view": "view:view",
     "report": "view:report",
+    "push": "push:push",
     "play": "play:play",
     "setup": "machine:setup",
     "doctor": "machine:doctor",

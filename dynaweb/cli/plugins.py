@@ -88,6 +88,65 @@ def new_plugin(
         )
 
 
+@new_app.command("recipe")
+def new_recipe(
+    name: Annotated[str, typer.Argument(help="Its name; the file is NAME.toml.")],
+    model: o.Model = None,
+    tasks: Annotated[
+        str | None, typer.Option("--tasks", metavar="FILE", help="Tasks in WebArena's format: a list, or a folder.")
+    ] = None,
+    eval_tasks: Annotated[
+        str | None,
+        typer.Option("--eval-tasks", metavar="FILE", help="Tasks for the evaluation; default: some of --tasks, apart."),
+    ] = None,
+    site: Annotated[
+        list[str] | None,
+        typer.Option("--site", metavar="NAME=ADDRESS", help="A site, as shop=http://my-host:7770. Repeatable."),
+    ] = None,
+    demos: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--demos", metavar="FILE[:FORMAT]", help="Trajectories; with FORMAT they are imported. Repeatable."
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", metavar="N", min=0, help="GPUs to run on, 0 = a CPU; default: those here.")
+    ] = None,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="MACHINE", help="The machine to run on, such as 8xh100 or laptop.")
+    ] = None,
+    trial: Annotated[bool, typer.Option("--trial", help="Tiny counts: every stage runs once.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder; default: here.")] = None,
+    block: o.Block = None,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Write a recipe for a model, sites and trajectories of your own; on a terminal it asks for what is left out."""
+    import sys
+
+    from dynaweb import api
+    from dynaweb.cli.output import emit
+
+    o.load_plugins(block)
+    written = api.new_recipe(
+        name,
+        model=model or "",
+        tasks=tasks or "",
+        eval_tasks=eval_tasks or "",
+        sites=site or (),
+        demos=demos or (),
+        gpus=gpus,
+        on=on or "",
+        trial=trial,
+        folder=out,
+        ask=o.line_by_stderr if sys.stdin.isatty() else None,
+    )
+    emit(written, str(written), as_json=as_json)
+    if not as_json:
+        notes = "".join(f"note: {note}\n" for note in written.notes)
+        typer.echo(f"\n{notes}next: dynaweb run {written.files[0]} --dry-run, then: {written.run}", err=True)
+
+
 def _named(loaded: Plugins, name: str) -> list[PluginStatus]:
     from dynaweb.errors import MissingError, hint
 

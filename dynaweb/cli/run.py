@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,12 +19,21 @@ Backend = Annotated[
     str | None, typer.Option("--backend", metavar="NAME", help="What computes updates: torch, or deepspeed.")
 ]
 Nproc = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--nproc", metavar="N", min=1, help="Processes on this machine that share the work, one for each GPU."
+        "--nproc",
+        metavar="N",
+        min=1,
+        help="Processes that share the work, one for each GPU of this machine; default: 1.",
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check recipe and packages, print plan and estimate.")]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on", metavar="MACHINE", help="With --dry-run: plan for another machine, such as 8xh100, a100 or laptop."
+    ),
+]
 RecipeOption = Annotated[
     str | None, typer.Option("--recipe", metavar="NAME", help="The same as the argument RECIPE.", show_default=False)
 ]
@@ -43,12 +52,15 @@ def run(
     time_budget: TimeBudget = None,
     observe: o.Observe = None,
     backend: Backend = None,
-    nproc: Nproc = 1,
+    nproc: Nproc = None,
     dry_run: DryRun = False,
+    on: On = None,
 ) -> None:
     """Run a recipe: demonstrations, SFT, world model, reinforcement learning in dreams, evaluation, report."""
     from dynaweb.cli import ranks
 
+    if on and not dry_run:
+        raise typer.BadParameter(f"--on {on} plans for another machine and runs nothing; give it with --dry-run")
     options = replace(options, recipe=_one_recipe(ctx, options.recipe, named))
     if ranks.helper():
         raise typer.Exit(ranks.serve())
@@ -59,9 +71,9 @@ def run(
     saved = _saved(out, options.block) if resume and out and options.recipe == "dynaweb" else None
     recipe = options.resolved(saved, time_budget=time_budget, observe=observe, backend=backend)
     if dry_run:
-        _plan(recipe, options, nproc)
+        _plan(recipe, options, nproc or 0, on or "")
         return
-    if nproc > 1 and not ranks.launched():
+    if nproc is not None and nproc > 1 and not ranks.launched():
         raise typer.Exit(ranks.start(nproc, sys.argv[1:]))
     from dynaweb import api
 
@@ -91,13 +103,23 @@ def _saved(out: Path, block: list[str] | None) -> Recipe:
     return RunFolder(out).recipe()
 
 
-def _plan(recipe: Recipe, options: o.WholeOptions, nproc: int) -> None:
+def _plan(recipe: Recipe, options: o.WholeOptions, nproc: int, on: str) -> None:
     from dynaweb.estimate.refusals import examined
 
-    estimate, problems = examined(recipe, nproc)
-    missing = [str(error) for error in problems.plugins]
-    plan = {"recipe": recipe.name, "settings": recipe.tree(), "origins": recipe.origins, "missing": missing}
+    result = examined(recipe, nproc, on)
+    estimate = result.estimate
+    lacking = [str(error) for error in [*result.missing, *result.problems.plugins]]
+    missing = list(dict.fromkeys(lacking))
+    plan: dict[str, Any] = {
+        "recipe": recipe.name,
+        "settings": recipe.tree(),
+        "origins": recipe.origins,
+        "missing": missing,
+    }
+    plan |= {"sources": result.sources.plain(), "estimate": None if estimate is None else estimate.plain()}
     unknown = f"No estimate: the size of {recipe.model.path} is known once its config.json is here"
-    text = "\n".join([str(recipe), "", unknown if estimate is None else str(estimate)])
-    options.emit({**plan, "estimate": None if estimate is None else estimate.plain()}, text)
-    problems.check()
+    parts = [str(recipe), unknown if estimate is None else str(estimate), str(result.sources)]
+    if on and result.missing:
+        parts.append("\n".join(["Not installed here, and needed there:", *(f"  {error}" for error in result.missing)]))
+    options.emit(plan, "\n\n".join(part for part in parts if part))
+    result.problems.check()

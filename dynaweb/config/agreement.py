@@ -52,6 +52,7 @@ def used_extras(recipe: Recipe) -> Iterator[tuple[str, str]]:
 def check_agreement(recipe: Recipe, plugins: Plugins) -> None:
     """Raise `ConfigError` with everything that clashes in a recipe whose parts are each valid alone."""
     checks = [
+        check_needs,
         check_scored,
         check_lookahead,
         check_offline,
@@ -69,6 +70,16 @@ def check_agreement(recipe: Recipe, plugins: Plugins) -> None:
 def dreams(recipe: Recipe, plugins: Plugins) -> bool:
     """Whether a recipe's environment dreams."""
     return "dreams" in plugins.find("env", recipe.env.name).spec.capabilities
+
+
+def check_needs(recipe: Recipe, plugins: Plugins) -> None:
+    """Raise `ConfigError` where a recipe leaves settings to its user, and they are not set."""
+    if recipe.needs:
+        examples = "".join(f"\n      {path}: {example}" for path, example in recipe.needs.items())
+        raise ConfigError(
+            f"recipe {recipe.name} leaves {len(recipe.needs)} of its settings to you; set each as in its example, or "
+            f"have a recipe of your own written by `dynaweb new recipe`:{examples}"
+        )
 
 
 def check_scored(recipe: Recipe, plugins: Plugins) -> None:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from dynaweb.hookspecs import Kind
 
 KINDS: tuple[Kind, ...] = ("wm", "opt", "reward", "env")
-HEADER = ("extends", "description")
+HEADER = ("extends", "description", "needs")
+"""What a recipe file says of itself: the recipe that it changes, what it is, and the settings that only its user can
+know, each with an example (`needs`)."""
 THOROUGH: Mapping[str, Any] = {"eval.episodes": 360, "controls.filtered_bc": True, "controls.sft_steps": (60, 120)}
 """What `--thorough` changes: more held-out episodes, the second control arm, and a choice of the longer SFT's length
 where the recipe does not say which to try."""
@@ -43,6 +45,19 @@ class Layers:
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     tasks_of: TasksOf = _no_dreams
+    needs: dict[str, str] = field(default_factory=dict)
+    """Dotted paths that only the user can know, each with an example; see `unmet`."""
+
+    def unmet(self) -> dict[str, str]:
+        """The settings that the recipe needs and nobody has set, each with its example."""
+
+        def is_set(path: str) -> bool:
+            return any(
+                (key == path or key.startswith(f"{path}.")) and self.origins.get(key, "default") != "default"
+                for key in self.values
+            )
+
+        return {path: example for path, example in self.needs.items() if not is_set(path)}
 
     def add(self, values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
         """Put a layer on top. Choosing another plugin drops what lower layers set for the former one.
@@ -177,7 +192,15 @@ def recipe_layers(recipe: str | Path, tasks_of: TasksOf = _no_dreams) -> tuple[L
         label = path.name if path.parent == _SHIPPED else str(path)
         body = dict(flatten({key: value for key, value in data.items() if key not in HEADER}))
         layers.add(body, {key: f"{label}:{key}" for key in body})
+        layers.needs |= _needs(path, data)
     return layers, str(chain[0][1].get("description", ""))
+
+
+def _needs(path: Path, data: Mapping[str, Any]) -> dict[str, str]:
+    needs = data.get("needs", {})
+    if not isinstance(needs, dict) or not all(isinstance(example, str) for example in needs.values()):
+        raise ConfigError(f"{path}: needs is a table of settings, each with an example as text, not {needs!r:.60}")
+    return dict(needs)
 
 
 def _parent(path: Path, data: Mapping[str, Any]) -> Path | None:

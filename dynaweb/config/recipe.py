@@ -121,6 +121,8 @@ class Recipe:
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     secret: frozenset[str] = field(default=frozenset(), compare=False)
     """Dotted paths of the settings that are never written or shown."""
+    needs: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Dotted paths of settings that only the user can know and nobody has set, each with an example."""
 
     def section(self, name: str) -> dict[str, Any]:
         """One section as plain data, with its secrets."""

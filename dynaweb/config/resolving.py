@@ -86,7 +86,7 @@ def _base(recipe: str | Path | Recipe, plugins: Plugins) -> tuple[Layers, str, s
         return layers, Path(recipe).stem, description
     values = recipe.flat()
     origins = {path: recipe.origins.get(path, "default") for path in values}
-    return Layers(values, origins, tasks_of), recipe.name, recipe.description
+    return Layers(values, origins, tasks_of, dict(recipe.needs)), recipe.name, recipe.description
 
 
 def real_environment(recipe: str | Path | Recipe = DEFAULT, *, plugins: Plugins | None = None) -> str:
@@ -138,7 +138,8 @@ def schema(plugins: Plugins, *, chosen: Mapping[Kind, str] | None = None) -> dic
         names = plugins.names(kind)
         wanted = [name for name in names if not chosen or chosen.get(kind, name) == name]
         properties[kind] = {"oneOf": [_plugin_schema(plugins, kind, name) for name in wanted]}
-    header = {"extends": {"type": "string"}, "description": {"type": "string"}}
+    texts = {"type": "object", "additionalProperties": {"type": "string"}}
+    header: dict[str, Any] = {"extends": {"type": "string"}, "description": {"type": "string"}, "needs": texts}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "dynaweb recipe",

@@ -81,7 +81,9 @@ def validate(
     if sections["policy"] is not None:
         check.engine(sections["policy"].engine.model_dump(), "policy.engine")
     problems.check()
-    recipe = Recipe(name=name, description=description, secret=frozenset(check.secret), **sections)
+    recipe = Recipe(
+        name=name, description=description, secret=frozenset(check.secret), needs=layers.unmet(), **sections
+    )
     origins = {path: _origin(layers, path) for path in recipe.flat()}
     object.__setattr__(recipe, "origins", origins)
     return recipe

@@ -1,12 +1,18 @@
-"""What this machine has: memory, accelerators, and how fast it multiplies matrices."""
+"""What a machine has: memory, accelerators, and how fast it multiplies matrices. This one (`look`), or one of a name.
+
+named("8xh100")     eight of the makers' H100, whatever there is here: for `dynaweb run --dry-run --on 8xh100`
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dynaweb.errors import ConfigError, hint
 from dynaweb.runs.processes import python_options
 
 GIB = 2**30
@@ -24,6 +30,43 @@ print(2 * 512**3 * count / (time.process_time() - start))
 """Operations per second of a core on matrix products in float32, counted in its own time, so that other work on the
 machine does not matter; in a process of its own, since numpy takes its time to load."""
 
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """A GPU by its maker's data sheet, in the data sheet's units."""
+
+    title: str
+    memory: int
+    """GB, which are sold as GiB."""
+    tflops: float
+    """BF16 with float32 sums, without sparsity."""
+    bandwidth: float
+    """GB/s of its memory."""
+    host: int
+    """GiB of host memory that usual servers have for each."""
+    most: int = 8
+    """How many one host has at most."""
+    source: str = ""
+
+
+ACCELERATORS: Mapping[str, Accelerator] = {
+    "b200": Accelerator("NVIDIA B200", 180, 2250, 8000, 256, source="data sheet of NVIDIA DGX B200"),
+    "h200": Accelerator("NVIDIA H200", 141, 989, 4800, 256, source="data sheet of NVIDIA H200 SXM"),
+    "h100": Accelerator("NVIDIA H100", 80, 989, 3350, 256, source="data sheet of NVIDIA H100 SXM"),
+    "a100": Accelerator("NVIDIA A100", 80, 312, 2039, 128, source="data sheet of NVIDIA A100 80GB SXM"),
+    "a100-40gb": Accelerator("NVIDIA A100", 40, 312, 1555, 128, source="data sheet of NVIDIA A100 40GB SXM"),
+    "l40s": Accelerator("NVIDIA L40S", 48, 362, 864, 96, source="data sheet of NVIDIA L40S"),
+    "l4": Accelerator("NVIDIA L4", 24, 121, 300, 48, source="data sheet of NVIDIA L4"),
+    "a10": Accelerator("NVIDIA A10", 24, 125, 600, 48, source="data sheet of NVIDIA A10"),
+    "rtx4090": Accelerator("NVIDIA GeForce RTX 4090", 24, 165, 1008, 64, 2, "NVIDIA's Ada GPU architecture paper"),
+    "rtx3090": Accelerator("NVIDIA GeForce RTX 3090", 24, 71, 936, 64, 2, "NVIDIA's Ampere GA102 architecture paper"),
+}
+"""Machines that can be named, one GPU each: public figures and where they stand."""
+LAPTOP_FLOPS = 0.25e12
+"""Of eight cores at 2 GHz, of whose 16 float32 operations a cycle (eight lanes, multiply and add) all are done."""
+LAPTOP = "laptop"
+_NAME = re.compile(r"(?:(\d{1,2})x)?([a-z][a-z0-9-]*)")
+
 PUBLISHED = {"H200": 989e12, "H100": 989e12, "H800": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
 """Operations per second in bfloat16 with float32 sums, without sparsity, by what is in the name of a GPU: the makers'
 data sheets."""
@@ -39,6 +82,8 @@ class Machine:
     host_memory: int
     flops: float
     """Of matrix products: measured on a CPU, published for a GPU."""
+    bandwidth: float = 0.0
+    """Bytes per second of a device's memory (0 = not known)."""
 
     @property
     def is_cpu(self) -> bool:
@@ -61,6 +106,28 @@ def look(device: str = "auto") -> Machine:
     name, memory = gpus[0]
     flops = next((speed for part, speed in PUBLISHED.items() if part in name), 0.0)
     return Machine(name, len(gpus), memory, host, flops)
+
+
+def named(name: str) -> Machine:
+    """A machine by its name: `laptop`, or GPUs of one host such as `8xh100`, `h200` or `2xa100-40gb`.
+
+    Raises `ConfigError` for any other name, and for more GPUs than a host of them has.
+    """
+    text = name.strip().lower().replace("_", "-")
+    if text == LAPTOP:
+        return Machine("CPU of 8 cores", 1, 16 * GIB, 16 * GIB, LAPTOP_FLOPS)
+    match = _NAME.fullmatch(text)
+    kind = ACCELERATORS.get(match[2]) if match is not None else None
+    if match is None or kind is None:
+        valid = hint(match[2] if match else text, [LAPTOP, *ACCELERATORS])
+        raise ConfigError(
+            f"--on {name} is no machine that is known here; {valid}; with the number of GPUs before it, such as 8xh100"
+        )
+    count = int(match[1] or 1)
+    if not 1 <= count <= kind.most:
+        raise ConfigError(f"--on {name}: hosts have 1 to {kind.most} of {kind.title}; docs/scale.md tells of several")
+    memory, host = kind.memory * GIB, kind.host * count * GIB
+    return Machine(kind.title, count, memory, host, kind.tflops * 1e12, kind.bandwidth * 1e9)
 
 
 def _gpus() -> list[tuple[str, int]]:

@@ -28,6 +28,16 @@ BUSY = 0.3
 """Share of the speed of matrix products that reading and training reach, roughly."""
 DECODING = {True: 0.2, False: 0.03}
 """The same of writing token after token, on a CPU, whose caches hold small models, and on a GPU."""
+READING = 0.5
+"""Share of the bandwidth of a GPU's memory that writing token after token reaches, roughly: each step reads all
+weights once for all episodes that are open."""
+
+
+LESS = (
+    "More processes with backend.name=deepspeed and backend.stage=3, backend.offload, model.checkpointing, a smaller "
+    "model.micro_tokens, rl.lora_rank or a smaller model take less"
+)
+"""What to do about a recipe that does not fit, where nobody looked for what would make it fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,8 @@ class Estimate:
     seconds: float | None
     unknown: tuple[str, ...] = ()
     """Stages of the run that are in none of these numbers."""
+    remedies: tuple[str, ...] = ()
+    """What would make a recipe fit that does not, each tried out (`dynaweb.estimate.remedies`)."""
 
     @property
     def peak(self) -> tuple[str, int]:
@@ -78,11 +90,8 @@ class Estimate:
         """Raise `ConfigError` when this cannot run here."""
         problems = self.problems()
         if problems:
-            raise ConfigError(
-                f"this recipe does not fit {self.machine.words}: {'; '.join(problems)}. More processes with"
-                " backend.name=deepspeed and backend.stage=3, backend.offload, model.checkpointing, a smaller"
-                " model.micro_tokens, rl.lora_rank or a smaller model take less"
-            )
+            way_out = f"It would fit with: {'; or '.join(self.remedies)}" if self.remedies else LESS
+            raise ConfigError(f"this recipe does not fit {self.machine.words}: {'; '.join(problems)}. {way_out}")
 
     def plain(self) -> dict[str, Any]:
         """Plain data, with the sums."""
@@ -122,7 +131,7 @@ def estimate(recipe: Recipe, machine: Machine, *, ranks: int = 1) -> Estimate | 
         machine=machine,
         memory=_memory(recipe, shape, machine, ranks, served, stages),
         work=work,
-        seconds=_seconds(work, machine, ranks),
+        seconds=_seconds(recipe, work, machine, ranks),
         unknown=tuple(name.replace("_", "-") for name in stages if name not in STAGES),
     )
 
@@ -136,12 +145,21 @@ def _run_of(recipe: Recipe) -> tuple[list[str], int]:
         return [spec.name for spec in train.STAGES], 2
 
 
-def _seconds(work: dict[str, Work], machine: Machine, ranks: int) -> float | None:
+def _seconds(recipe: Recipe, work: dict[str, Work], machine: Machine, ranks: int) -> float | None:
     if not machine.flops:
         return None
-    speed = machine.flops * (1 if machine.is_cpu else min(ranks, machine.devices))
-    decoding = DECODING[machine.is_cpu]
-    return sum(one.operations / BUSY + one.decoding / decoding for one in work.values()) / speed
+    devices = 1 if machine.is_cpu else min(ranks, machine.devices)
+    decoding = DECODING[machine.is_cpu] * machine.flops
+    if machine.bandwidth:
+        # Two operations a weight for each open episode, while one weight is read.
+        weights_a_second = READING * machine.bandwidth / _bytes_each(recipe)
+        decoding = min(BUSY * machine.flops, 2 * recipe.web.contexts * weights_a_second)
+    return sum(one.operations / (BUSY * machine.flops) + one.decoding / decoding for one in work.values()) / devices
+
+
+def _bytes_each(recipe: Recipe) -> int:
+    """Bytes of one weight."""
+    return 4 if recipe.model.dtype == "float32" else 2
 
 
 def _served(config: Any) -> bool:
@@ -155,7 +173,7 @@ def _memory(
 ) -> dict[str, dict[str, int]]:
     setup = partial(
         Setup,
-        4 if recipe.model.dtype == "float32" else 2,
+        _bytes_each(recipe),
         stage=recipe.backend.stage if recipe.backend.name == "deepspeed" else 0,
         ranks=ranks,
         offload=recipe.backend.offload,

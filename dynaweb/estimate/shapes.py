@@ -59,6 +59,34 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "vocab_size": 128256,
     },
+    "meta-llama/Llama-3.2-1B-Instruct": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "tie_word_embeddings": True,
+    },
+    "meta-llama/Llama-3.2-3B-Instruct": {
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "tie_word_embeddings": True,
+    },
+    "Qwen/Qwen2.5-0.5B-Instruct": {
+        "model_type": "qwen2",
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
     "Qwen/Qwen2.5-1.5B-Instruct": {
         "model_type": "qwen2",
         "hidden_size": 1536,
@@ -68,6 +96,26 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "vocab_size": 151936,
         "tie_word_embeddings": True,
+    },
+    "Qwen/Qwen2.5-3B-Instruct": {
+        "model_type": "qwen2",
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
+    "Qwen/Qwen2.5-7B-Instruct": {
+        "model_type": "qwen2",
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
     },
     "HuggingFaceTB/SmolLM2-135M-Instruct": {
         "hidden_size": 576,
@@ -79,7 +127,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""config.json of the models that shipped recipes name, for machines that do not have them yet."""
+"""config.json of models that recipes and pages name, for machines that do not have them yet."""
 
 ALIASES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """Names of `model.path` that are not the published ones."""

@@ -138,5 +138,9 @@ def episodes_are(ctx: RunContext) -> str:
     where = f"in env {name}" if driver is None else f"in env {name} without a browser (driver {driver})"
     if ctx.envs.in_browser(name, settings):
         where = "in the real browser"
+    able = ctx.plugins.find("env", name).spec.capabilities
+    if "tasks" in able and "expert" not in able:
+        # Its tasks are what somebody else has listed: how long the shortest way is, and on which sites, is not known.
+        return f"tasks of split {ctx.recipe.eval.split}, {where}"
     best = ctx.recipe.data.max_best_steps
     return f"held-out tasks of at most {best} best-case steps on unseen {ctx.recipe.eval.split} sites, {where}"

@@ -1,4 +1,6 @@
-"""`dynaweb new plugin`: writes a package with a working plugin whose tests are green from the beginning.
+"""`dynaweb new plugin` and `dynaweb new recipe`: beginnings of one's own.
+
+`writing` writes a package with a working plugin whose tests are green from the beginning, `recipe` a recipe.
 
 Templates are the files under `templates/`: `common/` for every kind, one folder for each kind.
 """

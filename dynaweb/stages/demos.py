@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dynaweb import events
-from dynaweb.data.demonstrations import UNJUDGED, as_tasks_of, read_demonstrations, refused
+from dynaweb.data.demonstrations import UNJUDGED, Demonstrations, as_tasks_of, read_demonstrations, refused
 from dynaweb.errors import ConfigError, MissingError, TrainingError
 from dynaweb.judges.reward import grading, success_of
 from dynaweb.pipeline.episodes import play_in_batches, save_episodes
 from dynaweb.pipeline.keys import stage_key
+from dynaweb.protocols import Catalogue
 from dynaweb.rollout.agents import ExpertPlayer
 from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure, why_failed
 from dynaweb.rollout.group import by_task
@@ -153,27 +155,36 @@ def playable(demonstrations: Artifact) -> set[str] | None:
     return set(demonstrations.data(READ)["playable"])
 
 
+def demonstrations_of(ctx: RunContext, source: str) -> tuple[Demonstrations, set[str]]:
+    """The usable episodes of a source as the run's tasks, and the ids of the environment's tasks among theirs.
+
+    Raises `ConfigError` where none is usable, `MissingError` where there is no such source.
+    """
+    batch = read_demonstrations(source)
+    batch.episodes, same = as_tasks_of(batch.episodes, _own_tasks(ctx, {one.task.id for one in batch.episodes}))
+    held_out = [episode for episode in batch.episodes if episode.task.split in ("validation", "test")]
+    if held_out:
+        batch.dropped["its task is held out by the environment"] += len(held_out)
+        batch.episodes = [one for one in batch.episodes if one.task.split not in ("validation", "test")]
+    if not batch.episodes:
+        raise ConfigError(refused(source, batch.dropped))
+    return batch, same & {one.task.id for one in batch.episodes}
+
+
 async def _read(ctx: RunContext, source: str) -> Artifact:
     """Stage `demos` of a run whose demonstrations are read."""
 
     async def body(stage: Stage) -> None:
-        batch = read_demonstrations(source)
-        episodes, same = as_tasks_of(batch.episodes, _own_tasks(ctx, {one.task.id for one in batch.episodes}))
-        held_out = [episode for episode in episodes if episode.task.split in ("validation", "test")]
-        if held_out:
-            batch.dropped["its task is held out by the environment"] += len(held_out)
-            episodes = [episode for episode in episodes if episode.task.split not in ("validation", "test")]
-        if not episodes:
-            raise ConfigError(refused(source, batch.dropped))
+        batch, same = demonstrations_of(ctx, source)
+        episodes = batch.episodes
         save_episodes(stage, episodes)
         for reason, count in batch.dropped.most_common():
             log.warning("data.demos: %d of %s are left out: %s", count, source, reason)
-        ids = {episode.task.id for episode in episodes}
         unjudged = sum(
             episode.facts.verdict is not None and episode.facts.verdict.why == UNJUDGED for episode in episodes
         )
         counts = {"episodes": len(episodes), "unjudged": unjudged, "dropped": dict(batch.dropped)}
-        write_json(stage.folder / READ, {**counts, "playable": sorted(same & ids)})
+        write_json(stage.folder / READ, {**counts, "playable": sorted(same)})
         for trajectory in episodes:
             ctx.tell(events.Rollout("demos", trajectory))
 
@@ -182,19 +193,35 @@ async def _read(ctx: RunContext, source: str) -> Artifact:
 
 
 def _own_tasks(ctx: RunContext, ids: set[str]) -> list[Task]:
-    """The environment's tasks that demonstrations may be of: training tasks, and those with these ids.
+    """The environment's tasks that demonstrations may be of: training tasks, those with these ids, and where the
+    environment lists its tasks, those that it holds out, of which nothing may be learned.
 
     None where it has no training tasks, as benchmarks: SFT needs none, and stages that do say so themselves.
     """
+    held_out = {task.id: task for task in _held_out(ctx)}
     try:
         tasks = {task.id: task for task in [*training_tasks(ctx, 0), *rl_tasks(ctx)]}
         for task_id in sorted(ids - tasks.keys()):
             if (task := known(ctx.envs.source, task_id)) is not None:
                 tasks[task_id] = task
     except (ConfigError, MissingError) as error:
-        log.warning("demonstrations are compared with no task of the environment: %s", error)
+        log.warning("demonstrations are compared with no training task of the environment: %s", error)
+        return list(held_out.values())
+    return list((held_out | tasks).values())
+
+
+def _held_out(ctx: RunContext) -> list[Task]:
+    """The held-out tasks of an environment that lists its own and brings no experts. Those of others are made as they
+    are needed, on sites that no other task is on."""
+    name, _ = ctx.envs.task_settings
+    source = ctx.envs.source
+    if "expert" in ctx.plugins.find("env", name).spec.capabilities or not isinstance(source, Catalogue):
         return []
-    return list(tasks.values())
+    tasks = []
+    for split in ("validation", "test"):
+        with suppress(ConfigError, MissingError):  # said by the evaluation
+            tasks += [task for task in source.catalogue(split) if task.intent]
+    return tasks
 
 
 async def _played(ctx: RunContext, name: str, tasks: Sequence[Task], key: StageKey) -> Artifact:

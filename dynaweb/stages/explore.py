@@ -8,6 +8,7 @@ unequal, or random actions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from dynaweb import events
@@ -39,7 +40,8 @@ async def explore(ctx: RunContext, sft: Artifact | None) -> Artifact:
     async def body(stage: Stage) -> None:
         recipe = ctx.recipe
         count = recipe.explore.episodes
-        tasks = training_tasks(ctx, count)[:count]
+        # An environment with fewer tasks is explored from the same ones again, with other seeds.
+        tasks = islice(cycle(training_tasks(ctx, count)), count)
         episodes = [Episode(f"explore/{i}", task, ctx.seed("explore", i)) for i, task in enumerate(tasks)]
         played = await play_in_batches(
             ctx,

@@ -23,6 +23,7 @@ STEPS = 4
 def check_together(ctx: RunContext) -> None:
     """Raise `ConfigError` when parts of the recipe clash, `MissingError` for a judge or a model that is not there."""
     recipe = ctx.recipe
+    agreement.check_needs(recipe, ctx.plugins)
     check_model(ctx)
     agreement.check_lookahead(recipe, ctx.plugins)
     agreement.check_offline(recipe, ctx.plugins)

@@ -8,7 +8,7 @@ where text has to be compared by meaning, `verified` scores through the package 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -34,6 +34,8 @@ class Login(Section):
 
 class WebarenaConfig(Section):
     """Settings of WebArena."""
+
+    FILES: ClassVar[frozenset[str]] = frozenset({"path", "train"})
 
     path: str = ""
     """Task file (a JSON list, or a folder with one JSON file a task) for evaluation; empty = see `set`."""
