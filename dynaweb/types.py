@@ -158,8 +158,8 @@ class Prompt:
     """What a model reads before it answers: token ids, and the pictures that they refer to, in their order.
 
     The value as a whole is its identity: equal tokens with other pictures are another prompt. Its length is that of
-    `ids`. Prompts are in the order of their ids, then of their pictures. `cut` counts the lines of the page and of
-    earlier actions that were left out, since the model has no room for them.
+    `ids`. Prompts are in the order of their ids, then of their pictures. `cut` counts the tokens of the page, of
+    earlier actions and of the goal that were left out, since the model has no room for them.
     """
 
     ids: tuple[int, ...] = ()

@@ -51,6 +51,8 @@ class Models:
     ) -> None:
         self._recipe, self._plugins, self._seed, self.count = recipe, plugins, seed, count
         self._engines: list[tuple[nn.Module, str, Engine]] = []
+        self.on_prompt: Callable[[Prompt], None] = lambda prompt: None
+        """Told of every prompt that a prompt layer of the run writes."""
         self.team: Team | None = None
         """The other ranks, where a launcher started several."""
         self.fitted_judge: Path | None = None
@@ -120,6 +122,7 @@ class Models:
             policy_reply=recipe.policy.max_new_tokens,
             prompt=recipe.model.max_prompt_tokens,
             reply=lambda: getattr(recipe.wm.config, "max_new_tokens", 0),
+            on_prompt=lambda prompt: self.on_prompt(prompt),
         )
         return format_for(tokenizer, recipe.model.format, settings)
 

@@ -25,6 +25,9 @@ ACTION: exactly one of
 click [id] | hover [id] | type [id] [text] [1 to press Enter, else 0] | select [id] [option] | press [keys] |
 scroll [down or up] | goto [url] | go_back | go_forward | new_tab | tab_focus [index] | close_tab | stop [answer]
 Use stop when the objective is reached, with the answer if one is asked for, or with N/A if it cannot be reached."""
+CUT_REPLY = "the reply was cut before its action was whole; policy.max_new_tokens is how many tokens it may have"
+"""Why a reply that did not end has no action."""
+_FENCE_MARK = re.compile("```")
 _FENCE = re.compile(r"```(.*?)```", re.DOTALL)
 # Spaces only: with `\s`, which takes line breaks too, a reply of many empty lines takes the square of its length.
 _SECTION = re.compile(r"^[ \t]*ACTION[ \t]*:[ \t]*", re.IGNORECASE | re.MULTILINE)
@@ -39,6 +42,8 @@ class PolicyPrompt:
     """The grammar of its actions."""
     history: str = "compact"
     """The grammar in which it is shown its earlier actions."""
+    section: re.Pattern[str] = _SECTION
+    """What stands before the action of a reply, where no fence is around it."""
 
     def __init__(self, file: PromptFile) -> None:
         self._file = file
@@ -59,15 +64,35 @@ class PolicyPrompt:
         reason, text = reasoning or "This is the next step.", format_action(action, self.grammar)
         return self._file.answer(reason, text) if self._file.reply else self.reply_text(reason, text)
 
-    def parse(self, text: str, page: Observation, thought: str = "") -> ParsedReply:
+    def parse(self, text: str, page: Observation, thought: str = "", *, finished: bool = True) -> ParsedReply:
         """An answer without its thought: the last fenced block, else what stands behind the last `ACTION:`, else the
-        last line."""
-        reason, command = self._file.parts(text) or self.reply_parts(text)
+        last line.
+
+        Of a reply that is not `finished`, only an action that is whole counts (`closed`).
+        """
+        answer = text if finished else self.closed(text)
+        if not answer and text:
+            return ParsedReply(text=text, reasoning=thought, error=CUT_REPLY)
+        reason, command = self._file.parts(answer) or self.reply_parts(answer)
         reasoning = "\n".join(filter(None, (thought, reason)))
         action = parse_action(command, page, self.grammar)
         if isinstance(action, str):
             return ParsedReply(text=text, reasoning=reasoning, error=action)
         return ParsedReply(text=text, reasoning=reasoning, action=action)
+
+    def closed(self, text: str) -> str:
+        """The part of a reply without an end up to its action, if that is whole: its fence is closed, or the line after
+        its mark has ended. '' for any other."""
+        fences = [fence.end() for fence in _FENCE_MARK.finditer(text)]
+        if fences:
+            return text[: fences[-1]] if len(fences) % 2 == 0 else ""
+        start = self._file.action_start(text)
+        if start is None:
+            start = max((mark.end() for mark in self.section.finditer(text)), default=None)
+        if start is None:
+            return ""
+        line, ended, _ = text[start:].lstrip().partition("\n")
+        return f"{text[:start]}{line}" if ended else ""
 
     def reply_text(self, reason: str, action: str) -> str:
         """A reply with that reasoning and that action."""

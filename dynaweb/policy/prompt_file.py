@@ -75,9 +75,19 @@ class PromptFile:
         if _FENCE in self.reply:
             fences = list(_FENCED.finditer(text))
             return (text[: fences[-1].start()].strip(), fences[-1][1].strip()) if fences else None
-        mark = self.reply.partition("{action}")[0].rpartition("\n")[2].rpartition("}")[2].strip()
-        reason, found, action = text.rpartition(mark) if mark else ("", "", "")
-        return (reason.strip(), action.strip()) if found else None
+        reason, mark, action = text.rpartition(self._mark) if self._mark else ("", "", "")
+        return (reason.strip(), action.strip()) if mark else None
+
+    def action_start(self, text: str) -> int | None:
+        """Where the action begins in a reply that has the form of `reply`, without a fence; None for another form."""
+        if not self._mark or self._mark not in text:
+            return None
+        return text.rindex(self._mark) + len(self._mark)
+
+    @property
+    def _mark(self) -> str:
+        """What stands before the action on its line of `reply`."""
+        return self.reply.partition("{action}")[0].rpartition("\n")[2].rpartition("}")[2].strip()
 
 
 def _checked(path: Path, data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -53,8 +53,8 @@ def shortened(
     cost: Callable[[str], int],
     *,
     ends: bool = False,
-) -> tuple[str, int]:
-    """A user's text in at most `room` tokens, and how many of its lines were left out.
+) -> str:
+    """A user's text in at most `room` tokens.
 
     `parts`: the text before the page, which ends with a line, the page, and the text behind it. `cost` gives the tokens
     of a text, `action` what is done on the page; with `ends` a page is kept from both of its ends, else from its
@@ -75,7 +75,7 @@ def shortened(
         if price <= spare or ranks[i][0] == 0:
             there.add(i)
             spare -= price
-    return "\n".join(_marked(lines, there)), len(lines) - len(there)
+    return "\n".join(_marked(lines, there))
 
 
 def _rank(

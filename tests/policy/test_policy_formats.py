@@ -17,7 +17,7 @@ from dynaweb.policy.prompt_file import PromptFile
 from dynaweb.policy.prompt_formats import ChatFormat, CompactFormat, format_for
 from dynaweb.policy.settings import PromptSettings
 from dynaweb.policy.tokenizer import build_tokenizer
-from dynaweb.types import Action, Node, Observation, Step, Task, Trajectory
+from dynaweb.types import Action, Node, Observation, Prompt, Step, Task, Trajectory
 
 PAGE = Observation(
     url="http://shop.localhost/search?q=x",
@@ -39,9 +39,16 @@ ACTIONS = (
 )
 
 
+def compact_tokenizer() -> object:
+    from transformers import PreTrainedTokenizerFast
+
+    names = ["Velmor Scarf", "Home", "Search", "Price", "Sort"] * 4
+    return PreTrainedTokenizerFast(tokenizer_object=build_tokenizer(names, vocab_size=1000))
+
+
 @pytest.fixture(scope="module")
 def compact() -> CompactFormat:
-    return CompactFormat(build_tokenizer(["Velmor Scarf", "Home", "Search", "Price", "Sort"] * 4, vocab_size=1000))
+    return CompactFormat(compact_tokenizer())
 
 
 def trajectory(answer: str = "12,50 €") -> Trajectory:
@@ -133,6 +140,27 @@ def test_chat_pages_cannot_end_the_turn() -> None:
     assert count[0] == count[1] > 0
 
 
+@pytest.mark.parametrize(("name", "room"), [("compact", 500), ("chat", 1800)])
+def test_prompts_count_the_tokens_that_are_left_out(name: str, room: int) -> None:
+    """As many as a prompt with room for everything has more, in all roles; and all prompts are told of."""
+    tokenizer = compact_tokenizer() if name == "compact" else chat_tokenizer(True)
+    seen: list[Prompt] = []
+    small = format_for(tokenizer, name, PromptSettings(prompt=room, on_prompt=seen.append))
+    large = format_for(tokenizer, name, PromptSettings(prompt=100_000))
+    for page, is_cut in ((PAGE, False), (long_page(), True)):
+        past = [replace(ACTIONS[0], target_name=f"Name {i}") for i in range(60)] if is_cut else []
+        stopped = Trajectory("t", TASK, (Step(page, Action("stop", text="x")),), page, "real", "stop")
+        for written, whole in (
+            (small.policy_prompt(TASK, page, past), large.policy_prompt(TASK, page, past)),
+            (small.world_model_prompt(page, ACTIONS[3], past), large.world_model_prompt(page, ACTIONS[3], past)),
+            (small.judge_prompt(stopped), large.judge_prompt(stopped)),
+        ):
+            assert (written.cut > 0) == is_cut and whole.cut == 0
+            assert written.cut == len(whole) - len(written)
+            assert seen.pop(0) is written
+    assert not seen
+
+
 def test_the_oldest_actions_leave_a_full_prompt_first(compact: CompactFormat) -> None:
     history = [replace(ACTIONS[0], target_name=f"Name {i}") for i in range(200)]
     text = compact.decode(compact.policy_prompt(TASK, PAGE, history).ids)
@@ -205,8 +233,77 @@ def test_chat_models_get_webarena_text_and_grammar(template: bool) -> None:
 )
 def test_chat_replies_of_several_habits_are_read(reply: str) -> None:
     chat = format_for(chat_tokenizer(True), "chat")
+    assert isinstance(chat, ChatFormat)
+    assert chat.parse_reply(ended(chat, reply), PAGE).action == ACTIONS[0]
+
+
+def ended(chat: ChatFormat, reply: str) -> list[int]:
+    """A sampled reply that the model ended."""
+    return [*chat.tokenizer(reply).input_ids, chat.stop_ids[0]]
+
+
+CUT_REPLIES = (
+    # the reply, and whether its action is whole
+    ("REASON: x\nACTION: click [5]\nT", True),
+    ("REASON: x\nACTION: click [5]\nThen the pa", True),
+    ("REASON: x\nACTION:\nclick [5]\n\nOBJECTI", True),
+    ("I will perform ```click [5]```", True),
+    ("```\nclick [5]\n``` opens the", True),
+    ("REASON: x\nACTION: click [5]", False),  # a text may follow, as after `stop [12]`
+    ("REASON: x\nACTION: click [", False),
+    ("REASON: x\nACTION:", False),
+    ("REASON: x\nACTION:\n", False),
+    ("REASON: x\nACTION:\nclick [5]", False),
+    ("REASON: I could\nclick [5]\nbut that is", False),
+    ("click [5]", False),
+    ("click [5]\n", False),
+    ("stop [12]\nAs", False),
+    ("First ```click [5]``` was wrong, so ```cli", False),
+    ("I will perform ```click [5]", False),
+    ("I will perform ```click [5]``", False),
+    ("ACTION: click [1]\nNo.\nACTION: click [5]", False),
+    ("ACTION: type [2] [red\nclick [5]\nblue", False),
+    ("", False),
+)
+
+
+@pytest.mark.parametrize(("reply", "whole"), CUT_REPLIES)
+@pytest.mark.parametrize("template", [True, False])
+def test_a_reply_that_was_cut_has_an_action_only_where_that_is_whole(template: bool, reply: str, whole: bool) -> None:
+    chat = format_for(chat_tokenizer(template), "chat")
+    assert isinstance(chat, ChatFormat)
     parsed = chat.parse_reply(chat.tokenizer(reply).input_ids, PAGE)
-    assert parsed.action == ACTIONS[0]
+    assert parsed.action == (ACTIONS[0] if whole else None)
+    assert bool(parsed.error) != whole
+
+
+@pytest.mark.parametrize(
+    ("reply", "whole"),
+    [
+        ("Thought: x\nAction: Click [5]\nObs", True),
+        ("**Thought:** x\n**Action:** Click 5\nO", True),
+        ("Thought: x\nAction: Click [5]", False),
+        ("Thought: x\nAction: ANSWER; [12", False),
+        ("I could\nClick [5]\nbut", False),
+    ],
+)
+def test_a_webvoyager_reply_that_was_cut_likewise(reply: str, whole: bool) -> None:
+    voyager = format_for(chat_tokenizer(True), "webvoyager")
+    assert isinstance(voyager, ChatFormat)
+    parsed = voyager.parse_reply(voyager.tokenizer(reply).input_ids, PAGE)
+    assert parsed.action == (ACTIONS[0] if whole else None)
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.kind)
+@pytest.mark.parametrize("reason", ["", "The scarf is listed."])
+def test_no_beginning_of_a_reply_is_another_action(compact: CompactFormat, action: Action, reason: str) -> None:
+    """Of every prompt layer: a reply cut at any token has no action, since its own is its end."""
+    for layer in (compact, format_for(chat_tokenizer(True)), format_for(chat_tokenizer(False), "webvoyager")):
+        reply = layer.policy_reply(PAGE, action, reason)
+        cut = [layer.parse_reply(reply[:count], PAGE) for count in range(len(reply))]
+        assert {parsed.action for parsed in cut} == {None}
+        assert all(parsed.error for parsed in cut)
+        assert layer.parse_reply(reply, PAGE).action == action
 
 
 @pytest.mark.parametrize("template", [True, False])
@@ -237,14 +334,16 @@ def test_webvoyager_has_its_own_words_and_grammar(template: bool) -> None:
 )
 def test_webvoyager_replies_of_several_habits_are_read(reply: str, reasoning: str) -> None:
     voyager = format_for(chat_tokenizer(True), "webvoyager")
-    parsed = voyager.parse_reply(voyager.tokenizer(reply).input_ids, PAGE)
+    assert isinstance(voyager, ChatFormat)
+    parsed = voyager.parse_reply(ended(voyager, reply), PAGE)
     assert (parsed.action, parsed.error) == (ACTIONS[0], "")
     assert parsed.reasoning.strip("* ") == reasoning
 
 
 def test_a_webvoyager_reply_without_an_action_says_what_is_valid() -> None:
     voyager = format_for(chat_tokenizer(True), "webvoyager")
-    parsed = voyager.parse_reply(voyager.tokenizer("Thought: hm\nAction: Jump [5]").input_ids, PAGE)
+    assert isinstance(voyager, ChatFormat)
+    parsed = voyager.parse_reply(ended(voyager, "Thought: hm\nAction: Jump [5]"), PAGE)
     assert parsed.action is None and "Click" in parsed.error
 
 
