@@ -173,6 +173,23 @@ class Prompt:
 NO_PROMPT = Prompt()
 
 
+class History(list[Action]):
+    """The actions of an episode so far, oldest first, with the pages on which they were done.
+
+    To whoever asks for no page it is a sequence of actions; prompt layers that show earlier pages read `pages`, which
+    has one entry for each action.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages: list[Observation] = []
+
+    def add(self, page: Observation, action: Action) -> None:
+        """An action, and the page on which it was done."""
+        self.append(action)
+        self.pages.append(page)
+
+
 @dataclass(frozen=True, slots=True)
 class StepFacts:
     """What is known of a step besides its pages: rewards, metrics and reports are decided by it.

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dynaweb.protocols import ParsedReply
+from dynaweb.types import History
 from dynaweb.web import observation_formats
 from dynaweb.web.actions.grammar import format_action, parse_action
+from dynaweb.web.page.text import render
 
 if TYPE_CHECKING:
     from dynaweb.policy.prompt_file import PromptFile
@@ -29,6 +31,7 @@ CUT_REPLY = "the reply was cut before its action was whole; policy.max_new_token
 """Why a reply that did not end has no action."""
 _FENCE_MARK = re.compile("```")
 _FENCE = re.compile(r"```(.*?)```", re.DOTALL)
+_NUMBERED = re.compile(r"^(\t*)\[\d+\] ", re.MULTILINE)
 # Spaces only: with `\s`, which takes line breaks too, a reply of many empty lines takes the square of its length.
 _SECTION = re.compile(r"^[ \t]*ACTION[ \t]*:[ \t]*", re.IGNORECASE | re.MULTILINE)
 
@@ -54,10 +57,23 @@ class PolicyPrompt:
 
     def question(self, task: Task, page: Observation, history: Sequence[Action]) -> tuple[str, str, str]:
         """Instructions, and the user's text before and after the page (WebArena's text of it)."""
-        past = numbered(history, self.history, self._file.past_actions)
+        past, pages = numbered(history, self.history, self._file.past_actions), self.earlier(history)
         if self._file.user:
-            return self.instructions, *self._file.question(task.intent, past, page.url)
-        return self.instructions, *with_page(f"OBJECTIVE: {task.intent}\nPREVIOUS ACTIONS:\n{past}", page)
+            return self.instructions, *self._file.question(task.intent, past, page.url, pages or "none")
+        head = f"OBJECTIVE: {task.intent}\n"
+        if self._file.past_pages:
+            head += f"EARLIER PAGES:\n{pages or 'none'}\n"
+        return self.instructions, *with_page(f"{head}PREVIOUS ACTIONS:\n{past}", page)
+
+    def earlier(self, history: Sequence[Action]) -> str:
+        """The last `past_pages` pages before the present one, oldest first; '' where none is shown.
+
+        A page has the number of the action that was done on it. Elements have no numbers on them, which would mean others on the present page.
+        """
+        pages = history.pages if isinstance(history, History) else []
+        shown = list(enumerate(pages, 1))[max(0, len(pages) - self._file.past_pages) :]
+        texts = [(number, page.url, _NUMBERED.sub(r"\1", render(page, "webarena"))) for number, page in shown]
+        return "\n".join(f"PAGE {number}: {url}\n{text}" for number, url, text in texts)
 
     def reply(self, action: Action, reasoning: str = "") -> str:
         """A reply as it is trained on."""

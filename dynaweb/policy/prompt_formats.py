@@ -327,16 +327,16 @@ class ChatFormat:
     def policy_prompt(self, task: Task, observation: Observation, history: Sequence[Action]) -> Prompt:
         """System instructions, then objective, earlier actions and the page."""
         system, *around = self.policy.question(task, observation, history)
-        last = history[-1] if history else None
-        return self._chat(system, (around[0], around[1]), observation, last, policy=True)
+        last, earlier = history[-1] if history else None, self.policy.earlier(history)
+        return self._chat(system, (around[0], around[1]), observation, last, policy=True, earlier=earlier)
 
     def policy_messages(
         self, task: Task, observation: Observation, history: Sequence[Action], action: Action, reasoning: str = ""
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """`policy_prompt` and `policy_reply` as turns of a chat, for trainers that apply the template themselves."""
         system, *around = self.policy.question(task, observation, history)
-        last = history[-1] if history else None
-        user, _ = self._fitted(system, (around[0], around[1]), observation, last, policy=True)
+        last, earlier = history[-1] if history else None, self.policy.earlier(history)
+        user, _ = self._fitted(system, (around[0], around[1]), observation, last, policy=True, earlier=earlier)
         return self.template.messages(system, user, self.policy.reply(action, reasoning))
 
     def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
@@ -406,9 +406,10 @@ class ChatFormat:
         policy: bool = False,
         ends: bool = False,
         answer: bool = False,
+        earlier: str = "",
     ) -> Prompt:
         """A system turn, and the user's with the page in what is `around` it; of a long page, what matters most."""
-        _, prompt = self._fitted(system, around, page, action, policy=policy, ends=ends, answer=answer)
+        _, prompt = self._fitted(system, around, page, action, policy=policy, ends=ends, answer=answer, earlier=earlier)
         self._settings.on_prompt(prompt)
         return prompt
 
@@ -422,6 +423,7 @@ class ChatFormat:
         policy: bool = False,
         ends: bool = False,
         answer: bool = False,
+        earlier: str = "",
     ) -> tuple[str, Prompt]:
         """The user's text as far as there is room for it, and the prompt that it makes."""
         room = self._room(policy=policy)
@@ -433,7 +435,7 @@ class ChatFormat:
         whole, size = len(ids), self.template.size
         spare = room - len(self.template.prompt(system, "", answer=answer))
         while len(ids) > room and spare > 0:
-            text = shortened(parts, page, action, spare, size, ends=ends)
+            text = shortened(parts, page, action, spare, size, ends=ends, earlier=earlier)
             ids = self.template.prompt(system, text, answer=answer)
             spare -= max(1, len(ids) - room)
         return text, Prompt(ids, cut=whole - len(ids))

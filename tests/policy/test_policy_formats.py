@@ -17,7 +17,8 @@ from dynaweb.policy.prompt_file import PromptFile
 from dynaweb.policy.prompt_formats import ChatFormat, CompactFormat, format_for
 from dynaweb.policy.settings import PromptSettings
 from dynaweb.policy.tokenizer import build_tokenizer
-from dynaweb.types import Action, Node, Observation, Prompt, Step, Task, Trajectory
+from dynaweb.rollout.group import with_tokens
+from dynaweb.types import Action, History, Node, Observation, Prompt, Step, Task, Trajectory
 
 PAGE = Observation(
     url="http://shop.localhost/search?q=x",
@@ -410,9 +411,9 @@ def test_replies_are_read_in_linear_time(piece: str) -> None:
     """Each piece of the grammar of replies, a hundred thousand characters of it."""
     from dynaweb.policy.policy_prompt import _split_reply
 
-    start = time.perf_counter()
+    start = time.process_time()
     _split_reply(piece * (100_000 // len(piece)))
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 NNETNAV = '''
@@ -455,6 +456,64 @@ def test_a_prompt_can_be_a_file(tmp_path: Path) -> None:
     assert cut.cut and len(cut) <= 1500 and TASK.intent in text and "button 'Line 900'" in text
 
 
+def visited(count: int, page: Observation | None = None) -> History:
+    """So many clicks on pages of their own, or on one page."""
+    history = History()
+    for i in range(1, count + 1):
+        here = Observation(f"http://shop.localhost/{i}", (Node(7, "link", f"Only on {i}"),))
+        history.add(page or here, Action("click", 7, target_role="link", target_name=f"Link {i}"))
+    return history
+
+
+PAGES = '''
+user = """
+{pages}
+GOAL {goal}
+{page}"""
+past_pages = 2
+'''
+BEHIND = PAGES.replace("{pages}\n", "").replace('{page}"', '{page}\n{pages}"')
+
+
+@pytest.mark.parametrize("text", ["past_pages = 2", PAGES, BEHIND])
+def test_a_prompt_file_can_ask_for_earlier_pages(tmp_path: Path, text: str) -> None:
+    """The last ones, without numbers, which would mean other elements; none before the first action."""
+    chat = ChatFormat(chat_tokenizer(True), PromptSettings(file=written(tmp_path, text)))
+    shown = chat.tokenizer.decode(chat.policy_prompt(TASK, PAGE, visited(3)).ids)
+    assert "PAGE 2: http://shop.localhost/2\n" in shown and "\nlink 'Only on 2'\nPAGE 3: http" in shown
+    assert "'Only on 3'" in shown and "Only on 1" not in shown and "[7]" not in shown
+    assert "[5] link 'Velmor Scarf'" in shown and TASK.intent in shown
+    first = chat.tokenizer.decode(chat.policy_prompt(TASK, PAGE, History()).ids)
+    assert "none" in first and "PAGE 1" not in first
+    plain = ChatFormat(chat_tokenizer(True))
+    assert plain.policy_prompt(TASK, PAGE, visited(3)) == plain.policy_prompt(TASK, PAGE, list(visited(3)))
+
+
+@pytest.mark.parametrize("text", ["past_pages = 2", PAGES, BEHIND])
+def test_earlier_pages_are_the_first_to_be_cut(tmp_path: Path, text: str) -> None:
+    """The oldest before all; the present page, the goal and the last actions stay whole."""
+    settings = PromptSettings(file=written(tmp_path, text), policy_prompt=2200)
+    chat = ChatFormat(chat_tokenizer(True), settings)
+    prompt = chat.policy_prompt(TASK, PAGE, visited(3, long_page()))
+    shown = chat.tokenizer.decode(prompt.ids)
+    assert len(prompt) <= 2200 and prompt.cut
+    assert all(f"[{node.id}] {node.role}" in shown for node in PAGE.nodes) and TASK.intent in shown
+    assert "PAGE 3: " in shown and "\ntext 'Line 1'" in shown and "PAGE 2: " not in shown
+
+
+def test_who_imitates_reads_the_earlier_pages_that_the_policy_will(tmp_path: Path) -> None:
+    """Prompts of demonstrations are those of an episode with the same steps."""
+    chat = ChatFormat(chat_tokenizer(True), PromptSettings(file=written(tmp_path, "past_pages = 1")))
+    history = visited(3)
+    steps = tuple(Step(page, action) for page, action in zip(history.pages, history, strict=True))
+    rows = with_tokens(Trajectory("t", TASK, steps, PAGE, "expert", "stop"), chat).steps
+    played = History()
+    for step, (page, action) in zip(rows, zip(history.pages, history, strict=True), strict=True):
+        assert step.prompt == chat.policy_prompt(TASK, page, played)
+        played.add(page, action)
+    assert "Only on 1" in chat.tokenizer.decode(rows[1].prompt.ids)
+
+
 def test_a_reply_with_a_mark_of_its_own_is_read(tmp_path: Path) -> None:
     file = written(tmp_path, 'reply = "Thinking: {reason}\\nNext: {action}"')
     chat = ChatFormat(chat_tokenizer(True), PromptSettings(file=file))
@@ -469,6 +528,10 @@ def test_a_reply_with_a_mark_of_its_own_is_read(tmp_path: Path) -> None:
         ("sistem = 'x'", "no 'sistem'; did you mean 'system'"),
         ("past_actions = -1", "0 or more"),
         ("past_actions = true", "0 or more"),
+        ("past_pages = -1", "number of pages, 0 or more"),
+        ("past_pages = 1\nuser = '''{goal}\n{page}'''", "past_pages says how many"),
+        ("user = '''{goal}\n{pages}\n{page}'''", "past_pages says how many"),
+        ("past_pages = 1\nuser = '''{goal} {pages}\n{page}'''", "alone on a line"),
         ("system = 3", "has to be a text"),
         ("user = 'no slots'", "needs {goal} exactly once"),
         ("user = '{goal} {page}'", "alone on a line"),
