@@ -68,7 +68,8 @@ class PolicyPrompt:
     def earlier(self, history: Sequence[Action]) -> str:
         """The last `past_pages` pages before the present one, oldest first; '' where none is shown.
 
-        A page has the number of the action that was done on it. Elements have no numbers on them, which would mean others on the present page.
+        A page has the number of the action that was done on it. Its elements have none, which would mean others on the
+        present page.
         """
         pages = history.pages if isinstance(history, History) else []
         shown = list(enumerate(pages, 1))[max(0, len(pages) - self._file.past_pages) :]

@@ -1,8 +1,8 @@
 """Prompts that are too long: which lines of a page are left out where a model has room for some of them only.
 
 What was acted on stays longest, then what can be acted on and what says that something happened, then other text. Of
-earlier actions the last ones stay; earlier pages go first, the oldest before all. Example: of a page of 900 texts and 20
-buttons, a prompt for 3,000 tokens has all buttons, and texts from the top of the page as far as they fit.
+earlier actions the last ones stay; earlier pages go first, the oldest before all. Example: of a page of 900 texts and
+20 buttons, a prompt for 3,000 tokens has all buttons, and texts from the top of the page as far as they fit.
 """
 
 from __future__ import annotations
