@@ -10,7 +10,7 @@ RL in dreams with a judge, and the evaluation, with prompts that are cut to fit.
 
 `passes` says what the run folder shows: losses are finite and gradients are not zero; SFT learned to end replies as the
 template ends a turn, and the engine ended them there and nowhere else; no id without text was sampled; a group of RL
-was live; the judge gave probabilities. A refusal is the error's one line. Anything else begins with `wrong` or `fails`,
+was live; the judge gave probabilities. `refused` is followed by the beginning of the error's one line. Anything else begins with `wrong` or `fails`,
 and the script then exits with 1.
 """
 
@@ -19,9 +19,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import re
-import subprocess
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch comes: a process with threads must not fork
 sys.path[:0] = [str(ROOT / "tests" / "kits"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402, TID253  (a script, run on its own)
@@ -37,6 +39,7 @@ from architectures import SMALL  # noqa: E402
 from chat_families import FAMILIES, Family  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig  # noqa: E402, TID253
 
+from dynaweb.cli import main as main_of_dynaweb  # noqa: E402
 from dynaweb.data.store import TrajectoryStore  # noqa: E402
 from dynaweb.types import Step, Trajectory  # noqa: E402
 
@@ -45,7 +48,7 @@ BLOCK = re.compile(r"(?<=<!-- measured: benchmarks/families.py -->\n).*?(?=<!-- 
 SPARE = 64
 """Rows of the embeddings that no token belongs to, at least."""
 PROMPT = '''
-system = "You operate a web browser. Write REASON: and ACTION:."
+system = "You operate a web browser. Write one line that begins with ACTION:."
 user = """
 OBJECTIVE: {goal}
 PREVIOUS ACTIONS:
@@ -53,18 +56,19 @@ PREVIOUS ACTIONS:
 URL: {url}
 PAGE:
 {page}"""
+reply = "ACTION: {action}"
 '''
-"""A short prompt of the policy, so that a run takes seconds."""
+"""A short prompt of the policy and a short reply, so that a run takes seconds."""
 RUN = (
     "env.task_settings.driver=static",
     "model.threads=1",
     "model.max_prompt_tokens=700",
     "policy.max_prompt_tokens=260",
-    "policy.max_new_tokens=48",
+    "policy.max_new_tokens=24",
     "data.demos=4",
     "data.experts=all",
     "sft.steps=60",
-    "sft.batch=4",
+    "sft.batch=8",
     "sft.lr=0.01",
     "explore.episodes=2",
     "explore.steps=2",
@@ -79,10 +83,10 @@ RUN = (
     "dream.horizon=2",
     "rl.updates=2",
     "rl.tasks=2",
-    "rl.n=4",
+    "rl.n=5",
     "rl.bc_batch=2",
     "rl.expert_share=0.3",
-    "eval.episodes=3",
+    "eval.episodes=4",
     "eval.steps=2",
     "controls.sft_steps=[]",
 )
@@ -198,28 +202,37 @@ def command(model: Path, prompt: Path, out: Path, variant: Variant, *, lora: boo
     if variant.thinking is not None:
         sets.append(f"model.template={{enable_thinking={str(variant.thinking).lower()}}}")
     words = [word for setting in sets for word in ("--set", setting)]
-    return [sys.executable, "-m", "dynaweb", "run", "smoke", "--model", str(model), "--out", str(out), *words]
+    return ["dynaweb", "run", "smoke", "--model", str(model), "--out", str(out), *words]
+
+
+def run_command(words: Sequence[str], cache: Path, log: Path) -> None:
+    """The command line `dynaweb` in this process, which it ends."""
+    with log.open("wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.environ["DYNAWEB_CACHE"] = str(cache)
+    sys.argv = [*words]
+    main_of_dynaweb()
 
 
 def outcome(variant: Variant, model: Path, folder: Path, *, lora: bool) -> str:
     """The cell of a run: `passes`, the line in which it was refused, or what is wrong."""
     prompt, out = folder / "prompt.toml", folder / ("lora" if lora else "all-weights")
     prompt.write_text(PROMPT, encoding="utf-8")
-    environment = {
-        **os.environ,
-        "DYNAWEB_CACHE": str(folder.parent / "cache"),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    done = subprocess.run(
-        command(model, prompt, out, variant, lora=lora), env=environment, capture_output=True, text=True, check=False
+    shutil.rmtree(out, ignore_errors=True)
+    log = folder / f"{out.name}.log"
+    # A process of its own for each command, but one that has imported torch already.
+    process = multiprocessing.get_context("fork").Process(
+        target=run_command, args=(command(model, prompt, out, variant, lora=lora), folder.parent / "cache", log)
     )
-    (folder / f"{out.name}.log").write_text(done.stdout + done.stderr, encoding="utf-8")
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    if done.returncode == 2 and len(errors) == 1 and not (out / "metrics.jsonl").exists():
-        return errors[0].removeprefix("error: ")
-    if done.returncode:
-        return f"fails ({done.returncode}): {(done.stderr.strip().splitlines() or ['no word'])[-1]}"
+    process.start()
+    process.join()
+    told = log.read_text(encoding="utf-8").strip().splitlines()
+    errors = [line.removeprefix("error: ") for line in told if line.startswith("error: ")]
+    if process.exitcode == 2 and len(errors) == 1 and not (out / "metrics.jsonl").exists():
+        return f"refused: {re.split(r' [(]|; ', errors[0])[0]}"
+    if process.exitcode:
+        return f"fails ({process.exitcode}): {[*errors, *told, 'no word'][0]}"
     problems = list(faults(variant, model, out))
     return f"wrong: {'; '.join(problems)}" if problems else "passes"
 
@@ -292,8 +305,7 @@ def sampled(step: Step) -> bool:
 def measured(variant: Variant, folder: Path) -> Verdict:
     """A row of the table."""
     family = family_of(variant)
-    thinks = "</think>" in (family.template or "")
-    channels = "<|channel|>" in (family.template or "")
+    thinks, channels = "<think>" in family.plain, "<|channel|>" in family.specials
     verdict = Verdict(
         variant.name,
         "experts" if variant.experts else "dense",
@@ -331,6 +343,7 @@ def main() -> int:
     parser.add_argument("--docs", type=Path, metavar="FILE", help="put the table into a page")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep models, runs and their logs there")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     chosen = [one for one in VARIANTS if not options.names or {one.family, one.name} & {*options.names}]
     verdicts = []
     with tempfile.TemporaryDirectory(prefix="dynaweb-families-") as temporary:

@@ -75,6 +75,11 @@ class Meter:
             self.steps[name] = self.steps.get(name, 0) + steps
         self.sample()
 
+    def resumed(self) -> None:
+        """A checkpoint was read: prompts that this attempt wrote before were counted when it was saved."""
+        if PROMPTS in self.earlier:
+            self.prompts = Prompts()
+
     def sample(self, *, now: bool = False) -> None:
         """Look at the memory of this process and its children, at most once in `SAMPLE_EVERY` seconds unless `now`."""
         if now or time.monotonic() - self._sampled >= SAMPLE_EVERY:
