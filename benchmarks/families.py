@@ -10,8 +10,8 @@ RL in dreams with a judge, and the evaluation, with prompts that are cut to fit.
 
 `passes` says what the run folder shows: losses are finite and gradients are not zero; SFT learned to end replies as the
 template ends a turn, and the engine ended them there and nowhere else; no id without text was sampled; a group of RL
-was live; the judge gave probabilities. `refused` is followed by the beginning of the error's one line. Anything else begins with `wrong` or `fails`,
-and the script then exits with 1.
+was live; the judge gave probabilities. `refused` is followed by the beginning of the error's one line. Anything else
+begins with `wrong` or `fails`, and the script then exits with 1.
 """
 
 from __future__ import annotations
@@ -61,13 +61,14 @@ reply = "ACTION: {action}"
 """A short prompt of the policy and a short reply, so that a run takes seconds."""
 RUN = (
     "env.task_settings.driver=static",
+    "env.task_settings.train_sites=1",
     "model.threads=1",
     "model.max_prompt_tokens=700",
-    "policy.max_prompt_tokens=260",
+    "policy.max_prompt_tokens=200",
     "policy.max_new_tokens=24",
     "data.demos=4",
     "data.experts=all",
-    "sft.steps=60",
+    "sft.steps=40",
     "sft.batch=8",
     "sft.lr=0.01",
     "explore.episodes=2",
@@ -83,10 +84,10 @@ RUN = (
     "dream.horizon=2",
     "rl.updates=2",
     "rl.tasks=2",
-    "rl.n=5",
+    "rl.n=4",
     "rl.bc_batch=2",
     "rl.expert_share=0.3",
-    "eval.episodes=4",
+    "eval.episodes=3",
     "eval.steps=2",
     "controls.sft_steps=[]",
 )
@@ -196,21 +197,29 @@ def build(variant: Variant, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def command(model: Path, prompt: Path, out: Path, variant: Variant, *, lora: bool) -> list[str]:
-    """The command line of a run."""
+def command(verb: str, model: Path, prompt: Path, out: Path, variant: Variant, *, lora: bool) -> list[str]:
+    """The command line of a run, or of an audit."""
     sets = [*RUN, *(LORA if lora else ()), f"policy.prompt={prompt}"]
     if variant.thinking is not None:
         sets.append(f"model.template={{enable_thinking={str(variant.thinking).lower()}}}")
     words = [word for setting in sets for word in ("--set", setting)]
-    return ["dynaweb", "run", "smoke", "--model", str(model), "--out", str(out), *words]
+    return ["dynaweb", *verb.split(), "smoke", "--model", str(model), "--out", str(out), *words]
 
 
-def run_command(words: Sequence[str], cache: Path, log: Path) -> None:
-    """The command line `dynaweb` in this process, which it ends."""
+def exit_code(words: Sequence[str], log: Path) -> int | None:
+    """Run a command line in a process of its own, but one that has imported torch already."""
+    process = multiprocessing.get_context("fork").Process(target=run_command, args=(words, log))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def run_command(words: Sequence[str], log: Path) -> None:
+    """The command line `dynaweb` in this process, which it ends; the stage cache is beside the folders of families."""
     with log.open("wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    os.environ["DYNAWEB_CACHE"] = str(cache)
+    os.environ["DYNAWEB_CACHE"] = str(log.parents[1] / "cache")
     sys.argv = [*words]
     main_of_dynaweb()
 
@@ -221,23 +230,24 @@ def outcome(variant: Variant, model: Path, folder: Path, *, lora: bool) -> str:
     prompt.write_text(PROMPT, encoding="utf-8")
     shutil.rmtree(out, ignore_errors=True)
     log = folder / f"{out.name}.log"
-    # A process of its own for each command, but one that has imported torch already.
-    process = multiprocessing.get_context("fork").Process(
-        target=run_command, args=(command(model, prompt, out, variant, lora=lora), folder.parent / "cache", log)
-    )
-    process.start()
-    process.join()
+    code = exit_code(command("run", model, prompt, out, variant, lora=lora), log)
     told = log.read_text(encoding="utf-8").strip().splitlines()
     errors = [line.removeprefix("error: ") for line in told if line.startswith("error: ")]
-    if process.exitcode == 2 and len(errors) == 1 and not (out / "metrics.jsonl").exists():
+    if code == 2 and len(errors) == 1 and not (out / "metrics.jsonl").exists():
         return f"refused: {re.split(r' [(]|; ', errors[0])[0]}"
-    if process.exitcode:
-        return f"fails ({process.exitcode}): {[*errors, *told, 'no word'][0]}"
-    problems = list(faults(variant, model, out))
+    if code:
+        return f"fails ({code}): {[*errors, *told, 'no word'][0]}"
+    problems = list(faults(variant, out))
+    if not lora:  # the judge is the base model in both runs
+        audit = folder / "audit"
+        shutil.rmtree(audit, ignore_errors=True)
+        words = command("judge audit", model, prompt, audit, variant, lora=False)
+        code = exit_code([*words, "--data", str(out / "trajectories" / "demos.jsonl.gz")], folder / "audit.log")
+        problems += [f"the audit of the judge fails ({code})"] if code else judged(audit)
     return f"wrong: {'; '.join(problems)}" if problems else "passes"
 
 
-def faults(variant: Variant, model: Path, out: Path) -> Iterator[str]:
+def faults(variant: Variant, out: Path) -> Iterator[str]:
     """What the folder of a finished run shows to be wrong."""
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     updates = {
@@ -257,8 +267,7 @@ def faults(variant: Variant, model: Path, out: Path) -> Iterator[str]:
     if not costs["sft"].get("prompts_cut"):
         yield "no prompt was cut, so that cutting was not tried"
     played = [one for file in sorted(out.glob("trajectories/*.jsonl.gz")) for one in TrajectoryStore(file)]
-    yield from judged(played)
-    yield from ended(variant, model, played)
+    yield from ended(variant, played)
 
 
 def finite(value: float | None) -> bool:
@@ -266,17 +275,18 @@ def finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def judged(played: Sequence[Trajectory]) -> Iterator[str]:
-    """What is wrong with the judge's scores."""
-    scores = [one.judgement.probability for one in played if one.judgement is not None]
-    read = [score for score in scores if score is not None]
-    if not read:
-        yield "the judge gave no probability"
-    elif not all(0 < score < 1 for score in read):
-        yield "the judge gave a probability that is none"
+def judged(audit: Path) -> Iterator[str]:
+    """What the folder of an audit shows to be wrong with the judge's scores of finished episodes."""
+    found = json.loads((audit / "judges.json").read_text(encoding="utf-8"))
+    judge, episodes = found["judges"][0], found["episodes"]
+    brier = judge["quality"]["brier"]
+    if judge["all"]["silent"] or brier["n"] != episodes:
+        yield f"the judge gave a probability of {brier['n']} of {episodes} episodes"
+    elif not 0 < brier["value"] < 1:
+        yield "the judge is sure of everything"
 
 
-def ended(variant: Variant, model: Path, played: Sequence[Trajectory]) -> Iterator[str]:
+def ended(variant: Variant, played: Sequence[Trajectory]) -> Iterator[str]:
     """What is wrong with the ends of replies, and with their ids."""
     family = family_of(variant)
     tokenizer = family.tokenizer()

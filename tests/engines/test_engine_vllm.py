@@ -5,6 +5,7 @@ vLLM itself needs an environment of its own; scripts/check_vllm.py checks it the
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import subprocess
@@ -24,6 +25,7 @@ from rank_kit import optimizers, trainer_of
 from safetensors.torch import load_file
 
 from dynaweb.config import resolve
+from dynaweb.engines.local.sampling import unwritten
 from dynaweb.engines.plugin import VllmConfig
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.engines.vllm.engine import Probe, VllmEngine, model_logprobs
@@ -193,6 +195,29 @@ def test_without_the_packages_the_error_names_the_extra() -> None:
         finally:
             del sys.modules[module]
             sys.modules.update(hidden)
+
+
+@pytest.mark.parametrize("holes", [(), (5,), tuple(range(20, kit.VOCABULARY))])
+def test_ids_without_text_are_barred_from_every_request(
+    holes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that the engine in this process never draws, greedy or not."""
+    written = {str(number): number for number in range(kit.VOCABULARY) if number not in holes}
+    tokenizer = SimpleNamespace(get_vocab=lambda: written, decode=str)
+    weights = cast("Any", SimpleNamespace(model=kit.llama(), tokenizer=tokenizer))
+    engine = VllmEngine(VllmConfig(), EngineContext(weights=weights, batching=Lockstep()))
+    seen: list[Any] = []
+
+    async def ask(ids: tuple[int, ...], params: Any) -> Any:
+        seen.append(params)
+        return SimpleNamespace(outputs=[SimpleNamespace(token_ids=[1], logprobs=[{1: SimpleNamespace(logprob=-1.0)}])])
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
+    monkeypatch.setattr(engine, "_ask", ask)
+    for temperature in (0.0, 1.0):
+        asyncio.run(engine.generate(GenerateRequest(Prompt((1, 2)), 4, temperature)))
+    assert holes == unwritten(tokenizer, kit.VOCABULARY)
+    assert [params.logit_bias for params in seen] == 2 * [dict.fromkeys(holes, -math.inf) or None]
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")

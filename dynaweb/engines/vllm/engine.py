@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from dynaweb.engines.local.sampling import cut, need_decoder
+from dynaweb.engines.local.sampling import barring, cut, need_decoder, unwritten
 from dynaweb.engines.vllm.weights import Parcel, adapter_rank, plain_weights, temporary_folder, write_adapter
 from dynaweb.errors import ConfigError, EngineError, MissingError
 from dynaweb.protocols import BaseEngine, Completion, EngineContext, GenerateRequest, text_ids
@@ -51,6 +51,8 @@ class VllmEngine(BaseEngine):
         loaded = context.weights
         self.model: torch.nn.Module = loaded.model
         self._tokenizer = loaded.tokenizer
+        rows = int(getattr(self.model.config, "vocab_size", 0))
+        self._logit_bias = barring(unwritten(self._tokenizer, rows))
         self._rank = adapter_rank(self.model)
         self._probe: Probe | None = None
         self._engine: Any = None
@@ -84,6 +86,7 @@ class VllmEngine(BaseEngine):
             seed=None if greedy else request.seed % 2**63,
             stop_token_ids=list(request.stop_ids),
             ignore_eos=True,
+            logit_bias=self._logit_bias,
             logprobs=0,
             detokenize=False,
         )
