@@ -26,13 +26,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch comes: a process with threads must not fork
-sys.path[:0] = [str(ROOT / "tests" / "kits"), str(ROOT / "benchmarks")]
+sys.path += [str(ROOT / "tests" / "kits"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402, TID253  (a script, run on its own)
 from architectures import SMALL  # noqa: E402
@@ -312,21 +311,25 @@ def sampled(step: Step) -> bool:
     return bool(step.response_ids) and bool(step.logprobs)
 
 
-def measured(variant: Variant, folder: Path) -> Verdict:
-    """A row of the table."""
+def described(variant: Variant) -> Verdict:
+    """A row of the table that was not measured."""
     family = family_of(variant)
     thinks, channels = "<think>" in family.plain, "<|channel|>" in family.specials
-    verdict = Verdict(
+    return Verdict(
         variant.name,
         "experts" if variant.experts else "dense",
         "yes" if family.template else "none",
         "channels" if channels else "-" if not thinks else "on" if variant.thinking or family.lead else "off",
         "tied" if variant.tied else "untied",
     )
+
+
+def measured(variant: Variant, folder: Path) -> Verdict:
+    """A row of the table."""
     model = folder / "model"
     build(variant, model)
     cells = {name: outcome(variant, model, folder, lora=name == "lora") for name in ("all_weights", "lora")}
-    return Verdict(**{**asdict(verdict), **cells})
+    return replace(described(variant), **cells)
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
@@ -345,6 +348,14 @@ def documented(page: Path) -> list[Verdict]:
     return [Verdict(row[0].strip(" `"), *row[1:]) for row in rows[2:]]
 
 
+def write(page: Path, verdicts: Sequence[Verdict]) -> None:
+    """Put verdicts into the table of a page, which keeps what it says of other rows."""
+    known = {verdict.name: verdict for verdict in (*documented(page), *verdicts)}
+    rows = [known.get(variant.name, described(variant)) for variant in VARIANTS]
+    text = page.read_text(encoding="utf-8")
+    page.write_text(BLOCK.sub(lambda _: table(rows), text), encoding="utf-8")
+
+
 def main() -> int:
     """Measure, print or write the table; 1 where a cell is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -353,7 +364,7 @@ def main() -> int:
     parser.add_argument("--docs", type=Path, metavar="FILE", help="put the table into a page")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep models, runs and their logs there")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # a process with threads must not fork
     chosen = [one for one in VARIANTS if not options.names or {one.family, one.name} & {*options.names}]
     verdicts = []
     with tempfile.TemporaryDirectory(prefix="dynaweb-families-") as temporary:
@@ -366,8 +377,7 @@ def main() -> int:
                 sys.stdout.flush()
             sys.stderr.write(f"{variant.name}: {verdicts[-1].all_weights} | LoRA: {verdicts[-1].lora}\n")
     if options.docs:
-        text = options.docs.read_text(encoding="utf-8")
-        options.docs.write_text(BLOCK.sub(lambda _: table(verdicts), text), encoding="utf-8")
+        write(options.docs, verdicts)
     elif not options.json:
         sys.stdout.write(table(verdicts))
     return int(any(verdict.wrong for verdict in verdicts))

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import quote_plus
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynaweb.engines.server import ChatReply
 from dynaweb.errors import ConfigError, MissingError
 from dynaweb.policy import tokenizer as marks
+from dynaweb.policy.policy_prompt import PolicyPrompt
 from dynaweb.policy.prompt_file import PromptFile
 from dynaweb.policy.prompt_formats import ChatFormat, CompactFormat, format_for
 from dynaweb.policy.settings import PromptSettings
 from dynaweb.policy.tokenizer import build_tokenizer
+from dynaweb.rollout.agents import ServerPolicy
 from dynaweb.rollout.group import with_tokens
 from dynaweb.types import Action, History, Node, Observation, Prompt, Step, Task, Trajectory
 
@@ -276,6 +281,18 @@ def test_a_reply_that_was_cut_has_an_action_only_where_that_is_whole(template: b
     parsed = chat.parse_reply(chat.tokenizer(reply).input_ids, PAGE)
     assert parsed.action == (ACTIONS[0] if whole else None)
     assert bool(parsed.error) != whole
+
+
+@pytest.mark.parametrize(("reply", "whole"), CUT_REPLIES)
+def test_policies_behind_a_server_go_by_the_same_rule(reply: str, whole: bool) -> None:
+    class Server:
+        async def chat(self, request: object) -> ChatReply:
+            return ChatReply(reply, finished=False, prompt_tokens=9, new_tokens=4)
+
+    policy = ServerPolicy(cast("Any", Server()), PolicyPrompt(PromptFile()), temperature=1.0, max_new_tokens=4)
+    decision = asyncio.run(policy.act(TASK, PAGE, (), seed=0))
+    assert decision.action == (ACTIONS[0] if whole else None)
+    assert bool(decision.error) != whole and decision.reply == reply
 
 
 @pytest.mark.parametrize(
