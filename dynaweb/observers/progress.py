@@ -262,6 +262,7 @@ COST_WORDS = {
     PROMPTS: "prompts",
     PROMPTS_CUT: "of them cut to fit the model",
     PROMPT_TOKENS_LEFT_OUT: "tokens left out of them",
+    "engine_starts": "starts of vLLM",
 }
 """Counts of `events.Stage.cost`, in words that follow the number."""
 

@@ -89,14 +89,6 @@ def unwritten(tokenizer: Any, rows: int) -> tuple[int, ...]:
     return tuple(number for number in range(rows) if number not in known)
 
 
-def barring(unwritten: Sequence[int]) -> dict[int, float] | None:
-    """The `logit_bias` with which vLLM never draws these ids; None where there are none.
-
-    Not its `allowed_token_ids`: that list would be as long as the vocabulary, and on GPUs vLLM takes 1,024 at most.
-    """
-    return dict.fromkeys(unwritten, float("-inf")) or None
-
-
 def nucleus(logp_BV: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
     """Keep the smallest set of most likely tokens whose probability reaches `top_p_B`, renormalised; others -inf."""
     sorted_BV, order_BV = logp_BV.sort(dim=-1, descending=True, stable=True)
