@@ -353,7 +353,7 @@ def write(page: Path, verdicts: Sequence[Verdict]) -> None:
     known = {verdict.name: verdict for verdict in (*documented(page), *verdicts)}
     rows = [known.get(variant.name, described(variant)) for variant in VARIANTS]
     text = page.read_text(encoding="utf-8")
-    page.write_text(BLOCK.sub(lambda _: table(rows), text), encoding="utf-8")
+    page.write_text(BLOCK.sub(lambda _: table(rows), text, count=1), encoding="utf-8")
 
 
 def main() -> int:

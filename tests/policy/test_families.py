@@ -102,14 +102,15 @@ def test_updates_of_a_run_are_checked(
 
 def test_a_page_keeps_what_was_not_measured_again(tmp_path: Path) -> None:
     page = tmp_path / "models.md"
-    page.write_text("before\n<!-- measured: benchmarks/families.py -->\n<!-- end -->\nafter\n")
+    other = "<!-- measured: others.py -->\nkept\n<!-- end -->\nafter\n"
+    page.write_text(f"before\n<!-- measured: benchmarks/families.py -->\n<!-- end -->\n{other}")
     first, second = (replace(script.described(one), all_weights="passes") for one in script.VARIANTS[:2])
     script.write(page, [first])
     script.write(page, [second])
     rows = script.documented(page)
     assert [row.name for row in rows] == [variant.name for variant in script.VARIANTS]
     assert rows[:2] == [first, second] and rows[2] == script.described(script.VARIANTS[2])
-    assert page.read_text().startswith("before\n") and page.read_text().endswith("<!-- end -->\nafter\n")
+    assert page.read_text().startswith("before\n") and page.read_text().endswith(f"-->\n{other}")
 
 
 @pytest.mark.parametrize(
