@@ -41,7 +41,8 @@ class RunEnd:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`key` is the cache key; `cost` counts seconds, tokens generated and trained, browser steps, peak memory (MiB).
+    """`key` is the cache key; `cost` counts seconds, tokens generated and trained, browser steps, peak memory (MiB),
+    and prompts: all, those that were cut to fit the model, and the tokens left out of these.
 
     `folder` is where the stage's results are, or are being made.
     """

@@ -818,7 +818,9 @@ class PromptFormat(Protocol):
         ...
 
     def parse_reply(self, token_ids: Sequence[int], observation: Observation) -> ParsedReply:
-        """Read a sampled reply. Never raises. What a model thinks before it answers is never read as an action."""
+        """Read a sampled reply. Never raises. What a model thinks before it answers is never read as an action, nor is
+        what was cut in the middle: a reply whose last token is none of `stop_ids` has an action only where that is
+        whole."""
         ...
 
     def world_model_prompt(

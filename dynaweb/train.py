@@ -368,6 +368,8 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
         on_save=lambda: ctx.remember_cost(stage),
     )
     first = done = checkpoints.resume()
+    if first:
+        ctx.meter.resumed()
     if audit is not None:
         audit.refuse_alarm(lambda: None)  # the state that it would save was just read
     engine.weights_version = phase.updates_before + first

@@ -158,8 +158,8 @@ class Prompt:
     """What a model reads before it answers: token ids, and the pictures that they refer to, in their order.
 
     The value as a whole is its identity: equal tokens with other pictures are another prompt. Its length is that of
-    `ids`. Prompts are in the order of their ids, then of their pictures. `cut` counts the lines of the page and of
-    earlier actions that were left out, since the model has no room for them.
+    `ids`. Prompts are in the order of their ids, then of their pictures. `cut` counts the tokens of the page, of
+    earlier actions and of the goal that were left out, since the model has no room for them.
     """
 
     ids: tuple[int, ...] = ()
@@ -171,6 +171,23 @@ class Prompt:
 
 
 NO_PROMPT = Prompt()
+
+
+class History(list[Action]):
+    """The actions of an episode so far, oldest first, with the pages on which they were done.
+
+    To whoever asks for no page it is a sequence of actions; prompt layers that show earlier pages read `pages`, which
+    has one entry for each action.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages: list[Observation] = []
+
+    def add(self, page: Observation, action: Action) -> None:
+        """An action, and the page on which it was done."""
+        self.append(action)
+        self.pages.append(page)
 
 
 @dataclass(frozen=True, slots=True)

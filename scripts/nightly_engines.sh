@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What needs packages of its own, on a machine without a GPU: vLLM generates, takes new weights and passes the probe, in
 # an environment of its own; runs in two processes, with DeepSpeed too, give what one process gives, and end when a rank
-# fails; a run that is killed again and again ends like one that is not.
+# fails; a run that is killed again and again ends like one that is not; every family of chat models goes through a run.
 #   scripts/nightly_engines.sh [FOLDER [PYTHON]]
 # FOLDER keeps the environments for the next time (default: .nightly). They lie over that of PYTHON, which has dynaweb and
 # its tests (default: .venv/bin/python).
@@ -27,4 +27,6 @@ with_deepspeed "$place/deepspeed" -m pytest -q tests/trainer/test_backend_deepsp
 
 echo "==> killed and resumed"
 "$python" scripts/check_resume.py || failed=1
+echo "==> families of chat models"
+"$python" benchmarks/families.py || failed=1
 exit "$failed"

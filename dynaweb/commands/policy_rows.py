@@ -27,7 +27,7 @@ from dynaweb.data.demonstrations import as_expert, refused, score_of, unusable
 from dynaweb.data.exports import as_text, check_target, write_columns, write_lines, write_sharegpt
 from dynaweb.errors import ConfigError
 from dynaweb.rollout.group import with_tokens
-from dynaweb.types import Action, Trajectory
+from dynaweb.types import History, Trajectory
 from dynaweb.web.page.text import render
 
 if TYPE_CHECKING:
@@ -132,13 +132,13 @@ def sharegpt_rows(trajectory: Trajectory, chat: ChatFormat) -> Iterator[dict[str
 
 
 def _turns(trajectory: Trajectory, chat: ChatFormat) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
-    history: list[Action] = []
+    history = History()
     for step in trajectory.steps:
         if step.action is None:
             continue
         if not step.error:
             yield chat.policy_messages(trajectory.task, step.observation, history, step.action, step.reasoning)
-        history.append(step.action)
+        history.add(step.observation, step.action)
 
 
 def _text(turn: dict[str, Any]) -> str:

@@ -143,7 +143,7 @@ class Policy(Section):
     """Longest prompt of the policy in tokens; 0 = as `model.max_prompt_tokens`."""
     max_new_tokens: Annotated[int, Matters(*_POLICY)] = Field(default=48, ge=1)
     """Longest reply of the policy in tokens. A model that thinks before it answers needs room for its thought: a reply
-    that ends inside of one is invalid."""
+    that is cut inside of one is invalid, and so is one that is cut before its action is whole."""
 
 
 class Backend(Section):

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Protocol
 from dynaweb import events
 from dynaweb.hookspecs import hookimpl
 from dynaweb.observers.scalars import finite, of_cached, of_evaluation
+from dynaweb.runs.names import PROMPT_TOKENS_LEFT_OUT, PROMPTS, PROMPTS_CUT
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
@@ -258,14 +259,21 @@ COST_WORDS = {
     "browser_steps": "steps in the browser",
     "browser_steps_evaluation": "of them for evaluation",
     "static_steps": "steps without a browser",
+    PROMPTS: "prompts",
+    PROMPTS_CUT: "of them cut to fit the model",
+    PROMPT_TOKENS_LEFT_OUT: "tokens left out of them",
     "engine_starts": "starts of vLLM",
 }
 """Counts of `events.Stage.cost`, in words that follow the number."""
 
 
 def costs(cost: Mapping[str, float]) -> str:
-    """` (12.3 s, 4,000 tokens generated, peak memory 1.00 GiB)`, without what is 0; or nothing."""
-    words = [_cost(name, value) for name, value in cost.items() if value]
+    """` (12.3 s, 4,000 tokens generated, peak memory 1.00 GiB)`, without what is 0; or nothing.
+
+    Prompts are named where some were cut.
+    """
+    shown = {name: value for name, value in cost.items() if value and (name != PROMPTS or cost.get(PROMPTS_CUT))}
+    words = [_cost(name, value) for name, value in shown.items()]
     return f" ({', '.join(words)})" if words else ""
 
 

@@ -42,6 +42,7 @@ class RunContext:
         self.deadline: float | None = None
         """When the time budget ends (`time.monotonic()`); None without one."""
         self.models = Models(recipe, plugins, self.seed, lambda engine: self.meter.engines.append(engine))
+        self.models.on_prompt = lambda prompt: self.meter.prompts.add(prompt)
         self.envs = Environments(recipe, plugins, self.seed, folder.path if folder is not None else None)
 
         self._is_run = True

@@ -13,6 +13,8 @@ from typing import Any
 
 from dynaweb.engines.server import ServerStats
 from dynaweb.protocols import Counted
+from dynaweb.runs.names import PROMPT_TOKENS_LEFT_OUT, PROMPTS, PROMPTS_CUT
+from dynaweb.types import Prompt
 
 MIB = 1024 * 1024
 SAMPLE_EVERY = 3.0
@@ -21,10 +23,36 @@ HIGHEST = "peak_memory_mib"
 
 
 @dataclass(slots=True)
+class Prompts:
+    """Counts prompts, those that were cut because the model has no room for them, and the tokens left out of these."""
+
+    written: int = 0
+    cut: int = 0
+    tokens_left_out: int = 0
+
+    def add(self, prompt: Prompt) -> None:
+        """Count one."""
+        self.written += 1
+        self.cut += prompt.cut > 0
+        self.tokens_left_out += prompt.cut
+
+    def cost(self) -> dict[str, float]:
+        """The counts; nothing where no prompt was written."""
+        if not self.written:
+            return {}
+        return {
+            PROMPTS: float(self.written),
+            PROMPTS_CUT: float(self.cut),
+            PROMPT_TOKENS_LEFT_OUT: float(self.tokens_left_out),
+        }
+
+
+@dataclass(slots=True)
 class Meter:
     """Counts what a stage costs. `tokens_trained` is added to by the stages themselves, steps by `count`."""
 
     tokens_trained: int = 0
+    prompts: Prompts = field(default_factory=Prompts)
     steps: dict[str, int] = field(default_factory=lambda: {"browser_steps": 0})
     engines: list[Counted] = field(default_factory=list)
     earlier: Mapping[str, float] = field(default_factory=dict)
@@ -47,6 +75,11 @@ class Meter:
             self.steps[name] = self.steps.get(name, 0) + steps
         self.sample()
 
+    def resumed(self) -> None:
+        """A checkpoint was read: prompts that this attempt wrote before were counted when it was saved."""
+        if PROMPTS in self.earlier:
+            self.prompts = Prompts()
+
     def sample(self, *, now: bool = False) -> None:
         """Look at the memory of this process and its children, at most once in `SAMPLE_EVERY` seconds unless `now`."""
         if now or time.monotonic() - self._sampled >= SAMPLE_EVERY:
@@ -60,6 +93,7 @@ class Meter:
             "seconds": time.monotonic() - self.started,
             "tokens_generated": float(sum(engine.stats.new_tokens for engine in self.engines)),
             "tokens_trained": float(self.tokens_trained),
+            **self.prompts.cost(),
             **self._starts(),
             **self._servers(),
             **{name: float(count) for name, count in self.steps.items()},

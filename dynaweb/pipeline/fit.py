@@ -58,7 +58,8 @@ async def fit(
     if not rows:
         raise TrainingError(f"stage {name} has nothing to learn from: its data holds no usable step")
     trainer = new_trainer(ctx, model, name=name, lr=lr, total_steps=steps, warmup=min(WARMUP, steps // 2))
-    resume(trainer, stage.scratch)
+    if resume(trainer, stage.scratch):
+        ctx.meter.resumed()
     if watch is not None:
         watch.resume(trainer.steps)
     advance = ctx.progress(name, steps, "updates", done=trainer.steps)

@@ -54,6 +54,8 @@ class Models:
         # RL alone generates with adapters: what SFT and world models learn goes into their weights.
         self._adapter_rank = recipe.rl.lora_rank
         self._engines: list[tuple[nn.Module, str, Engine]] = []
+        self.on_prompt: Callable[[Prompt], None] = lambda prompt: None
+        """Told of every prompt that a prompt layer of the run writes."""
         self.services: dict[str, Service] = {}
         """What engines keep from stage to stage."""
         self.team: Team | None = None
@@ -125,6 +127,7 @@ class Models:
             policy_reply=recipe.policy.max_new_tokens,
             prompt=recipe.model.max_prompt_tokens,
             reply=lambda: getattr(recipe.wm.config, "max_new_tokens", 0),
+            on_prompt=lambda prompt: self.on_prompt(prompt),
         )
         return format_for(tokenizer, recipe.model.format, settings)
 

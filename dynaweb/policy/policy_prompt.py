@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dynaweb.protocols import ParsedReply
+from dynaweb.types import History
 from dynaweb.web import observation_formats
 from dynaweb.web.actions.grammar import format_action, parse_action
+from dynaweb.web.page.text import render
 
 if TYPE_CHECKING:
     from dynaweb.policy.prompt_file import PromptFile
@@ -25,7 +27,11 @@ ACTION: exactly one of
 click [id] | hover [id] | type [id] [text] [1 to press Enter, else 0] | select [id] [option] | press [keys] |
 scroll [down or up] | goto [url] | go_back | go_forward | new_tab | tab_focus [index] | close_tab | stop [answer]
 Use stop when the objective is reached, with the answer if one is asked for, or with N/A if it cannot be reached."""
+CUT_REPLY = "the reply was cut before its action was whole; policy.max_new_tokens is how many tokens it may have"
+"""Why a reply that did not end has no action."""
+_FENCE_MARK = re.compile("```")
 _FENCE = re.compile(r"```(.*?)```", re.DOTALL)
+_NUMBERED = re.compile(r"^(\t*)\[\d+\] ", re.MULTILINE)
 # Spaces only: with `\s`, which takes line breaks too, a reply of many empty lines takes the square of its length.
 _SECTION = re.compile(r"^[ \t]*ACTION[ \t]*:[ \t]*", re.IGNORECASE | re.MULTILINE)
 
@@ -39,6 +45,8 @@ class PolicyPrompt:
     """The grammar of its actions."""
     history: str = "compact"
     """The grammar in which it is shown its earlier actions."""
+    section: re.Pattern[str] = _SECTION
+    """What stands before the action of a reply, where no fence is around it."""
 
     def __init__(self, file: PromptFile) -> None:
         self._file = file
@@ -49,25 +57,59 @@ class PolicyPrompt:
 
     def question(self, task: Task, page: Observation, history: Sequence[Action]) -> tuple[str, str, str]:
         """Instructions, and the user's text before and after the page (WebArena's text of it)."""
-        past = numbered(history, self.history, self._file.past_actions)
+        past, pages = numbered(history, self.history, self._file.past_actions), self.earlier(history)
         if self._file.user:
-            return self.instructions, *self._file.question(task.intent, past, page.url)
-        return self.instructions, *with_page(f"OBJECTIVE: {task.intent}\nPREVIOUS ACTIONS:\n{past}", page)
+            return self.instructions, *self._file.question(task.intent, past, page.url, pages or "none")
+        head = f"OBJECTIVE: {task.intent}\n"
+        if self._file.past_pages:
+            head += f"EARLIER PAGES:\n{pages or 'none'}\n"
+        return self.instructions, *with_page(f"{head}PREVIOUS ACTIONS:\n{past}", page)
+
+    def earlier(self, history: Sequence[Action]) -> str:
+        """The last `past_pages` pages before the present one, oldest first; '' where none is shown.
+
+        A page has the number of the action that was done on it. Its elements have none, which would mean others on the
+        present page.
+        """
+        pages = history.pages if isinstance(history, History) else []
+        shown = list(enumerate(pages, 1))[max(0, len(pages) - self._file.past_pages) :]
+        texts = [(number, page.url, _NUMBERED.sub(r"\1", render(page, "webarena"))) for number, page in shown]
+        return "\n".join(f"PAGE {number}: {url}\n{text}" for number, url, text in texts)
 
     def reply(self, action: Action, reasoning: str = "") -> str:
         """A reply as it is trained on."""
         reason, text = reasoning or "This is the next step.", format_action(action, self.grammar)
         return self._file.answer(reason, text) if self._file.reply else self.reply_text(reason, text)
 
-    def parse(self, text: str, page: Observation, thought: str = "") -> ParsedReply:
+    def parse(self, text: str, page: Observation, thought: str = "", *, finished: bool = True) -> ParsedReply:
         """An answer without its thought: the last fenced block, else what stands behind the last `ACTION:`, else the
-        last line."""
-        reason, command = self._file.parts(text) or self.reply_parts(text)
+        last line.
+
+        Of a reply that is not `finished`, only an action that is whole counts (`closed`).
+        """
+        answer = text if finished else self.closed(text)
+        if not answer and text:
+            return ParsedReply(text=text, reasoning=thought, error=CUT_REPLY)
+        reason, command = self._file.parts(answer) or self.reply_parts(answer)
         reasoning = "\n".join(filter(None, (thought, reason)))
         action = parse_action(command, page, self.grammar)
         if isinstance(action, str):
             return ParsedReply(text=text, reasoning=reasoning, error=action)
         return ParsedReply(text=text, reasoning=reasoning, action=action)
+
+    def closed(self, text: str) -> str:
+        """The part of a reply without an end up to its action, if that is whole: its fence is closed, or the line after
+        its mark has ended. '' for any other."""
+        fences = [fence.end() for fence in _FENCE_MARK.finditer(text)]
+        if fences:
+            return text[: fences[-1]] if len(fences) % 2 == 0 else ""
+        start = self._file.action_start(text)
+        if start is None:
+            start = max((mark.end() for mark in self.section.finditer(text)), default=None)
+        if start is None:
+            return ""
+        line, ended, _ = text[start:].lstrip().partition("\n")
+        return f"{text[:start]}{line}" if ended else ""
 
     def reply_text(self, reason: str, action: str) -> str:
         """A reply with that reasoning and that action."""

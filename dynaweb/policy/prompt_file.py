@@ -13,9 +13,11 @@ A file is TOML. What it leaves out is as in the prompt layer that it changes:
     reply = "{reason} In summary, the next action I will perform is ```{action}```"
     grammar = "webarena"
     past_actions = 10
+    past_pages = 0
 
 `{page}` stands on a line of its own. `grammar` is how actions are written, `past_actions` how many earlier ones are
-shown (all, if it is left out).
+shown (all, if it is left out), `past_pages` how many of the pages before this one (none, if it is left out): they stand
+where `user` has a line `{pages}`, or above the earlier actions where there is no `user`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from typing import Any
 
 from dynaweb.errors import ConfigError, MissingError, hint
 
-_USER_SLOTS = ("goal", "history", "url", "page")
+_USER_SLOTS = ("goal", "history", "url", "page", "pages")
 _REPLY_SLOTS = ("reason", "action")
 _FENCE = "```"
 _FENCED = re.compile(r"```(?:\w*\n)?(.*?)```", re.DOTALL)
@@ -44,6 +46,7 @@ class PromptFile:
     reply: str = ""
     grammar: str = ""
     past_actions: int | None = None
+    past_pages: int = 0
 
     @classmethod
     def read(cls, path: Path) -> PromptFile:
@@ -58,10 +61,10 @@ class PromptFile:
             raise ConfigError(f"the prompt file {path} cannot be read: {error}") from error
         return cls(**_checked(path, data))
 
-    def question(self, goal: str, history: str, url: str) -> tuple[str, str]:
-        """The user's text before and after the page."""
+    def question(self, goal: str, history: str, url: str, pages: str = "") -> tuple[str, str]:
+        """The user's text before and after the page; `pages` are earlier ones."""
         before, _, after = self.user.partition("{page}")
-        values = {"goal": goal, "history": history, "url": url}
+        values = {"goal": goal, "history": history, "url": url, "pages": pages}
         return before.format(**values), after.format(**values)
 
     def answer(self, reason: str, action: str) -> str:
@@ -75,24 +78,40 @@ class PromptFile:
         if _FENCE in self.reply:
             fences = list(_FENCED.finditer(text))
             return (text[: fences[-1].start()].strip(), fences[-1][1].strip()) if fences else None
-        mark = self.reply.partition("{action}")[0].rpartition("\n")[2].rpartition("}")[2].strip()
-        reason, found, action = text.rpartition(mark) if mark else ("", "", "")
-        return (reason.strip(), action.strip()) if found else None
+        reason, mark, action = text.rpartition(self._mark) if self._mark else ("", "", "")
+        return (reason.strip(), action.strip()) if mark else None
+
+    def action_start(self, text: str) -> int | None:
+        """Where the action begins in a reply that has the form of `reply`, without a fence; None for another form."""
+        if not self._mark or self._mark not in text:
+            return None
+        return text.rindex(self._mark) + len(self._mark)
+
+    @property
+    def _mark(self) -> str:
+        """What stands before the action on its line of `reply`."""
+        return self.reply.partition("{action}")[0].rpartition("\n")[2].rpartition("}")[2].strip()
 
 
 def _checked(path: Path, data: Mapping[str, Any]) -> Mapping[str, Any]:
-    known = {field.name: (int if field.name == "past_actions" else str) for field in fields(PromptFile)}
+    known = {field.name: (int if field.name.startswith("past_") else str) for field in fields(PromptFile)}
     for name, value in data.items():
         if name not in known:
             raise ConfigError(f"{path}: a prompt has no {name!r}; {hint(name, tuple(known))}")
         if type(value) is not known[name] or (isinstance(value, int) and value < 0):
-            kind = "a number of actions, 0 or more" if known[name] is int else "a text"
+            kind = f"a number of {name.removeprefix('past_')}, 0 or more" if known[name] is int else "a text"
             raise ConfigError(f"{path}: {name} is {value!r}, and has to be {kind}")
     for name, slots, needed in (("user", _USER_SLOTS, ("goal", "page")), ("reply", _REPLY_SLOTS, ("action",))):
         _check_slots(path, name, str(data.get(name, "")), slots, needed)
     user = str(data.get("user", ""))
-    if user and "{page}" not in user.split("\n"):
-        raise ConfigError(f"{path}: in user, {{page}} has to stand alone on a line")
+    for slot in ("{page}", "{pages}"):
+        if slot in user and slot not in user.split("\n"):
+            raise ConfigError(f"{path}: in user, {slot} has to stand alone on a line")
+    if user and bool(data.get("past_pages")) != ("{pages}" in user):
+        raise ConfigError(
+            f"{path}: past_pages says how many earlier pages are shown, and a line {{pages}} of user where; give both, "
+            "or neither"
+        )
     return data
 
 

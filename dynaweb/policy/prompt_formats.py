@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb.errors import ConfigError
 from dynaweb.policy import tokenizer as marks
-from dynaweb.policy.policy_prompt import PolicyPrompt, numbered, with_page
-from dynaweb.policy.settings import AS_IT_IS, PLAIN, PromptSettings
+from dynaweb.policy.policy_prompt import CUT_REPLY, PolicyPrompt, numbered, with_page
+from dynaweb.policy.settings import AS_IT_IS, PLAIN, PromptSettings, uncounted
 from dynaweb.policy.shortening import shortened
 from dynaweb.policy.template import ChatTemplate
 from dynaweb.protocols import ParsedReply, PromptFormat
@@ -102,7 +102,7 @@ class CompactFormat:
     which is marked with `...`. Text never turns into control tokens (see `Encoder`).
     """
 
-    def __init__(self, tokenizer: Any, max_prompt: int = 760) -> None:
+    def __init__(self, tokenizer: Any, max_prompt: int = 760, on_prompt: Callable[[Prompt], None] = uncounted) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         ids = {name: backend.token_to_id(name) for name in marks.SPECIAL}
         missing = [name for name, value in ids.items() if value is None]
@@ -111,7 +111,7 @@ class CompactFormat:
         self._decode = backend.decode
         self._encoder = Encoder(backend)
         self._ids: dict[str, int] = ids
-        self.max_prompt = max_prompt
+        self.max_prompt, self._on_prompt = max_prompt, on_prompt
         self.pad_id = self._ids[marks.PAD]
         self.stop_ids: tuple[int, ...] = (self._ids[marks.EOS],)
         self.yes_id, self.no_id = self._ids[marks.YES], self._ids[marks.NO]
@@ -140,12 +140,15 @@ class CompactFormat:
         return (*self.encode(f"{reasoning}\n{text}" if reasoning else text), *self.stop_ids)
 
     def parse_reply(self, token_ids: Sequence[int], observation: Observation) -> ParsedReply:
-        """The last line is the action, lines before it are reasoning. Control tokens in a reply are an error."""
+        """The last line is the action, lines before it are reasoning. Control tokens in a reply are an error, and so is
+        a reply that the stop token does not end: its action is its end."""
         text = self.decode(token_ids)
         reasoning, _, last = text.rpartition("\n")
         control = set(self._ids.values()) - set(self.stop_ids)
         if control.intersection(token_ids):
             return ParsedReply(text=text, reasoning=reasoning, error="the reply contains a control token")
+        if token_ids and token_ids[-1] not in self.stop_ids:
+            return ParsedReply(text=text, reasoning=reasoning, error=CUT_REPLY)
         action = parse_action(last, observation, "compact")
         if isinstance(action, str):
             return ParsedReply(text=text, reasoning=reasoning, error=action)
@@ -183,29 +186,39 @@ class CompactFormat:
     def _change(
         self, mark: str, observation: Observation, action: Action, history: Sequence[Action], goal: str, more: str = ""
     ) -> Prompt:
-        tail = self.encode(format_action(action, "compact") + more)
-        return Prompt((*self._prompt(mark, goal, history, observation, room=len(tail)).ids, *tail))
+        return self._prompt(mark, goal, history, observation, self.encode(format_action(action, "compact") + more))
 
     def _prompt(
-        self, mark: str, goal: str, history: Sequence[Action], page: Observation, room: int = 0, ends: bool = False
+        self,
+        mark: str,
+        goal: str,
+        history: Sequence[Action],
+        page: Observation,
+        tail: Sequence[int] = (),
+        ends: bool = False,
     ) -> Prompt:
-        spare = self.max_prompt - room - 3
-        head = self._head(goal, history, spare // 2)
-        cut = self._both_ends if ends else self._page
-        body = cut(render(page, "compact"), spare - len(head))
-        return Prompt((self._ids[mark], *head, self._ids[marks.PAGE], *body, self._ids[marks.DO]))
-
-    def _head(self, goal: str, history: Sequence[Action], room: int) -> list[int]:
-        words = self._encoder.words(goal)[:room]
+        spare = self.max_prompt - len(tail) - 3
+        words, text = self._encoder.words(goal), self.encode(render(page, "compact"))
         lines = [self.encode(line) for line in history_lines(history)]
+        whole = len(words) + sum(map(len, lines)) + len(text)
+        head = self._head(words, lines, spare // 2)
+        shorten = self._both_ends if ends else self._page
+        room = spare - len(head)
+        body = text if len(text) <= room else shorten(render(page, "compact"), room)
+        prompt = Prompt(
+            (self._ids[mark], *head, self._ids[marks.PAGE], *body, self._ids[marks.DO], *tail),
+            cut=whole - len(head) - len(body),
+        )
+        self._on_prompt(prompt)
+        return prompt
+
+    def _head(self, words: Sequence[int], lines: Sequence[Sequence[int]], room: int) -> list[int]:
+        words, lines = words[:room], list(lines)
         while lines and len(words) + sum(map(len, lines)) > room:
             lines.pop(0)
         return [*words, *(token for line in lines for token in line)]
 
     def _page(self, text: str, room: int) -> list[int]:
-        ids = self.encode(text)
-        if len(ids) <= room:
-            return ids
         cut = self.encode(f"\n{TRUNCATED}")
         kept: list[int] = []
         for i, line in enumerate(text.split("\n")):
@@ -218,9 +231,6 @@ class CompactFormat:
     def _both_ends(self, text: str, room: int) -> list[int]:
         """Whole lines from the beginning and from the end of a page, half of the room each, what is between left
         out."""
-        ids = self.encode(text)
-        if len(ids) <= room:
-            return ids
         start = self._page(text, room - room // 2)
         end: list[int] = []
         for line in reversed(text.split("\n")):
@@ -245,7 +255,7 @@ def format_for(tokenizer: Any, name: str = "auto", settings: PromptSettings = PL
     if name == "auto":
         name = "compact" if marks.ACT in tokenizer.get_vocab() else "chat"
     if name == "compact":
-        return CompactFormat(tokenizer, settings.prompt or settings.policy_prompt or 760)
+        return CompactFormat(tokenizer, settings.prompt or settings.policy_prompt or 760, settings.on_prompt)
     if name == "chat":
         return ChatFormat(tokenizer, settings)
     layer: Callable[[Any, PromptSettings], PromptFormat] = part_of(name, "prompt")
@@ -317,16 +327,16 @@ class ChatFormat:
     def policy_prompt(self, task: Task, observation: Observation, history: Sequence[Action]) -> Prompt:
         """System instructions, then objective, earlier actions and the page."""
         system, *around = self.policy.question(task, observation, history)
-        last = history[-1] if history else None
-        return self._chat(system, (around[0], around[1]), observation, last, policy=True)
+        last, earlier = history[-1] if history else None, self.policy.earlier(history)
+        return self._chat(system, (around[0], around[1]), observation, last, policy=True, earlier=earlier)
 
     def policy_messages(
         self, task: Task, observation: Observation, history: Sequence[Action], action: Action, reasoning: str = ""
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """`policy_prompt` and `policy_reply` as turns of a chat, for trainers that apply the template themselves."""
         system, *around = self.policy.question(task, observation, history)
-        last = history[-1] if history else None
-        user, _ = self._fitted(system, (around[0], around[1]), observation, last, policy=True)
+        last, earlier = history[-1] if history else None, self.policy.earlier(history)
+        user, _ = self._fitted(system, (around[0], around[1]), observation, last, policy=True, earlier=earlier)
         return self.template.messages(system, user, self.policy.reply(action, reasoning))
 
     def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
@@ -334,11 +344,12 @@ class ChatFormat:
         return self._target(self.policy.reply(action, reasoning))
 
     def parse_reply(self, token_ids: Sequence[int], observation: Observation) -> ParsedReply:
-        """What follows the thought, as `PolicyPrompt.parse` reads it."""
+        """What follows the thought, as `PolicyPrompt.parse` reads it; a reply that no stop token ends was cut."""
         reply = self.template.read(token_ids)
         if reply.error:
             return ParsedReply(text=reply.thought, reasoning=reply.thought, error=reply.error)
-        return self.policy.parse(reply.text, observation, thought=reply.thought)
+        finished = bool(token_ids) and token_ids[-1] in self.stop_ids
+        return self.policy.parse(reply.text, observation, thought=reply.thought, finished=finished)
 
     def world_model_prompt(
         self, observation: Observation, action: Action, history: Sequence[Action] = (), goal: str = ""
@@ -395,9 +406,12 @@ class ChatFormat:
         policy: bool = False,
         ends: bool = False,
         answer: bool = False,
+        earlier: str = "",
     ) -> Prompt:
         """A system turn, and the user's with the page in what is `around` it; of a long page, what matters most."""
-        return self._fitted(system, around, page, action, policy=policy, ends=ends, answer=answer)[1]
+        _, prompt = self._fitted(system, around, page, action, policy=policy, ends=ends, answer=answer, earlier=earlier)
+        self._settings.on_prompt(prompt)
+        return prompt
 
     def _fitted(
         self,
@@ -409,6 +423,7 @@ class ChatFormat:
         policy: bool = False,
         ends: bool = False,
         answer: bool = False,
+        earlier: str = "",
     ) -> tuple[str, Prompt]:
         """The user's text as far as there is room for it, and the prompt that it makes."""
         room = self._room(policy=policy)
@@ -417,9 +432,10 @@ class ChatFormat:
         ids = self.template.prompt(system, text, answer=answer)
         if len(ids) <= room:
             return text, Prompt(ids)
-        spare, cut, size = room - len(self.template.prompt(system, "", answer=answer)), 0, self.template.size
+        whole, size = len(ids), self.template.size
+        spare = room - len(self.template.prompt(system, "", answer=answer))
         while len(ids) > room and spare > 0:
-            text, cut = shortened(parts, page, action, spare, size, ends=ends)
+            text = shortened(parts, page, action, spare, size, ends=ends, earlier=earlier)
             ids = self.template.prompt(system, text, answer=answer)
             spare -= max(1, len(ids) - room)
-        return text, Prompt(ids, cut=cut)
+        return text, Prompt(ids, cut=whole - len(ids))

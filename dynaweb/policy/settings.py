@@ -8,6 +8,12 @@ from typing import Any
 
 from dynaweb.errors import ConfigError
 from dynaweb.policy.prompt_file import PromptFile
+from dynaweb.types import Prompt
+
+
+def uncounted(prompt: Prompt) -> None:
+    """Takes a prompt that nobody counts."""
+
 
 AS_IT_IS = PromptFile()
 """No file: the prompt of the prompt layer."""
@@ -34,6 +40,8 @@ class PromptSettings:
     """Longest prompt of world model and judge."""
     reply: Callable[[], int] = int
     """Longest answer of the world model; asked for when a prompt of it, or of a judge, is written."""
+    on_prompt: Callable[[Prompt], None] = uncounted
+    """Called with every prompt that is written, so that a run can count those that were cut."""
 
     def room(self, most: int, *, policy: bool = False) -> int:
         """Longest prompt: as set, else what the model has room for beside the answer, and `most` at most.

@@ -1,8 +1,8 @@
 """Prompts that are too long: which lines of a page are left out where a model has room for some of them only.
 
 What was acted on stays longest, then what can be acted on and what says that something happened, then other text. Of
-earlier actions the last ones stay. Example: of a page of 900 texts and 20 buttons, a prompt for 3,000 tokens has all
-buttons, and texts from the top of the page as far as they fit.
+earlier actions the last ones stay; earlier pages go first, the oldest before all. Example: of a page of 900 texts and
+20 buttons, a prompt for 3,000 tokens has all buttons, and texts from the top of the page as far as they fit.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ SIGNS = frozenset(("heading", "status", "alert", "dialog", "alertdialog"))
 
 _NUMBER = re.compile(r"\t*\[(\d+)\] ")
 _ACTION = re.compile(r"\d+: ")
+_PAGE = re.compile(r"PAGE \d+: ")
 
 
 def shortened(
@@ -53,18 +54,24 @@ def shortened(
     cost: Callable[[str], int],
     *,
     ends: bool = False,
-) -> tuple[str, int]:
-    """A user's text in at most `room` tokens, and how many of its lines were left out.
+    earlier: str = "",
+) -> str:
+    """A user's text in at most `room` tokens.
 
     `parts`: the text before the page, which ends with a line, the page, and the text behind it. `cost` gives the tokens
     of a text, `action` what is done on the page; with `ends` a page is kept from both of its ends, else from its
-    beginning. A line of the text around the page that alone is too long is cut in its middle.
+    beginning; `earlier` is the part of the text around the page that shows earlier ones. A line around the page that
+    alone is too long is cut in its middle.
     """
     before, shown, after = parts
     lines = [*before.split("\n")[:-1], *(shown + after).split("\n")]
     first = before.count("\n")
     inside = range(first, first + shown.count("\n") + 1)
-    ranks = [_rank(lines, i, inside, page, action, ends=ends) for i in range(len(lines))]
+    past = _lines_of(earlier, before, after, inside.stop - 1)
+    ranks = [
+        _rank_past(lines, i, past) if i in past else _rank(lines, i, inside, page, action, ends=ends)
+        for i in range(len(lines))
+    ]
     spare = room - cost(CUT) - 2
     there: set[int] = set()
     for i in sorted(range(len(lines)), key=ranks.__getitem__):
@@ -75,12 +82,26 @@ def shortened(
         if price <= spare or ranks[i][0] == 0:
             there.add(i)
             spare -= price
-    return "\n".join(_marked(lines, there)), len(lines) - len(there)
+    return "\n".join(_marked(lines, there))
+
+
+def _lines_of(text: str, before: str, after: str, last: int) -> range:
+    """The lines of a text that stands before a page, or after it, whose last line is `last`."""
+    inside = before if text in before else after
+    if not text or text not in inside:
+        return range(0)
+    start = inside[: inside.index(text)].count("\n") + (0 if text in before else last)
+    return range(start, start + text.count("\n") + 1)
+
+
+def _rank_past(lines: Sequence[str], i: int, past: range) -> tuple[int, ...]:
+    """The same for a line of an earlier page: pages that are not so old first."""
+    return 5, sum(bool(_PAGE.match(lines[k])) for k in range(i + 1, past.stop)), i
 
 
 def _rank(
     lines: Sequence[str], i: int, inside: range, page: Observation, action: Action | None, *, ends: bool
-) -> tuple[int, int]:
+) -> tuple[int, ...]:
     """How soon a line is kept: the class first, then its position in it."""
     line = lines[i]
     if i not in inside:

@@ -10,7 +10,7 @@ from dynaweb.report.data import Curve, JudgeAudit, Measure, ReportData, Stage
 from dynaweb.report.markup import Html, code_row, el, fold, section, table, with_minus, words
 from dynaweb.report.outcome import UNGRADED
 from dynaweb.report.table import ClosingRow, closing_rows, cost_totals, headline, made_words, reference_words
-from dynaweb.runs.names import AUDIT
+from dynaweb.runs.names import AUDIT, PROMPT_TOKENS_LEFT_OUT, PROMPTS, PROMPTS_CUT, cut_share
 from dynaweb.stats import (
     NO_INTERVAL,
     Estimate,
@@ -161,7 +161,7 @@ def stages(data: ReportData) -> Html | None:
     """What each stage cost."""
     if not data.stages:
         return None
-    columns = [one for one in COSTS if one[0] != STATIC or any(stage.cost.get(STATIC) for stage in data.stages)]
+    columns = [one for one in COSTS if one[0] not in RARE or any(stage.cost.get(one[0]) for stage in data.stages)]
     head = [("Stage", ""), ("State", "")] + [(label, "n") for _, label in columns]
     total = _total(data.stages)
     rows = [_stage_row(stage, columns) for stage in [*data.stages, total]]
@@ -169,14 +169,17 @@ def stages(data: ReportData) -> Html | None:
     return section("Stages and cost", "", el("div", table(head, rows), class_="card"), el("p", note, class_="note"))
 
 
-STATIC = "static_steps"
-"""Steps in the real environment without a browser: a column where there are any."""
+RARE = frozenset(("static_steps", PROMPTS_CUT, PROMPT_TOKENS_LEFT_OUT))
+"""Columns that are there when a stage has such a cost: steps in the real environment without a browser, prompts that
+were cut to fit the model, and the tokens left out of them."""
 COSTS = (
     ("seconds", "Time"),
     ("tokens_generated", "Tokens generated"),
     ("tokens_trained", "Tokens trained"),
     ("browser_steps", "Browser steps"),
-    (STATIC, "Without a browser"),
+    ("static_steps", "Without a browser"),
+    (PROMPTS_CUT, "Prompts cut"),
+    (PROMPT_TOKENS_LEFT_OUT, "Tokens left out"),
     ("peak_memory_mib", "Peak memory"),
 )
 """Keys of `Stage.cost` and their columns."""
@@ -185,7 +188,7 @@ COSTS = (
 def _total(stages: Sequence[Stage]) -> Stage:
     """Sums, and the highest memory."""
     cost: dict[str, float] = {}
-    for key, _ in COSTS:
+    for key in (PROMPTS, *(key for key, _ in COSTS)):
         values = [stage.cost[key] for stage in stages if key in stage.cost]
         if values:
             cost[key] = max(values) if key == "peak_memory_mib" else sum(values)
@@ -196,7 +199,7 @@ def _stage_row(stage: Stage, columns: Sequence[tuple[str, str]]) -> Html:
     state = el("span", stage.status, class_=f"chip {STATUS.get(stage.status, '')}") if stage.status else None
     key = el("code", stage.key[:8], title=stage.key) if stage.key else None
     numbers = [
-        el("td", el("span", cost_text(name, stage.cost[name])), class_="n", data_label=label)
+        el("td", el("span", _stage_cost(name, stage.cost)), class_="n", data_label=label)
         if name in stage.cost
         else el("td", class_="n")
         for name, label in columns
@@ -205,6 +208,10 @@ def _stage_row(stage: Stage, columns: Sequence[tuple[str, str]]) -> Html:
     label = el("b", words(stage.name)) if stage.status else el("b", stage.name)
     state_cell = el("td", el("span", state, " ", key), data_label="State") if state is not None else el("td")
     return el("tr", el("td", label, detail), state_cell, *numbers)
+
+
+def _stage_cost(name: str, cost: Mapping[str, float]) -> str:
+    return cut_share(cost) or "0" if name == PROMPTS_CUT else cost_text(name, cost[name])
 
 
 def cost_text(name: str, value: float) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaweb.report.data import KINDS, Arm, JudgeAudit, Measure, ReportData
+from dynaweb.runs.names import PROMPT_TOKENS_LEFT_OUT, cut_share
 from dynaweb.stats import (
     NO_INTERVAL,
     WIDTH,
@@ -98,7 +99,7 @@ def made_words(data: ReportData) -> str:
 def closing_text(data: ReportData, *, report: Path | None = None, width: int = WIDTH) -> str:
     """The closing table and what belongs to it, lines of at most `width` characters (80 at least), no final newline."""
     parts = [_head(data, width), _arms(data, width), _measures(data.fidelity, width)]
-    parts += [_audits(data, width), _costs(data, width)]
+    parts += [_audits(data, width), _costs(data, width), _cut_prompts(data, width)]
     parts += [textwrap.fill(f"ALARM: {why}", width) for why in data.alarms]
     if report is not None:
         parts.append(f"report: {report}")
@@ -244,6 +245,19 @@ def _costs(data: ReportData, width: int) -> str:
     played = (("dreams", "dreams"), ("rollouts", "rollouts on real pages"))
     counts = [f"{words} {data.episodes[name]:,}" for name, words in played if data.episodes.get(name)]
     return textwrap.fill(", ".join(counts + [word for word in words if word]), width)
+
+
+def _cut_prompts(data: ReportData, width: int) -> str:
+    """The stages in which prompts were cut to fit the model; nothing where none was."""
+    stages = [
+        f"{stage.name} {share}, {stage.cost.get(PROMPT_TOKENS_LEFT_OUT, 0):,.0f} tokens left out"
+        for stage in data.stages
+        if (share := cut_share(stage.cost))
+    ]
+    if not stages:
+        return ""
+    text = f"prompts cut to fit policy.max_prompt_tokens and model.max_prompt_tokens: {'; '.join(stages)}"
+    return textwrap.fill(text, width)
 
 
 def _times(data: ReportData, seconds: float) -> str:

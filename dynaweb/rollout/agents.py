@@ -114,7 +114,7 @@ class ServerPolicy:
         self.deterministic = False
 
     async def act(self, task: Task, observation: Observation, history: Sequence[Action], *, seed: int) -> Decision:
-        """One answer; a reply that is none, or was cut, is a decision without an action."""
+        """One answer; a reply that is none, or was cut before its action was whole, is a decision without an action."""
         from dynaweb.engines.server import ChatRequest, ReplyError
 
         system, before, after = self.words.question(task, observation, history)
@@ -126,10 +126,10 @@ class ServerPolicy:
             reply = await self.engine.chat(request)
         except ReplyError as error:
             return Decision(action=None, error=str(error))
-        if not reply.finished:
+        if not reply.finished and not reply.text:
             why = f"the reply did not end within {self.max_new_tokens} tokens"
             return Decision(action=None, reasoning=reply.reasoning, reply=reply.text, error=why)
-        parsed = self.words.parse(reply.text, observation, thought=reply.reasoning)
+        parsed = self.words.parse(reply.text, observation, thought=reply.reasoning, finished=reply.finished)
         return Decision(action=parsed.action, reasoning=parsed.reasoning, reply=parsed.text, error=parsed.error)
 
 

@@ -17,9 +17,9 @@ from dynaweb.errors import InfrastructureError
 from dynaweb.plugin.contracts import first_page, step_result
 from dynaweb.runs.seeding import derive
 from dynaweb.types import (
-    Action,
     EndReason,
     EpisodeFacts,
+    History,
     Observation,
     Source,
     Step,
@@ -114,7 +114,7 @@ class _Run:
         self.seed, self.rules = seed, rules
         self.world = derive(seed, "environment") if world is None else world
         self.steps: list[Step] = []
-        self.history: list[Action] = []
+        self.history = History()
         self.page: Observation | None = None
         self.failure = ""
 
@@ -145,7 +145,7 @@ class _Run:
             self.steps.append(_record(page, decision))
             return "stop"
         result = step_result(self.environment, await self.environment.step(action))
-        self.history.append(action)
+        self.history.add(page, action)
         self.steps.append(_record(page, decision, result.error, result))
         self.page = result.observation
         if self.rules.invalid_ends and result.error and not result.done:

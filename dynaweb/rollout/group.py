@@ -17,7 +17,7 @@ from dynaweb.rollout.agents import ModelPolicy
 from dynaweb.rollout.episode import Episode, Finish, Rules, play_all
 from dynaweb.runs.seeding import derive
 from dynaweb.stats import nanmean
-from dynaweb.types import Action, Step, Task, Trajectory
+from dynaweb.types import History, Step, Task, Trajectory
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
@@ -199,7 +199,7 @@ def with_tokens(trajectory: Trajectory, prompt_format: PromptFormat) -> Trajecto
     Steps that have tokens already keep them, and an action that the environment refused gets none: it is nothing to
     imitate. Log-probabilities are the trainer's business.
     """
-    history: list[Action] = []
+    history = History()
     steps: list[Step] = []
     for step in trajectory.steps:
         if step.action is None or step.error or step.response_ids:
@@ -209,7 +209,7 @@ def with_tokens(trajectory: Trajectory, prompt_format: PromptFormat) -> Trajecto
             reply = prompt_format.policy_reply(step.observation, step.action, step.reasoning)
             steps.append(replace(step, prompt=prompt, response_ids=reply))
         if step.action is not None:
-            history.append(step.action)
+            history.add(step.observation, step.action)
     return replace(trajectory, steps=tuple(steps))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 DREAMS, ROLLOUTS = "dreams", "rollouts"
@@ -21,3 +22,13 @@ def sft_label(steps: int | str) -> str:
 UPDATES = "updates.json"
 """How many updates a finished RL stage did, how many were planned, and how many optimizer steps were skipped; the
 number of its phase, and the updates of the phases before it."""
+
+PROMPTS, PROMPTS_CUT, PROMPT_TOKENS_LEFT_OUT = "prompts", "prompts_cut", "prompt_tokens_left_out"
+"""Among a stage's costs: prompts that were written for models, those of them that were cut because the model has no
+room for them, and the tokens that these lack."""
+
+
+def cut_share(cost: Mapping[str, float]) -> str:
+    """`42 of 120 (35 %)`: how many of a stage's prompts were cut; '' where none was."""
+    cut, written = cost.get(PROMPTS_CUT, 0.0), cost.get(PROMPTS, 0.0)
+    return f"{cut:,.0f} of {written:,.0f} ({100 * cut / written:.0f} %)" if cut and written else ""

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import engine_kit as kit
@@ -20,6 +21,7 @@ import pytest
 import torch
 from stage_kit import run
 
+from dynaweb.engines.local.sampling import unwritten
 from dynaweb.engines.plugin import VllmConfig
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.engines.vllm.engine import VllmEngine
@@ -123,6 +125,22 @@ def test_one_vllm_serves_all_models_of_a_run(starts: Path, capfd: pytest.Capture
     wait_for(lambda: not any(map(alive, pids(starts))), 5)
     out, err = capfd.readouterr()
     assert out == "" and "INFO of the stand-in on stdout" in err and "INFO of a library in C on stdout" in err
+
+
+@pytest.mark.parametrize("holes", [(), (5,), tuple(range(8, kit.VOCABULARY))])
+async def test_ids_without_text_are_never_drawn(starts: Path, holes: tuple[int, ...]) -> None:
+    """Those that the engine in this process does not draw either, greedy or not; the others as probable as they are."""
+    written = {str(number): number for number in range(kit.VOCABULARY) if number not in holes}
+    tokenizer = SimpleNamespace(get_vocab=lambda: written)
+    assert unwritten(tokenizer, kit.VOCABULARY) == holes
+    weights = cast("Any", LoadedModel(kit.llama(1), cast("Any", tokenizer), cast("Any", None)))
+    one = VllmEngine(VllmConfig(), EngineContext(weights=weights, batching=Lockstep()))
+    kinds = [(seed, temperature) for seed in range(3) for temperature in (0.0, 3.0)]
+    requests = [GenerateRequest(PROMPTS[0], 12, temperature, 1.0, seed) for seed, temperature in kinds]
+    done = await asyncio.gather(*map(one.generate, requests))
+    assert not {token for completion in done for token in completion.token_ids} & {*holes}
+    assert all(-50 < logprob <= 0 for completion in done for logprob in completion.logprobs)
+    await one.close()
 
 
 async def test_other_layouts_and_roles_that_do_not_share_have_a_vllm_of_their_own(starts: Path) -> None:

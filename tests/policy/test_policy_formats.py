@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import quote_plus
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynaweb.engines.server import ChatReply
 from dynaweb.errors import ConfigError, MissingError
 from dynaweb.policy import tokenizer as marks
+from dynaweb.policy.policy_prompt import PolicyPrompt
 from dynaweb.policy.prompt_file import PromptFile
 from dynaweb.policy.prompt_formats import ChatFormat, CompactFormat, format_for
 from dynaweb.policy.settings import PromptSettings
 from dynaweb.policy.tokenizer import build_tokenizer
-from dynaweb.types import Action, Node, Observation, Step, Task, Trajectory
+from dynaweb.rollout.agents import ServerPolicy
+from dynaweb.rollout.group import with_tokens
+from dynaweb.types import Action, History, Node, Observation, Prompt, Step, Task, Trajectory
 
 PAGE = Observation(
     url="http://shop.localhost/search?q=x",
@@ -39,9 +45,16 @@ ACTIONS = (
 )
 
 
+def compact_tokenizer() -> object:
+    from transformers import PreTrainedTokenizerFast
+
+    names = ["Velmor Scarf", "Home", "Search", "Price", "Sort"] * 4
+    return PreTrainedTokenizerFast(tokenizer_object=build_tokenizer(names, vocab_size=1000))
+
+
 @pytest.fixture(scope="module")
 def compact() -> CompactFormat:
-    return CompactFormat(build_tokenizer(["Velmor Scarf", "Home", "Search", "Price", "Sort"] * 4, vocab_size=1000))
+    return CompactFormat(compact_tokenizer())
 
 
 def trajectory(answer: str = "12,50 €") -> Trajectory:
@@ -133,6 +146,27 @@ def test_chat_pages_cannot_end_the_turn() -> None:
     assert count[0] == count[1] > 0
 
 
+@pytest.mark.parametrize(("name", "room"), [("compact", 500), ("chat", 1800)])
+def test_prompts_count_the_tokens_that_are_left_out(name: str, room: int) -> None:
+    """As many as a prompt with room for everything has more, in all roles; and all prompts are told of."""
+    tokenizer = compact_tokenizer() if name == "compact" else chat_tokenizer(True)
+    seen: list[Prompt] = []
+    small = format_for(tokenizer, name, PromptSettings(prompt=room, on_prompt=seen.append))
+    large = format_for(tokenizer, name, PromptSettings(prompt=100_000))
+    for page, is_cut in ((PAGE, False), (long_page(), True)):
+        past = [replace(ACTIONS[0], target_name=f"Name {i}") for i in range(60)] if is_cut else []
+        stopped = Trajectory("t", TASK, (Step(page, Action("stop", text="x")),), page, "real", "stop")
+        for written, whole in (
+            (small.policy_prompt(TASK, page, past), large.policy_prompt(TASK, page, past)),
+            (small.world_model_prompt(page, ACTIONS[3], past), large.world_model_prompt(page, ACTIONS[3], past)),
+            (small.judge_prompt(stopped), large.judge_prompt(stopped)),
+        ):
+            assert (written.cut > 0) == is_cut and whole.cut == 0
+            assert written.cut == len(whole) - len(written)
+            assert seen.pop(0) is written
+    assert not seen
+
+
 def test_the_oldest_actions_leave_a_full_prompt_first(compact: CompactFormat) -> None:
     history = [replace(ACTIONS[0], target_name=f"Name {i}") for i in range(200)]
     text = compact.decode(compact.policy_prompt(TASK, PAGE, history).ids)
@@ -205,8 +239,89 @@ def test_chat_models_get_webarena_text_and_grammar(template: bool) -> None:
 )
 def test_chat_replies_of_several_habits_are_read(reply: str) -> None:
     chat = format_for(chat_tokenizer(True), "chat")
+    assert isinstance(chat, ChatFormat)
+    assert chat.parse_reply(ended(chat, reply), PAGE).action == ACTIONS[0]
+
+
+def ended(chat: ChatFormat, reply: str) -> list[int]:
+    """A sampled reply that the model ended."""
+    return [*chat.tokenizer(reply).input_ids, chat.stop_ids[0]]
+
+
+CUT_REPLIES = (
+    # the reply, and whether its action is whole
+    ("REASON: x\nACTION: click [5]\nT", True),
+    ("REASON: x\nACTION: click [5]\nThen the pa", True),
+    ("REASON: x\nACTION:\nclick [5]\n\nOBJECTI", True),
+    ("I will perform ```click [5]```", True),
+    ("```\nclick [5]\n``` opens the", True),
+    ("REASON: x\nACTION: click [5]", False),  # a text may follow, as after `stop [12]`
+    ("REASON: x\nACTION: click [", False),
+    ("REASON: x\nACTION:", False),
+    ("REASON: x\nACTION:\n", False),
+    ("REASON: x\nACTION:\nclick [5]", False),
+    ("REASON: I could\nclick [5]\nbut that is", False),
+    ("click [5]", False),
+    ("click [5]\n", False),
+    ("stop [12]\nAs", False),
+    ("First ```click [5]``` was wrong, so ```cli", False),
+    ("I will perform ```click [5]", False),
+    ("I will perform ```click [5]``", False),
+    ("ACTION: click [1]\nNo.\nACTION: click [5]", False),
+    ("ACTION: type [2] [red\nclick [5]\nblue", False),
+    ("", False),
+)
+
+
+@pytest.mark.parametrize(("reply", "whole"), CUT_REPLIES)
+@pytest.mark.parametrize("template", [True, False])
+def test_a_reply_that_was_cut_has_an_action_only_where_that_is_whole(template: bool, reply: str, whole: bool) -> None:
+    chat = format_for(chat_tokenizer(template), "chat")
+    assert isinstance(chat, ChatFormat)
     parsed = chat.parse_reply(chat.tokenizer(reply).input_ids, PAGE)
-    assert parsed.action == ACTIONS[0]
+    assert parsed.action == (ACTIONS[0] if whole else None)
+    assert bool(parsed.error) != whole
+
+
+@pytest.mark.parametrize(("reply", "whole"), CUT_REPLIES)
+def test_policies_behind_a_server_go_by_the_same_rule(reply: str, whole: bool) -> None:
+    class Server:
+        async def chat(self, request: object) -> ChatReply:
+            return ChatReply(reply, finished=False, prompt_tokens=9, new_tokens=4)
+
+    policy = ServerPolicy(cast("Any", Server()), PolicyPrompt(PromptFile()), temperature=1.0, max_new_tokens=4)
+    decision = asyncio.run(policy.act(TASK, PAGE, (), seed=0))
+    assert decision.action == (ACTIONS[0] if whole else None)
+    assert bool(decision.error) != whole and decision.reply == reply
+
+
+@pytest.mark.parametrize(
+    ("reply", "whole"),
+    [
+        ("Thought: x\nAction: Click [5]\nObs", True),
+        ("**Thought:** x\n**Action:** Click 5\nO", True),
+        ("Thought: x\nAction: Click [5]", False),
+        ("Thought: x\nAction: ANSWER; [12", False),
+        ("I could\nClick [5]\nbut", False),
+    ],
+)
+def test_a_webvoyager_reply_that_was_cut_likewise(reply: str, whole: bool) -> None:
+    voyager = format_for(chat_tokenizer(True), "webvoyager")
+    assert isinstance(voyager, ChatFormat)
+    parsed = voyager.parse_reply(voyager.tokenizer(reply).input_ids, PAGE)
+    assert parsed.action == (ACTIONS[0] if whole else None)
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.kind)
+@pytest.mark.parametrize("reason", ["", "The scarf is listed."])
+def test_no_beginning_of_a_reply_is_another_action(compact: CompactFormat, action: Action, reason: str) -> None:
+    """Of every prompt layer: a reply cut at any token has no action, since its own is its end."""
+    for layer in (compact, format_for(chat_tokenizer(True)), format_for(chat_tokenizer(False), "webvoyager")):
+        reply = layer.policy_reply(PAGE, action, reason)
+        cut = [layer.parse_reply(reply[:count], PAGE) for count in range(len(reply))]
+        assert {parsed.action for parsed in cut} == {None}
+        assert all(parsed.error for parsed in cut)
+        assert layer.parse_reply(reply, PAGE).action == action
 
 
 @pytest.mark.parametrize("template", [True, False])
@@ -237,14 +352,16 @@ def test_webvoyager_has_its_own_words_and_grammar(template: bool) -> None:
 )
 def test_webvoyager_replies_of_several_habits_are_read(reply: str, reasoning: str) -> None:
     voyager = format_for(chat_tokenizer(True), "webvoyager")
-    parsed = voyager.parse_reply(voyager.tokenizer(reply).input_ids, PAGE)
+    assert isinstance(voyager, ChatFormat)
+    parsed = voyager.parse_reply(ended(voyager, reply), PAGE)
     assert (parsed.action, parsed.error) == (ACTIONS[0], "")
     assert parsed.reasoning.strip("* ") == reasoning
 
 
 def test_a_webvoyager_reply_without_an_action_says_what_is_valid() -> None:
     voyager = format_for(chat_tokenizer(True), "webvoyager")
-    parsed = voyager.parse_reply(voyager.tokenizer("Thought: hm\nAction: Jump [5]").input_ids, PAGE)
+    assert isinstance(voyager, ChatFormat)
+    parsed = voyager.parse_reply(ended(voyager, "Thought: hm\nAction: Jump [5]"), PAGE)
     assert parsed.action is None and "Click" in parsed.error
 
 
@@ -311,9 +428,9 @@ def test_replies_are_read_in_linear_time(piece: str) -> None:
     """Each piece of the grammar of replies, a hundred thousand characters of it."""
     from dynaweb.policy.policy_prompt import _split_reply
 
-    start = time.perf_counter()
+    start = time.process_time()
     _split_reply(piece * (100_000 // len(piece)))
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 NNETNAV = '''
@@ -356,6 +473,64 @@ def test_a_prompt_can_be_a_file(tmp_path: Path) -> None:
     assert cut.cut and len(cut) <= 1500 and TASK.intent in text and "button 'Line 900'" in text
 
 
+def visited(count: int, page: Observation | None = None) -> History:
+    """So many clicks on pages of their own, or on one page."""
+    history = History()
+    for i in range(1, count + 1):
+        here = Observation(f"http://shop.localhost/{i}", (Node(7, "link", f"Only on {i}"),))
+        history.add(page or here, Action("click", 7, target_role="link", target_name=f"Link {i}"))
+    return history
+
+
+PAGES = '''
+user = """
+{pages}
+GOAL {goal}
+{page}"""
+past_pages = 2
+'''
+BEHIND = PAGES.replace("{pages}\n", "").replace('{page}"', '{page}\n{pages}"')
+
+
+@pytest.mark.parametrize("text", ["past_pages = 2", PAGES, BEHIND])
+def test_a_prompt_file_can_ask_for_earlier_pages(tmp_path: Path, text: str) -> None:
+    """The last ones, without numbers, which would mean other elements; none before the first action."""
+    chat = ChatFormat(chat_tokenizer(True), PromptSettings(file=written(tmp_path, text)))
+    shown = chat.tokenizer.decode(chat.policy_prompt(TASK, PAGE, visited(3)).ids)
+    assert "PAGE 2: http://shop.localhost/2\n" in shown and "\nlink 'Only on 2'\nPAGE 3: http" in shown
+    assert "'Only on 3'" in shown and "Only on 1" not in shown and "[7]" not in shown
+    assert "[5] link 'Velmor Scarf'" in shown and TASK.intent in shown
+    first = chat.tokenizer.decode(chat.policy_prompt(TASK, PAGE, History()).ids)
+    assert "none" in first and "PAGE 1" not in first
+    plain = ChatFormat(chat_tokenizer(True))
+    assert plain.policy_prompt(TASK, PAGE, visited(3)) == plain.policy_prompt(TASK, PAGE, list(visited(3)))
+
+
+@pytest.mark.parametrize("text", ["past_pages = 2", PAGES, BEHIND])
+def test_earlier_pages_are_the_first_to_be_cut(tmp_path: Path, text: str) -> None:
+    """The oldest before all; the present page, the goal and the last actions stay whole."""
+    settings = PromptSettings(file=written(tmp_path, text), policy_prompt=2200)
+    chat = ChatFormat(chat_tokenizer(True), settings)
+    prompt = chat.policy_prompt(TASK, PAGE, visited(3, long_page()))
+    shown = chat.tokenizer.decode(prompt.ids)
+    assert len(prompt) <= 2200 and prompt.cut
+    assert all(f"[{node.id}] {node.role}" in shown for node in PAGE.nodes) and TASK.intent in shown
+    assert "PAGE 3: " in shown and "\ntext 'Line 1'" in shown and "PAGE 2: " not in shown
+
+
+def test_who_imitates_reads_the_earlier_pages_that_the_policy_will(tmp_path: Path) -> None:
+    """Prompts of demonstrations are those of an episode with the same steps."""
+    chat = ChatFormat(chat_tokenizer(True), PromptSettings(file=written(tmp_path, "past_pages = 1")))
+    history = visited(3)
+    steps = tuple(Step(page, action) for page, action in zip(history.pages, history, strict=True))
+    rows = with_tokens(Trajectory("t", TASK, steps, PAGE, "expert", "stop"), chat).steps
+    played = History()
+    for step, (page, action) in zip(rows, zip(history.pages, history, strict=True), strict=True):
+        assert step.prompt == chat.policy_prompt(TASK, page, played)
+        played.add(page, action)
+    assert "Only on 1" in chat.tokenizer.decode(rows[1].prompt.ids)
+
+
 def test_a_reply_with_a_mark_of_its_own_is_read(tmp_path: Path) -> None:
     file = written(tmp_path, 'reply = "Thinking: {reason}\\nNext: {action}"')
     chat = ChatFormat(chat_tokenizer(True), PromptSettings(file=file))
@@ -370,6 +545,10 @@ def test_a_reply_with_a_mark_of_its_own_is_read(tmp_path: Path) -> None:
         ("sistem = 'x'", "no 'sistem'; did you mean 'system'"),
         ("past_actions = -1", "0 or more"),
         ("past_actions = true", "0 or more"),
+        ("past_pages = -1", "number of pages, 0 or more"),
+        ("past_pages = 1\nuser = '''{goal}\n{page}'''", "past_pages says how many"),
+        ("user = '''{goal}\n{pages}\n{page}'''", "past_pages says how many"),
+        ("past_pages = 1\nuser = '''{goal} {pages}\n{page}'''", "alone on a line"),
         ("system = 3", "has to be a text"),
         ("user = 'no slots'", "needs {goal} exactly once"),
         ("user = '{goal} {page}'", "alone on a line"),

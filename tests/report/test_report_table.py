@@ -201,3 +201,18 @@ def test_the_report_tells_both_differences_and_no_other() -> None:
     ]
     why = "is the reference because"
     assert why in render(three(62, 63)) and why not in render(three(40, 63))
+
+
+def test_prompts_that_were_cut_are_told_by_stage() -> None:
+    """At the end of a run and in the report; nothing where none was cut."""
+    none = {"prompts": 40.0, "prompts_cut": 0.0, "prompt_tokens_left_out": 0.0}
+    some = {"prompts": 120.0, "prompts_cut": 42.0, "prompt_tokens_left_out": 12345.0}
+    whole = replace(fake_report(), stages=(Stage("sft", "done", cost=none),))
+    assert "cut" not in closing_text(whole) and "Prompts cut" not in render(whole)
+    both = replace(whole, stages=(*whole.stages, Stage("rl", "done", cost=some)))
+    text = " ".join(closing_text(both).split())
+    assert "max_prompt_tokens: rl 42 of 120 (35 %), 12,345 tokens left out" in text and "sft 0" not in text
+    page = render(both)
+    assert "Prompts cut" in page and "42 of 120 (35 %)" in page and "12,345" in page
+    assert "42 of 160 (26 %)" in page  # the sum over all stages
+    assert closing_json(both)["cost"]["prompts_cut"] == 42

@@ -77,6 +77,10 @@ def test_every_stage_accounts_for_its_cost(first: tuple[Path, Path, Any]) -> Non
     assert costs["sft"]["tokens_trained"] > 0 and costs["rl"]["tokens_trained"] > 0
     assert "static_steps" not in costs["rl"] and costs["rl"]["tokens_generated"] > 0
     assert all(cost["seconds"] > 0 for cost in costs.values())
+    asking = ("sft", "explore", "world-model", "rl", "eval")
+    assert all(costs[name]["prompts"] >= costs[name]["prompts_cut"] for name in asking)
+    assert costs["sft"]["prompts"] >= costs["demos"]["static_steps"]  # a row for each step
+    assert "prompts" not in costs["demos"]
 
 
 def test_updates_report_what_dreams_were_like(first: tuple[Path, Path, Any]) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dynaweb.engines.local.sampling import cut, need_decoder
+from dynaweb.engines.local.sampling import cut, need_decoder, unwritten
 from dynaweb.engines.vllm.probe import Probe, model_logprobs
 from dynaweb.engines.vllm.shared import SharedVllm
 from dynaweb.engines.vllm.weights import (
@@ -55,6 +55,7 @@ class VllmEngine(BaseEngine):
         loaded = context.weights
         self.model: torch.nn.Module = loaded.model
         self._tokenizer = loaded.tokenizer
+        self._unwritten = list(unwritten(self._tokenizer, int(getattr(self.model.config, "vocab_size", 0))))
         self._rank = adapter_rank(self.model)
         self._role = context.role
         self._most_rank = max(self._rank, context.adapter_rank)
@@ -84,7 +85,7 @@ class VllmEngine(BaseEngine):
             "stop_token_ids": list(request.stop_ids),
             "ignore_eos": True,
         }
-        reply = await self._ask("generate", request.prompt.ids, params=params)
+        reply = await self._ask("generate", request.prompt.ids, params=params, unwritten=self._unwritten)
         tokens, logps = tuple(reply["tokens"]), tuple(reply["logprobs"])
         self.stats.new_tokens += len(tokens)
         done = Completion(tokens, logps, bool(tokens) and tokens[-1] in request.stop_ids)

@@ -57,10 +57,16 @@ class Host:
         return {"version": vllm.__version__}
 
     async def generate(
-        self, ids: Sequence[int], params: Mapping[str, Any], adapter: Sequence[Any] | None = None
+        self,
+        ids: Sequence[int],
+        params: Mapping[str, Any],
+        adapter: Sequence[Any] | None = None,
+        unwritten: Sequence[int] = (),
     ) -> dict[str, Any]:
-        """Sample: the new tokens and their log-probabilities."""
-        output = (await self._finished(ids, {"logprobs": 0, **params}, adapter)).outputs[0]
+        """Sample: the new tokens, none of `unwritten`, and their log-probabilities."""
+        # Not `allowed_token_ids`: that list is as long as the vocabulary, and on GPUs vLLM takes 1,024 at most.
+        bias = dict.fromkeys(unwritten, float("-inf")) or None
+        output = (await self._finished(ids, {"logprobs": 0, "logit_bias": bias, **params}, adapter)).outputs[0]
         tokens = list(output.token_ids)
         return {
             "tokens": tokens,

@@ -173,6 +173,7 @@ class WebvoyagerWords(PolicyPrompt):
     instructions = _AGENT
     grammar = "webvoyager"
     history = "webvoyager"
+    section = _ACTION
 
     def reply_text(self, reason: str, action: str) -> str:
         """`Thought: ...` and `Action: ...`."""

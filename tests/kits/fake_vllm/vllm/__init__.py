@@ -26,4 +26,5 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     detokenize: bool = True
+    logit_bias: dict[int, float] | None = None
     output_kind: Any = None

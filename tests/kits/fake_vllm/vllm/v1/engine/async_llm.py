@@ -61,6 +61,8 @@ class AsyncLLM:
         random = torch.Generator().manual_seed(params.seed or 0)
         while len(tokens) < params.max_tokens:
             logits = self._logits([*ids, *tokens], lora_request)[-1].float()
+            for number, bias in (params.logit_bias or {}).items():
+                logits[number] += bias
             logp = torch.log_softmax(logits / (params.temperature or 1.0), -1)
             token = int(torch.multinomial(logp.exp(), 1, generator=random) if params.temperature else logp.argmax())
             tokens.append(token)
