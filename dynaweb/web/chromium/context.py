@@ -14,6 +14,7 @@ from dynaweb.errors import BrowserError
 from dynaweb.web.chromium.devtools import TabError, as_error
 from dynaweb.web.chromium.downloads import Downloads
 from dynaweb.web.chromium.tab import Tab
+from dynaweb.web.chromium.watch import WATCH
 
 if TYPE_CHECKING:
     from dynaweb.web.chromium.browser import Running, Settings
@@ -53,6 +54,7 @@ class OpenContext:
     async def open(cls, pool: Settings, running: Running, context: BrowserContext, *, fresh: bool) -> OpenContext:
         """Wrap a new context and open its first tab."""
         opened = cls(pool, running, context, fresh=fresh)
+        await opened.guarded(context.add_init_script(WATCH), "watch pages")
         await opened.new_tab()
         return opened
 
@@ -228,7 +230,8 @@ class OpenContext:
 
     async def _attach(self, page: Page) -> Tab:
         pool = self._pool
-        attaching = Tab.attach(self.context, page, patience=pool.timeout, deadline=pool.deadline, quiet=pool.quiet)
+        patience = {"patience": pool.timeout, "deadline": pool.deadline, "quiet": pool.quiet, "bound": pool.settle}
+        attaching = Tab.attach(self.context, page, **patience)
         tab = await self.guarded(attaching, "attach to a page")
         page.on("close", lambda _: self._on_closed(tab))
         page.on("download", self.downloads.take)

@@ -7,13 +7,17 @@ pages it answers with a point, and the driver sends real mouse events.
 
 from __future__ import annotations
 
-_SCRIPTED = """(document.scripts.length > 0 || window.length > 0 || document.evaluate(
+from dynaweb.web.chromium.watch import ASK, OWN
+
+_SCRIPTED = """(ask(0).includes('s') || document.scripts.length > 0 || window.length > 0 || document.evaluate(
   "boolean(//@*[starts-with(name(), 'on') or starts-with(normalize-space(.), 'javascript:')])",
   document, null, XPathResult.BOOLEAN_TYPE, null).booleanValue)"""
-_HELPERS = """
+_HELPERS = (
+    """
 const el = this.nodeType === Node.ELEMENT_NODE ? this : this.parentElement;
 if (!el || !el.isConnected || !el.ownerDocument.defaultView) return {why: 'stale'};
 const mute = /*MUTE*/false;
+const ask = ASK, own = OWN;
 const squeeze = text => (text || '').replace(/\\s+/g, ' ').trim();
 const scripted = () => SCRIPTED;
 const disabled = () => el.matches(':disabled') || !!el.closest('[aria-disabled=true]');
@@ -58,7 +62,7 @@ const describe = hit => {
 };
 const moves = () => document.getAnimations().some(
   a => a.playState === 'running' && a.effect && a.effect.target && a.effect.target.contains(el));
-const frame = () => new Promise(done => { requestAnimationFrame(done); setTimeout(done, 50); });
+const frame = () => new Promise(done => { requestAnimationFrame(done); setTimeout(own(done), 50); });
 const steady = async target => {
   const start = performance.now();
   const needed = moves() ? 3 : 1;
@@ -111,6 +115,9 @@ const leads = () => {
   return !!el.form && el.matches('button:not([type=button]):not([type=reset]), [type=submit], [type=image]');
 };
 """.replace("SCRIPTED", _SCRIPTED)
+    .replace("ASK", ASK, 1)
+    .replace("OWN", OWN, 1)
+)
 
 
 def muted(function: str) -> str:
@@ -241,7 +248,7 @@ DESCRIBE = _function("", "return {by: describe(el)};")
 
 SCROLL = "window.scrollBy({top: innerHeight * 0.9 * (%d), behavior: 'instant'})"
 
-TICK = "new Promise(done => setTimeout(done, 0, true))"
+TICK = f"new Promise(done => setTimeout({OWN}(() => done(true)), 0))"
 """Resolves at once, except in a frame in which scripts are off."""
 
 MAX_ELEMENTS = 30_000
@@ -252,6 +259,7 @@ MAX_TEXT = 2_000_000
 QUIET = (
     """
 (() => {
+  const ask = ASK, own = OWN;
   const state = calm => {
     const size = part => part.textContent.length;
     const elements = document.getElementsByTagName('*').length;
@@ -261,14 +269,30 @@ QUIET = (
     return large ? `${elements} elements, ${text} characters` : `${calm} ${elements}`;
   };
   const loading = document.readyState === 'loading';
-  if (!SCRIPTED && !loading) return state('static');
+  if (!SCRIPTED && !loading) {
+    if (document.readyState === 'complete') return state('static');
+    // Only then is it known whether the page leads on by itself.
+    const refreshes = document.querySelector('meta[http-equiv=refresh i]');
+    return new Promise(done => {
+      const loaded = own(() => done(state('static')));
+      addEventListener('load', () => setTimeout(loaded), {once: true});
+      setTimeout(loaded, refreshes ? %(cap)d : %(window)d);
+    });
+  }
   const empty = () => !document.body || (!document.body.innerText.trim() && document.body.offsetHeight < 1);
   return new Promise(done => {
-    const finish = () => { watch.disconnect(); done(state(window.length > 0 ? 'framed' : 'live')); };
-    let timer = 0;
+    const finish = own(() => { watch.disconnect(); done(state(window.length > 0 ? 'framed' : 'live')); });
+    let timer = 0, worked = false;
+    const check = own(() => {
+      const works = ask(%(cap)d).includes('b');
+      // What has just ended may change the page in a moment.
+      const again = works || worked;
+      worked = works;
+      if (again) rest(); else finish();
+    });
     const rest = () => {
       clearTimeout(timer);
-      if (!empty() && document.readyState !== 'loading') timer = setTimeout(finish, %(window)d);
+      if (!empty() && document.readyState !== 'loading') timer = setTimeout(check, %(window)d);
     };
     const watch = new MutationObserver(rest);
     watch.observe(document, {subtree: true, childList: true, attributes: true, characterData: true});
@@ -277,10 +301,13 @@ QUIET = (
   });
 })()
 """.replace("SCRIPTED", _SCRIPTED)
+    .replace("ASK", ASK)
+    .replace("OWN", OWN)
     .replace("MAX_ELEMENTS", str(MAX_ELEMENTS))
     .replace("MAX_TEXT", str(MAX_TEXT))
 )
-"""Resolves when nothing changed for `window` milliseconds, or after `cap`; at once on a page without scripts.
+"""Resolves when nothing changed for `window` milliseconds and nothing is pending, or after `cap`; at once on a page
+without scripts that has loaded.
 
 An empty page is waited for: content that a script brings later is what the agent must see. The value is `static`,
 `live` or `framed` (live, with frames) and the number of elements, or the size of a page that is too large to be read.
