@@ -61,10 +61,10 @@ IMAGE = "document.body.append(Object.assign(new Image(), {src: '/image'}))"
 SCRIPT = "document.head.append(Object.assign(document.createElement('script'), {src: '/late.js'}))"
 LATE = {
     "a timer": f"setTimeout(() => {ADD}, 350)",
-    "a slow timer": f"setTimeout(() => {ADD}, 900)",
+    "a slow timer": f"setTimeout(() => {ADD}, 550)",
     "a timer as text": f'setTimeout("{ADD}", 350)',
-    "timers one after another": f"setTimeout(() => setTimeout(() => setTimeout(() => {ADD}, 250), 250), 250)",
-    "awaited timers": "(async () => { for (const i of [1, 2, 3]) await new Promise(r => setTimeout(r, 200)); ADD })()",
+    "timers one after another": f"setTimeout(() => setTimeout(() => setTimeout(() => {ADD}, 150), 150), 150)",
+    "awaited timers": "(async () => { for (const i of [1, 2, 3]) await new Promise(r => setTimeout(r, 150)); ADD })()",
     "fetch": f"fetch('/data').then(r => r.json()).then(() => {ADD})",
     "fetch of fetch": f"fetch('/data').then(() => fetch('/data?2')).then(() => {ADD})",
     "a timer, then fetch": f"setTimeout(async () => {{ await (await fetch('/data')).text(); {ADD} }}, 300)",

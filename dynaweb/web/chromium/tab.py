@@ -17,6 +17,8 @@ from dynaweb.web.session import QUIET_WINDOW, SETTLE_SECONDS
 
 LOADED_WINDOW = 0.05
 """Quiet window of a page that has just loaded, if it is shorter: what scripts do at once, they have done."""
+MAX_FRAMES = 60
+"""Frames of one page that are read or scrolled; further ones stay empty."""
 _ROUNDS = 4
 _STOP_SECONDS = 2.0
 _TICK_SECONDS = 0.2
@@ -361,6 +363,26 @@ class Tab:
         self.elements = int(size) if size.isdigit() else 0
         return True
 
+    async def frame_worlds(self) -> list[int]:
+        """A JavaScript world of our own in each frame below the main one, for `evaluate_in`."""
+        tree = await self.send("Page.getFrameTree")
+        worlds = await asyncio.gather(*(self._world(frame) for frame in _frame_ids(tree["frameTree"])[:MAX_FRAMES]))
+        return [world for world in worlds if world is not None]
+
+    async def _world(self, frame: str) -> int | None:
+        """None for a frame that has gone."""
+        with suppress(TabError):
+            return int((await self.send("Page.createIsolatedWorld", frameId=frame))["executionContextId"])
+        return None
+
+    async def evaluate_in(self, world: int, expression: str) -> Any:
+        """The value of an expression in a world of `frame_worlds`; None where that has gone."""
+        with suppress(TabError):
+            return value_of(
+                await self.send("Runtime.evaluate", expression=expression, contextId=world, returnByValue=True)
+            )
+        return None
+
     async def _frames_quiet(self, script: str, deadline: float) -> None:
         """Wait until the frames of the page have their documents and these are quiet, at most until the deadline."""
         while self._loading_frames and time.monotonic() < deadline:
@@ -371,10 +393,12 @@ class Tab:
     async def _frame_quiet(self, frame: str, script: str) -> None:
         """A frame may go away meanwhile."""
         with suppress(TabError):
-            world = await self.send("Page.createIsolatedWorld", frameId=frame)
-            if await self._resolves(scripts.TICK, world["executionContextId"], _TICK_SECONDS):
+            world = await self._world(frame)
+            if world is None:
+                return
+            if await self._resolves(scripts.TICK, world, _TICK_SECONDS):
                 self.mute.discard(frame)
-                await self._resolves(script, world["executionContextId"], self.bound)
+                await self._resolves(script, world, self.bound)
             else:
                 self.mute.add(frame)
 

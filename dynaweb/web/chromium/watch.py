@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 
-TIMER_SECONDS = 1.0
+TIMER_SECONDS = 0.6
 """Timers that are due later after what began them are not waited for; notes that vanish by themselves stay longer."""
 
 _KEY = f"dynaweb-{secrets.token_hex(8)}"
@@ -31,7 +31,7 @@ ASK = f"""(limit => {{
 """JavaScript: what the document's watch says, for requests that are younger than `limit` milliseconds.
 
 A text of letters: `a` it answers, `s` the document has or had scripts, `b` something is pending, `k` somebody listens
-to keys.
+to keys, `w` to the mouse wheel.
 """
 
 WATCH = """
@@ -43,7 +43,7 @@ WATCH = """
   const KEYS = new Set(['keydown', 'keypress', 'keyup', 'beforeinput', 'textInput',
     'compositionstart', 'compositionupdate', 'compositionend']);
   const timers = new Map(), idle = new Map(), requests = new Set(), loads = new Map(), loaded = new WeakSet();
-  let scripted = false, keys = false, onload = false, cause = null;
+  let scripted = false, keys = false, wheel = false, onload = false, cause = null;
 
   const wrap = (owner, name, apply) => {
     const native = owner && owner[name];
@@ -141,6 +141,7 @@ WATCH = """
 
   wrap(EventTarget.prototype, 'addEventListener', (native, self, args) => {
     if (KEYS.has(args[0])) keys = true;
+    else if (args[0] === 'wheel') wheel = true;
     else if (args[0] === 'load' && (self === window || self === undefined)) onload = true;
     return Reflect.apply(native, self, args);
   });
@@ -169,7 +170,8 @@ WATCH = """
     event.stopImmediatePropagation();
     look(watch.takeRecords());
     scripted = scripted || document.scripts.length > 0;
-    event.relatedTarget.title = `a${scripted ? 's' : ''}${busy(event.screenX) ? 'b' : ''}${keys ? 'k' : ''}`;
+    const facts = {a: true, s: scripted, b: busy(event.screenX), k: keys, w: wheel};
+    event.relatedTarget.title = Object.keys(facts).filter(letter => facts[letter]).join('');
   }, true]);
 })()
 """.replace("THE_KEY", _KEY).replace("THE_TIMER", str(int(1000 * TIMER_SECONDS)))
