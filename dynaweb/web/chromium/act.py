@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from dynaweb.errors import BrowserError
@@ -31,6 +32,8 @@ _WHY = {
 }
 
 
+_Command = tuple[str, dict[str, Any]]
+"""A DevTools command with its parameters."""
 _SHIFT = 8
 _TYPED = 500
 """Characters of a text that are typed key by key; of a longer one these are its last."""
@@ -91,7 +94,7 @@ async def press(tab: Tab, text: str) -> str:
     """Press a key or a combination such as `Control+a`, by its usual names: '' or why not."""
     keys = browser_keys(text)
     if len(keys) == 1 and not keys.isascii():
-        await _strike(tab, keys)
+        await _send_all(tab, _strokes(keys))
         await tab.settle()
         return ""
     try:
@@ -284,7 +287,7 @@ async def insert(tab: Tab, text: str) -> None:
     if text:
         await tab.send("Input.insertText", text=text)
     else:
-        await _key(tab, "Delete", 46)
+        await _send_all(tab, _key("Delete", 46))
 
 
 async def write(tab: Tab, text: str, *, lines: bool) -> None:
@@ -303,33 +306,36 @@ async def write(tab: Tab, text: str, *, lines: bool) -> None:
         await insert(tab, text[:-_TYPED])
         text = text[-_TYPED:]
     for start in range(0, len(text), _KEYS_AT_ONCE):
-        await asyncio.gather(*(_strike(tab, char) for char in text[start : start + _KEYS_AT_ONCE]))
+        await _send_all(tab, chain.from_iterable(map(_strokes, text[start : start + _KEYS_AT_ONCE])))
 
 
-async def _strike(tab: Tab, char: str) -> None:
+def _strokes(char: str) -> list[_Command]:
     """One character as a key press."""
     if char == "\n":
-        await _key(tab, "Enter", 13, modifiers=_SHIFT, text="\r")
-    elif char in _US:
+        return _key("Enter", 13, modifiers=_SHIFT, text="\r")
+    if char in _US:
         code, number, shifted = _US[char]
-        await _key(tab, char, number, code=code, modifiers=_SHIFT if shifted else 0, text=char)
-    elif char.isprintable():
-        await _key(tab, char, 0, code="", text=char)
-    else:
-        await insert(tab, char)
+        return _key(char, number, code=code, modifiers=_SHIFT if shifted else 0, text=char)
+    if char.isprintable():
+        return _key(char, 0, code="", text=char)
+    return [("Input.insertText", {"text": char})]
 
 
 async def press_enter(tab: Tab) -> None:
     """The Enter key as a real key press."""
-    await _key(tab, "Enter", 13, text="\r")
+    await _send_all(tab, _key("Enter", 13, text="\r"))
 
 
-async def _key(tab: Tab, name: str, number: int, *, code: str | None = None, modifiers: int = 0, **down: str) -> None:
+def _key(name: str, number: int, *, code: str | None = None, modifiers: int = 0, text: str = "") -> list[_Command]:
+    """A key that goes down and up; with a `text` it writes that."""
     key = {"key": name, "code": name if code is None else code, "windowsVirtualKeyCode": number, "modifiers": modifiers}
-    await asyncio.gather(
-        tab.send("Input.dispatchKeyEvent", type="keyDown", **down, **key),
-        tab.send("Input.dispatchKeyEvent", type="keyUp", **key),
-    )
+    down = {"type": "keyDown", **key, **({"text": text} if text else {})}
+    return [("Input.dispatchKeyEvent", down), ("Input.dispatchKeyEvent", {"type": "keyUp", **key})]
+
+
+async def _send_all(tab: Tab, commands: Iterable[_Command]) -> None:
+    """They go out at once and are handled in order."""
+    await asyncio.gather(*(tab.send(method, **parameters) for method, parameters in commands))
 
 
 async def point_in_frame(tab: Tab, frame: str, point: Mapping[str, Any]) -> tuple[float, float]:
