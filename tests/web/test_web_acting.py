@@ -426,3 +426,16 @@ async def test_a_chooser_of_files_is_spoken_of(session: ChromiumSession, server:
         assert await session.act(Action("click", node.id)) == ""
         page = await session.observe()
         assert page.notice == "the page asks for a file, and there is none to choose here; go on without it"
+
+
+async def test_a_listener_to_keys_that_does_not_end_is_stopped_once(server: PageServer) -> None:
+    async with BrowserPool(timeout=1.0, deadline=2.0) as pool:
+        session = await pool.session()
+        page = await opened(
+            session, server, "<h1>Top</h1><input aria-label=F id=f><script>f.onkeydown = () => { for (;;); }</script>"
+        )
+        reason, page = await acted(session, page, "type 'F' [] 'abc'")
+        assert "did not take 'abc'" in reason
+        assert "a script of the page did not end within 2 s and was stopped" in page.notice
+        assert names(page) == ["Top", "F"]
+        await session.close()

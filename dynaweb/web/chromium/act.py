@@ -214,7 +214,7 @@ async def _scroll_frame(tab: Tab, by: int) -> bool:
     worlds = await tab.frame_worlds()
     looks = scripts.SCROLL % {"by": by, "move": 0}
     sizes = await asyncio.gather(*(tab.evaluate_in(world, looks) for world in worlds))
-    largest = max(zip(sizes, worlds, strict=True), default=(0, 0))
+    largest = max(zip((size or 0 for size in sizes), worlds, strict=True), default=(0, 0))
     return bool(largest[0]) and bool(await tab.evaluate_in(largest[1], scripts.SCROLL % {"by": by, "move": 1}))
 
 
@@ -244,7 +244,7 @@ async def _type(tab: Tab, target: _Target, action: Action) -> str:
     if "why" in answer:
         # What listens to the keys has replaced the field, or the page.
         return ""
-    if not answer.get("focused", True) and action.text.startswith(str(answer["value"])):
+    if not answer.get("focused", True) and answer["value"] and action.text.startswith(str(answer["value"])):
         # The keys went on into the next field, as in those for one digit each.
         return ""
     if _squeeze(answer["value"]) != _squeeze(action.text):
@@ -305,7 +305,12 @@ async def write(tab: Tab, text: str, *, lines: bool) -> None:
     if len(text) > _TYPED:
         await insert(tab, text[:-_TYPED])
         text = text[-_TYPED:]
-    for start in range(0, len(text), _KEYS_AT_ONCE):
+    stops = tab.stops
+    await _send_all(tab, _strokes(text[0]))
+    if tab.stops > stops:
+        # What listens to the first key did not end; each further one would be stopped too.
+        return
+    for start in range(1, len(text), _KEYS_AT_ONCE):
         await _send_all(tab, chain.from_iterable(map(_strokes, text[start : start + _KEYS_AT_ONCE])))
 
 
