@@ -306,7 +306,9 @@ async def write(tab: Tab, text: str, *, lines: bool) -> None:
         await insert(tab, text[:-_TYPED])
         text = text[-_TYPED:]
     stops = tab.stops
-    await _send_all(tab, _strokes(text[0]))
+    # One by one: a listener that does not end is stopped once for each command that waits.
+    for command in _strokes(text[0]):
+        await _send_all(tab, [command])
     if tab.stops > stops:
         # What listens to the first key did not end; each further one would be stopped too.
         return

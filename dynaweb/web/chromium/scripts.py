@@ -213,12 +213,13 @@ if (picked.includes(el.type)) {
   el.dispatchEvent(new Event('change', {bubbles: true}));
   return {value: el.value, live};
 }
-const events = ['onkeydown', 'onkeypress', 'onkeyup', 'onbeforeinput'];
+// What an editor is about to write may come in one piece, as from a paste; a field is guarded letter by letter.
+const events = ['onkeydown', 'onkeypress', 'onkeyup', ...(rich ? [] : ['onbeforeinput'])];
 const hears = node => events.some(name => node[name]);
 const listens = () => {
   const knows = ask(0);
   if (mute) return false;
-  if (knows.includes('k') || hears(window) || (live && !knows)) return true;
+  if (knows.includes('k') || (!rich && knows.includes('i')) || hears(window) || (live && !knows)) return true;
   for (let node = el; node; node = node.parentNode || node.host) if (hears(node)) return true;
   return false;
 };

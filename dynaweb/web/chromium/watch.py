@@ -31,7 +31,7 @@ ASK = f"""(limit => {{
 """JavaScript: what the document's watch says, for requests that are younger than `limit` milliseconds.
 
 A text of letters: `a` it answers, `s` the document has or had scripts, `b` something is pending, `k` somebody listens
-to keys, `w` to the mouse wheel.
+to keys, `i` to what is about to be written, `w` to the mouse wheel.
 """
 
 WATCH = """
@@ -40,10 +40,9 @@ WATCH = """
   const clock = performance.now.bind(performance), micro = queueMicrotask.bind(window);
   const wait = setTimeout.bind(window);
   const then = Promise.prototype.then;
-  const KEYS = new Set(['keydown', 'keypress', 'keyup', 'beforeinput', 'textInput',
-    'compositionstart', 'compositionupdate', 'compositionend']);
+  const KEYS = new Set(['keydown', 'keypress', 'keyup']), INPUT = new Set(['beforeinput', 'textInput']);
   const timers = new Map(), idle = new Map(), requests = new Set(), loads = new Map(), loaded = new WeakSet();
-  let scripted = false, keys = false, wheel = false, onload = false, cause = null;
+  let scripted = false, keys = false, input = false, wheel = false, onload = false, cause = null;
 
   const wrap = (owner, name, apply) => {
     const native = owner && owner[name];
@@ -141,6 +140,7 @@ WATCH = """
 
   wrap(EventTarget.prototype, 'addEventListener', (native, self, args) => {
     if (KEYS.has(args[0])) keys = true;
+    else if (INPUT.has(args[0])) input = true;
     else if (args[0] === 'wheel') wheel = true;
     else if (args[0] === 'load' && (self === window || self === undefined)) onload = true;
     return Reflect.apply(native, self, args);
@@ -148,13 +148,16 @@ WATCH = """
 
   // A script may remove its own element, and what it has set up stays.
   const holds = node => node.nodeName === 'SCRIPT' || (node.querySelector && node.querySelector('script'));
-  const look = records => { scripted = scripted || records.some(record => [...record.removedNodes].some(holds)); };
+  const removes = record => record.removedNodes.length > 0 && [...record.removedNodes].some(holds);
+  const look = records => {
+    scripted = scripted || document.scripts.length > 0 || records.some(removes);
+    if (scripted) watch.disconnect();
+  };
   const watch = new MutationObserver(look);
   watch.observe(document, {childList: true, subtree: true});
   Reflect.apply(listen, document, ['DOMContentLoaded', () => {
     look(watch.takeRecords());
     watch.disconnect();
-    scripted = scripted || document.scripts.length > 0;
     for (const script of document.scripts)
       if (script.src && runs(script) && !loaded.has(script)) loads.set(script, clock());
   }, {capture: true, once: true}]);
@@ -169,8 +172,7 @@ WATCH = """
   Reflect.apply(listen, window, [KEY, event => {
     event.stopImmediatePropagation();
     look(watch.takeRecords());
-    scripted = scripted || document.scripts.length > 0;
-    const facts = {a: true, s: scripted, b: busy(event.screenX), k: keys, w: wheel};
+    const facts = {a: true, s: scripted, b: busy(event.screenX), k: keys, i: input, w: wheel};
     event.relatedTarget.title = Object.keys(facts).filter(letter => facts[letter]).join('');
   }, true]);
 })()
