@@ -105,7 +105,7 @@ class Tab:
             "Page.domContentEventFired": tab._on_dom_ready,
             "Page.windowOpen": tab._on_window_open,
             "Page.frameScheduledNavigation": tab._on_scheduled,
-            "Page.frameClearedScheduledNavigation": lambda event: tab._refreshes.pop(event.get("frameId", ""), None),
+            "Page.frameClearedScheduledNavigation": tab._on_cleared,
         }
         for event, listener in listeners.items():
             tab.cdp.on(event, listener)
@@ -437,6 +437,9 @@ class Tab:
         """A page that only loads itself again shows what it shows."""
         if event.get("reason") in _REFRESHES and _page_of(event.get("url", "")) != _page_of(self.page.url):
             self._refreshes[event.get("frameId", "")] = time.monotonic() + float(event.get("delay", 0.0))
+
+    def _on_cleared(self, event: Mapping[str, Any]) -> None:
+        self._refreshes.pop(event.get("frameId", ""), None)
 
     def _on_dom_ready(self, _: Mapping[str, Any]) -> None:
         if self._committed:
