@@ -249,6 +249,7 @@ def evaluate(
     `policy` is a folder of weights or one of `sft` (default), `base` (the model as it is), `expert`, `random`. The
     result has rows by site and by kind of task, and every failure with its label. With `agent="lookahead"` the policy
     looks ahead in the world model of these weights (`world_model`), by default the one that the recipe fits.
+    The same call with the same `out` goes on after an interruption, and plays again what the infrastructure broke.
     """
     policy = policy or _path(policy)
     session = _session(evaluate, recipe, overrides, flags, out, progress, weights=[policy, world_model])
@@ -261,6 +262,7 @@ def evaluate(
         "eval",
         lambda ctx: stages.evaluate(ctx, policy, folder),
         lambda ctx: stages.check_evaluation(ctx, policy),
+        subject=stages.evaluation_of(policy, folder),
     )
 
 
@@ -325,6 +327,7 @@ class _Session:
         check: Callable[[RunContext], None] = lambda ctx: None,
         *,
         resume: bool = False,
+        subject: str = "",
         closing: Callable[[Path], dict[str, Any]] = lambda path: {},
     ) -> T:
         """Open the run folder, do the job and close it, however it ends (`dynaweb.pipeline.session.in_folder`)."""
@@ -336,6 +339,7 @@ class _Session:
             out=self.out,
             resume=resume,
             command=command,
+            subject=subject,
             closing=closing,
             check=check,
             progress=self.progress,

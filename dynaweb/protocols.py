@@ -228,6 +228,11 @@ class BrowserSettings(Protocol):
         """Seconds that one browser operation may take."""
         ...
 
+    @property
+    def settle(self) -> float:
+        """Seconds after which a page that keeps changing, or still waits for something, is read as it is."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentContext(PluginContext):

@@ -98,7 +98,8 @@ def evaluate(
 ) -> None:
     """Evaluate a policy on held-out tasks: table by site, a label for each failure.
 
-    Interrupted, it goes on with the tasks that are left when the same command is given again.
+    Interrupted, it goes on with the tasks that are left when the same command is given again. Given again after its
+    end, it plays again what the infrastructure broke.
     """
     from dynaweb import api
 

@@ -134,6 +134,13 @@ def check_policy(policy: str | Path | None) -> None:
         raise ConfigError(f"no policy is called {policy}; name a folder of weights, or one of {names}")
 
 
+def evaluation_of(policy: str | Path | None, world_model: Path | None) -> str:
+    """What an evaluation is about beside its recipe, in words."""
+    named = policy is None or str(policy) in POLICIES or str(policy).startswith(SERVER)
+    ahead = f", ahead in the world model {world_model.resolve()}" if world_model is not None else ""
+    return f"the policy {policy or POLICIES[0] if named else Path(str(policy)).resolve()}{ahead}"
+
+
 def check_evaluation(ctx: RunContext, policy: str | Path | None) -> None:
     """Raise what the model, and for look-ahead all parts of the recipe together, are refused for."""
     if str(policy).startswith(SERVER):

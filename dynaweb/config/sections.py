@@ -175,6 +175,9 @@ class Web(Section):
     """Browser operations that run at once; 0 = number of cores."""
     action_timeout: Annotated[float, NotKeyed("how long a slow machine may take")] = Field(default=3.0, gt=0)
     """Seconds that one browser operation may take."""
+    settle: Annotated[float, Matters("demos", "experts", *MATTERS_TO)] = Field(default=2.0, ge=0)
+    """Most seconds that a page is waited for once it has loaded: while requests or short timers are pending, it
+    changes, its frames load, or it leads on to another one by itself."""
 
 
 class Data(Section):

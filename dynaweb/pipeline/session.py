@@ -46,19 +46,22 @@ def in_folder(
     out: Path | None,
     resume: bool = False,
     command: str = "run",
+    subject: str = "",
     closing: Closing = lambda path: {},
     check: Check = lambda ctx: None,
     progress: bool = False,
 ) -> T:
     """Do a job in a run folder of its own, with its metrics file, its status, and word to the observers.
 
-    What cannot be is said by `check` before there is a folder; `closing` gives the results that observers hear of.
+    `subject` is what the command is about beside its recipe: see `open_run`. What cannot be is said
+    by `check` before there is a folder; `closing` gives the results that observers hear of.
     """
     plugins = current()
     with showing_progress(plugins, progress):
         ctx = RunContext(recipe, plugins, StageCache())
         try:
-            choose_folder(recipe, out=out, resume=resume, command=command)  # costs nothing; `check` may import torch
+            # It costs nothing, and `check` may import torch.
+            choose_folder(recipe, out=out, resume=resume, command=command, subject=subject)
             ctx.models.require()
             check(ctx)
         except Exception:
@@ -67,7 +70,7 @@ def in_folder(
         finally:
             run_async(ctx.close())
         chosen = plugins.manifest(used_plugins(recipe, plugins))
-        folder = open_run(recipe, out=out, resume=resume, plugins=chosen, command=command)
+        folder = open_run(recipe, out=out, resume=resume, plugins=chosen, command=command, subject=subject)
         with folder.lock():
             folder.begin()
             metrics = MetricsFile(folder.metrics)

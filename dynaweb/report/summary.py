@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "summary.json"
 RESULTS = "results.json"
+_CAUSES = 10
+"""Causes of broken episodes that are printed."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,11 @@ class StageResult:
             lines += ["", table(self.sites, "site")]
         if len(self.kinds) > len(self.sites):
             lines += ["", table(self.kinds, "kind")]
+        broken = Counter(str(failure["why"]) for failure in self.failures if failure["label"] == "infrastructure")
+        if broken:
+            lines += ["", "broken by the infrastructure; the same command with the same --out plays these again:"]
+            lines += [f"  {count} x {why}" for why, count in broken.most_common(_CAUSES)]
+            lines += [f"  and {len(broken) - _CAUSES} other causes"] if len(broken) > _CAUSES else []
         return "\n".join(lines)
 
     __repr__ = __str__

@@ -48,6 +48,7 @@ RUNS = Path("runs")
 RUN = "run"
 ANEW = "start a new run with another --out"
 COMMAND = "command.json"
+SUBJECT = "subject"
 
 Status = Literal["running", "done", "failed", "interrupted"]
 STATES: tuple[Status, ...] = get_args(Status)
@@ -65,6 +66,12 @@ class RunFolder:
         """The command that made the folder, such as `run` or `wm fit`."""
         path = self.path / COMMAND
         return str(_read(path).get("command", RUN)) if path.exists() else RUN
+
+    @property
+    def subject(self) -> str:
+        """What the command is about beside its recipe, such as the policy that is evaluated; '' where it has none."""
+        path = self.path / COMMAND
+        return str(_read(path).get(SUBJECT, "")) if path.exists() else ""
 
     @property
     def how_to_go_on(self) -> str:
@@ -140,28 +147,36 @@ def open_run(
     plugins: Iterable[Mapping[str, str]] = (),
     base: Path = RUNS,
     command: str = RUN,
+    subject: str = "",
 ) -> RunFolder:
     """Make the folder of a run, or find it again to go on.
 
     `out` defaults to `<base>/<recipe>-<seed>-<n>`: the next free n, or with `resume` the last one that `dynaweb run`
     made. What other commands make is named after them too, such as `eval-<recipe>-<seed>-<n>`. `command` is recorded:
     only folders of `run` take `resume`. A stage alone goes on from the cache, in its own
-    folder too: one that the same command has not finished is taken again without asking.
+    folder too: one that the same command has not finished is taken again without asking. With a `subject`, what the
+    command is about beside its recipe (such as the policy that is evaluated), a finished one is taken again too.
 
     Raises `ConfigError` when a new folder is not empty or cannot be written, when the folder to resume is that of
-    another command, or when a resumed run has another recipe (the difference is shown); `CheckpointError` when there
-    is nothing to resume.
+    another command or subject, or when a resumed run has another recipe (the difference is shown); `CheckpointError`
+    when there is nothing to resume.
     """
-    path, goes_on = choose_folder(recipe, out=out, resume=resume, base=base, command=command)
+    path, goes_on = choose_folder(recipe, out=out, resume=resume, base=base, command=command, subject=subject)
     if goes_on:
         _fill(path, recipe, list(plugins))
     else:
-        _create(path, recipe, list(plugins), command)
+        _create(path, recipe, list(plugins), {"command": command, **({SUBJECT: subject} if subject else {})})
     return RunFolder(path, resumed=goes_on)
 
 
 def choose_folder(
-    recipe: Recipe, *, out: Path | None = None, resume: bool = False, base: Path = RUNS, command: str = RUN
+    recipe: Recipe,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    base: Path = RUNS,
+    command: str = RUN,
+    subject: str = "",
 ) -> tuple[Path, bool]:
     """The folder that `open_run` would take, and whether to go on in it. Nothing is made; raises what `open_run` does,
     but for what only making the folder can tell."""
@@ -170,7 +185,9 @@ def choose_folder(
         raise ConfigError(
             f"{path} was made by `dynaweb {folder.command}`, and --resume goes on with runs only; {folder.how_to_go_on}"
         )
-    if resume or (command != RUN and _unfinished(path, command)):
+    if resume or (command != RUN and (_unfinished(path, command) or _repeats(path, command, subject))):
+        if not resume and subject and (other := RunFolder(path).subject) and other != subject:
+            raise ConfigError(f"{path} was made for {other}, not for {subject}; choose another folder with --out")
         _check_same(path, recipe)
         return path, True
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -191,21 +208,26 @@ def last_run(base: Path = RUNS) -> Path:
     return max(runs, key=lambda path: (path / STATUS).stat().st_mtime_ns)
 
 
-def _resumable(path: Path) -> bool:
-    return (path / "recipe.json").exists() and RunFolder(path).command == RUN
+def _resumable(path: Path, command: str = RUN) -> bool:
+    return (path / "recipe.json").exists() and RunFolder(path).command == command
 
 
 def _unfinished(path: Path, command: str) -> bool:
     """Whether a stage command left this folder before its end: interrupted, failed or killed."""
-    if not (path / "recipe.json").exists() or RunFolder(path).command != command:
+    if not _resumable(path, command):
         return False
     return not (path / STATUS).exists() or RunFolder(path).status != "done"
 
 
-def _create(path: Path, recipe: Recipe, plugins: list[Mapping[str, str]], command: str) -> None:
+def _repeats(path: Path, command: str, subject: str) -> bool:
+    """Whether the same command about the same subject came to its end here, so that it may mend what it left."""
+    return bool(subject) and _resumable(path, command) and RunFolder(path).subject == subject
+
+
+def _create(path: Path, recipe: Recipe, plugins: list[Mapping[str, str]], command: Mapping[str, str]) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
-        write_json(path / COMMAND, {"command": command})
+        write_json(path / COMMAND, dict(command))
         # From here on, the folder can be resumed after a kill.
         write_json(path / "recipe.json", saved(recipe))
         _fill(path, recipe, plugins)

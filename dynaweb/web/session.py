@@ -15,6 +15,8 @@ Region = Literal["page", "viewport"]
 """What of a page is shown: all of it, or what the window shows without scrolling."""
 QUIET_WINDOW = 0.08
 """Seconds without a change after which a page with scripts counts as settled."""
+SETTLE_SECONDS = 2.0
+"""Seconds after which a page that keeps changing, or still waits for something, is read as it is."""
 VIEWPORT = {"width": 1280, "height": 720}
 """Size of the window in CSS pixels."""
 

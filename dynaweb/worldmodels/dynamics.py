@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from dynaweb.types import Action, Node, Observation
 from dynaweb.web.actions.grammar import resolve
+from dynaweb.web.actions.keys import browser_keys
 from dynaweb.web.actions.rules import TEXTBOXES
 
 INERT = frozenset({"text", "StaticText", "heading", "status", "alert", "LabelText", "image", "img", "paragraph"})
@@ -55,7 +56,7 @@ def in_page(observation: Observation, action: Action) -> Observation | None:
     if action.kind in WITHOUT_EFFECT:
         return page
     if action.kind == "press":
-        return None if action.text.lower() == "enter" else page
+        return None if browser_keys(action.text) == "Enter" else page
     node = observation.node(action.target) if action.target is not None else None
     return _on_element(page, node, action) if node is not None else None
 

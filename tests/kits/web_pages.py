@@ -23,6 +23,12 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.pages: dict[str, str] = {}
+        self.files: dict[str, tuple[str, str]] = {}
+        """Other answers by path: content type and text."""
+        self.delays: dict[str, float] = {}
+        """Seconds that the answer of a path takes."""
+        self.headers: dict[str, dict[str, str]] = {}
+        """Headers of a path; one with `Location` redirects (303)."""
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         """(method, path with query, headers in lower case)."""
         self.forms: list[dict[str, list[str]]] = []
@@ -54,6 +60,8 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {key.lower(): value for key, value in self.headers.items()}
         self.server.requests.append((self.command, self.path, headers))
         path = urlsplit(self.path).path
+        time.sleep(self.server.delays.get(path, 0.0))
+        more = self.server.headers.get(path, {})
         if path == "/loop":
             self._send(302, "", Location="/loop")
         elif path == "/hang":
@@ -79,8 +87,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(401, "<p>no entry</p>", **{"WWW-Authenticate": 'Basic realm="auth"'})
         elif path == "/to-auth":
             self._send(302, "", Location=self.server.url("/auth").replace("://", "://u:p@"))
+        elif "Location" in more:
+            self._send(303, "", **more)
+        elif path in self.server.files:
+            kind, text = self.server.files[path]
+            self._send_body(200, text.encode(), **{"Content-Type": kind, **more})
         elif path in self.server.pages:
-            self._send(200, self.server.pages[path])
+            self._send(200, self.server.pages[path], **more)
         else:
             self._send(404, f"<title>{path}</title><h1>Not found {path}</h1>")
 
@@ -96,6 +109,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, text: str, **headers: str) -> None:
         body = f"<!doctype html><html><head><meta charset=utf-8><link rel=icon href='data:,'></head>{text}".encode()
+        self._send_body(status, body, **headers)
+
+    def _send_body(self, status: int, body: bytes, **headers: str) -> None:
         self.send_response(status)
         for key, value in {
             "Content-Type": "text/html; charset=utf-8",

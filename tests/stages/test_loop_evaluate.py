@@ -10,8 +10,10 @@ import pytest
 
 import dynaweb
 from dynaweb.data.store import TrajectoryStore
-from dynaweb.errors import InfrastructureError
+from dynaweb.errors import ConfigError, InfrastructureError
 from dynaweb.rollout.tasks import draw
+from dynaweb.runs.checksums import check_records
+from dynaweb.runs.folder import RunFolder
 from dynaweb.types import Task
 from dynaweb_env_sites.env import SitesEnvironment
 
@@ -77,3 +79,48 @@ def test_what_the_infrastructure_broke_is_played_again(tmp_path: Path, monkeypat
         name: one for name, one in first.items() if name not in broken
     }
     assert evaluated("again") == mended and played == []
+
+
+def test_an_evaluation_is_given_again_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "cache"))
+    reset, played, down = SitesEnvironment.reset, list[str](), {"forum", "shop"}
+
+    async def watched(self: Any, task: Task, seed: int) -> Any:
+        played.append(task.sites[0])
+        if task.sites[0] in down:
+            raise InfrastructureError(f"the {task.sites[0]} is down")
+        return await reset(self, task, seed)
+
+    def evaluated(policy: str = "random", **settings: Any) -> Any:
+        played.clear()
+        settings = {"eval.episodes": 6, "eval.steps": 2, "env.driver": "static", **settings}
+        return dynaweb.evaluate("dynaweb", env="sites", policy=policy, overrides=settings, out=tmp_path / "e")
+
+    monkeypatch.setattr(SitesEnvironment, "reset", watched)
+    first = evaluated()
+    broken = [site for site in played if site in down]
+    assert 0 < len(broken) < 6
+    assert "broken by the infrastructure; the same command with the same --out plays these again:" in str(first)
+    for site in set(broken):
+        assert f"  {broken.count(site)} x InfrastructureError: the {site} is down" in str(first)
+    down.remove("forum")
+    second = evaluated()
+    assert sorted(played) == sorted(broken)
+    assert {failure["site"] for failure in second.failures if failure["label"] == "infrastructure"} <= {"shop"}
+    down.clear()
+    third = evaluated()
+    assert set(played) <= {"shop"} and "infrastructure;" not in str(third)
+    assert RunFolder(tmp_path / "e").status == "done"
+    check_records(tmp_path / "e")
+    kept = list(TrajectoryStore(tmp_path / "e" / "trajectories" / "eval-random.jsonl.gz"))
+    assert len(kept) == 6 and all(trajectory.end != "infrastructure" for trajectory in kept)
+    assert evaluated().failures == third.failures and played == []
+    # Nothing of it is overwritten by another evaluation.
+    with pytest.raises(ConfigError, match="not empty; nothing is overwritten"):
+        evaluated("expert")
+    with pytest.raises(ConfigError, match=r"(?s)eval\.episodes.*Give the settings that it was made with"):
+        evaluated(**{"eval.episodes": 5})
+    RunFolder(tmp_path / "e").set_status("interrupted")
+    with pytest.raises(ConfigError, match="was made for the policy random, not for the policy expert; choose another"):
+        evaluated("expert")
+    assert played == [] and len(list(TrajectoryStore(tmp_path / "e" / "trajectories" / "eval-random.jsonl.gz"))) == 6

@@ -220,7 +220,7 @@ REFUSALS = [
     ("type", "Box", "x", "checkbox 'Box' takes no text"),
     ("type", "Number", "many", "textbox 'Number' did not take 'many' as it is; it holds ''"),
     ("select", "List", "Best", "combobox 'List' has no option 'Best'; it has 'New' 'Old' 'No'"),
-    ("select", "List", "No", "combobox 'List' is disabled"),
+    ("select", "List", "No", "combobox 'List': its option 'No' is disabled"),
     ("select", "Text", "x", "textbox 'Text' is not a native select; click it, then click the option"),
     (
         "goto",

@@ -62,6 +62,7 @@ class Settings(Protocol):
     download_budget: Budget
     keep_cache: bool
     quiet: float
+    settle: float
 
     def allows(self, url: str) -> bool:
         """Whether the allow-list admits the host of an address."""

@@ -14,6 +14,8 @@ from dynaweb.errors import BrowserError
 from dynaweb.web.chromium.devtools import TabError, as_error
 from dynaweb.web.chromium.downloads import Downloads
 from dynaweb.web.chromium.tab import Tab
+from dynaweb.web.chromium.watch import WATCH
+from dynaweb.web.quoting import quote
 
 if TYPE_CHECKING:
     from dynaweb.web.chromium.browser import Running, Settings
@@ -24,6 +26,7 @@ _CLOSE_SECONDS = 5.0
 _DOWNLOAD_SECONDS = 2.0
 _MAX_NOTICES = 20
 _NOTICE_LIMIT = 500
+_NO_FILES = "the page asks for a file, and there is none to choose here; go on without it"
 _WEB = ("http", "https", "ws", "wss")
 _T = TypeVar("_T")
 
@@ -53,6 +56,7 @@ class OpenContext:
     async def open(cls, pool: Settings, running: Running, context: BrowserContext, *, fresh: bool) -> OpenContext:
         """Wrap a new context and open its first tab."""
         opened = cls(pool, running, context, fresh=fresh)
+        await opened.guarded(context.add_init_script(WATCH), "watch pages")
         await opened.new_tab()
         return opened
 
@@ -228,10 +232,12 @@ class OpenContext:
 
     async def _attach(self, page: Page) -> Tab:
         pool = self._pool
-        attaching = Tab.attach(self.context, page, patience=pool.timeout, deadline=pool.deadline, quiet=pool.quiet)
+        patience = {"patience": pool.timeout, "deadline": pool.deadline, "quiet": pool.quiet, "bound": pool.settle}
+        attaching = Tab.attach(self.context, page, **patience)
         tab = await self.guarded(attaching, "attach to a page")
         page.on("close", lambda _: self._on_closed(tab))
         page.on("download", self.downloads.take)
+        page.on("filechooser", lambda _: self.say(_NO_FILES))
         page.on("websocket", lambda socket: self._on_socket(socket.url))
         tab.cdp.on("Page.downloadWillBegin", self.downloads.on_begin)
         tab.cdp.on("Page.downloadProgress", self.downloads.on_progress)
@@ -289,9 +295,11 @@ class OpenContext:
         accepted = self._pool.dialogs == "accept" or dialog.type == "beforeunload"
         if dialog.type != "beforeunload":
             verb = "accepted" if accepted else "dismissed"
-            self.say(f"{dialog.type} {verb}: {dialog.message}")
+            default = dialog.default_value if accepted else ""
+            self.say(f"{dialog.type} {verb}: {dialog.message}{f' (with {quote(default)})' if default else ''}")
         with suppress(Exception):
-            await (dialog.accept() if accepted else dialog.dismiss())
+            # Who accepts a prompt as it is leaves what stands in it.
+            await (dialog.accept(dialog.default_value) if accepted else dialog.dismiss())
 
     def _on_address(self, url: str) -> None:
         """Chromium keeps user names and passwords of addresses as long as a context lives."""

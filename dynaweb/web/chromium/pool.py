@@ -30,7 +30,7 @@ from dynaweb.web.chromium.downloads import DOWNLOAD_BUDGET, MAX_DOWNLOAD, Budget
 from dynaweb.web.chromium.install import Chromium, find
 from dynaweb.web.chromium.network import LOOPBACK, FilteringProxy, allows, arguments, is_loopback_only
 from dynaweb.web.page.view import MAX_NODES
-from dynaweb.web.session import QUIET_WINDOW, VIEWPORT, Region, UrlMap
+from dynaweb.web.session import QUIET_WINDOW, SETTLE_SECONDS, VIEWPORT, Region, UrlMap
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
@@ -70,7 +70,8 @@ class BrowserPool:
     files of up to `max_download` bytes, and of `download_budget` bytes over the pool's life (see `Budget`); without one
     they are only reported. Permissions are denied. `keep_cache`: keep what the HTTP cache holds between episodes, for
     sites whose files never change. `quiet`: seconds without a change after which a page with scripts counts as settled;
-    less where scripts do everything at once.
+    less where scripts do everything at once. `settle`: seconds after which a page that keeps changing, or still waits
+    for requests, timers, frames or the page it leads on to, is read as it is.
 
     A pool belongs to one event loop at a time: close it in the loop that used it. A forgotten browser is ended when the
     pool is next used, or with the process.
@@ -96,6 +97,7 @@ class BrowserPool:
         download_budget: int = DOWNLOAD_BUDGET,
         keep_cache: bool = False,
         quiet: float = QUIET_WINDOW,
+        settle: float = SETTLE_SECONDS,
     ) -> None:
         self.browser = browser
         self.timeout = timeout
@@ -113,6 +115,7 @@ class BrowserPool:
         self.download_budget = Budget(download_budget)
         self.keep_cache = keep_cache
         self.quiet = quiet
+        self.settle = settle
         self.blocked: Counter[str] = Counter()
         """Requests refused by the allow-list, by host, over the pool's life."""
         self.launches = 0
@@ -284,6 +287,7 @@ class BrowserPool:
 def pool_of(web: BrowserSettings, folder: Path | None = None, **options: Any) -> BrowserPool:
     """A pool with a recipe's browser settings, for environments; `options` are those of `BrowserPool`.
 
+    `settle=None` leaves what the recipe says.
     What pages offer for download is kept in `downloads` below `folder`, where a plugin may write; None keeps nothing.
     """
     downloads = folder / DOWNLOADS if folder is not None else None
@@ -291,8 +295,11 @@ def pool_of(web: BrowserSettings, folder: Path | None = None, **options: Any) ->
         "browser": web.browser,
         "workers": web.workers,
         "timeout": web.action_timeout,
+        "settle": web.settle,
         "downloads": downloads,
     }
+    if options.get("settle") is None:
+        options.pop("settle", None)
     return BrowserPool(**(own | options))
 
 

@@ -10,13 +10,11 @@ from typing import Any
 from dynaweb.types import Node
 from dynaweb.web.chromium.devtools import TabError
 from dynaweb.web.chromium.layout import Layout, read_layout, visible_nodes
-from dynaweb.web.chromium.tab import Tab
+from dynaweb.web.chromium.tab import MAX_FRAMES, Tab
 from dynaweb.web.page.tree import TEXT, iframes, read_page, read_tree
 
 MANY_NODES = 600
 """Nodes of a document above which a viewport is read without the rest of the page; the two ways cost the same there."""
-MAX_FRAMES = 60
-"""Frames of one page whose trees are read; further ones stay empty."""
 
 Payload = Sequence[Mapping[str, Any]]
 

@@ -7,13 +7,18 @@ pages it answers with a point, and the driver sends real mouse events.
 
 from __future__ import annotations
 
-_SCRIPTED = """(document.scripts.length > 0 || window.length > 0 || document.evaluate(
+from dynaweb.web.chromium.watch import ASK, OWN
+from dynaweb.web.page.view import NAME_LIMIT
+
+_SCRIPTED = """(ask(0).includes('s') || document.scripts.length > 0 || window.length > 0 || document.evaluate(
   "boolean(//@*[starts-with(name(), 'on') or starts-with(normalize-space(.), 'javascript:')])",
   document, null, XPathResult.BOOLEAN_TYPE, null).booleanValue)"""
-_HELPERS = """
+_HELPERS = (
+    """
 const el = this.nodeType === Node.ELEMENT_NODE ? this : this.parentElement;
 if (!el || !el.isConnected || !el.ownerDocument.defaultView) return {why: 'stale'};
 const mute = /*MUTE*/false;
+const ask = ASK, own = OWN;
 const squeeze = text => (text || '').replace(/\\s+/g, ' ').trim();
 const scripted = () => SCRIPTED;
 const disabled = () => el.matches(':disabled') || !!el.closest('[aria-disabled=true]');
@@ -32,9 +37,16 @@ const place = target => {
   target.scrollIntoView({block: 'center', inline: 'nearest', behavior: 'instant'});
   return box(target);
 };
+// Slots show what stands outside of the shadow root: their nodes, or for a plain text its parent, the host.
+const holds = (target, hit) => {
+  if (target.contains(hit)) return true;
+  const slots = target.matches('slot') ? [target] : [...target.querySelectorAll('slot')];
+  return slots.some(slot => slot.assignedNodes({flatten: true}).some(
+    node => node.contains(hit) || (hit && node.parentNode === hit)));
+};
 const cover = (target, at) => {
   const hit = target.getRootNode().elementFromPoint(at.x, at.y);
-  if (!hit || hit === target || target.contains(hit)) return null;
+  if (!hit || holds(target, hit)) return null;
   const label = hit.closest('label');
   if (label && label.control === target) return null;
   if (hit.contains(target) && !hit.matches('dialog')) return null;
@@ -42,7 +54,7 @@ const cover = (target, at) => {
 };
 const reached = (target, at) => {
   const hit = target.getRootNode().elementFromPoint(at.x, at.y);
-  return hit === target || target.contains(hit);
+  return !!hit && holds(target, hit);
 };
 const gap = target => {
   for (const r of target.getClientRects())
@@ -58,7 +70,7 @@ const describe = hit => {
 };
 const moves = () => document.getAnimations().some(
   a => a.playState === 'running' && a.effect && a.effect.target && a.effect.target.contains(el));
-const frame = () => new Promise(done => { requestAnimationFrame(done); setTimeout(done, 50); });
+const frame = () => new Promise(done => { requestAnimationFrame(done); setTimeout(own(done), 50); });
 const steady = async target => {
   const start = performance.now();
   const needed = moves() ? 3 : 1;
@@ -95,10 +107,29 @@ const aim = async () => {
   if (free) { at = free; over = null; }
   return over ? {why: 'covered', by: describe(over)} : {...at, live, target};
 };
+const options = list => [...list.options].filter(option => getComputedStyle(option).display !== 'none');
+const clip = (text, limit) => squeeze(text).slice(0, limit).trimEnd().replaceAll('|', '/');
+const plain = option => clip(option.label || option.text, NAME_LIMIT);
+const labels = list => {
+  const names = options(list).map(plain), taken = new Set();
+  return options(list).map((option, at) => {
+    const group = option.closest('optgroup'), name = names[at];
+    const twice = group && clip(group.label, NAME_LIMIT) && names.filter(other => other === name).length > 1;
+    const first = twice ? `${clip(group.label, NAME_LIMIT)}: ${name}`.slice(0, NAME_LIMIT).trimEnd() : name;
+    let label = first;
+    for (let number = 2; taken.has(label); number++) {
+      const suffix = ` (${number})`;
+      label = (first.slice(0, NAME_LIMIT - suffix.length) + suffix).trim();
+    }
+    taken.add(label);
+    return label;
+  });
+};
 const pick = (list, option) => {
-  const changed = !option.selected;
+  const chosen = !(list.multiple && option.selected);
+  const changed = option.selected !== chosen;
   list.focus();
-  option.selected = true;
+  option.selected = chosen;
   if (changed) {
     list.dispatchEvent(new Event('input', {bubbles: true}));
     list.dispatchEvent(new Event('change', {bubbles: true}));
@@ -111,6 +142,10 @@ const leads = () => {
   return !!el.form && el.matches('button:not([type=button]):not([type=reset]), [type=submit], [type=image]');
 };
 """.replace("SCRIPTED", _SCRIPTED)
+    .replace("NAME_LIMIT", str(NAME_LIMIT))
+    .replace("ASK", ASK, 1)
+    .replace("OWN", OWN, 1)
+)
 
 
 def muted(function: str) -> str:
@@ -127,30 +162,35 @@ POINT = _function(
     """
 const aimed = await aim();
 if (aimed.why) return aimed;
-return {x: aimed.x, y: aimed.y};
+return {x: aimed.x, y: aimed.y, wide: innerWidth, high: innerHeight};
 """,
 )
-"""Where the element is: {x, y} or {why}."""
+"""Where the element is: {x, y} in a window of {wide, high}, or {why}."""
 
 CLICK = _function(
     "framed",
     """
 const list = el instanceof HTMLOptionElement && el.closest('select');
-if (list) return el.disabled || list.disabled ? {why: 'disabled'} : {...pick(list, el), likely: false, done: true};
+if (list) {
+  const barred = el.matches(':disabled') || list.matches(':disabled, [aria-disabled=true]');
+  return barred ? {why: 'disabled'} : {...pick(list, el), likely: false, done: true};
+}
 if (el instanceof HTMLInputElement && el.type === 'file') return {why: 'file'};
 const aimed = await aim();
 if (aimed.why) return aimed;
 const likely = leads();
-if (aimed.live || framed) return {x: aimed.x, y: aimed.y, likely, live: true};
+if (aimed.live || framed)
+  return {x: aimed.x, y: aimed.y, wide: innerWidth, high: innerHeight, likely, live: true};
 if (el.focus) el.focus({preventScroll: true});
 if (aimed.target.click) aimed.target.click();
 else aimed.target.dispatchEvent(new MouseEvent('click', {bubbles: true, cancelable: true, view: window}));
 return {likely, done: true};
 """,
 )
-"""Clicks on a page without scripts ({done, likely}); elsewhere {x, y, likely, live} for real events; or {why}.
+"""Clicks on a page without scripts ({done, likely}); elsewhere {x, y, wide, high, likely, live} for real events.
 
-An option of a native list has no box: it is selected. `framed` asks for real events in any case.
+{why} where it refuses. An option of a native list has no box: it is selected, or as one of several choices taken back.
+`framed` asks for real events in any case.
 """
 
 TYPE = _function(
@@ -173,9 +213,21 @@ if (picked.includes(el.type)) {
   el.dispatchEvent(new Event('change', {bubbles: true}));
   return {value: el.value, live};
 }
-if (rich) {
-  getSelection().selectAllChildren(el);
-  return {rich, live: true};
+// What an editor is about to write may come in one piece, as from a paste; a field is guarded letter by letter.
+const events = ['onkeydown', 'onkeypress', 'onkeyup', ...(rich ? [] : ['onbeforeinput'])];
+const hears = node => events.some(name => node[name]);
+const listens = () => {
+  const knows = ask(0);
+  if (mute) return false;
+  if (knows.includes('k') || (!rich && knows.includes('i')) || hears(window) || (live && !knows)) return true;
+  for (let node = el; node; node = node.parentNode || node.host) if (hears(node)) return true;
+  return false;
+};
+const keyed = listens();
+if (rich || keyed) {
+  if (rich) getSelection().selectAllChildren(el);
+  else el.select();
+  return {keyed, rich, lines: rich || el instanceof HTMLTextAreaElement, live: true};
 }
 el.select();
 if (text === '') document.execCommand('delete');
@@ -185,28 +237,42 @@ return {value: el.value, live};
 )
 """Replaces the content of a field and reads it back: {value, live} or {why}.
 
-In a rich editor it only selects the content ({rich, live}): editors listen to the events of real input, which the
-driver sends.
+In a rich editor, and where somebody listens to keys, it only selects the content ({keyed, rich, lines, live}): editors
+listen to the events of real input, which the driver sends. `lines`: the field takes several.
 """
 
-RICH_VALUE = _function("", "return {value: el.innerText};")
-"""What a rich editor holds: {value} or {why}."""
+HELD_TEXT = _function(
+    "",
+    """
+let active = document.activeElement;
+while (active && active.shadowRoot && active.shadowRoot.activeElement) active = active.shadowRoot.activeElement;
+const focused = el.getRootNode().activeElement === el || el.contains(active);
+return {value: el.isContentEditable ? el.innerText : el.value, focused};
+""",
+)
+"""What a field or an editor holds after it was typed into, and whether it still has the focus.
+
+{value, focused} or {why}.
+"""
 
 SELECT = _function(
     "label",
     """
 if (disabled()) return {why: 'disabled'};
 if (!(el instanceof HTMLSelectElement)) return {why: 'not-select'};
-const options = [...el.options];
-const shown = text => squeeze(text).slice(0, 120).trim().replaceAll('|', '/');
-const wanted = shown(label);
-const text = option => shown(option.label || option.text);
-const option = options.find(o => text(o) === wanted) || options.find(o => o.value === label);
-if (!option) return {why: 'no-option', options: options.map(text)};
-return option.disabled ? {why: 'disabled'} : {value: text(option), ...pick(el, option)};
-""",
+const all = options(el), names = labels(el);
+const ways = [names.indexOf(squeeze(label)), all.findIndex(option => plain(option) === clip(label, NAME_LIMIT)),
+  all.findIndex(option => option.value === label)];
+const at = ways.find(way => way >= 0);
+if (at === undefined) return {why: 'no-option', options: names};
+if (all[at].matches(':disabled')) return {why: 'disabled-option', option: names[at]};
+return {value: names[at], ...pick(el, all[at])};
+""".replace("NAME_LIMIT", str(NAME_LIMIT)),
 )
-"""Selects an option of a native select by its label: {value, live} or {why}."""
+"""Selects an option of a native select by its label: {value, live} or {why}.
+
+A choice of several that was there already is taken back. The labels are those of `dynaweb.web.page.options`.
+"""
 
 FOCUS = _function(
     "",
@@ -219,29 +285,81 @@ return {focused: el.getRootNode().activeElement === el};
 )
 """Gives the element the focus: {focused} or {why}."""
 
+_SCROLLING = """
+const page = document.scrollingElement || document.documentElement;
+// Otherwise the window takes what the body says.
+const wraps = getComputedStyle(document.documentElement).overflowY !== 'visible';
+const scrolls = part => {
+  if (part.scrollHeight <= part.clientHeight || !part.clientHeight) return false;
+  const hidden = node => /hidden|clip/.test(getComputedStyle(node).overflowY);
+  if (part === page) return !hidden(wraps || !document.body ? document.documentElement : document.body);
+  return part.tagName === 'TEXTAREA' || /auto|scroll|overlay/.test(getComputedStyle(part).overflowY);
+};
+const move = (part, by) => {
+  const before = part.scrollTop;
+  part.scrollBy({top: part.clientHeight * 0.9 * by, behavior: 'instant'});
+  return Math.abs(part.scrollTop - before) >= 1;
+};
+const can = (part, by) => scrolls(part)
+  && (by < 0 ? part.scrollTop > 0 : part.scrollTop + part.clientHeight < part.scrollHeight - 1);
+const above = node => node.assignedSlot || node.parentElement || (node.getRootNode() || {}).host;
+"""
 SCROLL_IN = _function(
     "by",
-    """
-const scrolls = part => {
-  const may = /auto|scroll|overlay/.test(getComputedStyle(part).overflowY) || part.tagName === 'TEXTAREA';
-  return may && part.scrollHeight > part.clientHeight;
-};
-let part = el;
-while (part && !scrolls(part)) part = part.parentElement;
-const target = part || document.scrollingElement;
-if (!target) return {why: 'invisible'};
-target.scrollBy({top: target.clientHeight * 0.9 * Number(by), behavior: 'instant'});
-return {live: scripted()};
+    _SCROLLING
+    + """
+const wanted = Number(by);
+for (let part = el; part; part = above(part)) {
+  const own = wraps || part !== document.body;
+  if (own && can(part, wanted) && move(part, wanted)) return {live: scripted(), moved: true};
+}
+const moved = can(page, wanted) && move(page, wanted);
+return {live: scripted(), moved};
 """,
 )
-"""Scrolls the nearest box around the element that scrolls, else its page: {live} or {why}."""
+"""Scrolls the nearest box around the element that has something left, else its page: {live, moved} or {why}."""
+
+SCROLL = (
+    """(() => {
+  const wanted = %(by)d;
+  const shown = part => {
+    const box = part.getBoundingClientRect();
+    const wide = Math.min(box.right, innerWidth) - Math.max(box.left, 0);
+    const high = Math.min(box.bottom, innerHeight) - Math.max(box.top, 0);
+    return wide > 0 && high > 0 && getComputedStyle(part).visibility === 'visible' ? wide * high : 0;
+  };
+"""
+    + _SCROLLING
+    + """
+  const parts = [], whole = innerWidth * innerHeight;
+  const collect = root => {
+    for (const part of root.querySelectorAll('*')) {
+      if (part !== page && (wraps || part !== document.body) && can(part, wanted) && shown(part)) parts.push(part);
+      if (part.shadowRoot) collect(part.shadowRoot);
+    }
+  };
+  collect(document);
+  parts.sort((one, other) => shown(other) - shown(one));
+  const dialogs = [...document.querySelectorAll('dialog:modal, [aria-modal=true]')].filter(shown);
+  const dialog = dialogs[dialogs.length - 1];
+  const around = part => dialog.contains(part) || part.contains(dialog);
+  const order = dialog ? parts.filter(around)
+    : parts.length && shown(parts[0]) > whole / 2 ? [parts[0], page, ...parts] : [page, ...parts];
+  const target = order.find(part => can(part, wanted));
+  if (!target) return 0;
+  if (%(move)d) move(target, wanted);
+  return target === page ? whole : shown(target);
+})()"""
+)
+"""Scrolls what a person would scroll and gives its size in square pixels, 0 where nothing is left to scroll.
+
+That is the topmost dialog, a box that fills most of the window, the page, or the largest box. `move=0` only looks.
+"""
 
 DESCRIBE = _function("", "return {by: describe(el)};")
 """What an element is called when it covers another one: {by}."""
 
-SCROLL = "window.scrollBy({top: innerHeight * 0.9 * (%d), behavior: 'instant'})"
-
-TICK = "new Promise(done => setTimeout(done, 0, true))"
+TICK = f"new Promise(done => setTimeout({OWN}(() => done(true)), 0))"
 """Resolves at once, except in a frame in which scripts are off."""
 
 MAX_ELEMENTS = 30_000
@@ -252,6 +370,7 @@ MAX_TEXT = 2_000_000
 QUIET = (
     """
 (() => {
+  const ask = ASK, own = OWN;
   const state = calm => {
     const size = part => part.textContent.length;
     const elements = document.getElementsByTagName('*').length;
@@ -261,14 +380,30 @@ QUIET = (
     return large ? `${elements} elements, ${text} characters` : `${calm} ${elements}`;
   };
   const loading = document.readyState === 'loading';
-  if (!SCRIPTED && !loading) return state('static');
+  if (!SCRIPTED && !loading) {
+    if (document.readyState === 'complete') return state('static');
+    // Only then is it known whether the page leads on by itself.
+    const refreshes = document.querySelector('meta[http-equiv=refresh i]');
+    return new Promise(done => {
+      const loaded = own(() => done(state('static')));
+      addEventListener('load', () => setTimeout(loaded), {once: true});
+      setTimeout(loaded, refreshes ? %(cap)d : %(window)d);
+    });
+  }
   const empty = () => !document.body || (!document.body.innerText.trim() && document.body.offsetHeight < 1);
   return new Promise(done => {
-    const finish = () => { watch.disconnect(); done(state(window.length > 0 ? 'framed' : 'live')); };
-    let timer = 0;
+    const finish = own(() => { watch.disconnect(); done(state(window.length > 0 ? 'framed' : 'live')); });
+    let timer = 0, worked = false;
+    const check = own(() => {
+      const works = ask(%(cap)d).includes('b');
+      // What has just ended may change the page in a moment.
+      const again = works || worked;
+      worked = works;
+      if (again) rest(); else finish();
+    });
     const rest = () => {
       clearTimeout(timer);
-      if (!empty() && document.readyState !== 'loading') timer = setTimeout(finish, %(window)d);
+      if (!empty() && document.readyState !== 'loading') timer = setTimeout(check, %(window)d);
     };
     const watch = new MutationObserver(rest);
     watch.observe(document, {subtree: true, childList: true, attributes: true, characterData: true});
@@ -277,10 +412,13 @@ QUIET = (
   });
 })()
 """.replace("SCRIPTED", _SCRIPTED)
+    .replace("ASK", ASK)
+    .replace("OWN", OWN)
     .replace("MAX_ELEMENTS", str(MAX_ELEMENTS))
     .replace("MAX_TEXT", str(MAX_TEXT))
 )
-"""Resolves when nothing changed for `window` milliseconds, or after `cap`; at once on a page without scripts.
+"""Resolves when nothing changed for `window` milliseconds and nothing is pending, or after `cap`; at once on a page
+without scripts that has loaded.
 
 An empty page is waited for: content that a script brings later is what the agent must see. The value is `static`,
 `live` or `framed` (live, with frames) and the number of elements, or the size of a page that is too large to be read.

@@ -15,7 +15,7 @@ from dynaweb.errors import BrowserError, ConfigError
 from dynaweb.runs.atomic import write_text
 from dynaweb.types import TARGETED, Action, Node, Observation
 from dynaweb.types import Tab as OpenTab
-from dynaweb.web.chromium import act, scripts
+from dynaweb.web.chromium import act
 from dynaweb.web.chromium.browser import Settings
 from dynaweb.web.chromium.context import BLANK
 from dynaweb.web.chromium.devtools import TabError
@@ -308,7 +308,7 @@ class ChromiumSession:
             return await act.perform(tab, action, node)
         others: dict[str, Callable[[], Awaitable[str]]] = {
             "press": lambda: act.press(tab, action.text),
-            "scroll": lambda: _scroll(tab, action.text),
+            "scroll": lambda: act.scroll(tab, action.text),
             "goto": lambda: self._goto(opened, action.text),
             "go_back": lambda: _history(tab, -1),
             "go_forward": lambda: _history(tab, +1),
@@ -373,12 +373,6 @@ async def _history(tab: Tab, by: int) -> str:
         return f"there is no page to go {'back' if by < 0 else 'forward'} to"
     await tab.send("Page.navigateToHistoryEntry", entryId=entries[index]["id"])
     await tab.settle(likely=True)
-    return ""
-
-
-async def _scroll(tab: Tab, direction: str) -> str:
-    await tab.evaluate(scripts.SCROLL % (1 if direction == "down" else -1))
-    await tab.settle()
     return ""
 
 

@@ -13,28 +13,35 @@ from playwright.async_api import BrowserContext, CDPSession, Page
 from dynaweb.errors import BrowserError
 from dynaweb.web.chromium import scripts
 from dynaweb.web.chromium.devtools import Sender, TabError, as_error, sender_of, value_of
-from dynaweb.web.session import QUIET_WINDOW
+from dynaweb.web.session import QUIET_WINDOW, SETTLE_SECONDS
 
 LOADED_WINDOW = 0.05
 """Quiet window of a page that has just loaded, if it is shorter: what scripts do at once, they have done."""
-QUIET_CAP = 2.0
-"""Seconds after which a page that keeps changing is read as it is."""
+MAX_FRAMES = 60
+"""Frames of one page that are read or scrolled; further ones stay empty."""
 _ROUNDS = 4
 _STOP_SECONDS = 2.0
 _TICK_SECONDS = 0.2
 _MAX_STOPS = 1
+_REFRESHES = ("metaTagRefresh", "httpHeaderRefresh")
+_LATE_SECONDS = 0.3
+"""How much later than it said a page may lead on by itself."""
 
 
 class Tab:
     """A Playwright page. Every call has a deadline; what Playwright raises becomes `BrowserError` or `TabError`."""
 
-    def __init__(self, page: Page, cdp: CDPSession, *, patience: float, deadline: float, quiet: float) -> None:
+    def __init__(
+        self, page: Page, cdp: CDPSession, *, patience: float, deadline: float, quiet: float, bound: float
+    ) -> None:
         self.page = page
         self.cdp = cdp
         self._sender = sender_of(cdp)
         self._second: Sender | None = None
         self.quiet = quiet
         """Seconds without a change after which the page counts as settled."""
+        self.bound = bound
+        """Seconds after which a page that keeps changing, or still waits for something, is read as it is."""
         self.patience = patience
         """Seconds that a page may take to load before it is read as it is."""
         self.deadline = deadline
@@ -67,6 +74,8 @@ class Tab:
         self.mute: set[str] = set()
         """Frames in which no script and no timer runs."""
         self._loading_frames: set[str] = set()
+        self._refreshes: dict[str, float] = {}
+        """When frames lead on by themselves (`meta refresh`, a `Refresh` header), by their id."""
         self._ready = asyncio.Event()
         self._ready.set()
         self._committed = True
@@ -74,10 +83,18 @@ class Tab:
 
     @classmethod
     async def attach(
-        cls, context: BrowserContext, page: Page, *, patience: float, deadline: float, quiet: float = QUIET_WINDOW
+        cls,
+        context: BrowserContext,
+        page: Page,
+        *,
+        patience: float,
+        deadline: float,
+        quiet: float = QUIET_WINDOW,
+        bound: float = SETTLE_SECONDS,
     ) -> Tab:
         """Open the DevTools session of a page."""
-        tab = cls(page, await context.new_cdp_session(page), patience=patience, deadline=deadline, quiet=quiet)
+        cdp = await context.new_cdp_session(page)
+        tab = cls(page, cdp, patience=patience, deadline=deadline, quiet=quiet, bound=bound)
         page.on("crash", lambda _: tab.crash())
         listeners = {
             "Page.frameRequestedNavigation": tab._on_requested,
@@ -87,6 +104,8 @@ class Tab:
             "Page.frameStoppedLoading": tab._on_stopped,
             "Page.domContentEventFired": tab._on_dom_ready,
             "Page.windowOpen": tab._on_window_open,
+            "Page.frameScheduledNavigation": tab._on_scheduled,
+            "Page.frameClearedScheduledNavigation": tab._on_cleared,
         }
         for event, listener in listeners.items():
             tab.cdp.on(event, listener)
@@ -243,6 +262,7 @@ class Tab:
         self.scripted, self.failed_url, self.late = False, "", False
         self.live, self.huge, self.stops = False, "", 0
         self._loading_frames.clear()
+        self._refreshes.clear()
         self.mute.clear()
         self.opening.clear()
         self.origins.clear()
@@ -253,8 +273,10 @@ class Tab:
         return not self._ready.is_set()
 
     async def settle(self, *, likely: bool = False, check: bool = True) -> bool:
-        """Wait until the page can be read: document ready and a short quiet window, each with a cap.
+        """Wait until the page can be read: its document is ready, nothing is pending, and nothing changes.
 
+        A page that leads on by itself within the bound is followed. Everything has a cap: `patience` for documents,
+        `bound` for the rest (see `dynaweb.web.chromium.watch`).
         `likely` waits a moment for a navigation to begin; without `check` a page that does not navigate is not looked
         at (it has no scripts). Returns whether the tab navigated.
         """
@@ -270,9 +292,24 @@ class Tab:
                     self.scripted = True
                     return navigated
             window = min(LOADED_WINDOW, self.quiet) if navigated else self.quiet
-            if (not check or await self._quiet(deadline, window)) and not self.loading:
+            quiet = not check or await self._quiet(deadline, window)
+            if quiet and not self.loading and not await self._refreshed(deadline):
                 break
         return navigated
+
+    async def _refreshed(self, deadline: float) -> bool:
+        """Whether the page, or a frame of it, leads on by itself in time; it has begun to then."""
+        now = time.monotonic()
+        if not self._refreshes or min(self._refreshes.values()) > min(now + self.bound, deadline):
+            return False
+        due = min(self._refreshes.values()) + _LATE_SECONDS
+        pending = set(self._refreshes)
+        while pending <= self._refreshes.keys() and time.monotonic() < due:
+            await asyncio.sleep(0.01)
+        for frame in pending & self._refreshes.keys():
+            if self._refreshes[frame] <= due:
+                del self._refreshes[frame]
+        return True
 
     async def arrive(self) -> None:
         """Wait for the first document of a new window: it shows `about:blank` before its own address."""
@@ -308,7 +345,7 @@ class Tab:
         await self._quiet(time.monotonic(), self.quiet)
 
     async def _quiet(self, deadline: float, window: float) -> bool:
-        cap = max(min(QUIET_CAP, deadline - time.monotonic()), 0.05)
+        cap = max(min(self.bound, deadline - time.monotonic()), 0.05)
         script = scripts.QUIET % {"window": int(window * 1000), "cap": int(cap * 1000)}
         try:
             reply = str(await self.evaluate(script, wait=True))
@@ -326,6 +363,26 @@ class Tab:
         self.elements = int(size) if size.isdigit() else 0
         return True
 
+    async def frame_worlds(self) -> list[int]:
+        """A JavaScript world of our own in each frame below the main one, for `evaluate_in`."""
+        tree = await self.send("Page.getFrameTree")
+        worlds = await asyncio.gather(*(self._world(frame) for frame in _frame_ids(tree["frameTree"])[:MAX_FRAMES]))
+        return [world for world in worlds if world is not None]
+
+    async def _world(self, frame: str) -> int | None:
+        """None for a frame that has gone."""
+        with suppress(TabError):
+            return int((await self.send("Page.createIsolatedWorld", frameId=frame))["executionContextId"])
+        return None
+
+    async def evaluate_in(self, world: int, expression: str) -> Any:
+        """The value of an expression in a world of `frame_worlds`; None where that has gone."""
+        with suppress(TabError):
+            return value_of(
+                await self.send("Runtime.evaluate", expression=expression, contextId=world, returnByValue=True)
+            )
+        return None
+
     async def _frames_quiet(self, script: str, deadline: float) -> None:
         """Wait until the frames of the page have their documents and these are quiet, at most until the deadline."""
         while self._loading_frames and time.monotonic() < deadline:
@@ -336,10 +393,12 @@ class Tab:
     async def _frame_quiet(self, frame: str, script: str) -> None:
         """A frame may go away meanwhile."""
         with suppress(TabError):
-            world = await self.send("Page.createIsolatedWorld", frameId=frame)
-            if await self._resolves(scripts.TICK, world["executionContextId"], _TICK_SECONDS):
+            world = await self._world(frame)
+            if world is None:
+                return
+            if await self._resolves(scripts.TICK, world, _TICK_SECONDS):
                 self.mute.discard(frame)
-                await self._resolves(script, world["executionContextId"], QUIET_CAP)
+                await self._resolves(script, world, self.bound)
             else:
                 self.mute.add(frame)
 
@@ -362,6 +421,7 @@ class Tab:
             self._requested.set()
         else:
             self._loading_frames.add(event.get("frameId", ""))
+        self._refreshes.pop(event.get("frameId", ""), None)
 
     def _on_committed(self, event: Mapping[str, Any]) -> None:
         frame = event["frame"]
@@ -369,8 +429,17 @@ class Tab:
         self._loading_frames.discard(frame["id"])
         if frame["id"] == self.frame_id:
             self._loading_frames.clear()
+            self._refreshes.clear()
             self._committed = True
             self.failed_url = frame.get("unreachableUrl", "")
+
+    def _on_scheduled(self, event: Mapping[str, Any]) -> None:
+        """A page that only loads itself again shows what it shows."""
+        if event.get("reason") in _REFRESHES and _page_of(event.get("url", "")) != _page_of(self.page.url):
+            self._refreshes[event.get("frameId", "")] = time.monotonic() + float(event.get("delay", 0.0))
+
+    def _on_cleared(self, event: Mapping[str, Any]) -> None:
+        self._refreshes.pop(event.get("frameId", ""), None)
 
     def _on_dom_ready(self, _: Mapping[str, Any]) -> None:
         if self._committed:
@@ -384,6 +453,11 @@ class Tab:
     def _on_window_open(self, event: Mapping[str, Any]) -> None:
         self.opening.append(str(event.get("url", "")))
         self._requested.set()
+
+
+def _page_of(url: str) -> str:
+    """The address without its fragment."""
+    return url.partition("#")[0]
 
 
 def _frame_ids(tree: Mapping[str, Any]) -> list[str]:

@@ -128,7 +128,7 @@ def _read_node(item: Mapping[str, Any], depth: int, frame: str, verbose: bool) -
         return None
     own = {entry["name"]: entry["value"].get("value") for entry in item.get("properties", ())}
     name, value = _text(item.get("name")), _text(item.get("value")) or None
-    rich_text = role == "generic" and own.get("editable") == "richtext" and own.get("focusable")
+    rich_text = role == "generic" and own.get("editable") in ("richtext", "plaintext") and own.get("focusable")
     if rich_text or role in _PICKERS:
         role = "textbox"
     props = _verbose(own) if verbose else _props(role, own)

@@ -36,6 +36,7 @@ from dataclasses import dataclass, field, replace
 
 from dynaweb.types import Node
 from dynaweb.web.actions.rules import TEXTBOXES
+from dynaweb.web.page.options import option_labels
 from dynaweb.web.page.text import format_node
 from dynaweb.web.page.tree import TEXT, subtree_ends
 
@@ -315,17 +316,32 @@ def _options(raw: Sequence[Node], index: int, end: int) -> str:
     native = raw[index].role == "combobox" and any(node.role == "MenuListPopup" for node in raw[index + 1 : end])
     if not native and (raw[index].role == "combobox" or _has_text(raw, index, end)):
         return ""
-    return join_options(node.name for node in raw[index + 1 : end] if node.role == "option")
+    return "|".join(label for label, _ in _labels(raw, index, end))
+
+
+def _labels(raw: Sequence[Node], index: int, end: int) -> list[tuple[str, Node]]:
+    """The options of a native select by their labels."""
+    options: list[Node] = []
+    groups: list[str] = []
+    group, depth = "", 0
+    for node in raw[index + 1 : end]:
+        if node.depth <= depth:
+            group = ""
+        if node.role == "group":
+            group, depth = node.name, node.depth
+        elif node.role == "option":
+            options.append(node)
+            groups.append(group)
+    labels = option_labels(zip(groups, (node.name for node in options), strict=True), NAME_LIMIT)
+    return list(zip(labels, options, strict=True))
 
 
 def _with_chosen(raw: Sequence[Node], index: int, end: int) -> Node:
-    """A native select; one that shows several options gets the chosen ones as its value."""
-    if raw[index].role != "listbox":
+    """A native select with the labels of the chosen options as its value."""
+    chosen = [label for label, node in _labels(raw, index, end) if ("selected", "true") in node.props]
+    if raw[index].role == "combobox" and not chosen:
         return raw[index]
-    chosen = (
-        node.name for node in raw[index + 1 : end] if node.role == "option" and ("selected", "true") in node.props
-    )
-    return replace(raw[index], value=join_options(chosen) or None)
+    return replace(raw[index], value="|".join(chosen) or None)
 
 
 def _has_text(raw: Sequence[Node], index: int, end: int) -> bool:

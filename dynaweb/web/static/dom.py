@@ -19,6 +19,8 @@ from lxml import etree
 
 from dynaweb.types import Node
 from dynaweb.web.actions.rules import TEXTBOXES
+from dynaweb.web.page.options import option_labels
+from dynaweb.web.page.view import NAME_LIMIT
 
 # lxml has no type stubs; an element is what lxml gives.
 Element = Any
@@ -110,7 +112,7 @@ class StaticPage:
         """The content of a text control, or the label of the selected option."""
         if control.tag == "select":
             option = self.choice(control)
-            return "" if option is None else option_label(option)
+            return "" if option is None else labelled_options(control)[option]
         if control in self.values:
             return self.values[control]
         if control.tag == "textarea":
@@ -222,8 +224,13 @@ class StaticPage:
         if element.tag != "select" or _is_hidden(element):
             return
         yield Node(0, "MenuListPopup", depth=depth)
+        group = None
         for option in element.iter("option"):
-            yield Node(0, "option", option_label(option), depth=depth + 1)
+            parent = option.getparent()
+            if parent is not group and parent is not None and parent.tag == "optgroup":
+                group = parent
+                yield Node(0, "group", _squeeze(group.get("label") or ""), depth=depth + 1)
+            yield Node(0, "option", option_label(option), depth=depth + (2 if parent is group else 1))
 
 
 def load(url: str, source: bytes) -> StaticPage:
@@ -301,6 +308,15 @@ def _as_number(text: str) -> str:
 def option_label(option: Element) -> str:
     """What a list shows for an option."""
     return _squeeze(option.get("label") or "".join(option.itertext()))
+
+
+def labelled_options(select: Element) -> dict[Element, str]:
+    """The options of a list with the labels by which they are chosen."""
+    options = list(select.iter("option"))
+    parents = (option.getparent() for option in options)
+    groups = ("" if parent is None or parent.tag != "optgroup" else parent.get("label") or "" for parent in parents)
+    labels = option_labels(zip(groups, map(option_label, options), strict=True), NAME_LIMIT)
+    return dict(zip(options, labels, strict=True))
 
 
 def option_value(option: Element) -> str:

@@ -19,9 +19,10 @@ from werkzeug.test import Client
 
 from dynaweb.errors import BrowserError
 from dynaweb.types import TARGETED, Action, Observation
+from dynaweb.web.actions.keys import browser_keys
 from dynaweb.web.actions.rules import TEXTBOXES
 from dynaweb.web.chromium.network import LOOPBACK
-from dynaweb.web.page.view import compact_view
+from dynaweb.web.page.view import NAME_LIMIT, compact_view
 from dynaweb.web.quoting import quote
 from dynaweb.web.session import with_scheme
 from dynaweb.web.static.dom import (
@@ -29,6 +30,7 @@ from dynaweb.web.static.dom import (
     StaticPage,
     input_type,
     is_disabled,
+    labelled_options,
     load,
     option_label,
     option_value,
@@ -293,15 +295,16 @@ class StaticSession:
     def _select(self, element: Element | None, target: str, label: str) -> str:
         if element is None or element.tag != "select":
             return f"{target} is not a native select; click it, then click the option"
-        options = list(element.iter("option"))
-        labels = [option_label(option) for option in options]
-        values = [option_value(option) for option in options]
+        labels = labelled_options(element)
         wanted = " ".join(label.split())
-        if wanted not in labels and label not in values:
-            return f"{target} has no option {quote(label)}; it has {' '.join(map(quote, labels[:30]))}"
-        option = options[labels.index(wanted) if wanted in labels else values.index(label)]
-        if option.get("disabled") is not None:
-            return f"{target} is disabled"
+        ways = (labels.__getitem__, lambda option: option_label(option)[:NAME_LIMIT].rstrip())
+        matches = [option for way in ways for option in labels if way(option) == wanted]
+        matches += [option for option in labels if option_value(option) == label]
+        if not matches:
+            return f"{target} has no option {quote(label)}; it has {' '.join(map(quote, list(labels.values())[:30]))}"
+        option = matches[0]
+        if any(part.get("disabled") is not None for part in (option, *option.iterancestors("optgroup"))):
+            return f"{target}: its option {quote(labels[option])} is disabled"
         self._page.choices[element] = option
         self._focus = element
         return ""
@@ -332,7 +335,7 @@ class StaticSession:
         return moves[action.kind]() if action.kind in moves else ""
 
     def _press(self, keys: str) -> str:
-        if keys == "Enter" and self._focus is not None:
+        if browser_keys(keys) == "Enter" and self._focus is not None:
             self._enter(self._focus)
         return ""
 

@@ -23,6 +23,8 @@ class MiniwobConfig(Section):
     """Folder of MiniWoB's `html`; empty = that of the installed package `miniwob`."""
     view: Literal["compact", "full"] = "compact"
     """What the policy sees: a flat list for small models, or the filtered accessibility tree."""
+    settle: float | None = Field(default=None, ge=0)
+    """Most seconds that a page is waited for once it has loaded; not set = `web.settle`."""
     port: int = Field(default=0, ge=0, le=65535)
     """Port of the server on 127.0.0.1; 0 = any free one."""
     templates: tuple[str, ...] = ()

@@ -179,6 +179,7 @@ class MiniwobSource:
                 urls=self._server.urls,
                 view=self.config.view,
                 timeout=patience(self.web),
+                settle=self.config.settle,
                 # The pages never change while the server runs.
                 keep_cache=True,
             )

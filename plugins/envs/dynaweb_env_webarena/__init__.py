@@ -63,6 +63,8 @@ class WebarenaConfig(Section):
     """Seconds that a full reset may take."""
     view: Literal["compact", "full"] = "full"
     """What the policy sees: a flat list for small models, or the filtered accessibility tree."""
+    settle: float | None = Field(default=None, ge=0)
+    """Most seconds that a page is waited for once it has loaded; not set = `web.settle`."""
     hosts: tuple[str, ...] = ()
     """Further hosts that pages may load from; the sites' own are always allowed, `*` is a wildcard."""
     judge: Server = Field(default_factory=Server)

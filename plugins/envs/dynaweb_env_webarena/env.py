@@ -163,6 +163,7 @@ class WebarenaSource:
                 self._context.folder,
                 hosts=(*sites.hosts(self.urls.values()), *self.config.hosts),
                 view=self.config.view,
+                settle=self.config.settle,
             )
         return self._pool
 

@@ -39,6 +39,8 @@ class WebvoyagerConfig(Section):
     """Longest episode (WebVoyager: 15); `eval.steps` may be shorter."""
     view: Literal["webarena", "compact", "full"] = "webarena"
     """What the policy sees; `webarena` has the filter of the original's text-only agents."""
+    settle: float | None = Field(default=None, ge=0)
+    """Most seconds that a page is waited for once it has loaded; not set = `web.settle`."""
     region: Literal["viewport", "page"] = "viewport"
     """Only what the window shows, as in the original, or the whole page."""
     screenshots: str = ""

@@ -185,6 +185,7 @@ class WebvoyagerSource:
                 hosts=self.config.hosts or self._hosts_of_tasks(),
                 view=self.config.view,
                 region=self.config.region,
+                settle=self.config.settle,
             )
         return self._pool
 
