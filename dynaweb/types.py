@@ -82,8 +82,8 @@ class Node:
     """One element of an accessibility tree.
 
     `id` is the number shown to the model, 1..N in page order and valid for one observation only. `depth` is the
-    level in the tree (0 = top). `ref` is the environment's own handle of the element; it never reaches a model
-    and takes no part in comparisons.
+    level in the tree (0 = top). `ref` is the environment's own handle of the element, `address` where a link leads, as
+    an absolute address ('' = no link, or not known). Neither reaches a model nor takes part in comparisons.
     """
 
     id: int
@@ -93,6 +93,7 @@ class Node:
     props: Props = ()
     depth: int = 0
     ref: str | None = field(default=None, compare=False, repr=False)
+    address: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ def test_what_cannot_be_read_back_is_refused_when_it_is_written() -> None:
         ({"$": "Nothing"}, "unknown class 'Nothing'"),
         ({"$": "Action", "kind": "click", "colour": "red"}, "colour"),
         ({"$": "Action"}, "incomplete"),
-        ({"$": "Node", "v": [1, "link", "x", None, [], 0, 7]}, "at most 6"),
+        ({"$": "Node", "v": [1, "link", "x", None, [], 0, "http://a/", 7]}, "at most 7"),
         ({"$": "Trajectory"}, "incomplete"),
     ],
 )

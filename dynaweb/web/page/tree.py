@@ -132,7 +132,8 @@ def _read_node(item: Mapping[str, Any], depth: int, frame: str, verbose: bool) -
     if rich_text or role in _PICKERS:
         role = "textbox"
     props = _verbose(own) if verbose else _props(role, own)
-    return Node(0, role, name, value, props, depth, _ref(frame, backend))
+    address = _text({"value": own.get("url")}) if role == "link" else ""
+    return Node(0, role, name, value, props, depth, _ref(frame, backend), address)
 
 
 def _props(role: str, own: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -165,4 +166,4 @@ def _ref(frame: str, backend: int | None) -> str | None:
 
 
 def _deeper(node: Node, by: int) -> Node:
-    return Node(0, node.role, node.name, node.value, node.props, node.depth + by, node.ref)
+    return Node(0, node.role, node.name, node.value, node.props, node.depth + by, node.ref, node.address)
