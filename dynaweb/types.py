@@ -174,6 +174,11 @@ class Prompt:
 NO_PROMPT = Prompt()
 
 
+ORIGINS: Mapping[str, str] = {"r": "remembered", "c": "copied", "i": "invented"}
+"""Origins of the elements of a dreamed page. `r`: on a real page that a memory gave, or that the dream began on. `c`:
+the world model kept it of a page on which it was real. `i`: a world model wrote it, in this step or before."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepFacts:
     """What is known of a step besides its pages: rewards, metrics and reports are decided by it.
@@ -184,9 +189,11 @@ class StepFacts:
     dreamed: bool = False
     """A world model was asked for the page that follows; `world_model_error` says whether it wrote none."""
     recalled: bool = False
-    """The page that follows is a real one, which a memory of the same step gave."""
+    """The page that follows is a real one, which a memory gave."""
     imagined: bool = False
     """The page that follows is one that a world model wrote, in this step or before, or what code made of one."""
+    origins: str = ""
+    """Where each element of an `imagined` page comes from, a letter each (see `ORIGINS`); '' for a real page."""
     tokens: int = 0
     """Tokens that the world model generated for this step, in all attempts."""
     logprob: float | None = None
@@ -371,7 +378,7 @@ class Prediction:
     `logprob` is the mean natural-log probability of the tokens of the answer that was read (None = unknown),
     `answer_tokens` how many these are (0 = unknown), `tokens` how many were generated in all `attempts`; `confidence`
     the expected fidelity of the page in [0, 1], where it was calibrated. `recalled`: the page is a real one, which a
-    memory of the same step gave.
+    memory gave. `base` is the real page of the memory that the answer changes, None for the page before.
     """
 
     next_observation: Observation | None
@@ -386,3 +393,4 @@ class Prediction:
     confidence: float | None = None
     answer_tokens: int = 0
     recalled: bool = False
+    base: Observation | None = None
