@@ -122,8 +122,12 @@ class SiteMemory:
         """How often pages found so are right; the same action on the same page counts as right, as in `Recalling`."""
         if value.rule == "question" and not value.changed:
             return 1.0
+        pooled = self._right.get((value.rule, value.changed), [])
+        if not value.changed and len(pooled) < ENOUGH:
+            # A page is no less likely to be right for being seen in the same state.
+            pooled = [*pooled, *self._right.get((value.rule, True), [])]
         own = self._right.get((value.rule, value.changed, page_kind(value.seen.page.url)), [])
-        right = own if len(own) >= ENOUGH else self._right.get((value.rule, value.changed), [])
+        right = own if len(own) >= ENOUGH else pooled
         return (sum(right) + 1) / (len(right) + 2)
 
     def address_of(self, site: str, page: Observation, action: Action, without: str = "") -> str:
@@ -133,7 +137,7 @@ class SiteMemory:
         node = page.node(action.target) if action.kind == "click" and action.target is not None else None
         if node is None or node.role != "link" or node.address:
             return node.address if node is not None else ""
-        known = self._links.get(_key(site, page, node.name), {})
+        known = self._links.get(_key(site, page.url, node.name), {})
         addresses = [address for address, episodes in known.items() if episodes - {without}]
         return addresses[0] if len(addresses) == 1 else ""
 
@@ -150,7 +154,11 @@ class SiteMemory:
             keys["text"] = _words(action)
         matches = []
         for rule, what in keys.items():
-            seen = [one for one in self._seen[rule].get(_key(site, page, what), ()) if one.episode != without]
+            seen = [
+                one
+                for one in self._seen[rule].get(_key(site, address if rule == "address" else page.url, what), ())
+                if one.episode != without
+            ]
             if seen:
                 best = _likest(seen, sent)
                 matches.append(Remembered(best, rule, 0.0, best.forms != sent))
@@ -160,19 +168,19 @@ class SiteMemory:
         site, before, after, action = site_of_transition(one), one.observation, one.next_observation, one.action
         episode, earlier = episode_of(one), history_of(one)
         seen = Seen(after, episode, forms_sent((*earlier, action)), _submits(action), done=bool(one.info.get(DONE)))
-        self._seen["question"][_key(site, before, question(before, action))].append(seen)
+        self._seen["question"][_key(site, before.url, question(before, action))].append(seen)
         if not earlier:
-            self._seen["address"][_key(site, before, before.url)].append(Seen(before, episode, Counter(), False))
+            self._seen["address"][_key(site, before.url, before.url)].append(Seen(before, episode, Counter(), False))
         clicked = self.address_of(site, before, action)
         visited = replace(seen, page=_without_notices(after), done=False)
         for address in sorted({after.url, clicked} - {""}):
-            self._seen["address"][_key(site, after, address)].append(visited)
+            self._seen["address"][_key(site, address, address)].append(visited)
         if action.enter and action.text and after.url != before.url:
-            self._seen["text"][_key(site, before, _words(action))].append(seen)
+            self._seen["text"][_key(site, before.url, _words(action))].append(seen)
         for page in (before, after):
             for node in page.nodes:
                 if node.address:
-                    self._links[_key(site, page, node.name)][node.address].add(episode)
+                    self._links[_key(site, page.url, node.name)][node.address].add(episode)
 
 
 class Remembering:
@@ -274,5 +282,5 @@ def _without_notices(page: Observation) -> Observation:
     return replace(page, notice="", nodes=tuple(replace(node, id=at) for at, node in enumerate(kept, start=1)))
 
 
-def _key(site: str, page: Observation, what: Hashable) -> Key:
-    return site, urlsplit(page.url).hostname or "", what
+def _key(site: str, url: str, what: Hashable) -> Key:
+    return site, urlsplit(url).hostname or "", what
