@@ -96,7 +96,7 @@ def test_non_finite_numbers_are_strict_json() -> None:
 
 
 def test_nodes_are_short_and_carry_no_browser_handle() -> None:
-    page = Observation("http://a/", (Node(1, "link", "Home", ref="backend-12"), Node(2, "textbox", value="x")))
+    page = Observation("http://a/", (Node(1, "link", "Home", ref="backend-12", address="http://a/home"), Node(2, "textbox", value="x")))
     data = to_json(page)
     assert data == {"$": "Observation", "url": "http://a/", "nodes": [[1, "link", "Home"], [2, "textbox", "", "x"]]}
     assert read(data, Observation).nodes[0].ref is None

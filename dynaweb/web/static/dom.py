@@ -19,6 +19,7 @@ from lxml import etree
 
 from dynaweb.types import Node
 from dynaweb.web.actions.rules import TEXTBOXES
+from dynaweb.web.page.tree import link_address
 from dynaweb.web.static.addresses import resolve_url
 
 # lxml has no type stubs; an element is what lxml gives.
@@ -198,7 +199,7 @@ class StaticPage:
         value = self._displayed_value(element, role)
         name = self.name(element, role) if named else ""
         href = element.get("href") if role == "link" else None
-        address = resolve_url(self.url, href) if href is not None else ""
+        address = link_address(resolve_url(self.url, href)) if href is not None else ""
         return Node(0, role, name, value, self._props(element, role), depth, ref, address)
 
     def _displayed_value(self, element: Element, role: str) -> str | None:
