@@ -44,6 +44,8 @@ Key = tuple[str, str, Hashable]
 
 TRUSTED = 0.8
 """Share of right pages from which on a rule's page is taken as it is."""
+MEASURED = 4000
+"""Transitions that are looked up to measure how far rules can be trusted, at most: every second one and so on."""
 ENOUGH = 5
 """Looked-up transitions from which on a kind of page is judged by itself."""
 _SPOKEN = frozenset({"status", "alert"})
@@ -93,11 +95,13 @@ class SiteMemory:
     def add(self, transitions: Iterable[Transition]) -> None:
         """Take more transitions, and measure again how far each rule can be trusted."""
         fresh = list(transitions)
+        if not fresh:
+            return
         for one in fresh:
             self._index(one)
         self._transitions += fresh
         outcomes: dict[Hashable, list[bool]] = defaultdict(list)
-        for one in self._transitions:
+        for one in self._transitions[:: 1 + len(self._transitions) // MEASURED]:
             if needs_prediction(one.observation, one.action):
                 site, episode = site_of_transition(one), episode_of(one)
                 for value in self._matches(site, one.observation, one.action, history_of(one), episode):
