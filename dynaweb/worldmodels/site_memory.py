@@ -8,10 +8,11 @@ A page is looked up by what leads to it, in this order of trust:
     text       the same text sent from the same field of any page of the site, where it led to another address
 
 A site changes while somebody acts on it (a cart, a vote): of several pages the one is taken before which the most
-similar forms were sent. How often pages of each rule are right is measured on the memory itself, each transition looked
-up in the other episodes of its site: for each rule, whether other forms were sent before, and the kind of the page
-where there are enough of it. What is right often enough (`TRUSTED`) is the page that follows, and no model is asked. A
-page that the dream itself has shown at the address stands before all that were seen with other forms sent.
+similar forms were sent, on the same pages and with the same fields. How often pages of each rule are right is measured
+on the memory itself, each transition looked up in the other episodes of its site: for each rule, whether other forms
+were sent before, and the kind of the page where there are enough of it. What is right often enough (`TRUSTED`) is the
+page that follows, and no model is asked. A page that the dream itself has shown at the address stands before all that
+were seen with other forms sent.
 
 Of a remembered page that is not trusted the world model writes the change (`deltas`): the remembered page stands in the
 place of the page before, and the action, whose element is not on it, keeps its words. Nothing remembered: the world
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 Rule = Literal["question", "address", "text"]
 Key = tuple[str, str, Hashable]
 """Site, host of the page, and what is looked up there."""
+Forms = Counter[Hashable]
+"""The forms that an episode has sent, which may have changed the site; two equal ones are told apart from one."""
 
 TRUSTED = 0.8
 """Share of right pages from which on a rule's page is taken as it is."""
@@ -58,7 +61,7 @@ class Seen:
 
     page: Observation
     episode: str
-    forms: Counter[Hashable]
+    forms: Forms
     submitted: bool
     done: bool = False
 
@@ -83,7 +86,8 @@ class SiteMemory:
     """Real transitions of many sites, each looked up on its own site only. It can grow."""
 
     def __init__(self, transitions: Iterable[Transition] = ()) -> None:
-        self._transitions: list[Transition] = []
+        self._transitions: list[tuple[Transition, Forms]] = []
+        self._sent: dict[str, list[Forms]] = {}
         self._seen: dict[Rule, dict[Key, list[Seen]]] = {rule: defaultdict(list) for rule in get_args(Rule)}
         self._links: dict[Key, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         self._right: dict[Hashable, list[bool]] = {}
@@ -97,30 +101,34 @@ class SiteMemory:
         fresh = list(transitions)
         if not fresh:
             return
-        for one in fresh:
-            self._index(one)
-        self._transitions += fresh
+        self._transitions += [(one, self._index(one)) for one in fresh]
         outcomes: dict[Hashable, list[bool]] = defaultdict(list)
-        for one in self._transitions[:: 1 + len(self._transitions) // MEASURED]:
+        for one, sent in self._transitions[:: 1 + len(self._transitions) // MEASURED]:
             if needs_prediction(one.observation, one.action):
                 site, episode = site_of_transition(one), episode_of(one)
-                for value in self._matches(site, one.observation, one.action, history_of(one), episode):
+                for value in self._matches(site, one.observation, one.action, sent, episode):
                     right = is_sound(grade(Probe(one), Prediction(value.seen.page)), "content")
                     for of in (value.rule, value.changed), (value.rule, value.changed, page_kind(value.seen.page.url)):
                         outcomes[of].append(right)
         self._right = outcomes
 
     def look_up(
-        self, site: str, page: Observation, action: Action, history: Sequence[Action] = (), *, without: str = ""
+        self, site: str, page: Observation, action: Action, sent: Forms, *, without: str = ""
     ) -> Remembered | None:
         """The real page that most likely follows: of the first rule that is trusted, else of the first that has one.
 
-        None where nothing is remembered. Nothing that the episode `without` has seen is used.
+        None where nothing is remembered. `sent` are the forms that were sent before. Nothing that the episode `without`
+        has seen is used.
         """
         matches = [
-            replace(value, trust=self._trust(value)) for value in self._matches(site, page, action, history, without)
+            replace(value, trust=self._trust(value)) for value in self._matches(site, page, action, sent, without)
         ]
         return next((value for value in matches if value.trusted), matches[0] if matches else None)
+
+    def sent_before(self, episode: str, steps: int) -> Forms:
+        """The forms that an episode had sent after so many of its steps; none where it is not known."""
+        known = self._sent.get(episode, [])
+        return known[min(steps, len(known)) - 1] if known and steps else Counter()
 
     def _trust(self, value: Remembered) -> float:
         """How often pages found so are right; the same action on the same page counts as right, as in `Recalling`."""
@@ -145,11 +153,8 @@ class SiteMemory:
         addresses = [address for address, episodes in known.items() if episodes - {without}]
         return addresses[0] if len(addresses) == 1 else ""
 
-    def _matches(
-        self, site: str, page: Observation, action: Action, history: Sequence[Action], without: str
-    ) -> list[Remembered]:
+    def _matches(self, site: str, page: Observation, action: Action, sent: Forms, without: str) -> list[Remembered]:
         """The likest page of each rule that has any, in the order of the rules, their trust still to be filled in."""
-        sent = forms_sent((*history, action))
         address = self.address_of(site, page, action, without)
         keys: dict[Rule, Hashable] = {"question": question(page, action)}
         if address:
@@ -168,15 +173,21 @@ class SiteMemory:
                 matches.append(Remembered(best, rule, 0.0, best.forms != sent))
         return matches
 
-    def _index(self, one: Transition) -> None:
+    def _index(self, one: Transition) -> Forms:
+        """Take one transition; the forms that its episode had sent before it."""
         site, before, after, action = site_of_transition(one), one.observation, one.next_observation, one.action
         episode, earlier = episode_of(one), history_of(one)
-        seen = Seen(after, episode, forms_sent((*earlier, action)), _submits(action), done=bool(one.info.get(DONE)))
+        known = self._sent.setdefault(episode, [])
+        if not earlier:
+            known.clear()
+        sent = known[-1] if known else Counter()
+        known.append(with_form(sent, before, action))
+        seen = Seen(after, episode, sent, _submits(action), done=bool(one.info.get(DONE)))
         self._seen["question"][_key(site, before.url, question(before, action))].append(seen)
         if not earlier:
             self._seen["address"][_key(site, before.url, before.url)].append(Seen(before, episode, Counter(), False))
         clicked = self.address_of(site, before, action)
-        visited = replace(seen, page=_without_notices(after), done=False)
+        visited = replace(seen, page=_without_notices(after), forms=known[-1], done=False)
         for address in sorted({after.url, clicked} - {""}):
             self._seen["address"][_key(site, address, address)].append(visited)
         if action.enter and action.text and after.url != before.url:
@@ -185,6 +196,7 @@ class SiteMemory:
             for node in page.nodes:
                 if node.address:
                     self._links[_key(site, page.url, node.name)][node.address].add(episode)
+        return sent
 
 
 class Remembering:
@@ -212,9 +224,9 @@ class Remembering:
         return cast("TrainableWorldModel", self.world_model).examples(rest)
 
     def _as_asked(self, one: Transition) -> Transition:
-        value = self.memory.look_up(
-            site_of_transition(one), one.observation, one.action, history_of(one), without=episode_of(one)
-        )
+        episode = episode_of(one)
+        sent = self.memory.sent_before(episode, len(history_of(one)))
+        value = self.memory.look_up(site_of_transition(one), one.observation, one.action, sent, without=episode)
         if value is None or value.trusted:
             return one
         return replace(one, observation=value.seen.page, action=_elsewhere(one.action))
@@ -225,16 +237,19 @@ class _OnSite:
 
     def __init__(self, whole: Remembering, site: str, without: str) -> None:
         self._whole, self._site, self._without = whole, site, without
-        self._own: dict[str, tuple[Observation, Counter[Hashable], bool]] = {}
+        self._own: dict[str, tuple[Observation, Forms, bool]] = {}
+        self._sent: Forms | None = None
 
     async def predict(
         self, observation: Observation, action: Action, *, seed: int, history: Sequence[Action] = (), goal: str = ""
     ) -> Prediction:
         """The page that the memory trusts, one that this dream has shown, or what the world model makes of it."""
-        sent = forms_sent((*history, action))
-        value = self._whole.memory.look_up(self._site, observation, action, history, without=self._without)
+        memory = self._whole.memory
+        sent = memory.sent_before(self._without, len(history)) if self._sent is None else self._sent
+        self._sent = with_form(sent, observation, action)
+        value = memory.look_up(self._site, observation, action, sent, without=self._without)
         if value is None or value.changed or not value.trusted:
-            own = self._own.get(self._whole.memory.address_of(self._site, observation, action, self._without))
+            own = self._own.get(memory.address_of(self._site, observation, action, self._without))
             if own is not None and own[1] == sent:
                 return Prediction(own[0], recalled=own[2])
         if value is not None and value.trusted:
@@ -247,13 +262,16 @@ class _OnSite:
             prediction = replace(contracts.prediction(model, answer), base=base)
         page = prediction.next_observation
         if page is not None:
-            self._own[page.url] = _without_notices(page), sent, prediction.recalled
+            self._own[page.url] = _without_notices(page), self._sent, prediction.recalled
         return prediction
 
 
-def forms_sent(actions: Iterable[Action]) -> Counter[Hashable]:
-    """The forms that actions have sent: what may have changed the site. Two equal ones are told apart from one."""
-    return Counter(_words(action) for action in actions if _submits(action))
+def with_form(sent: Forms, page: Observation, action: Action) -> Forms:
+    """`sent` with the form that an action on a page sends, where it sends one: its fields, and the page it is on."""
+    if not _submits(action):
+        return sent
+    fields = tuple((n.role, n.name, n.value, n.props) for n in page.nodes if n.value is not None or n.props)
+    return sent + Counter([(page.url, _words(action), fields)])
 
 
 def _submits(action: Action) -> bool:
