@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 MARKS = "<!-- measured: benchmarks/site_memory.py -->", "<!-- end of the memory's table -->"
 """Between these lines of a Markdown file the table is put."""
 ARMS: Mapping[str, tuple[bool, str]] = {
-    "fitted": (True, "none"),
-    "fitted, memory": (True, "pages"),
-    "base": (False, "none"),
     "base, memory": (False, "pages"),
+    "base": (False, "none"),
+    "fitted, memory": (True, "pages"),
+    "fitted": (True, "none"),
 }
 """Label of each arm: whether its weights are those that the run fitted, and its `dream.memory`."""
 MEASURES = ("exact", "element_f1", "changed_f1", "url", "page_kind", "invalid", "tokens")
@@ -87,6 +87,9 @@ def table(folder: Path, questions: int, episodes: int) -> list[str]:
         weights = folder / "checkpoints" / "world-model" if fitted else None
         known = [*seen, *transitions_of(demos)]
         arms[label] = asyncio.run(measured(ctx, weights, known, asked, walks))
+        one_step, steps = arms[label]
+        drifted = ", ".join(str(step["element_f1"].value) for step in steps)
+        sys.stderr.write(f"{folder.name}, {label}: exact {one_step['exact']}, element F1 by step {drifted}\n")
     sites = len({one.task.site_key for one in explored})
     lines = [
         f"World model `{recipe.wm.name}` of a run with seed {recipe.run.seed}: {len(explored)} explored episodes and "

@@ -8,11 +8,11 @@ A page is looked up by what leads to it, in this order of trust:
     text       the same text sent from the same field of any page of the site, where it led to another address
 
 A site changes while somebody acts on it (a cart, a vote): of several pages the one is taken before which the most
-similar forms were sent, on the same pages and with the same fields. How often pages of each rule are right is measured
-on the memory itself, each transition looked up in the other episodes of its site: for each rule, whether other forms
-were sent before, and the kind of the page where there are enough of it. What is right often enough (`TRUSTED`) is the
-page that follows, and no model is asked. A page that the dream itself has shown at the address stands before all that
-were seen with other forms sent.
+similar forms were sent, on the same pages and with the same fields. How far a page is trusted is measured on the memory
+itself: how often the rule is right, each transition looked up in the other episodes of its site, and, where other forms
+were sent before, how often pages of this kind stay as they are at one address whatever was sent. What is right often
+enough (`TRUSTED`) is the page that follows, and no model is asked. A page that the dream itself has shown at the
+address stands before all that were seen with other forms sent.
 
 Of a remembered page that is not trusted the world model writes the change (`deltas`): the remembered page stands in the
 place of the page before, and the action, whose element is not on it, keeps its words. Nothing remembered: the world
@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TYPE_CHECKING, Literal, cast, get_args
 from urllib.parse import urlsplit
 
@@ -50,7 +51,9 @@ TRUSTED = 0.8
 MEASURED = 4000
 """Transitions that are looked up to measure how far rules can be trusted, at most: every second one and so on."""
 ENOUGH = 5
-"""Looked-up transitions from which on a kind of page is judged by itself."""
+"""Cases from which on a kind of page is judged by itself."""
+COMPARED = 40
+"""Pages of one address that are compared with each other, at most."""
 _SPOKEN = frozenset({"status", "alert"})
 """Roles of what a page says once, about the last action."""
 
@@ -91,13 +94,14 @@ class SiteMemory:
         self._seen: dict[Rule, dict[Key, list[Seen]]] = {rule: defaultdict(list) for rule in get_args(Rule)}
         self._links: dict[Key, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         self._right: dict[Hashable, list[bool]] = {}
+        self._stays: dict[str, list[bool]] = {}
         self.add(transitions)
 
     def __len__(self) -> int:
         return len(self._transitions)
 
     def add(self, transitions: Iterable[Transition]) -> None:
-        """Take more transitions, and measure again how far each rule can be trusted."""
+        """Take more transitions, and measure again how far pages can be trusted."""
         fresh = list(transitions)
         if not fresh:
             return
@@ -108,9 +112,19 @@ class SiteMemory:
                 site, episode = site_of_transition(one), episode_of(one)
                 for value in self._matches(site, one.observation, one.action, sent, episode):
                     right = is_sound(grade(Probe(one), Prediction(value.seen.page)), "content")
-                    for of in (value.rule, value.changed), (value.rule, value.changed, page_kind(value.seen.page.url)):
+                    for of in value.rule, (value.rule, page_kind(value.seen.page.url)):
                         outcomes[of].append(right)
-        self._right = outcomes
+        self._right, self._stays = outcomes, self._staying()
+
+    def _staying(self) -> dict[str, list[bool]]:
+        """By kind of page, '' for all: whether pages of one address are equal before which other forms were sent."""
+        stays: dict[str, list[bool]] = defaultdict(list)
+        for seen in self._seen["address"].values():
+            for one, other in combinations(seen[:COMPARED], 2):
+                if one.forms != other.forms and one.episode != other.episode:
+                    for kind in page_kind(one.page.url), "":
+                        stays[kind].append(one.page.nodes == other.page.nodes)
+        return stays
 
     def look_up(
         self, site: str, page: Observation, action: Action, sent: Forms, *, without: str = ""
@@ -134,13 +148,9 @@ class SiteMemory:
         """How often pages found so are right; the same action on the same page counts as right, as in `Recalling`."""
         if value.rule == "question" and not value.changed:
             return 1.0
-        pooled = self._right.get((value.rule, value.changed), [])
-        if not value.changed and len(pooled) < ENOUGH:
-            # A page is no less likely to be right for being seen in the same state.
-            pooled = [*pooled, *self._right.get((value.rule, True), [])]
-        own = self._right.get((value.rule, value.changed, page_kind(value.seen.page.url)), [])
-        right = own if len(own) >= ENOUGH else pooled
-        return (sum(right) + 1) / (len(right) + 2)
+        kind = page_kind(value.seen.page.url)
+        right = _share(self._right.get((value.rule, kind), []), self._right.get(value.rule, []))
+        return min(right, _share(self._stays.get(kind, []), self._stays.get("", []))) if value.changed else right
 
     def address_of(self, site: str, page: Observation, action: Action, without: str = "") -> str:
         """Where an action leads, as far as a link or the action itself says; '' where neither does."""
@@ -181,7 +191,7 @@ class SiteMemory:
         if not earlier:
             known.clear()
         sent = known[-1] if known else Counter()
-        known.append(with_form(sent, before, action))
+        known.append(with_form(sent, before, action, after))
         seen = Seen(after, episode, sent, _submits(action), done=bool(one.info.get(DONE)))
         self._seen["question"][_key(site, before.url, question(before, action))].append(seen)
         if not earlier:
@@ -246,11 +256,11 @@ class _OnSite:
         """The page that the memory trusts, one that this dream has shown, or what the world model makes of it."""
         memory = self._whole.memory
         sent = memory.sent_before(self._without, len(history)) if self._sent is None else self._sent
-        self._sent = with_form(sent, observation, action)
         value = memory.look_up(self._site, observation, action, sent, without=self._without)
         if value is None or value.changed or not value.trusted:
             own = self._own.get(memory.address_of(self._site, observation, action, self._without))
             if own is not None and own[1] == sent:
+                self._sent = sent
                 return Prediction(own[0], recalled=own[2])
         if value is not None and value.trusted:
             trust = None if value.trust == 1.0 else value.trust
@@ -261,14 +271,19 @@ class _OnSite:
             answer = await model.predict(base or observation, asked, seed=seed, history=history, goal=goal)
             prediction = replace(contracts.prediction(model, answer), base=base)
         page = prediction.next_observation
+        self._sent = with_form(sent, observation, action, page)
         if page is not None:
             self._own[page.url] = _without_notices(page), self._sent, prediction.recalled
         return prediction
 
 
-def with_form(sent: Forms, page: Observation, action: Action) -> Forms:
-    """`sent` with the form that an action on a page sends, where it sends one: its fields, and the page it is on."""
-    if not _submits(action):
+def with_form(sent: Forms, page: Observation, action: Action, after: Observation | None) -> Forms:
+    """`sent` with the form that an action on a page sends, where it may change the site: its fields, and its page.
+
+    A form whose fields stand in the address that it leads to asks only, as a search does.
+    """
+    asks = after is not None and after.url != page.url and "?" in after.url
+    if asks or not _submits(action):
         return sent
     fields = tuple((n.role, n.name, n.value, n.props) for n in page.nodes if n.value is not None or n.props)
     return sent + Counter([(page.url, _words(action), fields)])
@@ -302,6 +317,12 @@ def _without_notices(page: Observation) -> Observation:
     """The page as a second visit shows it: what was said about the last action is gone."""
     kept = [node for node in page.nodes if node.role not in _SPOKEN]
     return replace(page, notice="", nodes=tuple(replace(node, id=at) for at, node in enumerate(kept, start=1)))
+
+
+def _share(own: Sequence[bool], pooled: Sequence[bool]) -> float:
+    """The share of true ones after Laplace, of a kind of page by itself where there are enough, else of all kinds."""
+    values = own if len(own) >= ENOUGH else pooled
+    return (sum(values) + 1) / (len(values) + 2)
 
 
 def _key(site: str, url: str, what: Hashable) -> Key:
