@@ -192,8 +192,6 @@ class StepFacts:
     """The page that follows is a real one, which a memory gave."""
     imagined: bool = False
     """The page that follows is one that a world model wrote, in this step or before, or what code made of one."""
-    origins: str = ""
-    """Where each element of an `imagined` page comes from, a letter each (see `ORIGINS`); '' for a real page."""
     tokens: int = 0
     """Tokens that the world model generated for this step, in all attempts."""
     logprob: float | None = None
@@ -211,6 +209,8 @@ class StepFacts:
     """What keeps the agent out on the page that follows: a captcha, a login."""
     screenshot: str = ""
     """Path of a picture of the page that follows, for judges and reports; the policy does not see it."""
+    origins: str = ""
+    """Where each element of an `imagined` page comes from, a letter each (see `ORIGINS`); '' for a real page."""
 
 
 @dataclass(frozen=True, slots=True)
