@@ -22,7 +22,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import dynaweb
 from dynaweb.errors import EngineError
 
 TAIL = 200
@@ -51,7 +50,7 @@ class VllmProcess:
         self._show_all = "VLLM_LOGGING_LEVEL" in os.environ
         environment["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
         # Last, so that the package's neighbours hide nobody else's.
-        own = str(Path(dynaweb.__file__).parents[1])
+        own = str(Path(__file__).parents[3])
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), own]))
         with theirs:
             self._process = subprocess.Popen(
