@@ -1,4 +1,4 @@
-"""Trained delta, trained full-state and frozen base on the same data with the same budget, in one command:
+"""Trained delta, trained full-state and frozen base, with and without a memory of the site, in one command:
 
     python benchmarks/world_models.py --env sites miniwob --out runs/world-models
 
@@ -49,6 +49,13 @@ ARMS: Mapping[str, tuple[str, tuple[str, ...], bool]] = {
     "frozen, asked for the page": ("frozen-llm", ("wm.form=page",), False),
 }
 """Label of each arm: plugin, its settings, and whether it is fitted."""
+MEMORY: Mapping[str, str] = {
+    "delta with memory": "trained delta",
+    "full-state with memory": "trained full-state",
+    "frozen with memory": "frozen, asked for a delta",
+}
+"""Arms that are another one, with its weights, behind a memory of the held-out sites: of each question's site all that
+the other episodes have seen."""
 MEASURES = ("element_f1", "changed_f1", "exact", "role_f1", "url", "page_kind", "next_action", "invalid", "tokens")
 COMPARED = ("element_f1", "changed_f1", "exact", "url")
 """Measures in which delta must not be worse."""
@@ -100,15 +107,20 @@ def collect(given: argparse.Namespace, env: str, folder: Path) -> tuple[Path, Pa
 
 def score(given: argparse.Namespace, env: str, folder: Path, label: str, stores: tuple[Path, Path]) -> WorldModelScores:
     """Fit one arm, if it is fitted, and evaluate it."""
-    name, own, fitted = ARMS[label]
+    base = MEMORY.get(label, label)
+    name, own, fitted = ARMS[base]
     shared: dict[str, Any] = {"wm": name, "seed": given.seed, "model": given.model, "progress": True}
-    sets, where = [*settings(given, env), *own], folder / label.replace(",", "").replace(" ", "-")
+    sets = [*settings(given, env), *own]
+    where, fit = (folder / one.replace(",", "").replace(" ", "-") for one in (label, base))
     weights = None
     if fitted:
-        made = dynaweb.fit_world_model(overrides=sets, data=stores[0], out=where / "fit", **shared)
-        weights = made.weights
+        if base == label:
+            dynaweb.fit_world_model(overrides=sets, data=stores[0], out=fit / "fit", **shared)
+        weights = fit / "fit" / "checkpoints" / "world-model"
     else:
         sets.append(f"wm.store={stores[0]}")
+    if base != label:
+        sets.append("dream.memory=pages")
     scores: WorldModelScores = dynaweb.evaluate_world_model(
         overrides=sets, weights=weights, data=stores[1], horizon=given.horizon, out=where / "eval", **shared
     )
@@ -219,7 +231,7 @@ def compare(given: argparse.Namespace, env: str) -> tuple[list[str], dict[str, A
     """Everything for one environment: lines of Markdown, and plain data."""
     folder = given.out / env
     stores = collect(given, env, folder)
-    found = {label: score(given, env, folder, label, stores) for label in ARMS}
+    found = {label: score(given, env, folder, label, stores) for label in (*ARMS, *MEMORY)}
     said = verdict(found["trained delta"], found["trained full-state"])
     truth = true_answers(given, env, stores[1])
     shared, total = contamination(TransitionStore(stores[0]), TransitionStore(stores[1]))

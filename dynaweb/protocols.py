@@ -93,6 +93,18 @@ class WorldModel(Protocol):
 
 
 @runtime_checkable
+class RemembersSites(Protocol):
+    """A world model with a memory of sites offers this besides `predict`; a dream asks for it when it begins."""
+
+    def on_site(self, site: str, *, without: str = "") -> WorldModel:
+        """The world model of one dream on a site (`dynaweb.worldmodels.memory.site_of_task`).
+
+        What the episode `without` has seen is not remembered, so that it can be asked about that episode.
+        """
+        ...
+
+
+@runtime_checkable
 class TrainableWorldModel(WorldModel, Protocol):
     """A world model that can be fitted on real transitions."""
 

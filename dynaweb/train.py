@@ -38,7 +38,7 @@ from dynaweb.rl.importance import checked_correction, refuse_stale
 from dynaweb.rl.key import Mode, rl_key, stage_of
 from dynaweb.rl.refresh import Refresher
 from dynaweb.rl.replay import ReplayBuffer
-from dynaweb.rl.sources import JUDGED, OfflineRollouts, curriculum_of, dreaming_model, rollout_source
+from dynaweb.rl.sources import JUDGED, OfflineRollouts, curriculum_of, dream_memory, dreaming_model, rollout_source
 from dynaweb.rl.updater import Updater
 from dynaweb.rollout.agents import ModelPolicy
 from dynaweb.rollout.curriculum import outcomes_of
@@ -304,8 +304,9 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     experts = by_task(have.need("experts").episodes())
     demonstrations = [episode for few in by_task(have.need("demos").episodes()).values() for episode in few]
     world_model = dreaming_model(ctx, have)
-    source = rollout_source(ctx, have, world_model)
-    refresher = Refresher.of(ctx, have, world_model)
+    memory = dream_memory(ctx, have)
+    source = rollout_source(ctx, have, world_model, memory)
+    refresher = Refresher.of(ctx, have, world_model, memory)
     curriculum = curriculum_of(ctx, have, [few[0].task for few in experts.values()], playable(have.need("demos")))
     sampler: Sampler
     if have.offline is None:

@@ -82,8 +82,8 @@ class Node:
     """One element of an accessibility tree.
 
     `id` is the number shown to the model, 1..N in page order and valid for one observation only. `depth` is the
-    level in the tree (0 = top). `ref` is the environment's own handle of the element; it never reaches a model
-    and takes no part in comparisons.
+    level in the tree (0 = top). `ref` is the environment's own handle of the element, `address` where a link leads, as
+    an absolute address ('' = no link, or not known). Neither reaches a model nor takes part in comparisons.
     """
 
     id: int
@@ -93,6 +93,7 @@ class Node:
     props: Props = ()
     depth: int = 0
     ref: str | None = field(default=None, compare=False, repr=False)
+    address: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +174,11 @@ class Prompt:
 NO_PROMPT = Prompt()
 
 
+ORIGINS: Mapping[str, str] = {"r": "remembered", "c": "copied", "i": "invented"}
+"""Origins of the elements of a dreamed page. `r`: on a real page that a memory gave, or that the dream began on. `c`:
+the world model kept it of a page on which it was real. `i`: a world model wrote it, in this step or before."""
+
+
 class History(list[Action]):
     """The actions of an episode so far, oldest first, with the pages on which they were done.
 
@@ -200,7 +206,7 @@ class StepFacts:
     dreamed: bool = False
     """A world model was asked for the page that follows; `world_model_error` says whether it wrote none."""
     recalled: bool = False
-    """The page that follows is a real one, which a memory of the same step gave."""
+    """The page that follows is a real one, which a memory gave."""
     imagined: bool = False
     """The page that follows is one that a world model wrote, in this step or before, or what code made of one."""
     tokens: int = 0
@@ -220,6 +226,8 @@ class StepFacts:
     """What keeps the agent out on the page that follows: a captcha, a login."""
     screenshot: str = ""
     """Path of a picture of the page that follows, for judges and reports; the policy does not see it."""
+    origins: str = ""
+    """Where each element of an `imagined` page comes from, a letter each (see `ORIGINS`); '' for a real page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +395,7 @@ class Prediction:
     `logprob` is the mean natural-log probability of the tokens of the answer that was read (None = unknown),
     `answer_tokens` how many these are (0 = unknown), `tokens` how many were generated in all `attempts`; `confidence`
     the expected fidelity of the page in [0, 1], where it was calibrated. `recalled`: the page is a real one, which a
-    memory of the same step gave.
+    memory gave. `base` is the real page of the memory that the answer changes, None for the page before.
     """
 
     next_observation: Observation | None
@@ -402,3 +410,4 @@ class Prediction:
     confidence: float | None = None
     answer_tokens: int = 0
     recalled: bool = False
+    base: Observation | None = None

@@ -293,6 +293,11 @@ class Dream(Section):
     recall: bool = False
     """A step that exploration has taken, the same action on the same page, leads where it led in the real environment;
     the world model is asked about all others."""
+    memory: Annotated[Literal["none", "pages", "deltas"], Matters("rl", "world-model", "drift")] = "none"
+    """Dreams remember the site: `pages` that exploration and demonstrations have seen of it, found by the same action
+    on the same page, by the address of a link, or by a text that was sent before, follow as they were where the memory,
+    measured on itself, is right often enough; the world model imagines the others. `deltas`: of a remembered page that
+    is not trusted, the world model writes what changed since, and is fitted so. Takes the place of `recall`."""
     one_world: bool = True
     """Rollouts of a group dream in the same world: the same action on the same page leads to the same next page, as on
     a real site, and is computed once. False: every rollout samples its own."""

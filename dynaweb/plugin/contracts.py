@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from dynaweb.errors import PluginError
-from dynaweb.protocols import Credit, CreditInput, LossOutput
+from dynaweb.protocols import Credit, CreditInput, LossOutput, RemembersSites
 from dynaweb.types import Action, Judgement, Node, Observation, Prediction, Prompt, StepFacts, StepResult, Task
 
 if TYPE_CHECKING:
@@ -37,6 +37,12 @@ class CheckedWorldModel:
         """The model's own prediction."""
         answer = await self.world_model.predict(observation, action, seed=seed, history=history, goal=goal)
         return prediction(self.world_model, answer)
+
+    def on_site(self, site: str, *, without: str = "") -> CheckedWorldModel:
+        """The same for one dream on a site, where the model remembers sites."""
+        if not isinstance(self.world_model, RemembersSites):
+            return self
+        return CheckedWorldModel(self.world_model.on_site(site, without=without))
 
 
 def prediction(model: object, answer: Any) -> Prediction:

@@ -134,6 +134,8 @@ def _step(step: Step, after: Observation | None, pages: _Pages) -> Plain:
         data["next"] = pages.number(after)
         data["from"] = pages.origin(data["page"], data["next"])
     data["dreamed"], data["recalled"] = step.facts.dreamed, step.facts.recalled
+    if step.facts.origins:
+        data["origins"] = step.facts.origins
     return data
 
 

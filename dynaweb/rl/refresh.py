@@ -21,7 +21,7 @@ from dynaweb.pipeline.fit import new_trainer
 from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure
 from dynaweb.rollout.tasks import rotation
 from dynaweb.stages.demos import training_tasks
-from dynaweb.stages.world_model import held_out_sites, real_transitions, rows_for, to_predict
+from dynaweb.stages.world_model import held_out_sites, real_transitions, remembering, rows_for, to_predict
 from dynaweb.worldmodels.fidelity import transitions_of
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dynaweb.pipeline.context import RunContext
     from dynaweb.rollout.agents import Player
     from dynaweb.types import Trajectory, Transition
+    from dynaweb.worldmodels.site_memory import SiteMemory
 
 COLLECTED = "transitions.jsonl.gz"
 
@@ -42,30 +43,40 @@ class Refresher:
     """The world model of one RL stage, and the real transitions that it learns from.
 
     `explored` are the episodes of exploration; the sites of them that are held out stay held out. `before` is the RL
-    stage whose refreshed model this is: what it collected is learned from too.
+    stage whose refreshed model this is: what it collected is learned from too. `memory` is that of dreams: it takes
+    all that is collected.
     """
 
     def __init__(
-        self, ctx: RunContext, model: LoadedModel, explored: Sequence[Trajectory], before: Path | None = None
+        self,
+        ctx: RunContext,
+        model: LoadedModel,
+        explored: Sequence[Trajectory],
+        before: Path | None = None,
+        memory: SiteMemory | None = None,
     ) -> None:
-        self.ctx, self.model = ctx, model
+        self.ctx, self.model, self.memory = ctx, model, memory
         self.settings = ctx.recipe.wm_fit
         self._held_out = held_out_sites(ctx, explored)
         self._collected: list[Transition] = []
-        self._maker = ctx.models.world_model(model, temperature=0.0, held_out=self._held_out)
-        self._rows = rows_for(self._maker, to_predict(real_transitions(ctx, explored)))
+        known = real_transitions(ctx, explored)
+        plain = ctx.models.world_model(model, temperature=0.0, held_out=self._held_out)
+        self._maker = remembering(ctx, plain, known)
+        self._rows = rows_for(self._maker, to_predict(known))
         self._learn_from(_collected_by(before))
         self._refresh_updates = refresh_updates(ctx.recipe.rl.updates, self.settings.refresh_every)
         total = max(1, len(self._refresh_updates) * self.settings.refresh_steps)
         self.trainer = new_trainer(ctx, model, name="refresh", lr=self.settings.lr, total_steps=total, warmup=0)
 
     @classmethod
-    def of(cls, ctx: RunContext, have: Artifacts, model: LoadedModel | None) -> Refresher | None:
+    def of(
+        cls, ctx: RunContext, have: Artifacts, model: LoadedModel | None, memory: SiteMemory | None = None
+    ) -> Refresher | None:
         """The refresher of an RL stage; None where the recipe refreshes nothing."""
         if not ctx.recipe.wm_fit.refresh_every or model is None or have.explore is None:
             return None
         before = have.phase.before
-        return cls(ctx, model, have.explore.episodes(), before.folder if before is not None else None)
+        return cls(ctx, model, have.explore.episodes(), before.folder if before is not None else None, memory)
 
     async def after(self, done: int, player: Player) -> None:
         """Refresh, if it is time after `done` policy updates."""
@@ -121,6 +132,8 @@ class Refresher:
 
     def _learn_from(self, fresh: Sequence[Transition]) -> None:
         self._collected += fresh
+        if self.memory is not None:
+            self.memory.add(fresh)
         self._rows += rows_for(self._maker, to_predict(fresh))
 
     async def _collect(self, done: int, player: Player) -> list[Transition]:

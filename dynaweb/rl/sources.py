@@ -16,10 +16,12 @@ from dynaweb.rollout.group import RolloutSource
 from dynaweb.stages.curriculum import read_tasks
 from dynaweb.stages.demos import rl_tasks
 from dynaweb.stages.explore import recorded_starts
-from dynaweb.stages.world_model import calibration_of, held_out_sites, modelled, real_transitions
+from dynaweb.stages.world_model import calibration_of, held_out_sites, modelled, real_transitions, remembering
 from dynaweb.types import Task, Trajectory
 from dynaweb.worldmodels.calibration import Trusted
+from dynaweb.worldmodels.fidelity import transitions_of
 from dynaweb.worldmodels.memory import Recalling
+from dynaweb.worldmodels.site_memory import SiteMemory
 
 if TYPE_CHECKING:
     from dynaweb.pipeline.artifacts import Artifacts, LoadedModel
@@ -31,8 +33,21 @@ JUDGED = "offline-judged.jsonl.gz"
 """The recorded rollouts with their verdicts, in the scratch folder of a stage."""
 
 
-def rollout_source(ctx: RunContext, have: Artifacts, model: LoadedModel | None) -> RolloutSource:
-    """The seam: dreams from recorded start pages by a world model's weights (None: the base), or the real pages."""
+def dream_memory(ctx: RunContext, have: Artifacts) -> SiteMemory | None:
+    """What dreams remember: the real pages of exploration and demonstrations; None where the recipe has no memory."""
+    if not ctx.envs.dreams or ctx.recipe.dream.memory == "none" or have.explore is None:
+        return None
+    demos = have.demos.episodes() if have.demos is not None else []
+    return SiteMemory(transitions_of([*have.explore.episodes(), *demos]))
+
+
+def rollout_source(
+    ctx: RunContext, have: Artifacts, model: LoadedModel | None, memory: SiteMemory | None = None
+) -> RolloutSource:
+    """The seam: dreams from recorded start pages by a world model's weights (None: the base), or the real pages.
+
+    `memory` is that of dreams, which may grow meanwhile.
+    """
     dream = ctx.recipe.dream
     if not ctx.envs.dreams:
         rules = Rules(dream.longest, source="real", invalid_ends=dream.invalid_ends)
@@ -49,7 +64,9 @@ def rollout_source(ctx: RunContext, have: Artifacts, model: LoadedModel | None) 
     )
     auto = dream.horizon == "auto"
     trusted: WorldModel = Trusted(world_model, calibration_of(have.world_model)) if auto else world_model
-    if dream.recall:
+    if memory is not None:
+        trusted = remembering(ctx, trusted, memory)
+    elif dream.recall:
         trusted = Recalling(trusted, modelled(explored))
     make = ctx.envs.dream(trusted, starts, floor=dream.fidelity_floor if auto else 0.0)
     rules = Rules(dream.longest, source="dream", invalid_ends=dream.invalid_ends)

@@ -7,6 +7,7 @@ environment itself. Everything else is the same.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
@@ -17,7 +18,7 @@ from dynaweb.rollout.agents import ModelPolicy
 from dynaweb.rollout.episode import Episode, Finish, Rules, play_all
 from dynaweb.runs.seeding import derive
 from dynaweb.stats import nanmean
-from dynaweb.types import History, Step, Task, Trajectory
+from dynaweb.types import ORIGINS, History, Step, Task, Trajectory
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
@@ -155,9 +156,23 @@ def measures(trajectories: Sequence[Trajectory], advantages: Sequence[float]) ->
         "steps": float(sum(len(t.steps) for t in played)),
         "dreamed_steps": float(sum(step.facts.dreamed for t in played for step in t.steps)),
         "recalled_steps": float(sum(step.facts.recalled for t in played for step in t.steps)),
+        **origin_shares(played),
         "policy_tokens": float(sum(len(step.response_ids) for t in played for step in t.steps)),
         "world_model_tokens": float(sum(step.facts.tokens for t in played for step in t.steps)),
     }
+
+
+def origin_shares(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Where the elements of the pages that dreams showed come from: the share of each origin; {} without such pages."""
+    counts: Counter[str] = Counter()
+    for trajectory in trajectories:
+        pages = [*(step.observation for step in trajectory.steps[1:]), trajectory.final]
+        for step, page in zip(trajectory.steps, pages, strict=True):
+            if step.facts.imagined:
+                counts.update(step.facts.origins)
+            elif step.facts.recalled and page is not None:
+                counts["r"] += len(page.nodes)
+    return {f"{name}_elements": counts[letter] / counts.total() for letter, name in ORIGINS.items() if counts}
 
 
 # Group-safe expert mixing, and expert trajectories as tokens. A dream may be replaced only by an expert trajectory of

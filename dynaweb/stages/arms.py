@@ -129,8 +129,8 @@ def prerequisites(ctx: RunContext, arms: Sequence[ArmResult]) -> list[str]:
     sentences = []
     if ctx.envs.dreams:
         who = {"policy": "the SFT policy", "expert": "experts", "random": "random actions"}[recipe.explore.player]
-        recalled = recipe.dream.recall and recipe.rl.updates
-        use = "for the world model, and recalled in dreams" if recalled else "for the world model"
+        word = "remembered" if recipe.dream.memory != "none" else "recalled" if recipe.dream.recall else ""
+        use = f"for the world model, and {word} in dreams" if word and recipe.rl.updates else "for the world model"
         if recipe.explore.episodes:
             sentences.append(f"{recipe.explore.episodes} unrewarded real episodes of {who}, {use}.")
         if recipe.phases.count > 1:

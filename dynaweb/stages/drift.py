@@ -6,7 +6,7 @@ A stage of its own: what dreams are made with (temperature, end rules) may chang
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.errors import ConfigError
@@ -14,10 +14,12 @@ from dynaweb.pipeline.keys import stage_key
 from dynaweb.runs import write_json
 from dynaweb.stages.world_model import Material
 from dynaweb.worldmodels import open_loop as loop
+from dynaweb.worldmodels.memory import without_episode
 
 if TYPE_CHECKING:
     from dynaweb.pipeline.artifacts import Artifact
     from dynaweb.pipeline.context import RunContext
+    from dynaweb.protocols import Environment
     from dynaweb.runs import Stage
     from dynaweb.worldmodels.fidelity import Graded
 
@@ -59,8 +61,8 @@ async def open_loop(
     if not ctx.envs.dreams:
         raise ConfigError(f"env {ctx.recipe.env.name!r} has no dreams to follow episodes in; use --env dream")
 
-    def dreams(start_page: Any) -> Callable[[], Any]:
-        return ctx.envs.dream(world_model, start_page)
+    def dreams(chain: loop.Chain) -> Environment:
+        return ctx.envs.dream(without_episode(world_model, chain[0]), lambda task: chain[0].observation)()
 
     graded = await loop.drift(dreams, walks, seed=ctx.seed("drift"), live=ctx.models.lockstep.episode)
     return by_step(graded, horizon)

@@ -44,6 +44,7 @@ from dynaweb.worldmodels.fidelity import (
 )
 from dynaweb.worldmodels.memory import question
 from dynaweb.worldmodels.open_loop import follows
+from dynaweb.worldmodels.site_memory import Remembering, SiteMemory
 
 if TYPE_CHECKING:
     from dynaweb.config.keys import Activity
@@ -137,6 +138,14 @@ def real_transitions(ctx: RunContext, explored: Sequence[Trajectory]) -> list[Tr
     return [*transitions_of(fitted), *_extra(ctx, sites_of(held_out))]
 
 
+def remembering(ctx: RunContext, world_model: WorldModel, memory: Sequence[Transition] | SiteMemory) -> WorldModel:
+    """The world model as dreams ask it: behind a memory of real transitions, where the recipe has one."""
+    if ctx.recipe.dream.memory == "none":
+        return world_model
+    sites = memory if isinstance(memory, SiteMemory) else SiteMemory(memory)
+    return Remembering(world_model, sites, deltas=ctx.recipe.dream.memory == "deltas")
+
+
 def held_out_sites(ctx: RunContext, explored: Sequence[Trajectory]) -> set[str]:
     """The sites of exploration that nothing may be fitted on."""
     return sites_of(holdout_split(ctx, explored)[1])
@@ -200,13 +209,15 @@ class Questions:
 class Material:
     """What a world model is made from and measured on. `known` is fitted (nothing, for a model that is not), `real` are
     all transitions of those sites, `away` those of the held-out sites that need a model (for early stopping), `walks`
-    the whole real episodes there."""
+    the whole real episodes there. `memory` is what dreams remember: every real transition of all sites, of which a
+    question forgets those of its own episode."""
 
     known: list[Transition]
     real: list[Transition]
     away: list[Transition]
     questions: Questions
     walks: list[Transition]
+    memory: Sequence[Transition] = ()
 
     @property
     def held_out(self) -> set[str]:
@@ -215,10 +226,11 @@ class Material:
         return {transition_site(one) for one in (*self.away, *self.walks, *probes)}
 
     def world_model(self, ctx: RunContext, model: LoadedModel, *, temperature: float) -> WorldModel:
-        """The chosen world model on these weights, with no example of a held-out site."""
-        return ctx.models.world_model(
+        """The chosen world model on these weights, with no example of a held-out site, as dreams ask it."""
+        world_model = ctx.models.world_model(
             model, temperature=temperature, transitions=lambda: self.real, held_out=self.held_out
         )
+        return remembering(ctx, world_model, self.memory)
 
     @classmethod
     def of_episodes(cls, ctx: RunContext, explored: Sequence[Trajectory], demos: Sequence[Trajectory]) -> Material:
@@ -229,7 +241,8 @@ class Material:
         here = {transition_site(transition) for transition in real}
         demonstrated = transitions_of(demo for demo in demos if demo.task.site_key not in here)
         walks = [*demonstrated, *transitions_of(held_out)]
-        return cls(to_predict(real) if trains(ctx) else [], real, modelled(held_out), questions, walks)
+        memory = [*real, *transitions_of(held_out), *transitions_of(demos)]
+        return cls(to_predict(real) if trains(ctx) else [], real, modelled(held_out), questions, walks, memory)
 
     @classmethod
     def of_store(cls, ctx: RunContext, path: Path) -> Material:
@@ -238,13 +251,14 @@ class Material:
         real, away = split_by(list(existing(path)), transition_site, holdout, seed=ctx.seed("holdout"))
         real = [*real, *_extra(ctx, {transition_site(transition) for transition in away})]
         questions = Questions(not_fitted(probes_in(away), to_predict(real)), [], away)
-        return cls(to_predict(real) if trains(ctx) else [], real, to_predict(away), questions, away)
+        known = to_predict(real) if trains(ctx) else []
+        return cls(known, real, to_predict(away), questions, away, [*real, *away])
 
     @classmethod
     def for_evaluation(cls, path: Path) -> Material:
         """A transition store of which nothing was fitted: all of it is asked about."""
         items = list(existing(path))
-        return cls([], [], to_predict(items), Questions(probes_in(items)[:MAX_PROBES], [], items), items)
+        return cls([], [], to_predict(items), Questions(probes_in(items)[:MAX_PROBES], [], items), items, items)
 
 
 def probes(transitions: Sequence[Transition]) -> list[Probe]:
@@ -296,7 +310,8 @@ async def _fit(ctx: RunContext, stage: Stage, model: LoadedModel, material: Mate
     from dynaweb.pipeline.fit import with_adapters
 
     settings = ctx.recipe.wm_fit
-    world_model = ctx.models.world_model(model, temperature=0.0, held_out=material.held_out)
+    plain = ctx.models.world_model(model, temperature=0.0, held_out=material.held_out)
+    world_model = remembering(ctx, plain, material.real)
     rows = rows_for(world_model, material.known)
     watch = None
     if settings.validate_every and material.away:
@@ -350,7 +365,7 @@ async def calibrate_on(
             transition_site(probe.transition),
         )
         for probe, answer in zip(questions, answers, strict=True)
-        if answer.next_observation is not None
+        if answer.next_observation is not None and not answer.recalled
     ]
     return calibrate(cases)
 

@@ -6,6 +6,7 @@ pages        the same for the whole next page
 prompts      the question in words, for chat models, servers and the data of other trainers
 attempts     answers sampled until one can be read
 memory       real transitions: recalled where a dream repeats them, retrieved where it is like them
+site_memory  the real pages of the site that is dreamed of, remembered before a model imagines
 fidelity     one step against real pages
 open_loop    errors that add up over the steps of a dream
 calibration  how far a dream can be trusted

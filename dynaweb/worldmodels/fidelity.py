@@ -19,6 +19,7 @@ from dynaweb.stats import COUNT, MEAN, PROPORTION, SCORE, TRIES, Estimate, Kind,
 from dynaweb.types import Action, Observation, Prediction, Step, StepFacts, Task, Trajectory, Transition
 from dynaweb.worldmodels.change import DONE, GOAL, HISTORY, goal_of, history_of
 from dynaweb.worldmodels.dynamics import in_page, needs_prediction, refusal
+from dynaweb.worldmodels.memory import without_episode
 
 if TYPE_CHECKING:
     from dynaweb.protocols import WorldModel
@@ -45,7 +46,7 @@ async def predictions(world_model: WorldModel, probes: Sequence[Probe], *, seed:
 
     async def one(index: int, transition: Transition) -> Prediction:
         try:
-            answer = await world_model.predict(
+            answer = await without_episode(world_model, transition).predict(
                 transition.observation,
                 transition.action,
                 seed=derive(seed, "probe", index),

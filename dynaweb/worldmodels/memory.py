@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dynaweb.plugin import contracts
-from dynaweb.types import Action, Observation, Prediction, Transition
+from dynaweb.protocols import RemembersSites
+from dynaweb.types import Action, Observation, Prediction, Task, Transition
 from dynaweb.worldmodels.change import DONE
 
 if TYPE_CHECKING:
@@ -59,6 +60,32 @@ def question(page: Observation, action: Action) -> Question:
     says as much on the same page.
     """
     return replace(page, notice=""), replace(action, target_role="", target_name="")
+
+
+# Which site and episode a transition belongs to, for models that remember sites.
+
+
+def site_of_task(task: Task) -> str:
+    """The generated site that a task plays on; '' where its environment names none, so that hosts tell sites apart."""
+    return task.site_key if task.meta.get("site_seed") is not None else ""
+
+
+def site_of_transition(transition: Transition) -> str:
+    """`site_of_task` of the task that the transition was seen in."""
+    site = str(transition.info.get("site", ""))
+    return site if site != transition.task_id else ""
+
+
+def episode_of(one: Transition) -> str:
+    """The episode, told apart from others of the same name in other stages."""
+    return f"{one.source}:{one.info.get('episode', '')}"
+
+
+def without_episode(world_model: WorldModel, transition: Transition) -> WorldModel:
+    """The world model to ask about an episode: one that remembers sites forgets what that very episode has seen."""
+    if not isinstance(world_model, RemembersSites):
+        return world_model
+    return world_model.on_site(site_of_transition(transition), without=episode_of(transition))
 
 
 class Retriever:

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 
 Chain = Sequence[Transition]
 """The transitions of one episode, in order and without gaps."""
-StartPage = Callable[[Task], Observation | None]
-Dreams = Callable[[StartPage], Callable[[], "Environment"]]
-"""Given recorded start pages, what makes dream environments."""
+Dreams = Callable[[Chain], "Environment"]
+"""Makes a dream that starts on the first page of a real episode."""
 
 
 def chains(transitions: Iterable[Transition], *, longest: int) -> list[list[Transition]]:
@@ -56,13 +55,11 @@ async def drift(
     live: Callable[[], AbstractAsyncContextManager[Any]],
 ) -> list[list[Graded]]:
     """The measures of every step of every chain. `live` is `Lockstep.episode`, so that dreams share batches."""
-    pages = {f"drift/{index}": chain[0].observation for index, chain in enumerate(episodes) if chain}
-    make = dreams(lambda task: pages.get(task.id))
 
     async def one(index: int, chain: Chain) -> list[Graded]:
         async with live():
             task = Task(f"drift/{index}", goal_of(chain[0]), chain[0].observation.url)
-            return await _follow(make(), task, chain, derive(seed, "drift", index))
+            return await _follow(dreams(chain), task, chain, derive(seed, "drift", index))
 
     return await asyncio.gather(*(one(index, chain) for index, chain in enumerate(episodes) if chain))
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from dynaweb.types import (
     Task,
     Trajectory,
 )
+from dynaweb.web.page.text import render
 
 texts = st.text(max_size=8) | st.sampled_from(["</script>", "\u2028\n", "\ud800", "$", "@", "page"])
 numbers = st.integers(-(2**70), 2**70) | st.floats()
@@ -102,6 +104,13 @@ def test_nodes_are_short_and_carry_no_browser_handle() -> None:
     assert read(data, Observation).nodes[0].ref is None
 
 
+def test_where_a_link_leads_is_kept_and_no_part_of_what_a_page_is() -> None:
+    page = Observation("http://a/", (Node(1, "link", "Home", address="http://a/home"),))
+    back = read(to_json(page), Observation)
+    assert back.nodes[0].address == "http://a/home"
+    assert back == replace(page, nodes=(Node(1, "link", "Home"),)) and "home" not in render(back)
+
+
 def test_what_cannot_be_read_back_is_refused_when_it_is_written() -> None:
     with pytest.raises(TypeError, match="cannot write a set"):
         to_json(Task("t", "", "http://a/", meta={"sites": {1, 2}}))
@@ -113,7 +122,7 @@ def test_what_cannot_be_read_back_is_refused_when_it_is_written() -> None:
         ({"$": "Nothing"}, "unknown class 'Nothing'"),
         ({"$": "Action", "kind": "click", "colour": "red"}, "colour"),
         ({"$": "Action"}, "incomplete"),
-        ({"$": "Node", "v": [1, "link", "x", None, [], 0, 7]}, "at most 6"),
+        ({"$": "Node", "v": [1, "link", "x", None, [], 0, "http://a/", 7]}, "at most 7"),
         ({"$": "Trajectory"}, "incomplete"),
     ],
 )

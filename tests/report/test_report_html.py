@@ -296,6 +296,20 @@ def test_a_dream_says_that_it_is_one(show: Open, way: str) -> None:
     assert "update 7" in page.locator(".detail .chips").inner_text()
 
 
+def test_elements_of_a_dreamed_page_are_coloured_by_where_they_come_from(show: Open) -> None:
+    dream = episode(3, "success", "dream")
+    letters = "rci" + "c" * (len(dream.steps[1].observation.nodes) - 3)
+    facts = replace(dream.steps[0].facts, imagined=True, origins=letters)
+    dream = replace(dream, steps=(replace(dream.steps[0], facts=facts), *dream.steps[1:]))
+    page = show(render(ReportData("x", samples=(Sample("dreams", dream, 7),))))
+    after = page.locator(".page").nth(1)
+    counts = {"r": ("remembered", 1), "c": ("copied", len(letters) - 2), "i": ("invented", 1)}
+    for word, count in counts.values():
+        assert after.locator(f".lines .{word}").count() == count
+    words = ", ".join(f"{count} {word}" for word, count in counts.values())
+    assert after.locator(".origins").inner_text() == f"Elements: {words}"
+
+
 def test_filters_search_and_keys(show: Open, html: str) -> None:
     page = show(html)
     total = len(fake_report().samples)

@@ -44,7 +44,7 @@ PHASES = (
     *("judge_fit.episodes=16", "judge_fit.steps=2", "model.threads=1"),
 )
 RUNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "smoke": ("smoke", ("env.task_settings.driver=static",)),
+    "smoke": ("smoke", ("env.task_settings.driver=static", "dream.memory=deltas")),
     "everything": ("dynaweb", EVERYTHING),
     "phases": ("webrl", PHASES),
 }

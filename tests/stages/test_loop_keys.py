@@ -319,6 +319,10 @@ def test_what_an_update_learns_from(mode: str, learned: list[tuple[float | None,
         ((), "7 unrewarded real episodes of the SFT policy, for the world model, and recalled in dreams."),
         (("rl.updates=0",), "7 unrewarded real episodes of the SFT policy, for the world model."),
         (("dream.recall=false",), "7 unrewarded real episodes of the SFT policy, for the world model."),
+        (
+            ("dream.memory=pages",),
+            "7 unrewarded real episodes of the SFT policy, for the world model, and remembered in dreams.",
+        ),
         (("explore.episodes=0", "explore.player=random"), None),
     ],
 )

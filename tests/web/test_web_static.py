@@ -15,8 +15,8 @@ from dynaweb.errors import BrowserError
 from dynaweb.types import Action, ActionKind, Node, Observation
 from dynaweb.web.page.view import compact_view
 from dynaweb.web.session import Session
+from dynaweb.web.static.addresses import resolve_url
 from dynaweb.web.static.dom import load
-from dynaweb.web.static.forms import resolve_url
 from dynaweb.web.static.session import StaticSession
 
 T = TypeVar("T")

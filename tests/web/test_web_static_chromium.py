@@ -202,7 +202,9 @@ async def chromium(urls: UrlMap) -> AsyncIterator[Session]:
 
 
 def lines(page: Observation) -> list[str]:
-    return render(page).split("\n")
+    """What a model reads of a page, then where its links lead, which no model reads."""
+    addresses = [f"{node.id} {node.address}" for node in page.nodes if node.address]
+    return [*render(page).split("\n"), *addresses]
 
 
 async def look(session: Session, url: str) -> list[str]:

@@ -164,8 +164,8 @@ def walk(count: int, *, task: str = "t", episode: str = "e") -> list[Transition]
 
 
 def run_drift(model: Any, chain: list[Transition]) -> list[dict[str, float | None]]:
-    def dreams(start: Any) -> Any:
-        return lambda: DreamEnvironment(model, start)
+    def dreams(steps: Sequence[Transition]) -> DreamEnvironment:
+        return DreamEnvironment(model, lambda task: steps[0].observation)
 
     return asyncio.run(drift(dreams, [chain], seed=0, live=contextlib.nullcontext))[0]
 

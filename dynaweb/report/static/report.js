@@ -261,7 +261,9 @@ function pages(all, step) {
   const element = node("div", { class: "pages" }, panel("Page", before, lines));
   if (step.next === undefined) return element;
   const title = step.dreamed ? "Next page, dreamed" : step.recalled ? "Next page, recalled" : "Next page";
-  element.append(step.next === step.page ? unchanged(title, all[step.next]) : changes(title, before, all[step.next], step.from));
+  const next = step.next === step.page ? unchanged(title, all[step.next]) : changes(title, before, all[step.next], step.from, null, step.origins);
+  if (step.origins) next.append(node("p", { class: "origins" }, originCounts(step.origins)));
+  element.append(next);
   if (step.real !== undefined) element.append(compared(all[step.next], all[step.real], step));
   return element;
 }
@@ -278,8 +280,18 @@ function compared(dream, real, step) {
   return element;
 }
 
-// Lines of `page`, coloured by what became of those of `before`; `words` name the three counts.
-function changes(title, before, page, from, words) {
+const ORIGINS = { r: "remembered", c: "copied", i: "invented" };
+
+// Where the elements of a dreamed page come from, in words.
+function originCounts(letters) {
+  const counts = Object.entries(ORIGINS).map(([letter, word]) => [letters.split(letter).length - 1, word]);
+  return "Elements: " + counts.filter(([count]) => count).map(([count, word]) => `${count} ${word}`).join(", ");
+}
+
+// Lines of `page`, coloured by what became of those of `before`; `words` name the three counts. `origins` has a letter
+// for each line of a dreamed page, which colours its right edge.
+function changes(title, before, page, from, words, origins) {
+  const colour = (kind, at) => (origins && ORIGINS[origins[at]] ? `${kind} ${ORIGINS[origins[at]]}` : kind);
   const survivors = new Set(from.filter((code) => code >= 0).map((code) => code >> 1));
   const lines = [];
   let fresh = [];
@@ -289,12 +301,12 @@ function changes(title, before, page, from, words) {
   };
   from.forEach((code, at) => {
     if (code < 0) {
-      fresh.push(line(page.lines[at], "added", "+"));
+      fresh.push(line(page.lines[at], colour("added", at), "+"));
       return;
     }
     // What went stands before what came in its place.
     removeUpTo(code >> 1);
-    lines.push(...fresh, code & 1 ? line(page.lines[at], "changed", "~") : line(page.lines[at], "kept", ""));
+    lines.push(...fresh, code & 1 ? line(page.lines[at], colour("changed", at), "~") : line(page.lines[at], colour("kept", at), ""));
     fresh = [];
   });
   removeUpTo(before.lines.length);

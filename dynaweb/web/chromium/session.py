@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
@@ -253,6 +254,8 @@ class ChromiumSession:
             nodes = _GONE
         elif tab.failed_url or url.startswith("chrome-error:"):
             url, title, nodes = tab.failed_url or url, "", _UNAVAILABLE
+        if pool.urls.origins:
+            nodes = tuple(replace(n, address=pool.urls.canonical(n.address)) if n.address else n for n in nodes)
         opened.notices.extend(self._remarks(tab))
         notice = "; ".join(dict.fromkeys(opened.notices))
         opened.notices.clear()

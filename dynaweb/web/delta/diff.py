@@ -57,8 +57,7 @@ def apply(before: Observation, delta: Delta) -> Observation:
     url = before.url if delta.url is None else delta.url
     title = before.title if delta.title is None else delta.title
     nodes = tuple(
-        Node(number, node.role, node.name, node.value, node.props, node.depth)
-        for number, node in enumerate(_rebuild(before.nodes, delta.ops), start=1)
+        replace(node, id=number, ref=None) for number, node in enumerate(_rebuild(before.nodes, delta.ops), start=1)
     )
     tabs = tuple(Tab(title, url, True) if tab.current else tab for tab in before.tabs)
     truncated = before.truncated if delta.truncated is None else delta.truncated

@@ -24,6 +24,8 @@ VERBOSE = frozenset(PROPERTIES).union(
 )
 """Properties that the texts of benchmarks show, false ones too; none that names nodes or addresses, or passes by."""
 
+ADDRESS_LIMIT = 2000
+"""Characters of the longest address of a link that is kept."""
 TEXT = "StaticText"
 _LAYOUT = frozenset({"InlineTextBox", "ListMarker"})
 _PICKERS = frozenset({"Date", "DateTime", "InputTime", "ColorWell", "Month", "Week"})
@@ -132,7 +134,15 @@ def _read_node(item: Mapping[str, Any], depth: int, frame: str, verbose: bool) -
     if rich_text or role in _PICKERS:
         role = "textbox"
     props = _verbose(own) if verbose else _props(role, own)
-    return Node(0, role, name, value, props, depth, _ref(frame, backend))
+    address = link_address(_text({"value": own.get("url")})) if role == "link" else ""
+    return Node(0, role, name, value, props, depth, _ref(frame, backend), address)
+
+
+def link_address(url: str) -> str:
+    """The address of a link as observations keep it: '' for what is none of a page, or holds a login."""
+    scheme, mark, rest = url.partition("://")
+    kept = scheme in ("http", "https", "file") and mark and len(url) <= ADDRESS_LIMIT
+    return url if kept and "@" not in rest.partition("/")[0] else ""
 
 
 def _props(role: str, own: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -165,4 +175,4 @@ def _ref(frame: str, backend: int | None) -> str | None:
 
 
 def _deeper(node: Node, by: int) -> Node:
-    return Node(0, node.role, node.name, node.value, node.props, node.depth + by, node.ref)
+    return Node(0, node.role, node.name, node.value, node.props, node.depth + by, node.ref, node.address)

@@ -167,9 +167,7 @@ def filtered_view(raw: Sequence[Node], keep: Keep, *, max_nodes: int = MAX_NODES
             if len(nodes) == max_nodes:
                 return Viewed(tuple(nodes), truncated=True)
             depth = sum(level[2] for level in above)
-            nodes.append(
-                Node(len(nodes) + 1, clipped.role, clipped.name, clipped.value, clipped.props, depth, node.ref)
-            )
+            nodes.append(replace(clipped, id=len(nodes) + 1, depth=depth, ref=node.ref))
         above.append((ends[index], clipped.name if clipped is not None else "", stays))
     return Viewed(tuple(nodes))
 
@@ -181,7 +179,7 @@ def _clipped(node: Node) -> Node | None:
         return None
     name = clip(node.name, VALUE_LIMIT if role == TEXT else NAME_LIMIT)
     value = None if node.value is None else clip(node.value, VALUE_LIMIT)
-    return Node(0, role, name, value, node.props)
+    return Node(0, role, name, value, node.props, address=node.address)
 
 
 VIEWS: dict[str, Callable[..., Viewed]] = {"compact": compact_view, "full": full_view}
@@ -298,7 +296,8 @@ class _Compact:
         if options:
             props += (("options", options),)
         role = _RENAMED.get(node.role, node.role)
-        self.nodes.append(Node(len(self.nodes) + 1, role, clip(name), _value(node, bool(options)), props, ref=node.ref))
+        value = _value(node, bool(options))
+        self.nodes.append(Node(len(self.nodes) + 1, role, clip(name), value, props, 0, node.ref, node.address))
 
 
 def _value(node: Node, native_select: bool) -> str | None:
@@ -371,4 +370,4 @@ def _full_node(node: Node, number: int, depth: int, options: str) -> Node:
     limit = VALUE_LIMIT if node.role == TEXT else NAME_LIMIT
     value = _value(node, bool(options)) if node.role == "combobox" else node.value and node.value[:VALUE_LIMIT]
     role = "generic" if node.role == "none" else node.role
-    return Node(number, role, clip(node.name, limit), value, props, depth, node.ref)
+    return Node(number, role, clip(node.name, limit), value, props, depth, node.ref, node.address)

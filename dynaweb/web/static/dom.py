@@ -20,7 +20,9 @@ from lxml import etree
 from dynaweb.types import Node
 from dynaweb.web.actions.rules import TEXTBOXES
 from dynaweb.web.page.options import option_labels
+from dynaweb.web.page.tree import link_address
 from dynaweb.web.page.view import NAME_LIMIT
+from dynaweb.web.static.addresses import resolve_url
 
 # lxml has no type stubs; an element is what lxml gives.
 Element = Any
@@ -197,7 +199,10 @@ class StaticPage:
         self.elements.append(element)
         named = role in _FROM_CONTENT or element.tag in CONTROLS or role == "dialog" or role == "image"
         value = self._displayed_value(element, role)
-        return Node(0, role, self.name(element, role) if named else "", value, self._props(element, role), depth, ref)
+        name = self.name(element, role) if named else ""
+        href = element.get("href") if role == "link" else None
+        address = link_address(resolve_url(self.url, href)) if href is not None else ""
+        return Node(0, role, name, value, self._props(element, role), depth, ref, address)
 
     def _displayed_value(self, element: Element, role: str) -> str | None:
         if role not in TEXTBOXES and role != "combobox":

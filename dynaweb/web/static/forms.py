@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from urllib.parse import quote_from_bytes, quote_plus, urljoin, urlsplit
+from urllib.parse import quote_plus
 
 from dynaweb.web.actions.rules import TEXTBOXES
+from dynaweb.web.static.addresses import resolve_url
 from dynaweb.web.static.dom import (
     Element,
     StaticPage,
@@ -22,13 +23,9 @@ from dynaweb.web.static.dom import (
     role_of,
 )
 
-INVALID = "about:invalid"
 FormState = dict[tuple[str, str, str], list[str | None]]
 """What controls held, by (action of their form, name, type), in page order; None for what the page itself says."""
 
-_PATH_UNSAFE = re.compile(r"[^!$-;=@-Z\[-\]_a-z~]")
-_QUERY_UNSAFE = re.compile(r"[^!$-&(-;=?-~]")
-_FRAGMENT_UNSAFE = re.compile(r"[^!#-;=?-_a-~]")
 _BUTTONS = frozenset({"submit", "image"})
 _SINGLE_LINE = frozenset(
     {"text", "search", "url", "tel", "email", "password", "number", "date", "time", "month", "week"}
@@ -42,32 +39,6 @@ class Request:
 
     url: str
     body: str | None = None
-
-
-def resolve_url(base: str, reference: str) -> str:
-    """The absolute address of a link as a browser writes it: unsafe and non-ASCII characters percent-encoded.
-
-    References that are no address, such as `http://[`, give `about:invalid`.
-    """
-    try:
-        return _resolve(base.partition("#")[0], reference.strip().translate({9: None, 10: None, 13: None}))
-    except ValueError:
-        return INVALID
-
-
-def _resolve(base: str, reference: str) -> str:
-    address, hash_mark, fragment = reference.partition("#")
-    path, query_mark, query = address.partition("?")
-    if path or query_mark:
-        # Joined without the query, because `urljoin` takes an empty one for none.
-        base = urljoin(base.partition("?")[0], path.replace("\\", "/")) + (f"?{query}" if query_mark else "")
-    parts = urlsplit(base)
-    if parts.scheme not in ("http", "https"):
-        return f"{base}{hash_mark}{fragment}"
-    host = parts.netloc.lower().removesuffix(":80" if parts.scheme == "http" else ":443")
-    query = f"?{_encode(_QUERY_UNSAFE, parts.query)}" if "?" in base else ""
-    tail = f"#{_encode(_FRAGMENT_UNSAFE, fragment)}" if hash_mark else ""
-    return f"{parts.scheme}://{host}{_encode(_PATH_UNSAFE, parts.path) or '/'}{query}{tail}"
 
 
 def encode(entries: Iterable[tuple[str, str]]) -> str:
@@ -274,9 +245,3 @@ def _number(text: str) -> float | None:
 def _plus(text: str) -> str:
     crlf = text.replace("\r\n", "\n").replace("\n", "\r\n")
     return quote_plus(crlf, safe="*").replace("~", "%7E")
-
-
-def _encode(unsafe: re.Pattern[str], text: str) -> str:
-    if not unsafe.search(text):
-        return text
-    return unsafe.sub(lambda match: match[0] if match[0] == "%" else quote_from_bytes(match[0].encode(), safe=""), text)

@@ -25,6 +25,7 @@ from dynaweb.web.chromium.network import LOOPBACK
 from dynaweb.web.page.view import NAME_LIMIT, compact_view
 from dynaweb.web.quoting import quote
 from dynaweb.web.session import with_scheme
+from dynaweb.web.static.addresses import resolve_url
 from dynaweb.web.static.dom import (
     Element,
     StaticPage,
@@ -43,7 +44,6 @@ from dynaweb.web.static.forms import (
     is_submit,
     on_enter,
     reset,
-    resolve_url,
     restore_state,
     save_state,
     submit,

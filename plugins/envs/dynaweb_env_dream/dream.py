@@ -14,11 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dynaweb.errors import EngineError, MissingError
-from dynaweb.protocols import DreamContext, PluginContext
+from dynaweb.protocols import DreamContext, PluginContext, RemembersSites
 from dynaweb.runs.seeding import derive
 from dynaweb.types import Action, Judgement, Observation, Prediction, StepFacts, StepResult, Tab, Task, Trajectory
+from dynaweb.web.delta.diff import match
 from dynaweb.web.page.text import render
 from dynaweb.worldmodels.dynamics import in_page, refusal
+from dynaweb.worldmodels.memory import site_of_task
 
 if TYPE_CHECKING:
     from dynaweb.protocols import Environment, ExpertPolicy, WorldModel
@@ -31,25 +33,29 @@ BLANK = Observation(url="about:blank", nodes=())
 
 @dataclass
 class _DreamTab:
-    """One tab: its page, whether a world model imagined it, and the pages behind and ahead of it with the same."""
+    """One tab: its page, whether a world model imagined it, and the pages behind and ahead of it with the same.
+
+    `origins` has a letter for each element of the page (`dynaweb.types.ORIGINS`), '' on a page without elements.
+    """
 
     page: Observation
     imagined: bool = False
-    back: list[tuple[Observation, bool]] = field(default_factory=list)
-    ahead: list[tuple[Observation, bool]] = field(default_factory=list)
+    origins: str = ""
+    back: list[tuple[Observation, bool, str]] = field(default_factory=list)
+    ahead: list[tuple[Observation, bool, str]] = field(default_factory=list)
 
-    def visit(self, page: Observation, *, imagined: bool, submitted: bool) -> None:
+    def visit(self, page: Observation, *, imagined: bool, submitted: bool, origins: str) -> None:
         """Show a predicted page; a new address or a submitted form is a new entry of the history, as in a browser."""
         if submitted or page.url != self.page.url:
-            self.back.append((self.page, self.imagined))
+            self.back.append((self.page, self.imagined, self.origins))
             self.ahead.clear()
-        self.page, self.imagined = page, imagined
+        self.page, self.imagined, self.origins = page, imagined, origins
 
-    def travel(self, origin: list[tuple[Observation, bool]], goal: list[tuple[Observation, bool]]) -> bool:
+    def travel(self, origin: list[tuple[Observation, bool, str]], goal: list[tuple[Observation, bool, str]]) -> bool:
         """Take one entry from `origin`, leaving the current page on `goal`; False without an entry."""
         if origin:
-            goal.append((self.page, self.imagined))
-            page, self.imagined = origin.pop()
+            goal.append((self.page, self.imagined, self.origins))
+            page, self.imagined, self.origins = origin.pop()
             self.page = replace(page, notice="")
             return True
         return False
@@ -70,6 +76,7 @@ class DreamEnvironment:
         self.world_model = world_model
         self.start_page = start_page
         self.floor = floor
+        self._predicts: WorldModel = world_model
         self._trust = 1.0
         self._tabs: list[_DreamTab] = []
         self._current = 0
@@ -82,7 +89,10 @@ class DreamEnvironment:
         start = self.start_page(task)
         if start is None:
             raise MissingError(f"no start page was recorded for task {task.id!r}; explore it in its environment first")
-        self._tabs, self._current, self._actions, self._seed = [_DreamTab(start)], 0, [], seed
+        self._tabs = [_DreamTab(start, origins="r" * len(start.nodes))]
+        self._current, self._actions, self._seed = 0, [], seed
+        remembers = isinstance(self.world_model, RemembersSites)
+        self._predicts = self.world_model.on_site(site_of_task(task)) if remembers else self.world_model
         self._goal = task.intent
         self._trust = 1.0
         return start
@@ -131,7 +141,7 @@ class DreamEnvironment:
     async def _dream(self, page: Observation, action: Action) -> StepResult:
         seed = derive(self._seed, "predict", render(page, "compact"), repr(action))
         try:
-            prediction = await self.world_model.predict(
+            prediction = await self._predicts.predict(
                 page, action, seed=seed, history=tuple(self._actions), goal=self._goal
             )
         except EngineError as error:
@@ -147,14 +157,18 @@ class DreamEnvironment:
             return StepResult(page, done=True, facts=replace(facts, untrusted=why))
         clicked = page.node(action.target) if action.kind == "click" and action.target is not None else None
         submitted = action.enter or (clicked and clicked.role) == "button"
-        self._tab.visit(prediction.next_observation, imagined=not prediction.recalled, submitted=submitted)
+        origins = _origins(page, self._tab.origins, prediction.next_observation, prediction)
+        self._tab.visit(
+            prediction.next_observation, imagined=not prediction.recalled, submitted=submitted, origins=origins
+        )
         return self._here(done=prediction.done, facts=facts)
 
     def _here(self, *, done: bool = False, error: str = "", facts: StepFacts | None = None) -> StepResult:
         """The current page; a refusal is also its notice, as a real session shows it."""
         if error:
             self._tab.page = replace(self._tab.page, notice=error)
-        facts = replace(facts or StepFacts(), imagined=self._tab.imagined)
+        origins = self._tab.origins if self._tab.imagined else ""
+        facts = replace(facts or StepFacts(), imagined=self._tab.imagined, origins=origins)
         return StepResult(self._tab.page, done=done, error=error, facts=facts)
 
     def _change_tab(self, action: Action) -> StepResult:
@@ -178,6 +192,20 @@ class DreamEnvironment:
         if any(tab.page.tabs for tab in self._tabs):
             tabs = tuple(Tab(t.page.title, t.page.url, t is self._tab) for t in self._tabs)
             self._tab.page = replace(self._tab.page, tabs=tabs)
+
+
+def _origins(before: Observation, known: str, after: Observation, prediction: Prediction) -> str:
+    """Where the elements of a predicted page come from; `known` says so of those of the page before."""
+    if prediction.recalled:
+        return "r" * len(after.nodes)
+    base = before.nodes if prediction.base is None else prediction.base.nodes
+    kept = [
+        old if old >= 0 and (base[old].value, base[old].props) == (node.value, node.props) else -1
+        for old, node in zip(match(base, after.nodes), after.nodes, strict=True)
+    ]
+    if prediction.base is not None:
+        return "".join("r" if old >= 0 else "i" for old in kept)
+    return "".join("i" if old < 0 or known[old : old + 1] == "i" else "c" for old in kept)
 
 
 def _facts(prediction: Prediction) -> StepFacts:
