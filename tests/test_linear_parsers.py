@@ -442,7 +442,10 @@ PARSERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
     "delta script": (_delta, ("dynaweb/web/delta/text.py", "dynaweb/web/delta/repair.py")),
     "change in words and script": (_change, ("dynaweb/worldmodels/change.py",)),
     "whole page": (_full_page, ("dynaweb/worldmodels/pages.py",)),
-    "words of a world model": (_words, ("plugins/world_models/dynaweb_wm_delta/model.py",)),
+    "words of a world model": (
+        _words,
+        ("plugins/world_models/dynaweb_wm_delta/model.py", "plugins/world_models/dynaweb_wm_frozen_llm/model.py"),
+    ),
     "page compact": (_dialect("compact"), ("dynaweb/web/page/text.py",)),
     "page webarena": (_dialect("webarena"), ("plugins/envs/dynaweb_env_webarena/formats.py",)),
     "page browsergym": (_dialect("browsergym"), ("plugins/envs/dynaweb_env_browsergym/formats.py",)),
@@ -494,9 +497,11 @@ PARSERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
 """What is tried, and the modules that it stands for."""
 ELSEWHERE: dict[str, str] = {
     "dynaweb/config/fitting.py": "names of models, which the user writes",
+    "dynaweb/data/demonstrations.py": "`read_demonstrations` is given the name of a file",
     "dynaweb/data/importers/browsergym.py": "names of files",
     "dynaweb/data/importers/nnetnav.py": "tests/data/test_import_odd.py, with rows of the format",
     "dynaweb/data/importers/webarena.py": "tests/data/test_import_odd.py, with files of the format",
+    "dynaweb/pipeline/models.py": "`read_tokenizer` is given the name of a model",
     "dynaweb/plugin/discovery.py": "names that packages declare",
     "dynaweb/policy/template.py": "a model's chat template",
     "dynaweb/runs/folder.py": "names of folders",
