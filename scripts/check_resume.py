@@ -58,11 +58,18 @@ class Subject:
         command = [sys.executable, "-m", "dynaweb", *self.words, "--out", str(folder / name), *more]
         env = {**os.environ, "DYNAWEB_CACHE": str(folder / f"cache-{name}"), "OMP_NUM_THREADS": "1"}
         with (folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+            return subprocess.Popen(
+                command, env=env, stdout=log, stderr=log, start_new_session=True, preexec_fn=heeding_interrupts
+            )
 
     def runs(self, folder: Path) -> Iterator[Path]:
         """The run folders that it leaves."""
         return iter(sorted(folder.glob("cells/*/")) if self.what == "matrix" else [folder])
+
+
+def heeding_interrupts() -> None:
+    """In the new process: a shell that starts this script in the background has it and its children ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def settings(values: dict[str, object]) -> tuple[str, ...]:

@@ -181,10 +181,10 @@ def test_nothing_is_overwritten_silently(recipe: Recipe, tmp_path: Path) -> None
 
 def test_a_run_with_a_changed_recipe_is_not_resumed(recipe: Recipe, tmp_path: Path) -> None:
     open_run(recipe, out=tmp_path / "run")
-    changed = resolve(recipe, overrides={"rl.lr": 0.5, "data.experts": "few"}, plugins=plugins.current())
+    changed = resolve(recipe, overrides={"rl.lr": 0.5, "data.experts": "all"}, plugins=plugins.current())
     with pytest.raises(ConfigError) as caught:
         open_run(changed, out=tmp_path / "run", resume=True)
-    assert f'\n  data.experts: "all" -> "few"\n  rl.lr: {recipe.rl.lr} -> 0.5\n' in str(caught.value)
+    assert f'\n  data.experts: "few" -> "all"\n  rl.lr: {recipe.rl.lr} -> 0.5\n' in str(caught.value)
     free = resolve(recipe, overrides={"run.time_budget": 5, "web.workers": 1}, plugins=plugins.current())
     assert open_run(free, out=tmp_path / "run", resume=True).resumed
 
