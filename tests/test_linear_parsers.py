@@ -327,7 +327,7 @@ def _judges(text: str) -> None:
     for pattern in (_VERDICT, _REASON, _WORDS):
         pattern.findall(text)
     evident("a", _page(text))
-    evident(text[:5000], _page(text))  # no answer is longer than a reply
+    evident(text[:500], _page(text))  # an answer is part of a reply, whose tokens are few
 
 
 def _curriculum(text: str) -> None:
@@ -558,6 +558,16 @@ def seconds(parser: Reader, token: str, size: int, folder: Path) -> float:
         else:
             parser(text)
     return time.thread_time() - begun
+
+
+def test_a_pattern_of_a_page_cannot_take_for_ever() -> None:
+    from dynaweb.web.static.forms import _is_quick
+
+    for pattern in (r"(a+)+$", r"(a|aa)*b", r"([a-z]+){2,}", r".*.*.*.*=.*", r"(?:x+x+)+y", r"a{1,}a{1,}a{1,}a{1,}b"):
+        assert not _is_quick(pattern, "a" * 50), pattern
+    for pattern in (r"[0-9]{5}", r"[A-Za-z ]+", r"\d{3}-\d{4}", r"(\+\d+ )?\d+", r".+@.+", r"https?://.*"):
+        assert _is_quick(pattern, "a" * 50), pattern
+    assert not _is_quick(r"\s*a\s*b", "a" * 100_000) and _is_quick(r"[a-z]+", "a" * 100_000)
 
 
 def test_what_is_not_linear_is_seen(tmp_path: Path) -> None:
