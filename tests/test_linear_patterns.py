@@ -126,10 +126,12 @@ def value_of(node: ast.expr, values: dict[str, str]) -> str | None:
 def samples(tree: Any) -> tuple[list[str], str]:
     """(a text for each part of an expression, a text that the whole may match)."""
     parts: list[str] = []
-    whole = ""
+    whole = word = ""
     for code, value in tree:
         inner: list[str] = []
         text = ""
+        # Letters in a row are tried as one: an opening mark without its closing one.
+        word = word + chr(value) if code is codes.LITERAL else ""
         if code is codes.LITERAL:
             text = chr(value)
         elif code is codes.NOT_LITERAL:
@@ -153,7 +155,7 @@ def samples(tree: Any) -> tuple[list[str], str]:
         elif code is codes.ASSERT:
             inner, _ = samples(value[1])
         whole += text
-        parts += [text, *inner]
+        parts += [*([word] if len(word) > 2 else []), text, *inner]
     return [part for part in dict.fromkeys(parts) if part], whole
 
 
