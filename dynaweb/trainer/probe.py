@@ -131,9 +131,8 @@ def _critic_gradient(optimizer: PolicyOptimizer, credit: Credit, title: str) -> 
 def _gradient(loss: torch.Tensor, leaf: torch.Tensor, what: str) -> torch.Tensor:
     if not torch.isfinite(loss).all():
         raise PluginError(f"{what} is {loss.item()} for a batch of finite numbers; expected a finite number")
-    (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True)
-    if gradient is None:
-        return torch.zeros_like(leaf)
+    (unchecked,) = torch.autograd.grad(loss, leaf, allow_unused=True)
+    gradient = unchecked if unchecked is not None else torch.zeros_like(leaf)
     if not torch.isfinite(gradient).all():
         raise PluginError(f"{what} has a gradient that is not finite for a batch of finite numbers")
     return gradient
