@@ -176,7 +176,7 @@ def _annotated(function: Callable[..., Any]) -> str:
 def _constructor(cls: type) -> Iterator[str]:
     """Whether `Class(config, context)` can be called."""
     if inspect.isabstract(cls):
-        yield f"{cls.__name__} is abstract: {', '.join(sorted(cls.__abstractmethods__))} is not written"
+        yield f"{cls.__name__} is abstract: {', '.join(sorted(getattr(cls, '__abstractmethods__', ())))} is not written"
         return
     try:
         inspect.signature(cls).bind(None, None)
