@@ -77,7 +77,7 @@ def run(
 
     def check(ctx: RunContext) -> None:
         for kind, name in used_plugins(ctx.recipe, ctx.plugins):
-            ctx.plugins.load_class(kind, name)
+            ctx.plugins.check_class(kind, name)
         check_seam(ctx)
         check_together(ctx)
 
@@ -641,8 +641,11 @@ def list_plugins() -> list[PluginStatus]:
 
 
 def check_plugin(kind: Any, name: str) -> type:
-    """Import the class of a plugin (`dynaweb plugins check`). Raises `MissingError` or `PluginError` with the cause."""
-    return current().load_class(kind, name)
+    """Import the class of a plugin and compare it with the protocol of its kind (`dynaweb plugins check`).
+
+    Raises `MissingError` or `PluginError` with the cause.
+    """
+    return current().check_class(kind, name)
 
 
 def new_plugin(kind: PluginKind, name: str, folder: str | Path | None = None) -> list[Path]:

@@ -377,6 +377,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     advance = ctx.progress(name, rl.updates, "updates", done=first)
 
     def finish(target: Stage, updates: int) -> None:
+        history.refuse_unmoved(name)
         skipped = count_skipped(ctx, trainer, name)
         checkpoints.finish(target.folder, updates)
         log.collect(target.folder, updates)
@@ -408,6 +409,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
                 else:
                     batch = batches.make(rollouts)
                 metrics = {**batches.ref_kl(batch), **updater.steps(batch), **batch.credit.metrics}
+                history.stepped(metrics)
                 metrics |= {**batch.mismatch, **engine.mismatch}
                 engine.weights_changed()
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What needs packages of its own, on a machine without a GPU: vLLM generates, takes new weights and passes the probe, in
 # an environment of its own; runs in two processes, with DeepSpeed too, give what one process gives, and end when a rank
-# fails; a run that is killed again and again ends like one that is not; every family of chat models goes through a run.
+# fails; runs and matrices that are stopped 40 times by three signals end like those that are not; every family of chat
+# models goes through a run; every parser is given 100,000 characters of each token of its grammar.
 #   scripts/nightly_engines.sh [FOLDER [PYTHON]]
 # FOLDER keeps the environments for the next time (default: .nightly). They lie over that of PYTHON, which has dynaweb and
 # its tests (default: .venv/bin/python).
@@ -26,7 +27,11 @@ with_deepspeed "$place/deepspeed" scripts/check_ranks.py || failed=1
 with_deepspeed "$place/deepspeed" -m pytest -q tests/trainer/test_backend_deepspeed.py || failed=1
 
 echo "==> killed and resumed"
-"$python" scripts/check_resume.py || failed=1
+"$python" scripts/check_resume.py --kills 40 || failed=1
+
+echo "==> long texts"
+DYNAWEB_TEXT_SIZE=100000 "$python" -m pytest -q tests/test_linear_parsers.py || failed=1
+
 echo "==> families of chat models"
 "$python" benchmarks/families.py || failed=1
 exit "$failed"

@@ -47,7 +47,9 @@ def show_plugin(name: Name, block: o.Block = None, as_json: o.Json = False, debu
 
 @plugins_app.command("check")
 def check(name: MaybeName = None, block: o.Block = None, as_json: o.Json = False, debug: o.Debug = False) -> None:
-    """Import the classes of plugins and say which can be used. Exit code 3 when one that was asked for cannot."""
+    """Import the classes of plugins, compare their methods with what their kind needs, and say which can be used.
+
+    Exit code 3 when one that was asked for cannot."""
     from dynaweb.cli.output import emit, table
     from dynaweb.errors import MissingError
 
@@ -159,13 +161,13 @@ def _named(loaded: Plugins, name: str) -> list[PluginStatus]:
 
 
 def _check(loaded: Plugins, status: PluginStatus) -> tuple[str, str]:
-    """State and cause after importing the plugin's class."""
+    """State and cause after a look at the plugin's class."""
     from dynaweb.errors import MissingError, PluginError
 
     if status.status != "ok" or not status.kind:
         return status.status, status.cause
     try:
-        loaded.load_class(status.kind, status.name)
+        loaded.check_class(status.kind, status.name)
     except MissingError as error:
         return "missing", str(error)
     except PluginError as error:

@@ -65,11 +65,14 @@ def run(
     if ranks.helper():
         raise typer.Exit(ranks.serve())
     changed = options.changes or any(flag is not None for flag in (time_budget, observe, backend))
-    if resume and out is None and not changed:
+    picked = resume and out is None
+    if picked and not changed:
         out = _last_run()
     # A run that is resumed without naming a recipe goes on by its own, with what else is said on top.
     saved = _saved(out, options.block) if resume and out and options.recipe == "dynaweb" else None
     recipe = options.resolved(saved, time_budget=time_budget, observe=observe, backend=backend)
+    if picked:
+        out = _picked(recipe, out)
     if dry_run:
         _plan(recipe, options, nproc or 0, on or "")
         return
@@ -94,6 +97,18 @@ def _last_run() -> Path:
     from dynaweb.runs import last_run
 
     return last_run()
+
+
+def _picked(recipe: Recipe, out: Path | None) -> Path:
+    """The run that `--resume` goes on with where none was named; said before anything is done in it."""
+    from dynaweb.runs.folder import RunFolder, choose_folder
+
+    path, _ = choose_folder(recipe, out=out, resume=True)
+    folder = RunFolder(path)
+    status = folder.status if (path / "status.json").exists() else "not begun"
+    how = "the run of this recipe and seed that was begun last" if out is None else "the run that was at work last"
+    typer.echo(f"--resume goes on with {path}, {how} ({status}); name another with --out", err=True)
+    return path
 
 
 def _saved(out: Path, block: list[str] | None) -> Recipe:

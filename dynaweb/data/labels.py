@@ -41,7 +41,7 @@ LIMIT = 256
 ATTEMPTS = 3
 
 Kind = Literal["model", "template", "passed"]
-_LINE = re.compile(r"^\W*(REASONING|CHANGE)\W*:\s*(.+)$", re.MULTILINE | re.IGNORECASE)
+_LINE = re.compile(r"^[^\w\n]*+(REASONING|CHANGE)[^\w\n]*:\s*(.+)$", re.MULTILINE | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,6 +191,8 @@ def open_store(path: Path) -> TrajectoryStore | TransitionStore:
             f"there is no transition or trajectory store {path}; make one with dynaweb collect or dynaweb data import"
         )
     store: TrajectoryStore | TransitionStore = TransitionStore(path)
+    if not path.stat().st_size:
+        log.warning("%s has 0 bytes, so it holds nothing: if it held records, it was cut; bring back a copy", path)
     if store.torn:
         log.warning(
             "%s: the last %d of %d bytes are an unfinished write and left out", path, store.torn, path.stat().st_size

@@ -38,7 +38,7 @@ NO_KEY = "none"
 """Sent to servers on this machine where no key is set."""
 WHOLE = frozenset({"stop", "eos", "end_turn", "stop_sequence", "tool_calls", "function_call"})
 """What servers say of an answer that the model ended; one with `length`, `content_filter` or `abort` is cut."""
-_THOUGHT = re.compile(r"\A\s*(?:<think>)?(.*)</think>", re.DOTALL)
+_THOUGHT = re.compile(r"\A\s*+(?:<think>)?(.*)</think>", re.DOTALL)
 _PAUSES = (0.2, 1.0, 3.0)
 """Seconds before a reply that was none is asked for again."""
 

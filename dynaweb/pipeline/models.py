@@ -18,6 +18,7 @@ from dynaweb.config.files import expanded
 from dynaweb.config.keys import code_of, decisive
 from dynaweb.errors import CheckpointError, MissingError
 from dynaweb.pipeline.artifacts import LoadedModel, files_hash
+from dynaweb.plugin import contracts
 from dynaweb.protocols import (
     BaseEngine,
     Completion,
@@ -273,13 +274,12 @@ class CompletedEngine(BaseEngine):
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one completion."""
-        completion: Completion = await self._plugin.generate(request)
-        return completion
+        return contracts.completion(self._plugin, await self._plugin.generate(request))
 
     async def choice_logprobs(self, prompt: Prompt, choices: tuple[int, ...]) -> tuple[float, ...]:
         """Natural-log probability of each choice."""
-        logprobs: tuple[float, ...] = await self._plugin.choice_logprobs(prompt, choices)
-        return logprobs
+        answer = await self._plugin.choice_logprobs(prompt, choices)
+        return contracts.choice_logprobs(self._plugin, answer, len(choices))
 
     def weights_changed(self) -> None:
         """Count, and hand on."""

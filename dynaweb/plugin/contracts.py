@@ -13,13 +13,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from dynaweb.errors import PluginError
-from dynaweb.protocols import Credit, CreditInput, LossOutput, RemembersSites
+from dynaweb.plugin.interface import environment_problems
+from dynaweb.protocols import Completion, Credit, CreditInput, LossOutput, RemembersSites
 from dynaweb.types import Action, Judgement, Node, Observation, Prediction, Prompt, StepFacts, StepResult, Task
 
 if TYPE_CHECKING:
     from dynaweb.hookspecs import Kind
     from dynaweb.plugin.discovery import Plugin
-    from dynaweb.protocols import WorldModel
+    from dynaweb.protocols import Environment, WorldModel
 
 Pair = tuple[Prompt, tuple[int, ...]]
 """Prompt and target ids."""
@@ -80,6 +81,14 @@ def first_page(environment: object, answer: Any) -> Observation:
     return page
 
 
+def environment(source: object, answer: Any) -> Environment:
+    """What a task source makes for an episode: an object with the coroutines of `Environment`."""
+    if wrong := environment_problems(type(answer)):
+        raise _wrong("env", source, "environment", answer, f"an Environment: {'; '.join(wrong)}")
+    new: Environment = answer
+    return new
+
+
 def step_result(environment: object, answer: Any) -> StepResult:
     """What an environment answers to an action."""
     if not isinstance(answer, StepResult):
@@ -110,6 +119,24 @@ def expert_action(expert: object, answer: Any) -> Action:
     if not isinstance(answer, Action):
         raise _wrong("env", expert, "act", answer, "a dynaweb.types.Action")
     return answer
+
+
+def completion(engine: object, answer: Any) -> Completion:
+    """What an engine generates."""
+    if not isinstance(answer, Completion):
+        raise _wrong("engine", engine, "generate", answer, "a dynaweb.protocols.Completion")
+    if _length(answer.token_ids) < 0 or _length(answer.logprobs) != _length(answer.token_ids):
+        what = "as many numbers in Completion.logprobs as there are in Completion.token_ids"
+        raise _wrong("engine", engine, "generate", answer, what)
+    return answer
+
+
+def choice_logprobs(engine: object, answer: Any, count: int) -> tuple[float, ...]:
+    """What an engine says of so many choices."""
+    what = f"one number for each of {count} choices"
+    if _length(answer) != count or not all(isinstance(value, SupportsFloat) for value in answer):
+        raise _wrong("engine", engine, "choice_logprobs", answer, what)
+    return tuple(answer)
 
 
 def pairs(kind: Kind, owner: object, answer: Any, *, count: int | None = None) -> list[Pair]:
@@ -196,7 +223,7 @@ def _length(answer: Any) -> int:
 
 
 def _wrong(kind: Kind, owner: object, call: str, answer: Any, expected: str) -> PluginError:
-    return PluginError(f"{_name(kind, owner)}: {call}() returned {_described(answer)}; expected {expected}")
+    return PluginError(f"{title(kind, owner)}: {call}() returned {_described(answer)}; expected {expected}")
 
 
 def _described(answer: Any) -> str:
@@ -206,7 +233,7 @@ def _described(answer: Any) -> str:
     return text if answer is None else f"{text} ({type(answer).__name__}{length})"
 
 
-def _name(kind: Kind, owner: object) -> str:
+def title(kind: Kind, owner: object) -> str:
     """The plugin whose class an object is of, or that its module, or its package, offers; else its class."""
     from dynaweb.plugin.registry import KIND_WORDS
 
@@ -229,7 +256,10 @@ def _plugins(kind: Kind, cls: type) -> Iterable[Plugin]:
 __all__ = [
     "CheckedWorldModel",
     "advantages",
+    "choice_logprobs",
+    "completion",
     "credit",
+    "environment",
     "expert_action",
     "first_page",
     "judgement",
@@ -238,5 +268,6 @@ __all__ = [
     "prediction",
     "step_result",
     "tasks",
+    "title",
     "verdict",
 ]

@@ -101,6 +101,15 @@ class Plugins:
         assert target is not None  # `import_module` never gives up
         return target
 
+    def check_class(self, kind: Kind, name: str) -> type:
+        """`load_class`, and a `PluginError` for a class that lacks what its kind needs, or has it otherwise."""
+        from dynaweb.plugin.interface import problems
+
+        cls, plugin = self.load_class(kind, name), self.find(kind, name)
+        if wrong := problems(plugin, cls):
+            raise _broken(plugin, f"its class {plugin.spec.target} cannot be used: {'; '.join(wrong)}")
+        return cls
+
     def try_class(self, kind: Kind, name: str) -> None:
         """Raise what `load_class` would, as far as that can be known without loading a heavy library."""
         self._class(kind, name, discovery.import_light)

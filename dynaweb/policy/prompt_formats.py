@@ -38,7 +38,7 @@ LEAST = 128
 """Tokens for a goal and a page, below which a prompt is of no use."""
 CACHED = 65_536
 """Pieces of text whose tokens are remembered."""
-_SPLIT = re.compile(r"'((?:[^'\\\n]|\\.)*)'")
+_SPLIT = re.compile(r"'((?:[^'\\\n]|\\.)*+)('?)")
 _INNER = (": ", ".localhost/")
 _INNER_SPLIT = re.compile("(" + "|".join(re.escape(mark) for mark in _INNER) + ")")
 
@@ -79,6 +79,8 @@ class Encoder:
         ids: list[int] = []
         end = 0
         for quoted in _SPLIT.finditer(text):
+            if not quoted[2]:
+                continue  # not closed on its line
             ids += self._outside(text[end : quoted.start() + 1])
             ids += self._inside(quoted[1])
             end = quoted.end() - 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,11 +136,13 @@ class History:
     """What RL remembers besides weights: do dreams get better while reality gets worse?
 
     `rewards`: mean of each update (nan = none graded). `marks`: (updates done, real success) of each validation.
-    `outcomes`: template and mean reward of each group, by update."""
+    `outcomes`: template and mean reward of each group, by update. `moved`: of each update, whether rows with an
+    advantage moved the policy; False: their loss or gradient was not finite, None: there were none."""
 
     rewards: list[float] = field(default_factory=list)
     marks: list[tuple[int, float]] = field(default_factory=list)
     outcomes: list[list[tuple[str, float]]] = field(default_factory=list)
+    moved: list[bool | None] = field(default_factory=list)
 
     def load(self, folder: Path, updates: int) -> None:
         """Read what `save` wrote, cut back to the first `updates`: a kill may have come before the checkpoint."""
@@ -148,12 +150,14 @@ class History:
         self.rewards[:] = [math.nan if reward is None else reward for reward in data["rewards"]]
         self.marks[:] = [(done, success) for done, success in data["marks"]]
         self.outcomes[:] = [[(name, reward) for name, reward in groups] for groups in data["outcomes"]]
+        self.moved[:] = data.get("moved", [None] * len(self.rewards))
         self.cut(updates)
 
     def save(self, folder: Path, updates: int) -> None:
         """Write into a folder, atomically; all of it, whatever `updates` is."""
         rewards = [None if math.isnan(reward) else reward for reward in self.rewards]
-        write_json(folder / HISTORY, {"rewards": rewards, "marks": self.marks, "outcomes": self.outcomes})
+        state = {"rewards": rewards, "marks": self.marks, "outcomes": self.outcomes, "moved": self.moved}
+        write_json(folder / HISTORY, state)
 
     def prune(self, folder: Path, checkpoints: Set[int]) -> None:
         """There is one file only."""
@@ -163,8 +167,23 @@ class History:
 
     def cut(self, updates: int) -> None:
         """Forget everything after the first `updates` updates."""
-        del self.rewards[updates:], self.outcomes[updates:]
+        del self.rewards[updates:], self.outcomes[updates:], self.moved[updates:]
         self.marks[:] = [(done, success) for done, success in self.marks if done <= updates]
+
+    def stepped(self, metrics: Mapping[str, float]) -> None:
+        """Note whether an update moved the policy, from the metrics of its gradient steps."""
+        live = metrics.get("rows", 0.0) > metrics.get("rows_skipped", 0.0)
+        self.moved.append(metrics["updated"] > 0 if live else None)
+
+    def refuse_unmoved(self, name: str) -> None:
+        """Raise `TrainingError` when no update that had rows with an advantage could learn from them."""
+        live = [moved for moved in self.moved if moved is not None]
+        if live and not any(live):
+            raise TrainingError(
+                f"stage {name} learned nothing from its rollouts: in all {len(live)} updates that had any to learn "
+                "from (groups with different rewards), the loss or gradient was not finite; lower the learning "
+                "rate, or take another optimizer (--opt)"
+            )
 
     def validated(self, success: float) -> str:
         """Note a validation; a warning when rewards rose since the last one and real success fell, else ''."""

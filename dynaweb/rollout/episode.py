@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dynaweb.errors import InfrastructureError
-from dynaweb.plugin.contracts import first_page, step_result
+from dynaweb.plugin import contracts
 from dynaweb.runs.seeding import derive
 from dynaweb.types import (
     EndReason,
@@ -121,7 +121,7 @@ class _Run:
     async def to_the_end(self) -> EndReason:
         """Play until something ends the episode; says what (`dynaweb.types.EndReason` lists all that can)."""
         try:
-            self.page = first_page(self.environment, await self.environment.reset(self.task, self.world))
+            self.page = contracts.first_page(self.environment, await self.environment.reset(self.task, self.world))
             # Some environments learn a task's goal when they open it.
             self.task = getattr(self.environment, "task", None) or self.task
             while len(self.steps) < self.rules.max_steps:
@@ -144,7 +144,7 @@ class _Run:
         if action.kind == "stop":
             self.steps.append(_record(page, decision))
             return "stop"
-        result = step_result(self.environment, await self.environment.step(action))
+        result = contracts.step_result(self.environment, await self.environment.step(action))
         self.history.add(page, action)
         self.steps.append(_record(page, decision, result.error, result))
         self.page = result.observation
@@ -237,13 +237,16 @@ class _Renewable:
 
     def __init__(self, make: Callable[[], Environment]) -> None:
         self.make = make
-        self.environment = make()
+        self.environment = self._new()
 
     async def renew(self) -> None:
         """Close the broken environment and make a new one."""
         with suppress(InfrastructureError, OSError, TimeoutError):
             await self.environment.close()
-        self.environment = self.make()
+        self.environment = self._new()
+
+    def _new(self) -> Environment:
+        return contracts.environment(getattr(self.make, "__self__", self.make), self.make())
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 recipe.toml  recipe.json     the resolved recipe with the origin of each value (for people, for programs)
 plugins.json versions.json   every plugin with package and version; Python, platform and packages
 seeds.json                   the seed of the run
-command.json                 the command that made the folder: run, or one stage alone
+command.json                 the command that made the folder: run, or one stage alone; as it was typed, secrets masked
 status.json                  running, done, failed or interrupted
 checksums.json               of a finished run: the checksum of each record (`dynaweb.runs.checksums`)
 metrics.jsonl                one line an event
@@ -30,6 +30,7 @@ from dynaweb.config import Recipe, restore
 from dynaweb.config.files import MALFORMED, parse_json, read_json, understood
 from dynaweb.config.recipe import differences
 from dynaweb.errors import CheckpointError, ConfigError
+from dynaweb.masking import MASK, masked
 from dynaweb.runs.atomic import write_json, write_text
 from dynaweb.runs.checksums import CHECKSUMS, STATUS, SUM, seal
 from dynaweb.runs.lock import holder, locked
@@ -227,7 +228,7 @@ def _repeats(path: Path, command: str, subject: str) -> bool:
 def _create(path: Path, recipe: Recipe, plugins: list[Mapping[str, str]], command: Mapping[str, str]) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
-        write_json(path / COMMAND, dict(command))
+        write_json(path / COMMAND, {**command, "line": command_line(recipe)})
         # From here on, the folder can be resumed after a kill.
         write_json(path / "recipe.json", saved(recipe))
         _fill(path, recipe, plugins)
@@ -253,6 +254,23 @@ def _fill(path: Path, recipe: Recipe, plugins: list[Mapping[str, str]]) -> None:
     if then != now:
         changed = "; ".join(differences(then, now))
         log.warning("%s was begun with other versions, so results may differ: %s", path, changed)
+
+
+def command_line(recipe: Recipe) -> str:
+    """The words after the shell's prompt that began this process, with `***` for the recipe's secrets; '' for a program
+    of one's own that calls dynaweb."""
+    program = Path(sys.argv[0]) if sys.argv else Path()
+    if "dynaweb" not in (program.name, program.parent.name):
+        return ""
+    words = []
+    for word in sys.argv[1:]:
+        setting = word.removeprefix("--set=")
+        path, equals, _ = setting.partition("=")
+        # A secret that is too short to be looked for in texts is one all the same; so is a table that holds one.
+        if equals and any(f"{secret}.".startswith(f"{path.strip()}.") for secret in recipe.secret):
+            word = f"{word[: len(word) - len(setting)]}{path}={MASK}"
+        words.append(masked(word))
+    return " ".join(map(quote, ["dynaweb", *words]))
 
 
 def saved(recipe: Recipe) -> dict[str, Any]:

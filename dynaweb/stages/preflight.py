@@ -29,6 +29,8 @@ def check_together(ctx: RunContext) -> None:
     agreement.check_offline(recipe, ctx.plugins)
     if recipe.phases.count > 1 and recipe.rl.updates:
         chosen_generator(ctx, recipe.phases)
+    if recipe.rl.updates and recipe.rl.mode == "policy":
+        check_policy_loss(make_optimizer(ctx))
     if recipe.replay.capacity and recipe.rl.updates:
         check_replay(ctx, optimizer_wants(ctx))
     if recipe.offline.episodes and recipe.rl.updates and recipe.rl.mode == "policy":
@@ -70,6 +72,13 @@ def check_judge(ctx: RunContext) -> None:
         able = TRAINABLE in ctx.plugins.find("reward", name).spec.capabilities
         if able and str(getattr(config, "weights", "")):
             weights_of(ctx, name, config)
+
+
+def check_policy_loss(optimizer: PolicyOptimizer) -> None:
+    """Raise `PluginError` for an optimizer whose loss is not finite, or that learns nothing of a batch."""
+    from dynaweb.trainer.probe import check_optimizer  # imports torch
+
+    check_optimizer(optimizer)
 
 
 def check_replay(ctx: RunContext, wants: Wants) -> None:

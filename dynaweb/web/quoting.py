@@ -13,7 +13,8 @@ import re
 _NAMED = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _PLAIN = {"\\": "\\", "'": "'", "n": "\n", "r": "\r", "t": "\t"}
 _UNSAFE = re.compile(r"[\\'\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_QUOTED = re.compile(r"'((?:[^'\\\n]|\\[^\n])*)'")
+# A string that is not closed matches too, without its second part: what follows it on the line holds no string either.
+_QUOTED = re.compile(r"'((?:[^'\\\n]|\\[^\n])*+)('?)")
 _LITERAL = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|([^\n]))")
 
@@ -37,7 +38,7 @@ def scan(line: str, start: int) -> tuple[str, int]:
     Unknown escapes such as `\\q` keep their backslash: models write them, and nothing is lost.
     """
     match = _QUOTED.match(line, start)
-    if match is None:
+    if match is None or not match[2]:
         raise ValueError(f"a text in single quotes is missing at {line[start : start + 20]!r}")
     body = match[1]
     return (_ESCAPE.sub(_unescape, body) if "\\" in body else body), match.end()
@@ -45,7 +46,7 @@ def scan(line: str, start: int) -> tuple[str, int]:
 
 def quoted(text: str) -> list[str]:
     """All texts that stand in single quotes, in order."""
-    return [_ESCAPE.sub(_unescape, match[1]) for match in _QUOTED.finditer(text)]
+    return [_ESCAPE.sub(_unescape, match[1]) for match in _QUOTED.finditer(text) if match[2]]
 
 
 def literal(line: str, position: int) -> tuple[str, int]:

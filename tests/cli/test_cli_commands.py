@@ -246,6 +246,9 @@ def test_resume_without_a_folder_takes_the_last_run(cli: Cli, tmp_path: Path) ->
     open_run(resolve("smoke", seed=5, plugins=loaded), base=tmp_path / "runs", command="sft")
     done = cli("run", "--resume", "--dry-run", "--json")
     assert json.loads(done.stdout)["settings"]["run"]["seed"] == 4
+    assert "--resume goes on with runs/smoke-4-1, the run that was at work last (running); name another" in done.stderr
+    done = cli("run", "smoke", "--seed", "4", "--resume", "--dry-run")
+    assert "goes on with runs/smoke-4-1, the run of this recipe and seed that was begun last (running)" in done.stderr
     done = cli("run", "--resume", "--out", "runs/sft-smoke-5-1")
     assert done.returncode == 2
     assert "error: runs/sft-smoke-5-1 was made by `dynaweb sft`" in done.stderr

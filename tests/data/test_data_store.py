@@ -18,7 +18,7 @@ from folders import KITS
 from dynaweb.data import store as store_module
 from dynaweb.data.chunks import ChunkFile
 from dynaweb.data.codec import to_json
-from dynaweb.data.store import TrajectoryStore, TransitionStore
+from dynaweb.data.store import TrajectoryStore, TransitionStore, open_store
 from dynaweb.errors import CheckpointError
 from dynaweb.types import Action, Node, Observation, Prompt, Step, Task, Trajectory, Transition
 
@@ -277,3 +277,10 @@ def test_a_store_of_another_kind_is_refused(tmp_path: Path) -> None:
     TransitionStore(tmp_path / "x.jsonl.gz").append([Transition(page(1), Action("wait"), page(2))])
     with pytest.raises(CheckpointError, match="expected Trajectory data"):
         list(TrajectoryStore(tmp_path / "x.jsonl.gz"))
+
+
+def test_a_store_that_was_cut_to_nothing_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.touch()
+    assert len(open_store(path)) == 0
+    assert "has 0 bytes, so it holds nothing: if it held records, it was cut" in caplog.text

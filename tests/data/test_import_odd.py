@@ -145,6 +145,23 @@ def test_parquet_that_is_cut_or_repeats_a_large_value(tmp_path: Path, monkeypatc
         assert report.dropped
 
 
+def test_parquet_whose_footer_lies_is_counted(tmp_path: Path) -> None:
+    """Each byte of the footer, changed: rows that are lost, or that were never there, are told."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, rows = tmp_path / "a.parquet", [{"prompt": f"row {at}"} for at in range(50)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    data = path.read_bytes()
+    size = int.from_bytes(data[-8:-4], "little")
+    silent = []
+    for at in range(len(data) - 8 - size, len(data)):
+        path.write_bytes(data[:at] + bytes([(data[at] + 26) % 256]) + data[at + 1 :])
+        report = ImportReport()
+        got = [row.get("prompt") for row in rows_of(str(path), report)]
+        if len(got) != len(rows) and not report.dropped:
+            silent.append((at, len(got)))
+    assert silent == []
+
+
 ODD: tuple[Any, ...] = (
     *(None, True, -1, 0.5, 10**400, "", "x", "\ud800", "\x00", "(" * 500),
     *([], {}, [None], [[]], {"a": None}),

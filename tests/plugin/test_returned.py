@@ -268,7 +268,7 @@ def test_the_plugin_is_named_with_its_package(package: PackageMaker) -> None:
     plugins.load()
     import seam_classes  # type: ignore[import-not-found]
 
-    assert contracts._name("reward", seam_classes.Judge()) == "reward judge 'strict' (package seam-toys 1.2)"
+    assert contracts.title("reward", seam_classes.Judge()) == "reward judge 'strict' (package seam-toys 1.2)"
     # A class that an environment plugin makes besides its own is of that plugin.
-    assert contracts._name("env", seam_classes.Room()) == "environment 'house' (package seam-toys 1.2)"
-    assert contracts._name("env", Path()).startswith("environment of class pathlib")
+    assert contracts.title("env", seam_classes.Room()) == "environment 'house' (package seam-toys 1.2)"
+    assert contracts.title("env", Path()).startswith("environment of class pathlib")

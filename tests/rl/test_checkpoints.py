@@ -47,6 +47,7 @@ def history(scratch: Path) -> tuple[Checkpointed, Change]:
         one.rewards.append(math.nan if update == 1 else update / 10)
         one.outcomes.append([("a", 0.5), (f"b{update}", 1.0)])
         one.marks.append((update, 0.25 * update))
+        one.stepped({"rows": 2.0, "rows_skipped": float(update % 3), "updated": 1.0})
 
     return one, change
 

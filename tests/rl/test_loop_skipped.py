@@ -69,6 +69,32 @@ def test_some_skipped_updates_are_told_and_none_is_silent() -> None:
     assert counted(after()) == (0, [])
 
 
+LIVE, DEAD = {"rows": 3.0, "rows_skipped": 1.0}, {"rows": 3.0, "rows_skipped": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("steps", "unmoved"),
+    [
+        ([(LIVE, 0.0)], 1),
+        ([(DEAD, 1.0), (LIVE, 0.0), (LIVE, 0.0)], 2),
+        ([(DEAD, 1.0), (LIVE, 0.5), (LIVE, 0.0)], 0),
+        ([(DEAD, 1.0), (DEAD, 0.0)], 0),
+        ([({}, 1.0)], 0),
+    ],
+)
+def test_a_stage_that_learned_nothing_from_its_rollouts_is_an_error(
+    steps: list[tuple[dict[str, float], float]], unmoved: int
+) -> None:
+    """Whatever the behaviour-cloning term has moved in updates without a live group."""
+    history = History()
+    for metrics, updated in steps:
+        history.stepped({**metrics, "updated": updated})
+    if not unmoved:
+        return history.refuse_unmoved("rl")
+    with pytest.raises(TrainingError, match=rf"rl learned nothing from its rollouts: in all {unmoved} updates"):
+        history.refuse_unmoved("rl")
+
+
 @pytest.mark.parametrize(
     ("found", "text", "label"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import shlex
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,28 @@ def test_a_run_is_resumed_with_its_secrets_given_again(tmp_path: Path, variables
     assert open_run(again, out=tmp_path / "run", resume=True).resumed
     with pytest.raises(ConfigError, match="no file holds secrets"):
         dynaweb.run(resume=True, out=tmp_path / "run")
+
+
+def test_the_command_is_kept_without_its_secrets(
+    tmp_path: Path, variables: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = [*secret_settings("http://localhost:9/v1"), "reward.server.headers.Cookie=it's", "rl.updates=3"]
+    sets += ['wm.server.headers={Authorization = "ab"}', "wm.server.model=m"]
+    words = [part for text in sets for part in ("--set", text)]
+    words[-4:-2] = [f"--set={words[-3]}"]
+    monkeypatch.setattr("sys.argv", ["/usr/bin/dynaweb", "run", "smoke", *words, "--out", "a b"])
+    recipe = resolve("smoke", reward="llm-judge", wm="frozen-llm", overrides=sets)
+    record = json.loads((open_run(recipe, out=tmp_path / "run").path / "command.json").read_text())
+    assert record["command"] == "run"
+    line = shlex.split(record["line"])
+    assert line[:3] == ["dynaweb", "run", "smoke"] and line[-2:] == ["--out", "a b"]
+    assert {"rl.updates=3", "reward.server.headers.Cookie=***", f"{HEADER}=***"} <= set(line)
+    assert "--set=wm.server.headers=***" in line
+    assert not any(word in record["line"] for word in ("canary-", "it's", 'ab"', USER_PASSWORD))
+    # A program of one's own has another command.
+    monkeypatch.setattr("sys.argv", ["/opt/mine.py", "--set", "rl.updates=3"])
+    other = open_run(resolve("smoke"), out=tmp_path / "other")
+    assert json.loads((other.path / "command.json").read_text()) == {"command": "run", "line": ""}
 
 
 def test_a_secret_in_an_environment_variable_is_kept_by_its_name(

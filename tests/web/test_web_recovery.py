@@ -155,6 +155,53 @@ async def test_a_pool_that_was_not_closed_leaves_no_browser(server: PageServer) 
     raise AssertionError(f"browsers are still running: {pids}")
 
 
+DRIVERLESS = """
+import asyncio, gc, os, signal, sys
+from pathlib import Path
+from dynaweb.errors import BrowserError
+from dynaweb.web.chromium.pool import BrowserPool
+
+def driver():
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            continue
+        if rest.split()[0] != "Z" and int(rest.split()[1]) == os.getpid() and name.startswith("node"):
+            return int(folder.name)
+
+async def browse(session):
+    try:
+        while True:
+            await session.goto(sys.argv[1])
+    except BrowserError:
+        return "lost"
+
+async def main():
+    async with BrowserPool(timeout=1) as pool:
+        session = await pool.session()
+        for turn in range(2):
+            await session.reset()
+            await session.goto(sys.argv[1])
+            work = asyncio.create_task(browse(session))
+            await asyncio.sleep(0.1)
+            os.kill(driver(), signal.SIGKILL)
+            print(await work)
+        await session.reset()
+        await session.goto(sys.argv[1])
+        print("home" if "home" in (await session.observe()).nodes[0].name else "elsewhere", pool.launches)
+    gc.collect()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_driver_that_dies_twice_costs_two_episodes_and_nothing_is_said(server: PageServer) -> None:
+    command = [sys.executable, "-c", DRIVERLESS, server.url()]
+    done = await asyncio.to_thread(lambda: subprocess.run(command, capture_output=True, text=True, timeout=120))
+    assert (done.stdout.split(), done.stderr) == (["lost", "lost", "home", "3"], "")
+
+
 def _kill_browsers_of(pool: BrowserPool) -> None:
     """Kill the browser processes below this one, and nothing else."""
     assert sys.platform == "linux"

@@ -95,15 +95,19 @@ def _parquet(file: Path, report: ImportReport) -> Iterator[Row]:
     parquet = library("pyarrow.parquet", "data")
     try:
         with parquet.ParquetFile(file) as opened:
+            counted, count_of = 0, opened.metadata.num_rows
             for group in range(opened.num_row_groups):
                 size = opened.metadata.row_group(group).total_byte_size
                 count = max(1, min(MOST_ROWS, LARGEST // max(1, size)))
                 for batch in opened.iter_batches(batch_size=count, row_groups=[group]):
+                    counted += batch.num_rows
                     if batch.nbytes > LARGEST:
                         report.read += batch.num_rows
                         report.drop(TOO_LONG, batch.num_rows)
                     else:
                         yield from batch.to_pylist()
+            if counted != count_of:
+                _drop(report, f"its file says that it has {count_of} rows, and has {counted}: it is damaged")
     except (OSError, ValueError, MemoryError) as error:  # what pyarrow raises is one of these
         _drop(report, f"its file is no whole Parquet file ({type(error).__name__})")
 

@@ -24,7 +24,7 @@ _WHERE = re.compile(r"(?<!\s)\s++where \[\w+\] is .*\Z", re.DOTALL)
 _DO = re.compile(r"""\b(\w++)=(?:("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+')|(["']))""")
 
 _CALL = re.compile(r"[ \t]*(?:do|exit|go_backward|go_forward)[ \t]*\(")
-_ANNOUNCED = re.compile(r"[ \t]*In summary,? the next action I will perform is:?[ \t]*\Z", re.IGNORECASE)
+_ANNOUNCED = re.compile(r"(?<![ \t])[ \t]*+In summary,? the next action I will perform is:?[ \t]*\Z", re.IGNORECASE)
 
 LONGEST = 100_000
 """Letters of an action: it may write a text, and Python's parser takes memory for each."""

@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+from weakref import WeakSet
 
 from dynaweb.web.chromium.install import end_driver
 
@@ -49,6 +50,31 @@ class Running:
         for ending in (self.browser.close, self.playwright.stop):
             with suppress(Exception):
                 await asyncio.wait_for(ending(), 5.0)
+
+
+_LOST = "Connection closed while reading from the driver"
+_heard: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+
+
+def expect_lost_drivers(loop: asyncio.AbstractEventLoop) -> None:
+    """Keep asyncio from reporting that Playwright's driver died: whoever used it has been told by a `BrowserError`.
+
+    Playwright notes the death in a future of its own that nobody reads.
+    """
+    if loop in _heard:
+        return
+    _heard.add(loop)
+    before = loop.get_exception_handler()
+
+    def handler(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if str(context.get("exception")) == _LOST:
+            return
+        if before is not None:
+            before(loop, context)
+        else:
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(handler)
 
 
 class Settings(Protocol):

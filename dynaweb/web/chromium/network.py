@@ -56,7 +56,7 @@ def is_named(host: str, hosts: Sequence[str]) -> bool:
     """Whether a list has the host itself, not only a wildcard; `*.localhost` and `10.0.*` mean what is private."""
     host = host.lower().rstrip(".")
     for pattern in (pattern.lower() for pattern in hosts):
-        telling = "*" not in pattern or _is_local_name(pattern) or re.fullmatch(r"\d[\d.]*[\d.*]*", pattern)
+        telling = "*" not in pattern or _is_local_name(pattern) or re.fullmatch(r"\d[\d.*]*", pattern)
         if telling and fnmatch.fnmatchcase(host, pattern):
             return True
     return False

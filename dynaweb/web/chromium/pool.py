@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from dynaweb.errors import BrowserError, MissingError
-from dynaweb.web.chromium.browser import Running
+from dynaweb.web.chromium.browser import Running, expect_lost_drivers
 from dynaweb.web.chromium.downloads import DOWNLOAD_BUDGET, MAX_DOWNLOAD, Budget
 from dynaweb.web.chromium.install import Chromium, find
 from dynaweb.web.chromium.network import LOOPBACK, FilteringProxy, allows, arguments, is_loopback_only
@@ -176,6 +176,13 @@ class BrowserPool:
 
     async def acquire(self, *, storage_state: Path | None = None, har: Path | None = None) -> OpenContext:
         """A clean context for one session: an idle one, or a fresh one (always for a stored login or a recording)."""
+        try:
+            return await self._acquire(storage_state, har)
+        except BrowserError:
+            # Playwright's driver may have died, which a browser does not tell that it holds: once more, with new ones.
+            return await self._acquire(storage_state, har)
+
+    async def _acquire(self, storage_state: Path | None, har: Path | None) -> OpenContext:
         running = await self._ensure()
         running.users += 1
         running.episodes += 1
@@ -183,8 +190,10 @@ class BrowserPool:
             return self._idle.pop()
         try:
             return await self._new_context(running, storage_state, har)
-        except BaseException:
+        except BaseException as error:
             running.users -= 1
+            if isinstance(error, BrowserError) and self._running is running:
+                await self._retire(running)
             raise
 
     async def give_back(self, opened: OpenContext) -> None:
@@ -228,6 +237,7 @@ class BrowserPool:
             from playwright.async_api import async_playwright
         except ImportError:
             raise MissingError("Playwright is not installed: pip install 'dynaweb[web]'") from None
+        expect_lost_drivers(asyncio.get_running_loop())
         playwright = await async_playwright().start()
         try:
             # Ctrl-C reaches the driver too. It would end itself and the browser, while this process still says what it

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dynaweb.types import Change, Keep, Observation, Op
@@ -75,36 +77,37 @@ def mend_keep(line: str) -> list[tuple[int, int]]:
     return runs
 
 
-def mend_change(ops: list[Op], change: Change) -> None:
-    """Make a change at the place where its node is kept already, splitting the run that holds it."""
-    for index, op in enumerate(ops):
-        if isinstance(op, Change) and op.id == change.id:
-            ops[index] = change
-        if isinstance(op, Keep) and op.first <= change.id <= op.last:
-            parts: list[Op] = [change]
-            if op.first < change.id:
-                parts.insert(0, Keep(op.first, change.id - 1))
-            if change.id < op.last:
-                parts.append(Keep(change.id + 1, op.last))
-            ops[index : index + 1] = parts
-            return
+def mend_changes(ops: Sequence[Op], changes: Mapping[int, Change]) -> list[Op]:
+    """The edits with each change, by the number of its node, where that is kept already; its run is split."""
+    numbers, mended = sorted(changes), list[Op]()
+    for op in ops:
+        if isinstance(op, Change):
+            mended.append(changes.get(op.id, op))
+        elif isinstance(op, Keep):
+            first = op.first
+            for number in numbers[bisect_left(numbers, op.first) : bisect_right(numbers, op.last)]:
+                if first < number:
+                    mended.append(Keep(first, number - 1))
+                mended.append(changes[number])
+                first = number + 1
+            if first <= op.last:
+                mended.append(Keep(first, op.last))
+        else:
+            mended.append(op)
+    return mended
 
 
 def _close_quotes(text: str, notes: list[str]) -> str:
     """Escape quotes inside words and close a string that the line's end cuts off."""
     if _is_open(text):
-        escaped = _INNER_QUOTE.sub(lambda match: match[0] if _escaped(text, match.start()) else "\\'", text)
+        # A letter stands before each of them, so none is escaped already.
+        escaped = _INNER_QUOTE.sub("\\\\'", text)
         if escaped != text and not _is_open(escaped):
             notes.append("quote inside a word escaped")
             return escaped
         notes.append("missing quote put at the end of the line")
         return f"{text}'"
     return text
-
-
-def _escaped(text: str, position: int) -> bool:
-    before = text[:position]
-    return (len(before) - len(before.rstrip("\\"))) % 2 == 1
 
 
 def _is_open(text: str) -> bool:

@@ -19,12 +19,14 @@ from dataclasses import dataclass, field, replace
 
 from dynaweb.types import Add, Change, Delta, Keep, Node, Observation, Op
 from dynaweb.web.delta.diff import DeltaError, is_replaced, whole_page
-from dynaweb.web.delta.repair import known_keys, mend_change, mend_keep, mend_line
+from dynaweb.web.delta.repair import known_keys, mend_changes, mend_keep, mend_line
 from dynaweb.web.page.text import TRUNCATED, format_node, format_tail, format_url, parse_node, parse_tail, parse_url
 from dynaweb.web.quoting import quote, unquote
 
 SAME, EMPTY, COMPLETE = "same", "empty", "complete"
 
+MOST_REPAIRS = 10_000
+"""Repairs of one script."""
 _KEEP = re.compile(r"= \[([0-9]{1,9})\](?:-\[([0-9]{1,9})\])?")
 _CHANGE = re.compile(r"~ \[([0-9]{1,9})\]")
 _ADD = re.compile(r"\+ (?:([1-9][0-9]{0,3}) )?(?=[A-Za-z])")
@@ -87,6 +89,8 @@ class _Reader:
     used: set[int] = field(default_factory=set)
     repairs: list[str] = field(default_factory=list)
     heads: dict[str, str | bool] = field(default_factory=dict)
+    late: dict[int, Change] = field(default_factory=dict)
+    """Changes of nodes that are kept already."""
     keys: frozenset[str] = frozenset()
     number: int = 0
 
@@ -109,6 +113,7 @@ class _Reader:
     def delta(self) -> Delta:
         """What was read, as a whole; `DeltaError` when it makes no page."""
         self._check_whole()
+        self.ops = mend_changes(self.ops, self.late) if self.late else self.ops
         size = len(self.before.nodes)
         ops = whole_page(size) if self.heads.get(SAME) else tuple(self.ops)
         url, title, notice = (self.heads.get(key) for key in ("url", "title", "notice"))
@@ -140,6 +145,8 @@ class _Reader:
         """Record a repair; in strict mode it is an error."""
         if self.strict:
             raise _Known(note)
+        if len(self.repairs) >= MOST_REPAIRS:
+            raise _Known(f"{note}; more than {MOST_REPAIRS:,} repairs, so this is no script for the page")
         self.repairs.append(f"line {self.number}: {note}")
 
     def _read_line(self, line: str) -> None:
@@ -206,7 +213,7 @@ class _Reader:
         value, props = self._tail(line[match.end() :])
         if number in self.used:
             self._note(f"[{number}] is kept already; the change is made where it is kept")
-            mend_change(self.ops, Change(number, value, props))
+            self.late[number] = Change(number, value, props)
         else:
             self.ops.append(Change(number, value, props))
             self.used.add(number)

@@ -26,6 +26,8 @@ from dynaweb.web.static.dom import (
 FormState = dict[tuple[str, str, str], list[str | None]]
 """What controls held, by (action of their form, name, type), in page order; None for what the page itself says."""
 
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+_REPEATS = re.compile(r"[*+]|\{[0-9]*,")
 _BUTTONS = frozenset({"submit", "image"})
 _SINGLE_LINE = frozenset(
     {"text", "search", "url", "tel", "email", "password", "number", "date", "time", "month", "week"}
@@ -215,12 +217,20 @@ def _group(page: StaticPage, radio: Element) -> list[Element]:
     return [item for item in others if item is radio or (name and item.get("name") == name)]
 
 
+def _is_quick(pattern: str, text: str) -> bool:
+    """Whether a page's expression surely takes little time on a text; any other counts as met.
+
+    A page may have one that takes for ever: groups that repeat, or several parts that share a long text.
+    """
+    return not _REPEATED_GROUP.search(pattern) and len(text) ** len(_REPEATS.findall(pattern)) <= 10**6
+
+
 def _is_out_of_bounds(control: Element, text: str) -> bool:
     kind = input_type(control)
     if kind == "number":
         return _is_off(float(text), control)
     pattern = control.get("pattern")
-    if pattern is not None and control.tag == "input":
+    if pattern is not None and control.tag == "input" and _is_quick(pattern, text):
         try:
             return re.fullmatch(pattern, text) is None
         except re.error:

@@ -14,7 +14,7 @@ Plan = Generator[Action, "Page", None]
 Planner = Callable[[str, "Page"], Plan]
 
 _QUOTED = re.compile(r'"([^"]*)"')
-_ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)")
+_ORDINAL = re.compile(r"(?<!\d)(\d+)(?:st|nd|rd|th)")
 SUBMIT = "Submit"
 
 

@@ -58,8 +58,13 @@ _FORMS = {
 }
 _SECTION = re.compile(r"^[ \t*]*Action[ \t*]*:[ \t*]*", re.IGNORECASE | re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z]+")
-_ONE = re.compile(r"[ ;]*(?:\[(.*)\]|([^\[\]\n]*))\s*", re.DOTALL)
-_TWO = re.compile(r"[ ;]*(?:\[([^\[\]\n]{1,12})\]|([A-Za-z0-9]{1,12}))[ ;]+(?:\[(.*)\]|([^\[\n][^\n]*))\s*", re.DOTALL)
+_ONE = re.compile(r"[ ;]*+(?:\[(.*)\]|([^\[\]\n]*+))\s*+", re.DOTALL)
+# The last part is a text that begins with a bracket and does not end with one.
+_TWO = re.compile(
+    r"[ ;]*+(?:\[([^\[\]\n]{1,12})\]|([A-Za-z0-9]{1,12}))[ ;]++"
+    r"(?:\[(.*)\]|([^\[\n][^\n]*+)|(?<=[ ;][ ;])(\[[^\n]*+|))\s*+",
+    re.DOTALL,
+)
 _FLAG = re.compile(r"\] ?; ?\[([01])\Z")
 _AGENT = """You browse the web like a person to complete a task. In each turn you get an observation: the accessibility
 tree of what the window shows, in which every element has a number. Decide on exactly one action:
@@ -136,7 +141,7 @@ def _action(name: str, rest: str) -> Action:
     if name in ("Type", "Select", "Scroll"):
         return _on_element(name, *_two(rest))
     if name == "Press" and (pair := _TWO.fullmatch(rest)) is not None and (pair[1] or "").isdigit():
-        return Action(kind, element(pair[1]), pair[3] or pair[4] or "")
+        return Action(kind, element(pair[1]), pair[3] or pair[4] or pair[5] or "")
     text = _one(rest)
     if name in ("Click", "Hover"):
         return Action(kind, element(text))
@@ -164,7 +169,7 @@ def _two(rest: str) -> tuple[str, str]:
     match = _TWO.fullmatch(rest)
     if match is None:
         raise ValueError("it takes two arguments in [ ], with a semicolon between them")
-    return match[1] or match[2], match[3] if match[3] is not None else match[4].strip()
+    return match[1] or match[2], match[3] if match[3] is not None else (match[4] or match[5]).strip()
 
 
 class WebvoyagerWords(PolicyPrompt):
