@@ -56,9 +56,12 @@ ITEMS = {
         "<div id=l role=list><div role=listitem>Red</div><div role=listitem>Green</div></div>",
         {"Red": "", "Green": ""},
     ),
-    "a card": ("<div id=l><h3 data-n=clicked>Tea</h3><p data-n=clicked>3 euros</p></div>", {"Tea 3 euros": "clicked"}),
+    "a card": (
+        "<div id=l data-n=clicked><h3 data-n=clicked>Tea</h3><p data-n=clicked>3 euros</p></div>",
+        {"Tea 3 euros": "clicked"},
+    ),
     "a card that shows a hand": (
-        "<div id=l style=cursor:pointer><div data-n=clicked>Tea</div><div data-n=clicked>3 euros</div></div>",
+        "<div id=l data-n=clicked style=cursor:pointer><div data-n=clicked>Tea</div><div data-n=clicked>3 euros</div></div>",
         {"Tea 3 euros": "clicked"},
     ),
     "a drawing": (
@@ -91,7 +94,7 @@ NOTHING = {
     "in a control": f"<button style=cursor:pointer>Go <i {HAND}></i></button>",
     "in a label": f"<label style=cursor:pointer><input type=checkbox> Gift <i {HAND}></i></label>",
     "in a link": f"<a href=/x>Home <i class=fa {HAND}></i></a>",
-    "hidden": f"<i {HAND.replace('cursor', 'visibility:hidden;cursor')}></i><i style='cursor:pointer;display:none'>x</i>",
+    "hidden": f"<i {HAND.replace('cursor', 'visibility:hidden;cursor')}></i><b style='cursor:pointer;display:none'>x",
     "without a size": "<i class=fa style=cursor:pointer></i>",
     "a backdrop": "<div style='cursor:pointer;position:fixed;inset:0;z-index:-1'></div>",
     "the page": "<style>body {cursor: pointer}</style>",
