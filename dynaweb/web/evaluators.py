@@ -9,9 +9,10 @@ white space. ` |OR| ` separates alternatives in every kind of answer. A referenc
 letters long must stand by itself, so that `0` is not found in `$10.50`, `2` in `H2O` nor `a` in `banana`; a unit may
 follow a number (`5kg`). A longer one does not begin or end within a number: `$5` is not found in `$50`.
 
-Addresses: scheme, the port that it stands for, a user, fragment, a trailing and double slashes, and the order of the query do not matter; every query key
-of the reference must have one of its values. `url_note` says how paths compare: `GOLD in PRED` (WebArena's default):
-the same path or one below it (the root only equals itself); `EXACT`: the same path and the same query.
+Addresses: scheme, the port that it stands for, a user, fragment, a trailing and double slashes, and the order of the
+query do not matter; every query key of the reference must have one of its values. `url_note` says how paths compare:
+`GOLD in PRED` (WebArena's default): the same path or one below it (the root only equals itself); `EXACT`: the same path
+and the same query.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ ITEMS = {
         {"Tea 3 euros": "clicked"},
     ),
     "a card that shows a hand": (
-        "<div id=l data-n=clicked style=cursor:pointer><div data-n=clicked>Tea</div><div data-n=clicked>3 euros</div></div>",
-        {"Tea 3 euros": "clicked"},
+        "<div id=l data-n=x style=cursor:pointer><div data-n=x>Tea</div><div data-n=x>3 euros</div></div>",
+        {"Tea 3 euros": "x"},
     ),
     "a drawing": (
         "<svg id=l data-n=d width=20 height=20><path data-n=d d='M0 0h9v9z'/><path data-n=d d='M9 9h9v9z'/></svg>",
