@@ -224,7 +224,7 @@ async def test_what_a_script_makes_clickable_can_be_seen(make: Any) -> None:
     assert {node.role for node in page.nodes if node.name == "trash"} == {"button"}
     bare = make(templates=("email-inbox-delete",), mark_clickable=False)
     page = await bare.environment().reset(task, 0)
-    assert {node.role for node in page.nodes if node.name == "trash"} == {"generic"}
+    assert {node.role for node in page.nodes if node.name == "trash"} == {"image"}
 
 
 @in_one_loop
