@@ -79,6 +79,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(401, "<p>no entry</p>", **{"WWW-Authenticate": 'Basic realm="auth"'})
         elif path == "/to-auth":
             self._send(302, "", Location=self.server.url("/auth").replace("://", "://u:p@"))
+        elif path.startswith("/empty/"):
+            self.send_response(int(path.removeprefix("/empty/")))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
         elif path in self.server.pages:
             self._send(200, self.server.pages[path])
         else:

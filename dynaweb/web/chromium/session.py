@@ -253,6 +253,8 @@ class ChromiumSession:
             nodes = _GONE
         elif tab.failed_url or url.startswith("chrome-error:"):
             url, title, nodes = tab.failed_url or url, "", _UNAVAILABLE
+        elif not nodes and url.startswith("http"):
+            opened.notices.extend(await _empty(tab))
         opened.notices.extend(self._remarks(tab))
         notice = "; ".join(dict.fromkeys(opened.notices))
         opened.notices.clear()
@@ -364,6 +366,12 @@ async def _title(tab: Tab) -> str:
     with suppress(TabError):
         return "" if tab.crashed else str(await tab.evaluate("document.title"))
     return ""
+
+
+async def _empty(tab: Tab) -> list[str]:
+    """What an empty page came with, where that was an error."""
+    status = int(await tab.evaluate(scripts.STATUS) or 0)
+    return [f"the page is empty: the server answered with the error {status}"] if status >= 400 else []
 
 
 async def _history(tab: Tab, by: int) -> str:
