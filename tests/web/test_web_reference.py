@@ -116,7 +116,7 @@ def _without_listeners(nodes: tuple[Node, ...], dialect: str) -> list[Node]:
     for node in nodes:
         gone = [depth for depth in gone if depth < node.depth]
         props = tuple(prop for prop in node.props if prop[0] != "clickable")
-        bare = node.role in ("generic", "image") if dialect == "browsergym" else not node.name or node.role == "image"
+        bare = node.role in ("generic", "image") or (dialect == "webarena" and not node.name)
         if props != node.props and not props and bare:
             gone.append(node.depth)
             continue
