@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dynaweb.rollout.human import HELP, expand, typed_line
 from dynaweb.serve.episode import TextEpisode
+from dynaweb.web.actions.grammar import parse_action
 
 if TYPE_CHECKING:
     from dynaweb.serve.environment import ServedEnvironment
@@ -35,7 +36,10 @@ async def play(
     say: Callable[[str], None],
     ask: Callable[[str], str],
 ) -> Played:
-    """Play one task to its end, or until `quit` or the end of the input (`EOFError` of `ask`)."""
+    """Play one task to its end, or until `quit` or the end of the input (`EOFError` of `ask`).
+
+    A line that is no action is asked for again and costs no step.
+    """
     episode = TextEpisode(served, max_steps=max_steps)
     try:
         turn = await episode.start(task, seed)
@@ -47,7 +51,12 @@ async def play(
             if line in ("", "help"):
                 say(HELP)
                 continue
-            turn = await episode.reply(expand(line, turn.page))
+            reply = expand(line, turn.page)
+            action = parse_action(reply, turn.page)
+            if isinstance(action, str):
+                say(f"! {action}")
+                continue
+            turn = await episode.reply(reply)
             say(f"\n{'! ' + turn.error if turn.error else turn.text}")
     finally:
         await episode.close()

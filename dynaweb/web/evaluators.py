@@ -4,13 +4,15 @@
 that cannot be graded (no judge for `fuzzy_match`, a `func:` locator, an unknown type, a browser that died) makes the
 score None with a reason, unless another part is 0 already.
 
-Text is compared after `normalise`: Unicode NFKC, digits of every script, quotes, case, white space. ` |OR| `
-separates alternatives in every kind of answer. A reference that is a number or at most two characters long must stand
-by itself, so that `0` is not found in `$10.50` nor `a` in `banana`.
+Text is compared after `normalise`: Unicode NFKC, digits of every script, quotes, hyphens, invisible characters, case,
+white space. ` |OR| ` separates alternatives in every kind of answer. A reference that is a number or at most two
+letters long must stand by itself, so that `0` is not found in `$10.50`, `2` in `H2O` nor `a` in `banana`; a unit may
+follow a number (`5kg`). A longer one does not begin or end within a number: `$5` is not found in `$50`.
 
-Addresses: scheme, fragment, a trailing and double slashes, and the order of the query do not matter; every query key
-of the reference must have one of its values. `url_note` says how paths compare: `GOLD in PRED` (WebArena's default):
-the same path or one below it (the root only equals itself); `EXACT`: the same path and the same query.
+Addresses: scheme, the port that it stands for, a user, fragment, a trailing and double slashes, and the order of the
+query do not matter; every query key of the reference must have one of its values. `url_note` says how paths compare:
+`GOLD in PRED` (WebArena's default): the same path or one below it (the root only equals itself); `EXACT`: the same path
+and the same query.
 """
 
 from __future__ import annotations
@@ -34,8 +36,21 @@ Meaning = Callable[[str, str], Awaitable[Judgement]]
 """Whether a text (second) says what a reference (first) says: a judge's verdict, for `fuzzy_match` on pages."""
 
 _OR = " |OR| "
-_QUOTES = str.maketrans("\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb`", '\'\'\'"""""\'')
+_LOOKALIKES = str.maketrans(
+    dict.fromkeys("\u2018\u2019\u201a\u201b\u2032\u02bc\u00b4`", "'")
+    | dict.fromkeys("\u201c\u201d\u201e\u201f\u2033\u00ab\u00bb", '"')
+    | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2043\u2212\ufe58\ufe63\uff0d", "-")
+    | {"\u2044": "/", "\u2215": "/", "\u00d7": "x"}
+)
+"""Characters that look like one of a keyboard."""
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*")
+_ALPHABET = "a-z\u00df-\u024f\u0370-\u03ff\u0400-\u052f"
+"""Letters, in lower case, of scripts that put spaces between words."""
+_UNITS = (
+    "km|cm|mm|m|mi|ft|in|kg|g|mg|lb|lbs|oz|l|ml|h|hr|hrs|min|mins|s|sec|secs|ms|am|pm|kb|mb|gb|tb|px|usd|eur|gbp|w|v|hz"
+)
+"""What may follow a number without a space."""
+_PORTS = {"http": 80, "https": 443}
 
 
 class _Ungraded(Exception):
@@ -122,8 +137,8 @@ async def _part(kind: str, evaluation: Mapping[str, Any], known: Extra) -> Judge
 
 def normalise(text: str) -> str:
     """The form in which texts are compared."""
-    text = unicodedata.normalize("NFKC", str(text)).translate(_QUOTES)
-    text = "".join(_digit(char) for char in text)
+    text = unicodedata.normalize("NFKC", str(text)).translate(_LOOKALIKES)
+    text = "".join(_digit(char) for char in text if not _is_invisible(char))
     text = " ".join(text.split()).casefold()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1].strip()
@@ -183,15 +198,28 @@ def _all_included(references: Sequence[str], text: str) -> Judgement:
 
 
 def _includes(reference: str, text: str) -> bool:
+    """A reference must not be a piece of a number; a number or a short word must not be a piece of a word either."""
+    before = after = ""
     if _NUMBER.fullmatch(reference):
-        return re.search(rf"(?<![\d.,]){re.escape(reference)}(?!\d|[.,]\d)", text) is not None
-    if len(reference) <= 2 and reference.isalnum():
-        return re.search(rf"(?<!\w){re.escape(reference)}(?!\w)", text) is not None
-    return reference in text
+        # Not the `5` of `-5`, while `1-5` has one.
+        before = rf"(?<![\d{_ALPHABET}_])(?<!\d[.,])" + ("" if reference[0] in "-+" else "(?<!(?<!\\w)-)")
+        after = rf"(?!\d|[.,]\d|_)(?=(?:{_UNITS})?(?![{_ALPHABET}]))"
+    else:
+        word = len(reference) <= 2 and re.fullmatch(rf"[{_ALPHABET}\d]+", reference)
+        if word or reference[:1].isdigit():
+            before = rf"(?<![\d{_ALPHABET}_])" if word else r"(?<!\d)(?<!\d[.,])"
+        if word or reference[-1:].isdigit():
+            after = rf"(?![\d{_ALPHABET}_])" if word else r"(?!\d|[.,]\d)"
+    return re.search(before + re.escape(reference) + after, text) is not None
 
 
 def _digit(char: str) -> str:
     return str(unicodedata.decimal(char)) if not char.isascii() and char.isdecimal() else char
+
+
+def _is_invisible(char: str) -> bool:
+    """Zero-width characters, soft hyphens, marks of direction, selectors of a variant."""
+    return not char.isascii() and (unicodedata.category(char) == "Cf" or "\ufe00" <= char <= "\ufe0f")
 
 
 def _same_address(reference: str, url: str, exact: bool) -> bool:
@@ -210,11 +238,15 @@ def _address(url: str) -> tuple[str, str, dict[str, list[str]]]:
     """(host, path, query) in the form in which addresses are compared."""
     try:
         parts = urlsplit(with_scheme(url))
+        port = parts.port
     except ValueError:
         raise _Ungraded(f"{url[:60]!r} is no address") from None
+    host = (parts.hostname or "").rstrip(".")
+    if port is not None and port != _PORTS.get(parts.scheme):
+        host = f"{host}:{port}"
     path = re.sub(r"/{2,}", "/", unquote(parts.path)).rstrip("/") or "/"
     query = {key: sorted(values) for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
-    return parts.netloc.lower(), path, query
+    return host, path, query
 
 
 async def _program_html(targets: Sequence[Any], session: Session | None, meaning: Meaning | None) -> Judgement:

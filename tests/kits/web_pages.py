@@ -92,6 +92,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif path in self.server.files:
             kind, text = self.server.files[path]
             self._send_body(200, text.encode(), **{"Content-Type": kind, **more})
+        elif path.startswith("/empty/"):
+            self.send_response(int(path.removeprefix("/empty/")))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
         elif path in self.server.pages:
             self._send(200, self.server.pages[path], **more)
         else:

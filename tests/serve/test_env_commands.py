@@ -60,8 +60,9 @@ def test_a_person_plays(warm_cli: Cli) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["score"] == 0.0 and json.loads(done.stdout)["finished"]
     assert "Goal: " in done.stderr and "there is no element [999]" in done.stderr and "Actions: click" in done.stderr
-    given_up = warm_cli("play", "1", *SITES, typed="click 1\n")
-    assert given_up.returncode == 0 and "given up after 1 steps" in given_up.stdout
+    given_up = warm_cli("play", "1", *SITES, typed="click 999\nclikc 1\nclick 1\n")
+    assert given_up.returncode == 0 and "did you mean click?" in given_up.stdout
+    assert "given up after 1 steps" in given_up.stdout
 
 
 DREAM_OF_STATIC = 'extends = "smoke"\n[env.task_settings]\ndriver = "static"\n'

@@ -124,6 +124,14 @@ async def test_fuzzy_match_without_a_judge_is_ungraded_unless_it_is_word_for_wor
         ("http://shop.localhost/caf%C3%A9", "http://shop.localhost/café", "", 1),
         ("http://a.localhost/x |OR| http://b.localhost/y", "http://b.localhost/y", "", 1),
         ("http://shop.localhost/cart", "http://forum.localhost/cart", "", 0),
+        ("http://h.x/a", "http://h.x:80/a", "", 1),
+        ("http://h.x:80/a", "h.x/a", "EXACT", 1),
+        ("h.x/a", "https://h.x:443/a", "", 1),
+        ("http://h.x/a", "http://H.x./a", "", 1),
+        ("http://h.x/a", "http://u:p@h.x:/a", "", 1),
+        ("http://[::1]:80/a", "http://[::1]/a", "", 1),
+        ("http://h.x:81/a", "http://h.x/a", "", 0),
+        ("http://h.x:443/a", "http://h.x/a", "", 0),
     ],
 )
 async def test_url_match(reference: str, url: str, note: str, score: float) -> None:
@@ -283,3 +291,65 @@ def test_normalisation() -> None:
     assert normalise(' "\u00abA\u00a0 B\u00bb" ') == '"a b"'
     assert normalise("\uff11\uff12") == "12"
     assert includes("straße", "Große STRASSE 5")
+
+
+@pytest.mark.parametrize(
+    ("reference", "text"),
+    [
+        ("5", "5kg"),
+        ("3", "at 3pm"),
+        ("10", "$10"),
+        ("5", "1-5"),
+        ("-5", "it is \u22125 now"),
+        ("3", "\u51713\u4e2a"),
+        ("\u5317\u4eac", "\u6211\u5728\u5317\u4eac\u5e02"),
+        ("19", "covid-19"),
+        ("1,000", "1,000 items"),
+        ("no", "No."),
+    ],
+)
+def test_numbers_and_short_words_that_stand_by_themselves(reference: str, text: str) -> None:
+    assert includes(reference, text)
+
+
+@pytest.mark.parametrize(
+    ("reference", "text"),
+    [
+        ("2", "H2O"),
+        ("3", "step3"),
+        ("2", "CO2"),
+        ("3", "a 3D film"),
+        ("12", "the 12th"),
+        ("10", "10amp"),
+        ("7", "item_7"),
+        ("3", "\u043c\u0438\u04403"),
+        ("5", "-5"),
+        ("-5", "1-5"),
+        ("$5", "$50"),
+        ("5%", "15%"),
+        ("step 3", "step 30"),
+        ("no", "know"),
+    ],
+)
+def test_pieces_of_numbers_and_words_are_not_the_reference(reference: str, text: str) -> None:
+    assert not includes(reference, text)
+
+
+@pytest.mark.parametrize(
+    ("reference", "text"),
+    [
+        ("a-b", "a\u2011b"),
+        ("co-op", "co\u2013op"),
+        ("-5", "\u22125"),
+        ("a-b", "a\uff0db"),
+        ("tea", "t\u200be\u00ada\ufeff"),
+        ("tea", "\u202atea\u202c"),
+        ("2x3", "2\u00d73"),
+        ("1/2", "\u00bd"),
+        ("don't", "don\u2032t"),
+    ],
+)
+def test_characters_that_look_alike_are_alike(reference: str, text: str) -> None:
+    assert equals(reference, text)
+    assert equals(text, reference)
+    assert not equals(reference, text + "x")

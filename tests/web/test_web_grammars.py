@@ -164,3 +164,36 @@ def test_no_string_crashes_a_parser() -> None:
         for grammar in observation_formats.names("grammar"):
             parsed = parse_action(reply, PAGE, grammar)
             assert isinstance(parsed, Action) or parsed
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reply", "kind", "text"),
+    [
+        ("webrl", '<answer>do(action="Click", element="2")</answer>', "click", ""),
+        ("webrl", 'do(action="Click", element="9")\n<answer> do(action="Click", element="2")</answer>', "click", ""),
+        ("webrl", '<answer>\ndo(action="Click", element="2")\n</answer>', "click", ""),
+        ("webrl", '```python\ndo(action="Type", argument="""a "b"\nc""", element="2")\n```', "type", 'a "b"\nc'),
+        ("browsergym", "```python\nfill('2', '''it's''')\n```", "type", "it's"),
+        ("browsergym", "<action>click('2')</action>", "click", ""),
+        ("browsergym", "Action: `click('2')`", "click", ""),
+        ("webarena", "I look.\n```bash\nclick [2]\n```", "click", ""),
+        ("webarena", "I look.\n```text\ntype [2] [x] [0]\n```\nThat should do.", "type", "x"),
+        ("webarena", "<answer>click [2]</answer>", "click", ""),
+        ("webarena", "Action: `click [2]`", "click", ""),
+        ("webvoyager", "Thought: x\nAction: `Click [2]`", "click", ""),
+        ("webvoyager", "Thought: x\nAction: ```Click [2]```", "click", ""),
+        ("webvoyager", "Thought: x\n<answer>Click [2]</answer>", "click", ""),
+        ("compact", "```bash\nclick 'Search' [2]\n```", "click", ""),
+        ("compact", "Action: click 'Search' [2]", "click", ""),
+        ("compact", "I look.\n**Action:** `type 'Search' [2] 'a `b`'`", "", ""),
+        ("compact", "<action>type 'Search' [2] 'tea'</action>", "type", "tea"),
+    ],
+)
+def test_what_models_put_around_an_action(grammar: str, reply: str, kind: str, text: str) -> None:
+    page = Observation("http://x/", tuple(Node(n, "textbox", "Search") for n in (1, 2)))
+    action = parse_action(reply, page, grammar)
+    if not kind:
+        assert isinstance(action, str) and "action" in action
+        return
+    assert isinstance(action, Action), action
+    assert (action.kind, action.target, action.text) == (kind, 2, text)

@@ -97,14 +97,17 @@ async def observed(view: str, pages: list[dict[str, str]]) -> list[Observation]:
     return observations
 
 
+_NAMELESS_IMAGE = re.compile(r"\t*(?:\[[^\]]*\] )?image ''")
+
+
 def ours(page: Observation, dialect: str) -> list[str]:
-    """Our text without numbers, without elements that only listen to clicks, without our quotes around properties."""
+    """Our text without numbers, without what is there to be clicked alone, without our quotes around properties."""
     nodes = _without_listeners(page.nodes, dialect)
     if dialect == "webarena":
         nodes = [Node(node.id, node.role, node.name, None, node.props, node.depth) for node in nodes]
     text = render(Observation(page.url, tuple(nodes), page.title), dialect)  # type: ignore[arg-type]
     lines = text.split("\n")[2:] if dialect == "webarena" else text.split("\n")
-    return [_plain(line, dialect) for line in lines]
+    return [_plain(line, dialect) for line in lines if not _NAMELESS_IMAGE.fullmatch(line)]
 
 
 def _without_listeners(nodes: tuple[Node, ...], dialect: str) -> list[Node]:
@@ -113,7 +116,7 @@ def _without_listeners(nodes: tuple[Node, ...], dialect: str) -> list[Node]:
     for node in nodes:
         gone = [depth for depth in gone if depth < node.depth]
         props = tuple(prop for prop in node.props if prop[0] != "clickable")
-        bare = node.role == "generic" if dialect == "browsergym" else not node.name
+        bare = node.role in ("generic", "image") or (dialect == "webarena" and not node.name)
         if props != node.props and not props and bare:
             gone.append(node.depth)
             continue
@@ -133,6 +136,8 @@ def theirs(text: str) -> list[str]:
     lines = [re.sub(r"^(\t*)\[[^\]]*\] ", r"\1", line) for line in lines]
     lines = [re.sub(r"='(-?[0-9.]+)'(?=,|$)", r"=\1", line) for line in lines]
     lines = [re.sub(r"^(\t*)img ", r"\1image ", line) for line in lines]
+    # Those that can be clicked have a name here.
+    lines = [line for line in lines if not _NAMELESS_IMAGE.fullmatch(line)]
     return [re.sub(rf"^(\t*)({'|'.join(PICKERS)}) ", r"\1textbox ", line) for line in lines]
 
 

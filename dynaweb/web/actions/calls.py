@@ -17,6 +17,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _KEY = re.compile(r"\s*([A-Za-z_]\w*)\s*=(?!=)\s*")
 _SPACE = re.compile(r"\s*")
 _STRING = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_LONG_STRING = re.compile(r"""(?P<quotes>\"{3}|'{3})(?P<body>(?:[^\\]|\\.)*?)(?P=quotes)""", re.DOTALL)
 _NUMBER = re.compile(r"-?(?:[0-9]{1,15}(?:\.[0-9]{0,15})?|\.[0-9]{1,15})")
 _WORD = re.compile(r"(?:True|False|None|true|false|null)\b")
 _WORDS: dict[str, bool | None] = {
@@ -57,9 +58,10 @@ class Call:
 def find_calls(text: str, names: Sequence[str]) -> Iterator[tuple[Call | str, int]]:
     """Calls of `names` at line starts, in order: the call, or why it cannot be read, and where it begins.
 
-    A call inside a string of another call is not found. Quotes, list marks and backticks before a call are skipped.
+    A call inside a string of another call is not found. Quotes, list marks, backticks and a tag before a call are
+    skipped.
     """
-    start = re.compile(rf"^[ \t>*`-]*({'|'.join(names)})[ \t]*\(", re.MULTILINE)
+    start = re.compile(rf"^[ \t>*`-]*(?:<[a-z_]+>[ \t]*)?({'|'.join(names)})[ \t]*\(", re.MULTILINE)
     position = 0
     while (match := start.search(text, position)) is not None:
         try:
@@ -128,9 +130,9 @@ def _read_call(text: str, name: str, position: int) -> tuple[Call, int]:
 def _read_value(text: str, position: int) -> tuple[Literal, int]:
     if text.startswith("[", position):
         return _read_list(text, position + 1)
-    string = _STRING.match(text, position)
+    string = _LONG_STRING.match(text, position) or _STRING.match(text, position)
     if string:
-        body = string[1] if string[1] is not None else string[2]
+        body = string[2] if string[1] is None or string.re is _LONG_STRING else string[1]
         return (_ESCAPE.sub(_unescape, body) if "\\" in body else body), string.end()
     number = _NUMBER.match(text, position)
     if number:

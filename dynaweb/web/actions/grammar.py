@@ -18,12 +18,22 @@ with quotes, brackets and newlines, come back exactly.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+
 from dynaweb.types import Action, Observation
 from dynaweb.web import observation_formats
 from dynaweb.web.actions import compact, rules
 from dynaweb.web.actions.rules import EDITABLE, SELECTABLE, Refused
 
 __all__ = ["EDITABLE", "SELECTABLE", "format_action", "parse_action", "resolve", "split_reply"]
+
+_WRAPPER = re.compile(
+    r"</?(?:answer|action|output|response|tool_call|command|code)>|```(?:[a-z]+(?=\n))?", re.IGNORECASE
+)
+_TICKED = re.compile(r"^([^`]*:[ \t]*|[ \t]*)`([^`]+)`[ \t.]*$")
+_LABEL = re.compile(r"^[ \t*]*(?:next )?action[ \t*]*:[ \t*]*", re.IGNORECASE | re.MULTILINE)
 
 _COMPACT = observation_formats.Grammar(compact.parse, compact.print_action)
 
@@ -35,9 +45,13 @@ def parse_action(reply: str, observation: Observation, grammar: str = "compact")
     that does not belong to it, a role that cannot take the action and an unknown option are errors. Never raises, but
     `MissingError` for a grammar that nobody offers.
     """
+    parse = _grammar(grammar).parse
     try:
-        return _grammar(grammar).parse(reply, observation)
+        return parse(reply, observation)
     except Refused as refusal:
+        for bare in _unwrapped(reply):
+            with suppress(Refused):
+                return parse(bare, observation)
         return str(refusal)
 
 
@@ -62,3 +76,13 @@ def resolve(action: Action, observation: Observation) -> Action | str:
 
 def _grammar(name: str) -> observation_formats.Grammar:
     return _COMPACT if name == "compact" else observation_formats.grammar(name)
+
+
+def _unwrapped(reply: str) -> Iterator[str]:
+    """The reply without what models put around an action: tags, fences with a language, backticks, a label."""
+    bare = _WRAPPER.sub("\n", reply)
+    bare = "\n".join(_TICKED.sub(r"\1\2", line) for line in bare.split("\n")).strip()
+    if bare != reply.strip():
+        yield bare
+    if (unlabelled := _LABEL.sub("", bare)) != bare:
+        yield unlabelled

@@ -1,4 +1,4 @@
-"""Where the elements of a page are, and which of them listen to clicks: read from one DOMSnapshot of all frames."""
+"""Where the elements of a page are: read from one DOMSnapshot of all frames."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from dynaweb.types import Node
 from dynaweb.web.session import VIEWPORT
 
-_CONTROLS = frozenset({"A", "BUTTON", "INPUT", "SELECT", "TEXTAREA", "OPTION", "LABEL", "HTML", "BODY", "#document"})
-"""Tags that are clickable by nature, or so large that a listener on them says nothing."""
+STYLES = ("cursor", "visibility")
+"""The computed styles that a snapshot has, in this order (for `dynaweb.web.chromium.clickable`)."""
 
 
 class Box(NamedTuple):
@@ -34,16 +34,15 @@ class Box(NamedTuple):
 
 @dataclass(slots=True)
 class Layout:
-    """Boxes by backend node id, and the ids of elements with a click listener that have no control of their own."""
+    """Boxes by backend node id."""
 
     boxes: dict[int, Box] = field(default_factory=dict)
-    clickable: set[int] = field(default_factory=set)
 
 
 def read_layout(snapshot: Mapping[str, Any]) -> Layout:
     """Read the answer of `DOMSnapshot.captureSnapshot`; boxes in frames are off by the width of the frame's border."""
     layout = Layout()
-    documents, strings = snapshot["documents"], snapshot["strings"]
+    documents = snapshot["documents"]
     pending = [(0, 0.0, 0.0)] if documents else []
     while pending:
         index, left, top = pending.pop()
@@ -52,7 +51,6 @@ def read_layout(snapshot: Mapping[str, Any]) -> Layout:
         boxes = _boxes(document, *shift)
         backends = document["nodes"]["backendNodeId"]
         layout.boxes.update((backends[at], box) for at, box in boxes.items())
-        layout.clickable.update(_clickable(document["nodes"], strings))
         content = document["nodes"].get("contentDocumentIndex", {"index": (), "value": ()})
         for at, child in zip(content["index"], content["value"], strict=True):
             if at in boxes:
@@ -117,12 +115,3 @@ def _boxes(document: Mapping[str, Any], left: float, top: float) -> dict[int, Bo
         if at not in boxes:
             boxes[at] = Box(x + left, y + top, width, height)
     return boxes
-
-
-def _clickable(nodes: Mapping[str, Any], strings: Sequence[str]) -> list[int]:
-    names = nodes["nodeName"]
-    return [
-        nodes["backendNodeId"][at]
-        for at in nodes.get("isClickable", {}).get("index", ())
-        if strings[names[at]].upper() not in _CONTROLS
-    ]

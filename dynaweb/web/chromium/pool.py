@@ -267,6 +267,7 @@ class BrowserPool:
         return [*_FLAGS, *arguments(self.hosts, self._proxy.port)]
 
     async def _new_context(self, running: Running, storage_state: Path | None, har: Path | None) -> OpenContext:
+        from dynaweb.web.chromium import scripts
         from dynaweb.web.chromium.context import OpenContext
 
         options: dict[str, Any] = {
@@ -281,6 +282,7 @@ class BrowserPool:
             options |= {"record_har_path": str(har), "record_har_content": "embed"}
         try:
             context = await asyncio.wait_for(running.browser.new_context(**options), _LAUNCH_SECONDS)
+            await context.add_init_script(scripts.NO_SERVICE_WORKERS)
         except Exception as error:
             raise BrowserError(f"could not open a browsing context: {str(error).splitlines()[0]}") from None
         return await OpenContext.open(self, running, context, fresh=storage_state is not None or har is not None)

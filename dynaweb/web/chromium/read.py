@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaweb.types import Node
+from dynaweb.web.chromium.clickable import Clickable, complete, read_clickable
 from dynaweb.web.chromium.devtools import TabError
-from dynaweb.web.chromium.layout import Layout, read_layout, visible_nodes
+from dynaweb.web.chromium.layout import STYLES, Layout, read_layout, visible_nodes
 from dynaweb.web.chromium.tab import MAX_FRAMES, Tab
 from dynaweb.web.page.tree import TEXT, iframes, read_page, read_tree
 
@@ -38,28 +39,32 @@ async def read_tab(tab: Tab, *, layout: bool = False, verbose: bool = False) -> 
     """
     if not layout and not tab.live:
         answer = await tab.send("Accessibility.getFullAXTree")
-        return await _merged(tab, answer["nodes"], None, verbose)
+        return await _merged(tab, answer["nodes"], Clickable(), verbose)
     if layout and 2 * tab.elements > MANY_NODES:
         # Elements have texts, so that is about the number of nodes; of a smaller page both are asked for at once.
-        snapshot = await tab.send("DOMSnapshot.captureSnapshot", computedStyles=[])
+        snapshot = await _snapshot(tab)
         read = read_layout(snapshot)
         if len(snapshot["documents"][0]["nodes"]["nodeName"]) > MANY_NODES:
-            return await _merged(
-                tab, await _payload_of(tab, read.boxes.keys() - visible_nodes(snapshot, read)), read, verbose
-            )
-        answer = await tab.send("Accessibility.getFullAXTree")
-        return await _merged(tab, answer["nodes"], read, verbose)
-    answer, snapshot = await asyncio.gather(
-        tab.send("Accessibility.getFullAXTree"), tab.send("DOMSnapshot.captureSnapshot", computedStyles=[])
-    )
-    return await _merged(tab, answer["nodes"], read_layout(snapshot), verbose)
+            payload = await _payload_of(tab, read.boxes.keys() - visible_nodes(snapshot, read))
+        else:
+            payload = (await tab.send("Accessibility.getFullAXTree"))["nodes"]
+    else:
+        answer, snapshot = await asyncio.gather(tab.send("Accessibility.getFullAXTree"), _snapshot(tab))
+        payload, read = answer["nodes"], read_layout(snapshot)
+    page = await _merged(tab, payload, read_clickable(snapshot, read), verbose)
+    page.layout = read
+    return page
 
 
-async def _merged(tab: Tab, payload: Payload, layout: Layout | None, verbose: bool) -> Reading:
-    clickable = frozenset(layout.clickable if layout else ())
-    inner = await _Frames(tab, verbose, clickable).below(payload)
-    page = read_page(payload, inner=inner, verbose=verbose, clickable=clickable)
-    return Reading(page.url, page.title, page.nodes, layout)
+async def _snapshot(tab: Tab) -> Mapping[str, Any]:
+    answer: Mapping[str, Any] = await tab.send("DOMSnapshot.captureSnapshot", computedStyles=list(STYLES))
+    return answer
+
+
+async def _merged(tab: Tab, payload: Payload, clickable: Clickable, verbose: bool) -> Reading:
+    inner = await _Frames(tab, verbose, clickable.elements).below(payload)
+    page = read_page(payload, inner=inner, verbose=verbose, clickable=clickable.elements)
+    return Reading(page.url, page.title, complete(page.nodes, clickable))
 
 
 async def _payload_of(tab: Tab, unseen: Collection[int]) -> list[Mapping[str, Any]]:
@@ -95,7 +100,7 @@ def _leads_on(node: Mapping[str, Any], unseen: Collection[int], by_id: Mapping[s
 class _Frames:
     """Reads the frames below a frame, side by side, at most `MAX_FRAMES` in all."""
 
-    def __init__(self, tab: Tab, verbose: bool, clickable: frozenset[int]) -> None:
+    def __init__(self, tab: Tab, verbose: bool, clickable: Collection[int]) -> None:
         self._tab = tab
         self._verbose = verbose
         self._clickable = clickable

@@ -423,3 +423,22 @@ without scripts that has loaded.
 An empty page is waited for: content that a script brings later is what the agent must see. The value is `static`,
 `live` or `framed` (live, with frames) and the number of elements, or the size of a page that is too large to be read.
 """
+
+STATUS = "(performance.getEntriesByType('navigation')[0] || {}).responseStatus || 0"
+"""The status of the answer that the document came with; 0 where there was none."""
+
+NO_SERVICE_WORKERS = """
+if (navigator.serviceWorker) {
+  const none = Promise.resolve.bind(Promise);
+  const registration = Object.assign(new EventTarget(), {
+    installing: null, waiting: null, active: null, scope: new URL('/', location.href).href, updateViaCache: 'imports',
+    onupdatefound: null, update: () => none(registration), unregister: () => none(true),
+    getNotifications: () => none([]),
+  });
+  navigator.serviceWorker.register = () => none(registration);
+}
+"""
+"""Service workers are blocked; pages that register one get a registration whose worker never comes.
+
+Playwright's own blocking gives them nothing instead, and what they do with it next then throws.
+"""

@@ -16,7 +16,7 @@ from dynaweb.errors import BrowserError, ConfigError
 from dynaweb.runs.atomic import write_text
 from dynaweb.types import TARGETED, Action, Node, Observation
 from dynaweb.types import Tab as OpenTab
-from dynaweb.web.chromium import act
+from dynaweb.web.chromium import act, scripts
 from dynaweb.web.chromium.browser import Settings
 from dynaweb.web.chromium.context import BLANK
 from dynaweb.web.chromium.devtools import TabError
@@ -254,6 +254,8 @@ class ChromiumSession:
             nodes = _GONE
         elif tab.failed_url or url.startswith("chrome-error:"):
             url, title, nodes = tab.failed_url or url, "", _UNAVAILABLE
+        elif not nodes and url.startswith("http"):
+            opened.notices.extend(await _empty(tab))
         if pool.urls.origins:
             nodes = tuple(replace(n, address=pool.urls.canonical(n.address)) if n.address else n for n in nodes)
         opened.notices.extend(self._remarks(tab))
@@ -367,6 +369,12 @@ async def _title(tab: Tab) -> str:
     with suppress(TabError):
         return "" if tab.crashed else str(await tab.evaluate("document.title"))
     return ""
+
+
+async def _empty(tab: Tab) -> list[str]:
+    """What an empty page came with, where that was an error."""
+    status = int(await tab.evaluate(scripts.STATUS) or 0)
+    return [f"the page is empty: the server answered with the error {status}"] if status >= 400 else []
 
 
 async def _history(tab: Tab, by: int) -> str:

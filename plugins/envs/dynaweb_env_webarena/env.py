@@ -235,7 +235,7 @@ class WebarenaSource:
         }
         missing = sorted(site for site in named if site not in self.urls)
         if missing:
-            return " and ".join(f"{site} has no address (set {site.upper()} or env.urls)" for site in missing)
+            return " and ".join(f"{site} has no address ({_where_to_say(site)})" for site in missing)
         own = self._own_state(raw)
         if own is not None and not own.exists():
             return f"its storage_state {raw['storage_state']} is not there"
@@ -259,3 +259,8 @@ class WebarenaSource:
             template=str(raw.get("intent_template_id", raw.get("intent_template", ""))),
             meta={"kind": files.kind_of(raw), "raw": dict(raw)},
         )
+
+
+def _where_to_say(site: str) -> str:
+    """What gives a site its address: variables are read for the benchmark's own sites alone."""
+    return f"set {site.upper()} or env.urls" if site in sites.NAMES else f"set env.urls.{site}"

@@ -51,7 +51,7 @@ _FORMS: dict[ActionKind, str] = {
     "tab_focus": "tab_focus [1]",
     "stop": "stop [answer]",
 }
-_FENCE = re.compile(r"```(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"```(?:[a-z]+\n)?(.*?)```", re.DOTALL)
 _BRACKETED = re.compile(r"\s*\[(.*)\]", re.DOTALL)
 _TARGETED_ARGUMENT = re.compile(r"\s*\[([0-9]{1,9})\](?:\s*\[(.*)\])?", re.DOTALL)
 _ENTER_FLAG = re.compile(r"\]\s*\[(?:press_enter_after=)?([01])\Z")
