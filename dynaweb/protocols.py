@@ -15,7 +15,7 @@ A plugin class is called as `Class(config, context)`: `config` is an instance of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, MutableMapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -612,7 +612,10 @@ class Completion:
 
 @dataclass(slots=True)
 class EngineStats:
-    """What an engine has done: requests, all and distinct prompt tokens, new tokens, batches, and seconds of work."""
+    """What an engine has done: requests, all and distinct prompt tokens, new tokens, batches, and seconds of work.
+
+    `starts` counts servers that it started, such as vLLM.
+    """
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -620,6 +623,7 @@ class EngineStats:
     new_tokens: int = 0
     batches: int = 0
     seconds: float = 0.0
+    starts: int = 0
 
 
 @runtime_checkable
@@ -747,6 +751,14 @@ class Weights(Protocol):
         ...
 
 
+class Service(Protocol):
+    """Something that engines use and a run keeps from stage to stage, such as the process of a server."""
+
+    async def close(self) -> None:
+        """End it. Called once, when the run is over, however it ends."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineContext(PluginContext):
     """What an engine is given."""
@@ -757,6 +769,12 @@ class EngineContext(PluginContext):
     """Gathers the calls of concurrent episodes, so that the same requests share a batch in every run."""
     role: Literal["policy", "wm", "reward"] = "policy"
     """Whom it serves: policy, world model or judge."""
+    adapter_rank: int = 0
+    """The largest rank of low-rank adapters on any model that the run generates with."""
+    services: MutableMapping[str, Service] | None = None
+    """What outlives the engines of a stage, under names that say all it depends on: an engine puts there what takes
+    long to start, and uses what it finds. The run closes them at its end. None: there is no run, and an engine closes
+    what it starts."""
 
 
 # --- Prompts: what models read, and how their replies are read.

@@ -34,7 +34,7 @@ class VllmConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
-        {"memory", "tensor_parallel", "eager", "sleep", "probe_tolerance"}
+        {"memory", "tensor_parallel", "eager", "sleep", "share", "probe_tolerance"}
     )
 
     memory: float = Field(default=0.4, gt=0, lt=1)
@@ -49,6 +49,9 @@ class VllmConfig(BaseModel):
     """No recorded graphs: starts faster, generates slower."""
     sleep: bool = True
     """Give GPU memory back while the trainer works (on CUDA; elsewhere vLLM cannot)."""
+    share: bool = True
+    """Policy, world model and judge of the same settings and architecture use one vLLM in turn, which gets the weights
+    of whoever asks. False starts one for each of them, which takes the memory of each and spares the pushes."""
     correction: float = Field(default=2.0, ge=0)
     """Cap of the importance weights exp(log p of the trainer - log p of vLLM) by which the gradient of each token is
     multiplied, since vLLM's probabilities are not exactly the trainer's (truncated importance sampling). 0 = none."""

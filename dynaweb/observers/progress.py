@@ -258,6 +258,7 @@ COST_WORDS = {
     "browser_steps": "steps in the browser",
     "browser_steps_evaluation": "of them for evaluation",
     "static_steps": "steps without a browser",
+    "engine_starts": "starts of vLLM",
 }
 """Counts of `events.Stage.cost`, in words that follow the number."""
 

@@ -44,15 +44,16 @@ class RunContext:
         self.models = Models(recipe, plugins, self.seed, lambda engine: self.meter.engines.append(engine))
         self.envs = Environments(recipe, plugins, self.seed, folder.path if folder is not None else None)
 
-        self._owns_team = True
+        self._is_run = True
 
     def with_recipe(self, recipe: Recipe) -> RunContext:
-        """A context for stages of another recipe in the same run: the same cache, folder, ranks and time budget.
+        """A context for stages of another recipe in the same run: with its cache, folder, ranks, services and time.
 
-        Closing it leaves the ranks to the run.
+        Closing it leaves ranks and services to the run.
         """
         other = RunContext(recipe, self.plugins, self.cache, self.folder)
-        other.models.team, other.deadline, other._owns_team = self.models.team, self.deadline, False
+        other.models.team, other.models.services = self.models.team, self.models.services
+        other.deadline, other._is_run = self.deadline, False
         return other
 
     # Seeds
@@ -138,9 +139,15 @@ class RunContext:
 
     async def close(self) -> None:
         """Close what engines and task environments hold open (servers, browsers), and send other ranks home."""
+        if not self._is_run:
+            await self.models.close()
+            await self.envs.close()
+            return
+        # In this order: services (a vLLM that is just starting) end at once, and engines would wait for them.
+        await self.models.close_services()
         await self.models.close()
         await self.envs.close()
-        if self.models.team is not None and self._owns_team:
+        if self.models.team is not None:
             self.models.team.close()
 
 

@@ -60,12 +60,18 @@ class Meter:
             "seconds": time.monotonic() - self.started,
             "tokens_generated": float(sum(engine.stats.new_tokens for engine in self.engines)),
             "tokens_trained": float(self.tokens_trained),
+            **self._starts(),
             **self._servers(),
             **{name: float(count) for name, count in self.steps.items()},
         }
         before = {name: value for name, value in self.earlier.items() if name != HIGHEST}
         total = {name: spent.get(name, 0.0) + before.get(name, 0.0) for name in [*spent, *before.keys() - spent.keys()]}
         return {**total, HIGHEST: max(self.memory, peak_memory_mib(), self.earlier.get(HIGHEST, 0.0))}
+
+    def _starts(self) -> dict[str, float]:
+        """How often engines started servers of their own, such as vLLM; nothing where none did."""
+        starts = sum(getattr(engine.stats, "starts", 0) for engine in self.engines)
+        return {"engine_starts": float(starts)} if starts else {}
 
     def _servers(self) -> dict[str, float]:
         """What model servers were asked; nothing where there is none."""

@@ -2,7 +2,8 @@
 
 Models are loaded where they are asked for, and shared where they are the same. An engine belongs to a model and to a
 role (`policy`, `wm`, `reward`); roles that choose the same engine on the same model share it. Engines live as long as
-the stage that asked for them, so that those of a finished stage are freed.
+the stage that asked for them, so that those of a finished stage are freed; what engines put into `services`, such as
+the process of vLLM, lives as long as the run.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from dynaweb.engines.scheduler import Lockstep
     from dynaweb.plugin.registry import Plugins
     from dynaweb.policy.prompt_file import PromptFile
-    from dynaweb.protocols import Counted, PromptFormat, WorldModel
+    from dynaweb.protocols import Counted, PromptFormat, Service, WorldModel
     from dynaweb.trainer.distributed.team import Team
     from dynaweb.types import Transition
 
@@ -50,7 +51,11 @@ class Models:
         self, recipe: Recipe, plugins: Plugins, seed: Callable[..., int], count: Callable[[Counted], None]
     ) -> None:
         self._recipe, self._plugins, self._seed, self.count = recipe, plugins, seed, count
+        # RL alone generates with adapters: what SFT and world models learn goes into their weights.
+        self._adapter_rank = recipe.rl.lora_rank
         self._engines: list[tuple[nn.Module, str, Engine]] = []
+        self.services: dict[str, Service] = {}
+        """What engines keep from stage to stage."""
         self.team: Team | None = None
         """The other ranks, where a launcher started several."""
         self.fitted_judge: Path | None = None
@@ -198,7 +203,14 @@ class Models:
     def _make(self, model: LoadedModel, role: Role) -> Engine:
         choice = self._recipe.engine_of(role)
         seed = self._seed("engine", role)
-        context = EngineContext(weights=model, batching=self.lockstep, role=role, seed=seed)
+        context = EngineContext(
+            weights=model,
+            batching=self.lockstep,
+            role=role,
+            seed=seed,
+            adapter_rank=self._adapter_rank,
+            services=self.services,
+        )
         engine = self._plugins.create("engine", choice.name, choice.settings, context)
         if self.team is None or choice.name != "transformers":
             return completed(engine)
@@ -228,10 +240,16 @@ class Models:
             self.__dict__.pop(name, None)
 
     async def close(self) -> None:
-        """End what engines hold open."""
+        """End what engines hold open, but not the services."""
         engines, self._engines = self._engines, []
         for _, _, engine in engines:
             await engine.close()
+
+    async def close_services(self) -> None:
+        """End what engines kept from stage to stage."""
+        while self.services:
+            _, service = self.services.popitem()
+            await service.close()
 
 
 class CompletedEngine(BaseEngine):

@@ -62,7 +62,8 @@ class MicroBatch:
     `prefix_UP` and `tail_UQ` hold token ids, `prefix_U` the prefix lengths, `position_UQ` the positions of tail tokens
     and `segment_UQ` which row of its unit a tail token belongs to (-1 = padding). `flat_N` indexes the U*Q tail tokens
     in the order of rows; token n belongs to the batch's row `rows[row_N[n]]` and is its response token `column_N[n]`.
-    `tokens` counts the real ones, of prefixes and tails.
+    `tokens` counts the real ones, of prefixes and tails; `lengths` holds those of each unit: of its prefix, and of the
+    tail of each of its rows.
     """
 
     rows: tuple[int, ...]
@@ -76,6 +77,7 @@ class MicroBatch:
     row_N: torch.Tensor
     column_N: torch.Tensor
     tokens: int
+    lengths: tuple[tuple[int, tuple[int, ...]], ...]
 
     @property
     def padded_tokens(self) -> int:
@@ -199,6 +201,9 @@ def collate(rows: Sequence[TokenRow], part: Sequence[Unit], device: torch.device
         row_N=tensor([row for row, length in enumerate(lengths) for _ in range(length)]),
         column_N=tensor([column for length in lengths for column in range(length)]),
         tokens=sum(unit.size for unit in part),
+        lengths=tuple(
+            (len(unit.prompt) - 1, tuple(len(rows[index].response_ids) for index in unit.rows)) for unit in part
+        ),
     )
 
 

@@ -1,8 +1,9 @@
 """Log-probabilities of response tokens, with gradients, without a [batch, length, vocabulary] tensor.
 
 `LlamaScorer` computes each prompt once however many responses it has, and the last layer and the output head only where
-a response token is predicted. `GenericScorer` serves any other causal language model of transformers: rows are packed
-without padding where the model allows it, and the output head is at response positions. Both give the same gradients.
+a response token is predicted; `PackedScorer` does so on a GPU, without padding. `GenericScorer` serves any other causal
+language model of transformers: rows are packed without padding where the model allows it, and the output head is at
+response positions. All give the same gradients.
 
 Shapes: see `dynaweb.trainer.batching.MicroBatch`; D width, V vocabulary.
 """
@@ -27,7 +28,7 @@ from dynaweb.engines.local.architecture import RopeLimit, body_of, near, refuse_
 from dynaweb.engines.local.llama import HALF, widen
 from dynaweb.errors import ConfigError
 from dynaweb.protocols import TokenRow
-from dynaweb.trainer import batching
+from dynaweb.trainer import batching, packed
 from dynaweb.trainer.batching import Layout, MicroBatch, Windows, packable, packed_attention, run_packed
 from dynaweb.trainer.models import frozen
 
@@ -68,6 +69,8 @@ def scorer_for(model: nn.Module, *, checkpointing: bool = False) -> Scorer:
 
     Raises `ConfigError` for a model that is not causal.
     """
+    if packed.runs_packed(model):
+        return PackedScorer(model, checkpointing=checkpointing)
     if llama.unsupported(model):
         return GenericScorer(model, checkpointing=checkpointing)
     return LlamaScorer(model, checkpointing=checkpointing)
@@ -124,6 +127,15 @@ class LlamaScorer:
 
     def _weights(self) -> llama.Weights:
         return llama.fuse(self._model) if self._proxies is None else self._proxies.weights
+
+
+class PackedScorer(LlamaScorer):
+    """The same without padding, with variable-length attention and fused operations: for half precision on a GPU."""
+
+    packs = True
+
+    def _predictors(self, weights: llama.Weights, batch: MicroBatch) -> torch.Tensor:
+        return packed.packed_hidden(weights, packed.Packing.of(batch), checkpointing=self._checkpointing)
 
 
 def shared_hidden(weights: llama.Weights, batch: MicroBatch, *, checkpointing: bool = False) -> torch.Tensor:

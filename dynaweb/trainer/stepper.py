@@ -118,7 +118,10 @@ class Stepper(AnyStepper):
         others = [p for p in self._leaves.values() if p.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
         trained = [group for group in groups if group["params"]]
-        self._adam = torch.optim.AdamW(trained, lr=schedule.peak, betas=settings.betas, eps=ADAM_EPS)
+        self._fused = all(leaf.is_cuda for leaf in self._leaves.values())
+        self._adam = torch.optim.AdamW(
+            trained, lr=schedule.peak, betas=settings.betas, eps=ADAM_EPS, fused=self._fused or None
+        )
 
     @property
     def _leaves(self) -> dict[str, nn.Parameter]:
@@ -188,7 +191,8 @@ class Stepper(AnyStepper):
             kind, _, rest = key.partition(".")
             if kind == "adam":
                 field, _, name = rest.partition(".")
-                device = torch.device("cpu") if field == "step" else self._leaves[name].device
+                counts = field == "step" and not self._fused
+                device = torch.device("cpu") if counts else self._leaves[name].device
                 self._adam.state[self._leaves[name]][field] = value.detach().clone().to(device)
         taken = max((float(state["step"]) for state in self._adam.state.values()), default=0.0)
         if taken > self.schedule.warmup:

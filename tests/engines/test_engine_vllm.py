@@ -5,9 +5,9 @@ vLLM itself needs an environment of its own; scripts/check_vllm.py checks it the
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,16 +26,10 @@ from safetensors.torch import load_file
 from dynaweb.config import resolve
 from dynaweb.engines.plugin import VllmConfig
 from dynaweb.engines.scheduler import Lockstep
-from dynaweb.engines.vllm.engine import Probe, VllmEngine, model_logprobs
-from dynaweb.engines.vllm.weights import (
-    Parcel,
-    WeightReceiver,
-    adapter_rank,
-    plain_weights,
-    wrapped_layers,
-    wrapped_name,
-    write_adapter,
-)
+from dynaweb.engines.vllm.engine import VllmEngine
+from dynaweb.engines.vllm.probe import Probe, model_logprobs
+from dynaweb.engines.vllm.weights import adapter_rank, plain_weights, wrapped_name, write_adapter, write_weights
+from dynaweb.engines.vllm.worker import WorkerExtension, wrapped_layers
 from dynaweb.errors import ConfigError, EngineError, MissingError
 from dynaweb.pipeline.artifacts import LoadedModel
 from dynaweb.pipeline.fit import with_adapters
@@ -46,56 +40,30 @@ from dynaweb.trainer.losses import weighted
 from dynaweb.types import Prompt
 
 
-class _Receiver(WeightReceiver):
-    """A worker whose model is a plain one of transformers, of a version of vLLM with or without `reload_weights`."""
-
-    def __init__(self, model: Any, *, reload: bool) -> None:
-        model.load_weights = self._load
-        self.model_runner = SimpleNamespace(model=model)
-        self.reloads = 0
-        if reload:
-            self.model_runner.reload_weights = self._reload
-
-    def _reload(self, weights_iterator: Any) -> None:
-        self.reloads += 1
-        self._load(weights_iterator)
-
-    def _load(self, weights: Any) -> None:
-        own = dict(self.model_runner.model.named_parameters())
-        with torch.no_grad():
-            for name, value in weights:
-                own[name].copy_(value)
-
-
-@pytest.mark.parametrize("reload", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
-def test_weights_arrive_whole_through_shared_memory(reload: bool, tied: bool) -> None:
-    model, other = kit.llama(1, tied=tied), kit.llama(2, tied=tied)
-    receiver = _Receiver(other, reload=reload)
-    if tied:  # vLLM's own head has a method for what follows a load
-        other.lm_head.quant_method = SimpleNamespace(process_weights_after_loading=lambda layer: None)
-    with Parcel(dict(plain_weights(model)), 7) as parcel:
-        assert getattr(receiver, parcel.method)(*parcel.args) == 7
-    assert receiver.dynaweb_version == 7
-    assert receiver.reloads == reload
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_arrive_whole_as_a_checkpoint_in_memory(tied: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    model, other = kit.llama(1, tied=tied).to(dtype), kit.llama(2, tied=tied).to(dtype)
+    write_weights(plain_weights(model), tmp_path / "weights")
+    arrived = load_file(tmp_path / "weights" / "model.safetensors")
+    assert ("lm_head.weight" in arrived) is not tied
+    missing, unexpected = other.load_state_dict(arrived, strict=False)
+    assert (missing, unexpected) == ([], []) if not tied else (set(missing) <= {"lm_head.weight"} and not unexpected)
     for (name, mine), (_, theirs) in zip(model.named_parameters(), other.named_parameters(), strict=True):
         assert torch.equal(mine, theirs), name
 
 
-def test_another_process_reads_the_block_and_leaves_it(tmp_path: Path) -> None:
-    weights = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([1.5, -2.0], dtype=torch.bfloat16)}
-    with Parcel(weights, 1) as parcel:
-        name, layout, _ = parcel.args
-        code = (
-            "import json, sys; from dynaweb.engines.vllm.weights import _attach, _views\n"
-            "block = _attach(sys.argv[1])\n"
-            "print(json.dumps({n: t.float().tolist() for n, t in _views(block, json.loads(sys.argv[2]))}))\n"
-        )
-        for _ in range(2):  # the first reader must not have removed the block
-            command = [sys.executable, "-c", code, name, json.dumps(layout)]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            assert json.loads(done.stdout) == {"a": [[0, 1, 2], [3, 4, 5]], "b": [1.5, -2.0]}
-            assert "leaked" not in done.stderr
+def test_a_tied_head_is_renewed_after_a_load() -> None:
+    model, packed = kit.llama(1), list[Any]()
+    model.lm_head = torch.nn.Linear(32, kit.VOCABULARY, bias=False)  # as on a CPU, where vLLM keeps a copy
+    model.lm_head.quant_method = SimpleNamespace(process_weights_after_loading=packed.append)
+    worker = WorkerExtension()
+    worker.model_runner = SimpleNamespace(model=model)
+    worker.dynaweb_renew_head()
+    assert torch.equal(model.lm_head.weight, model.model.embed_tokens.weight) and packed == [model.lm_head]
+    model.config.tie_word_embeddings = False
+    worker.dynaweb_renew_head()
+    assert len(packed) == 1
 
 
 def test_the_probe_passes_the_same_weights_and_refuses_others() -> None:
@@ -180,9 +148,9 @@ def test_without_the_packages_the_error_names_the_extra() -> None:
     weights = cast("Any", SimpleNamespace(model=kit.llama(), tokenizer=None))
     engine = VllmEngine(VllmConfig(), EngineContext(weights=weights, batching=Lockstep()))
     with pytest.raises(EngineError, match="empty prompt"):
-        engine._check(GenerateRequest(Prompt(()), 4))
+        engine._refuse(GenerateRequest(Prompt(()), 4))
     with pytest.raises(EngineError, match="does not fit into the context of 256"):
-        engine._check(GenerateRequest(Prompt((1,) * 256), 4))
+        engine._refuse(GenerateRequest(Prompt((1,) * 256), 4))
     assert engine.correction == 2.0
     for module, action in (("vllm", _start_vllm), ("deepspeed", _import_deepspeed)):
         hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == module}
@@ -204,9 +172,8 @@ def test_a_run_that_lacks_its_engine_says_so_at_once(cli: Cli) -> None:
 
 
 def _start_vllm() -> None:
-    from dynaweb.engines.vllm.engine import _vllm
-
-    _vllm()
+    weights = cast("Any", SimpleNamespace(model=kit.llama(), tokenizer=None))
+    asyncio.run(VllmEngine(VllmConfig(), EngineContext(weights=weights, batching=Lockstep())).ready())
 
 
 def _import_deepspeed() -> None:

@@ -196,14 +196,23 @@ async def test_no_two_audited_episodes_share_a_seed(tmp_path: Path, monkeypatch:
     assert len(seeds) == len(set(seeds)) == 12
 
 
-async def test_stages_of_another_recipe_in_a_run_share_its_ranks_and_leave_them_to_it(tmp_path: Path) -> None:
+async def test_stages_of_another_recipe_in_a_run_share_ranks_and_services_and_leave_them_to_it(tmp_path: Path) -> None:
     closed: list[str] = []
     team: Any = SimpleNamespace(close=lambda: closed.append("team"))
+
+    class Server:
+        async def close(self) -> None:
+            closed.append("server")
+
     ctx = context(tmp_path)
     ctx.models.team, ctx.deadline = team, 12.0
     other = ctx.with_recipe(resolve("dynaweb", reward="orm"))
     assert (other.models.team, other.deadline, other.cache) == (team, 12.0, ctx.cache)
+    other.models.services["server"] = Server()
+    await other.models.release()
     await other.close()
     assert closed == []
+    await ctx.models.release()
+    assert ctx.models.services and closed == [], "a stage that begins leaves them alone"
     await ctx.close()
-    assert closed == ["team"]
+    assert closed == ["server", "team"]

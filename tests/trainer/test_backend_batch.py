@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from dynaweb.protocols import TokenRow
 from dynaweb.trainer import logprobs
 from dynaweb.trainer.batching import TAIL_TOKENS, collate, draw, plan, units
-from dynaweb.trainer.logprobs import GenericScorer, LlamaScorer, scorer_for
+from dynaweb.trainer.logprobs import GenericScorer, LlamaScorer, PackedScorer, scorer_for
 from dynaweb.trainer.stepper import Schedule
 from dynaweb.types import Prompt
 
@@ -73,10 +74,22 @@ def _score(scorer: Any, rows: Sequence[TokenRow], micro_tokens: int, weights: to
         (kit.llama(), LlamaScorer),
         (kit.llama(kv_heads=2, tied=False), LlamaScorer),
         (kit.llama(layers=1), LlamaScorer),
+        (kit.llama(), PackedScorer),
+        (kit.llama(kv_heads=2, tied=False), PackedScorer),
+        (kit.llama(layers=1), PackedScorer),
         (kit.llama(), GenericScorer),
         (kit.gpt2(), GenericScorer),
     ],
-    ids=["llama", "gqa-untied", "one-layer", "generic-llama", "gpt2"],
+    ids=[
+        "llama",
+        "gqa-untied",
+        "one-layer",
+        "packed",
+        "packed-gqa-untied",
+        "packed-one-layer",
+        "generic-llama",
+        "gpt2",
+    ],
 )
 @pytest.mark.parametrize("micro_tokens", [60, 4096])
 def test_logprobs_and_gradients_equal_the_plain_computation(model: Any, kind: type, micro_tokens: int) -> None:
@@ -104,6 +117,36 @@ def test_shared_prompts_have_exactly_the_gradient_of_separate_ones_in_float64() 
         _score(scorer, rows, 4096, torch.ones(len(rows), dtype=torch.float64))
         found.append(kit.gradients(model))
     kit.same(found[0], found[1], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_packed_rows_have_exactly_the_gradient_of_padded_ones_in_float64(checkpointing: bool) -> None:
+    model = kit.llama(kv_heads=2).double()
+    lone = TokenRow(Prompt((7,)), (8, 9))
+    rows = [*kit.rows_of(5, trajectories=6), lone, lone, TokenRow(Prompt((5,)), (1,))]
+    found = []
+    for scorer in (LlamaScorer(model), PackedScorer(model, checkpointing=checkpointing)):
+        model.zero_grad()
+        logps = _score(scorer, rows, 4096, torch.linspace(-1, 1, len(rows), dtype=torch.float64))
+        found.append((torch.cat(logps), kit.gradients(model)))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-6, atol=1e-7)
+    kit.same(found[1][1], found[0][1], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", [LlamaScorer, PackedScorer, GenericScorer])
+def test_nothing_that_an_update_made_outlives_it(kind: Any) -> None:
+    """Every update fuses weights and makes activations; a circle that nothing collects would add up to all memory."""
+    scorer, rows = kind(kit.llama()), kit.rows_of(1)
+
+    def alive() -> int:
+        gc.collect()
+        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+    counts = []
+    for _ in range(4):
+        _score(scorer, rows, 60, torch.ones(len(rows)))
+        counts.append(alive())
+    assert counts[-1] == counts[1], counts
 
 
 def test_entropy_is_that_of_the_next_token_distribution() -> None:

@@ -16,7 +16,7 @@ from dynaweb.engines.local.engine import TransformersEngine
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.protocols import GenerateRequest
 from dynaweb.trainer.batching import Layout, attend, varlen
-from dynaweb.trainer.logprobs import GenericScorer, head_scores, micro_batches
+from dynaweb.trainer.logprobs import GenericScorer, PackedScorer, head_scores, micro_batches, scorer_for
 from dynaweb.types import Prompt
 from dynaweb_opt_gspo.gspo import Gspo
 
@@ -89,6 +89,34 @@ def test_packed_rows_are_those_of_the_models_own_attention() -> None:
             logp = scorer.logprobs(batch)[0].cpu()
             wanted = torch.cat([kit.naive_logprobs(exact, rows[row]) for row in batch.rows])
             assert float((logp - wanted).abs().mean()) < 0.3
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_packed_rows_of_shared_prompts_are_those_of_wide_numbers(kv_heads: int, checkpointing: bool) -> None:
+    """Log-probabilities and gradients of the fused bfloat16 forward, beside those of the same weights in float32."""
+    rows, logps, gradients = kit.rows_of(2, trajectories=6), [], []
+    for dtype in (torch.bfloat16, torch.float32):
+        model = kit.llama(kv_heads=kv_heads, tied=False).to(torch.bfloat16).to("cuda", dtype)
+        scorer = scorer_for(model, checkpointing=checkpointing)
+        assert isinstance(scorer, PackedScorer) is (dtype == torch.bfloat16)
+        values = torch.zeros(0, device="cuda")
+        with scorer.step():
+            for batch in micro_batches(scorer, rows, range(len(rows)), 200, torch.device("cuda")):
+                logp = scorer.logprobs(batch)[0]
+                weights = torch.linspace(-1, 2, len(rows), device="cuda")[list(batch.rows)]
+                (logp * weights[batch.row_N]).sum().backward()
+                order = (
+                    torch.tensor([1000 * batch.rows[r] for r in batch.row_N.tolist()], device="cuda") + batch.column_N
+                )
+                values = torch.cat([values, torch.stack([order, logp.detach()], 1).flatten()])
+        pairs = values.view(-1, 2)
+        logps.append(pairs[pairs[:, 0].argsort(), 1])
+        gradients.append({name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None})
+    assert float((logps[0] - logps[1]).abs().mean()) < 0.05
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, exact in gradients[1].items():
+        assert float((gradients[0][name] - exact).norm() / exact.norm()) < 0.05, name
 
 
 @pytest.mark.parametrize("kind", [kit.llama, kit.gpt2])

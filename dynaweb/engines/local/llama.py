@@ -16,6 +16,7 @@ Shapes: B sequences, T tokens, D width, H query heads, K key heads, E head width
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,8 +59,8 @@ class Weights:
         return self.heads // self.kv_heads
 
 
-def unsupported(model: nn.Module) -> str:
-    """Why the compact forward cannot serve this model; empty when it can."""
+def unsupported(model: nn.Module, largest: int | None = MAX_PARAMETERS) -> str:
+    """Why the compact forward cannot serve this model of at most `largest` parameters; empty when it can."""
     config: Any = getattr(model, "config", None)
     if type(model).__name__ != "LlamaForCausalLM":
         return f"{type(model).__name__} is not LlamaForCausalLM"
@@ -73,8 +74,8 @@ def unsupported(model: nn.Module) -> str:
     odd = [name for name, module in model.named_modules() if name.endswith("_proj") and not _plain(module)]
     if odd:
         return f"{odd[0]} is not a plain linear layer without bias"
-    if sum(p.numel() for p in model.parameters()) > MAX_PARAMETERS:
-        return f"more than {MAX_PARAMETERS:,} parameters"
+    if largest is not None and sum(p.numel() for p in model.parameters()) > largest:
+        return f"more than {largest:,} parameters"
     return ""
 
 
@@ -118,31 +119,31 @@ class Proxies:
             for layer in self._fused.layers
         )
         self.weights = replace(self._fused, layers=layers)
-        self._sums: dict[torch.Tensor, torch.Tensor] = {}
-        leaves: list[Any] = [leaf for layer in layers for leaf in (layer.qkv, layer.up)]
-        for leaf in leaves:
-            leaf.register_post_accumulate_grad_hook(self._collect)
-
-    def _collect(self, leaf: torch.Tensor) -> None:
-        grad = leaf.grad
-        if grad is None:
-            return
-        if leaf in self._sums:
-            self._sums[leaf].add_(grad)
-        else:
-            self._sums[leaf] = widen(grad)
-        leaf.grad = None
+        self._sums: dict[tuple[int, str], torch.Tensor] = {}
+        for index, layer in enumerate(layers):
+            for name in ("qkv", "up"):
+                leaf: Any = getattr(layer, name)
+                # Without a way back to the leaf or to this object: nothing finds a circle through a hook of torch,
+                # and each would keep a copy of the model.
+                leaf.register_post_accumulate_grad_hook(partial(_collect, self._sums, (index, name)))
 
     def push(self) -> None:
         """Add the gradients collected by the fused matrices to the parameters they were made of."""
-        pairs = [
-            (fused, self._sums[leaf].to(fused.dtype))
-            for whole, proxy in zip(self._fused.layers, self.weights.layers, strict=True)
-            for fused, leaf in ((whole.qkv, proxy.qkv), (whole.up, proxy.up))
-            if leaf in self._sums and fused.requires_grad
-        ]
+        fused = {key: getattr(self._fused.layers[key[0]], key[1]) for key in sorted(self._sums)}
+        pairs = [(whole, self._sums[key].to(whole.dtype)) for key, whole in fused.items() if whole.requires_grad]
         if pairs:
-            torch.autograd.backward([fused for fused, _ in pairs], [grad for _, grad in pairs])
+            torch.autograd.backward([whole for whole, _ in pairs], [grad for _, grad in pairs])
+
+
+def _collect(sums: dict[tuple[int, str], torch.Tensor], key: tuple[int, str], leaf: torch.Tensor) -> None:
+    """Add the gradient of a fused matrix to its sum, and free it."""
+    if leaf.grad is None:
+        return
+    if key in sums:
+        sums[key].add_(leaf.grad)
+    else:
+        sums[key] = widen(leaf.grad)
+    leaf.grad = None
 
 
 def _fuse_layer(

@@ -1,33 +1,24 @@
-"""Weights on their way from the trainer to vLLM's processes, both ends: no disk in between.
+"""Weights on their way from the trainer to vLLM, by vLLM's own ways.
 
-`Parcel` puts tensors where `WeightReceiver` takes them: handles for tensors on CUDA, one block of shared memory for all
-others. Names, shapes and addresses travel in the call, the same for every version of vLLM. Low-rank adapters travel as
-the small files that vLLM reads them from, in memory where the system has a file system there.
-
-The receiver runs inside vLLM, which mixes it into its worker class (`worker_extension_cls`) and calls it by name. How a
-model takes weights differs: newer workers have `reload_weights`, which also redoes what loading does after the weights,
-older ones only the model's `load_weights`.
+Weights on a GPU go as handles of the trainer's tensors, through vLLM's transfer for RL (backend `ipc`); the pickle is
+the one that vLLM's interface asks for. All others go as a checkpoint of safetensors in memory, which vLLM reads with
+`reload_weights`. Low-rank adapters are small files, as `peft` writes them.
 """
 
 from __future__ import annotations
 
-import inspect
+import base64
 import json
-import os
 import pickle
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing import shared_memory
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 
-ALIGN = 64
-"""Bytes: where a tensor may begin in shared memory."""
 _ADAPTER = ".default"
+BASE = "base_layer"
 
 
 def plain_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -45,45 +36,36 @@ def _ties(model: nn.Module) -> bool:
     return bool(getattr(getattr(model, "config", None), "tie_word_embeddings", False))
 
 
-class Parcel:
-    """Weights in transit; a context, on whose end the shared memory is freed. `method` and `args` are the call."""
-
-    def __init__(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        self._block: shared_memory.SharedMemory | None = None
-        self.method: str
-        self.args: tuple[Any, ...]
-        if all(tensor.is_cuda for tensor in weights.values()):
-            self._weights = weights  # the handles are valid as long as the tensors are
-            self.method, self.args = "dynaweb_load_handles", (_handles(weights), version)
-        else:
-            self.method, self.args = "dynaweb_load_shared", (*self._share(weights), version)
-
-    def _share(self, weights: Mapping[str, torch.Tensor]) -> tuple[str, list[tuple[str, str, list[int], int]]]:
-        layout, end = [], 0
-        for name, tensor in weights.items():
-            layout.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), end))
-            end += -(-tensor.numel() * tensor.element_size() // ALIGN) * ALIGN
-        self._block = shared_memory.SharedMemory(create=True, size=max(1, end))
-        for (_, _, _, start), tensor in zip(layout, weights.values(), strict=True):
-            there = torch.frombuffer(self._block.buf, dtype=tensor.dtype, count=tensor.numel(), offset=start)
-            there.copy_(tensor.reshape(-1))
-        return self._block.name, layout
-
-    def __enter__(self) -> Parcel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._block is not None:
-            self._block.close()
-            self._block.unlink()
+def wrapped_name(name: str, wrapped: Collection[str]) -> str:
+    """The name of a weight where its layer is wrapped: `...q_proj.weight` is `...q_proj.base_layer.weight` there."""
+    layer, _, own = name.rpartition(".")
+    return f"{layer}.{BASE}.{own}" if layer.rpartition(".")[2] in wrapped else name
 
 
-def _handles(weights: Mapping[str, torch.Tensor]) -> bytes:
+def write_weights(weights: Iterable[tuple[str, torch.Tensor]], folder: Path) -> None:
+    """A checkpoint of one file."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    save_file({name: tensor.cpu().contiguous() for name, tensor in weights}, folder / "model.safetensors")
+
+
+def handles(weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Any]:
+    """An update of vLLM's transfer backend `ipc`, valid as long as the tensors, all on one GPU, keep their memory.
+
+    Source: `IPCWeightTransferUpdateInfo` of `vllm.distributed.weight_transfer.ipc_engine`.
+    """
     from torch.multiprocessing.reductions import reduce_tensor
 
-    return pickle.dumps({name: reduce_tensor(tensor) for name, tensor in weights.items()})  # type: ignore[no-untyped-call]
+    listed = list(weights)
+    uuid = str(torch.cuda.get_device_properties(listed[0][1].device).uuid)
+    handed = [{uuid: reduce_tensor(tensor)[1]} for _, tensor in listed]  # type: ignore[no-untyped-call]
+    return {
+        "names": [name for name, _ in listed],
+        "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in listed],
+        "shapes": [list(tensor.shape) for _, tensor in listed],
+        "ipc_handles_pickled": base64.b64encode(pickle.dumps(handed)).decode(),
+    }
 
 
 def adapter_rank(model: nn.Module) -> int:
@@ -116,124 +98,3 @@ def write_adapter(model: nn.Module, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(adapters, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
-
-
-def memory_folder() -> str | None:
-    """A folder that lies in memory; None (the usual temporary place) where the system has none."""
-    shared = "/dev/shm"
-    return shared if os.path.isdir(shared) and os.access(shared, os.W_OK) else None
-
-
-def temporary_folder(prefix: str) -> tempfile.TemporaryDirectory[str]:
-    """A folder that is removed with its object, in memory where possible."""
-    return tempfile.TemporaryDirectory(prefix=prefix, dir=memory_folder())
-
-
-Layout = Sequence[tuple[str, str, Sequence[int], int]]
-"""Of each tensor in shared memory: name, dtype, shape, and where its bytes begin."""
-
-
-class WeightReceiver:
-    """Methods that vLLM's worker gets; all of them are called through `collective_rpc`."""
-
-    model_runner: Any
-    dynaweb_version = 0
-
-    def dynaweb_load_shared(self, memory: str, layout: Layout, version: int) -> int:
-        """Load weights from a block of shared memory; returns the version that the worker has now."""
-        # The trainer owns the block. Python before 3.13 would have this process remove it too, and warn.
-        block = _attach(memory)
-        try:
-            self._dynaweb_load(_views(block, layout))
-        finally:
-            block.close()
-        self.dynaweb_version = version
-        return version
-
-    def dynaweb_load_handles(self, handles: bytes, version: int) -> int:
-        """Load weights from the trainer's tensors on the same GPU; returns the version that the worker has now."""
-        self._dynaweb_load(_rebuilt(handles, torch.cuda.current_device()))
-        torch.cuda.synchronize()
-        self.dynaweb_version = version
-        return version
-
-    def _dynaweb_load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
-        runner = self.model_runner
-        reload = getattr(runner, "reload_weights", None)
-        whole = list(weights)
-
-        def load(named: Iterator[tuple[str, torch.Tensor]]) -> None:
-            if reload is not None and "weights_iterator" in inspect.signature(reload).parameters:
-                reload(weights_iterator=named)
-            else:
-                runner.model.load_weights(named)
-
-        try:
-            load(iter(whole))
-        except KeyError:
-            # Around layers that take adapters some versions look for the names that these layers have now.
-            wrapped = wrapped_layers(runner.model)
-            if not wrapped:
-                raise
-            load((wrapped_name(name, wrapped), tensor) for name, tensor in whole)
-        _renew_tied_head(runner.model)
-
-
-_BASE = "base_layer"
-
-
-def wrapped_layers(model: Any) -> frozenset[str]:
-    """The last names of layers that vLLM has wrapped for adapters, and of those that it has packed into one of them."""
-    wrapped = {
-        parts[parts.index(_BASE) - 1] for name, _ in model.named_parameters() if _BASE in (parts := name.split("."))
-    }
-    packed: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", None) or {}
-    return frozenset((*wrapped, *(part for whole, parts in packed.items() if whole in wrapped for part in parts)))
-
-
-def wrapped_name(name: str, wrapped: frozenset[str]) -> str:
-    """The name of a weight where its layer is wrapped: `...q_proj.weight` is `...q_proj.base_layer.weight` there."""
-    layer, _, own = name.rpartition(".")
-    return f"{layer}.{_BASE}.{own}" if layer.rpartition(".")[2] in wrapped else name
-
-
-def _renew_tied_head(model: Any) -> None:
-    """An output head tied to the word embeddings: the reload passes it over, and on CPU it keeps a packed copy."""
-    head, body = getattr(model, "lm_head", None), getattr(model, "model", None)
-    words = getattr(body, "embed_tokens", None)
-    if head is None or words is None or not getattr(model.config, "tie_word_embeddings", False):
-        return
-    with torch.no_grad():
-        head.weight.copy_(getattr(words, "base_layer", words).weight)
-    head.quant_method.process_weights_after_loading(head)
-
-
-def _attach(name: str) -> shared_memory.SharedMemory:
-    from multiprocessing import resource_tracker
-
-    register = resource_tracker.register
-    resource_tracker.register = lambda *args: None
-    try:
-        return shared_memory.SharedMemory(name=name)
-    finally:
-        resource_tracker.register = register
-
-
-def _views(block: shared_memory.SharedMemory, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, dtype, shape, start in layout:
-        kind = getattr(torch, dtype)
-        count = 1
-        for size in shape:
-            count *= size
-        view = torch.frombuffer(block.buf, dtype=kind, count=count, offset=start)
-        # A copy: what vLLM keeps must outlive the block.
-        yield name, view.view(tuple(shape)).clone()
-
-
-def _rebuilt(handles: bytes, device: int) -> Iterator[tuple[str, torch.Tensor]]:
-    tensors: Mapping[str, tuple[Any, tuple[Any, ...]]] = pickle.loads(handles)
-    for name, (build, arguments) in tensors.items():
-        # The seventh argument is the device number as the trainer counts it; a worker may see another one.
-        local = list(arguments)
-        local[6] = device
-        yield name, build(*local)

@@ -1,0 +1,65 @@
+"""What vLLM's workers are asked besides vLLM's own calls, where its versions differ: mixed into its worker class."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from dynaweb.engines.vllm.weights import BASE
+
+
+def _import_transfer() -> None:
+    """vLLM 0.24 imports Ray for its transfer between tensors of one GPU, whose requirement it is not."""
+    try:
+        import vllm.distributed.weight_transfer.ipc_engine
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        sys.modules["ray"] = ModuleType("ray")
+        try:
+            import vllm.distributed.weight_transfer.ipc_engine  # noqa: F401
+        finally:
+            del sys.modules["ray"]
+
+
+if torch.cuda.is_available():
+    _import_transfer()
+
+
+class WorkerExtension:
+    """Methods that vLLM's worker gets (`worker_extension_cls`); all of them are called by name."""
+
+    model_runner: Any
+
+    def dynaweb_wrapped(self) -> list[str]:
+        """The layers whose weights this version of vLLM takes under the names that adapters have changed."""
+        try:
+            from vllm.lora.layers import BaseLayerWithLoRA
+        except ImportError:
+            return []
+        # Since it wraps their loading too, the names of the checkpoint are the right ones.
+        return [] if "load_weights" in vars(BaseLayerWithLoRA) else sorted(wrapped_layers(self.model_runner.model))
+
+    def dynaweb_renew_head(self) -> None:
+        """An output head tied to the word embeddings: loading passes it over, and on a CPU it keeps a packed copy."""
+        model = self.model_runner.model
+        head, body = getattr(model, "lm_head", None), getattr(model, "model", None)
+        words = getattr(body, "embed_tokens", None)
+        if head is None or words is None or not getattr(model.config, "tie_word_embeddings", False):
+            return
+        with torch.no_grad():
+            head.weight.copy_(getattr(words, BASE, words).weight)
+        head.quant_method.process_weights_after_loading(head)
+
+
+def wrapped_layers(model: Any) -> frozenset[str]:
+    """The last names of layers that vLLM has wrapped for adapters, and of those that it has packed into one of them."""
+    wrapped = {
+        parts[parts.index(BASE) - 1] for name, _ in model.named_parameters() if BASE in (parts := name.split("."))
+    }
+    packed: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", None) or {}
+    return frozenset((*wrapped, *(part for whole, parts in packed.items() if whole in wrapped for part in parts)))
