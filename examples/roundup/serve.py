@@ -2,6 +2,7 @@
 
     python serve.py make HOME SEED            # the tracker with its content, in an empty folder
     python serve.py serve HOME PORT           # on 127.0.0.1, until it is terminated
+    python serve.py start HOME PORT           # the same in the background; prints the number of the process
 
 A visitor is a browsing context: the first answer sets a cookie, and all requests with it see a copy of their own of the
 tracker as it was made. So episodes that change issues run side by side, each starts from the same state, and nothing
@@ -213,7 +214,7 @@ class _Quiet(WSGIRequestHandler):
 
 
 def serve(home: Path, port: int) -> None:
-    """Serve until the process is terminated; `home/url` holds the address while it does."""
+    """Serve until the process is terminated."""
     visitors = Visitors(home, f"http://localhost:{port}/")
     with make_server("127.0.0.1", port, visitors, server_class=_Server, handler_class=_Quiet) as server:
         try:
@@ -230,5 +231,17 @@ if __name__ == "__main__":
     command, folder, number = sys.argv[1:4]
     if command == "make":
         make(Path(folder), int(number or SEED))
-    else:
+    elif command == "serve":
         serve(Path(folder), int(number))
+    else:
+        import subprocess
+
+        # In a session of its own, so that Ctrl-C in the terminal of a run does not end it.
+        server = subprocess.Popen(
+            [sys.executable, __file__, "serve", folder, number],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=open(f"{folder}.log", "w", encoding="utf-8"),  # noqa: SIM115  (it is the server's from now on)
+            start_new_session=True,
+        )
+        print(server.pid)

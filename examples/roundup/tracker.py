@@ -36,7 +36,7 @@ HERE = Path(__file__).parent
 PORT = 8917
 """The port that the recipe and the demonstrations name."""
 ROUNDUP = "roundup"
-SECONDS = 60.0
+SECONDS = 120.0
 """How long making or starting the tracker may take."""
 
 
@@ -63,16 +63,7 @@ class Tracker:
             return
         partial = self.seeded.with_name(f"{self.seeded.name}.{os.getpid()}.partial")
         partial.mkdir(parents=True)
-        done = subprocess.run(
-            [*self._serve, "make", str(partial), str(self.seed)],
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            env=clean_variables(),
-            check=False,
-        )
-        if done.returncode:
-            raise InfrastructureError(f"making the tracker in {partial} failed: {done.stderr.strip()[-400:]}")
+        self._run("make", partial, self.seed)
         partial.rename(self.seeded)
 
     def start(self, port: int = PORT) -> str:
@@ -86,24 +77,14 @@ class Tracker:
         port = port or _free_port()
         if _taken(port):
             raise InfrastructureError(f"port {port} is taken by another program; give --port 0 for a free one")
-        log = self.home / "server.log"
-        with log.open("w", encoding="utf-8") as written:
-            process = subprocess.Popen(
-                [*self._serve, "serve", str(self.seeded), str(port)],
-                stdin=subprocess.DEVNULL,
-                stdout=written,
-                stderr=written,
-                env=clean_variables(),
-                start_new_session=True,
-            )
+        pid = int(self._run("start", self.seeded, port))
         address = f"http://localhost:{port}"
         end = time.monotonic() + SECONDS
         while not _answers(address):
-            if process.poll() is not None or time.monotonic() > end:
-                process.kill()
-                raise InfrastructureError(f"the tracker did not start on port {port}; {log} says why")
+            if time.monotonic() > end or not _alive(pid):
+                raise InfrastructureError(f"the tracker did not start on port {port}; {self.seeded}.log says why")
             time.sleep(0.1)
-        write_text(self.running, json.dumps({"pid": process.pid, "address": address}))
+        write_text(self.running, json.dumps({"pid": pid, "address": address}))
         return address
 
     def address(self) -> str:
@@ -133,9 +114,23 @@ class Tracker:
         self.running.unlink(missing_ok=True)
         return is_running
 
-    @property
-    def _serve(self) -> list[str]:
-        return [str(python_of(ROUNDUP)), str(HERE / "serve.py")]
+    def _run(self, command: str, folder: Path, number: int) -> str:
+        """What a command of serve.py prints, in Roundup's environment."""
+        arguments = [str(python_of(ROUNDUP)), str(HERE / "serve.py"), command, str(folder), str(number)]
+        done = subprocess.run(
+            arguments, capture_output=True, text=True, timeout=SECONDS, env=clean_variables(), check=False
+        )
+        if done.returncode:
+            raise InfrastructureError(f"serve.py {command} {folder} failed: {done.stderr.strip()[-400:]}")
+        return done.stdout
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _answers(address: str) -> bool:
