@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import tarfile
 import urllib.request
@@ -204,7 +205,8 @@ SMALL = (
     "wm.retries=0",
     "sft.steps=1",
     "sft.batch=2",
-    "explore.episodes=2",
+    "explore.episodes=3",
+    "explore.random=1.0",
     "explore.steps=2",
     "wm_fit.steps=1",
     "wm_fit.batch=2",
@@ -239,7 +241,7 @@ def test_the_whole_loop_runs_from_the_command_line_on_a_model_of_another_family(
     assert "DynaWeb" in done.stdout and "SFT, 2 updates" in done.stdout
     stages = [line.split(": ")[1].split()[0] for line in done.stderr.splitlines() if line.startswith("stage ")]
     assert {"demos", "sft", "explore", "world-model", "rl", "eval"} <= set(stages)
-    demos = json.loads(next((tmp_path / "run").rglob("demos.json")).read_text())
+    demos = json.loads(next(Path(os.environ["DYNAWEB_CACHE"]).rglob("demos.json")).read_text())
     assert demos["episodes"] == 48 and not demos["dropped"]
 
 
