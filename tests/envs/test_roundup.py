@@ -225,6 +225,8 @@ SMALL = (
 
 
 @needs_roundup
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_whole_loop_runs_from_the_command_line_on_a_model_of_another_family(
     tracker: Tracker, cli: Cli, tmp_path: Path
 ) -> None:
@@ -236,7 +238,16 @@ def test_the_whole_loop_runs_from_the_command_line_on_a_model_of_another_family(
     recipe = str(solver.EXAMPLE / "roundup.toml")
     address = tracker.address()
     sets = [f"env.task_settings.urls.tracker={address}", f"env.task_settings.reset_url={address}", *SMALL]
-    done = cli("run", recipe, "--model", "model", "--out", "run", *[part for one in sets for part in ("--set", one)])
+    done = cli(
+        "run",
+        recipe,
+        "--model",
+        "model",
+        "--out",
+        "run",
+        *[part for one in sets for part in ("--set", one)],
+        timeout=800,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "DynaWeb" in done.stdout and "SFT, 2 updates" in done.stdout
     stages = [line.split(": ")[1].split()[0] for line in done.stderr.splitlines() if line.startswith("stage ")]
