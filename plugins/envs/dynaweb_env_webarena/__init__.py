@@ -41,6 +41,9 @@ class WebarenaConfig(Section):
     """Task file (a JSON list, or a folder with one JSON file a task) for evaluation; empty = see `set`."""
     train: str = ""
     """Task file for training; without one there is nothing to train on, since the benchmark is for evaluation."""
+    validation: str = ""
+    """Task file for validation, by which lengths and checkpoints are chosen; empty = the tasks of evaluation, so that
+    what was chosen by it has seen them."""
     set: Literal["raw", "lite", "verified", "hard"] = "raw"
     """Which tasks when `path` is empty: the 812 of WebArena, WebArena-Lite's 165, the 812 or the hard 258 of
     WebArena-Verified (from the installed packages libwebarena, browsergym-webarenalite or webarena-verified)."""

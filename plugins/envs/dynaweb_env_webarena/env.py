@@ -114,8 +114,9 @@ class WebarenaSource:
         return "train" if self.config.train else "test"
 
     def task(self, task_id: str) -> Task | None:
-        """The task of an id, from the file for evaluation or from that for training."""
-        splits = ("test", "train") if self.config.train else ("test",)
+        """The task of an id, from the file for evaluation, for validation or for training."""
+        own = (("validation", self.config.validation), ("train", self.config.train))
+        splits = ("test", *(split for split, path in own if path))
         return next((task for split in splits for task in self.catalogue(split) if task.id == task_id), None)
 
     def skipped(self, split: str) -> dict[str, int]:
@@ -224,7 +225,7 @@ class WebarenaSource:
 
     def _own_state(self, raw: files.Raw) -> Path | None:
         """The task's own stored login, looked for beside its file, here, and among those that are stored."""
-        task_files = [Path(path) for path in (self.config.path, self.config.train) if path]
+        task_files = [Path(path) for path in (self.config.path, self.config.validation, self.config.train) if path]
         folders = [path if path.is_dir() else path.parent for path in task_files]
         return sites.own_state(raw, [*folders, Path(), Path(self.config.auth)])
 

@@ -43,6 +43,8 @@ def raw_tasks(config: WebarenaConfig, split: str) -> list[Raw]:
                 "for evaluation)"
             )
         return read(Path(config.train))
+    if split == "validation" and config.validation:
+        return read(Path(config.validation))
     if config.path:
         return read(Path(config.path))
     tasks = read(packaged(*_FILES[config.set]))
