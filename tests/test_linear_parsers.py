@@ -384,11 +384,17 @@ def _static(text: str) -> None:
 
 
 def _fields(text: str) -> None:
-    from dynaweb.web.static import forms
+    from dynaweb.web.static.addresses import resolve_url
 
-    for pattern in (forms._PATH_UNSAFE, forms._QUERY_UNSAFE, forms._FRAGMENT_UNSAFE):
-        pattern.sub("", text)
+    resolve_url("http://shop.test/a?b#c", text)
     re.sub(r"[\r\n]+", " ", text)
+
+
+def _keys(text: str) -> None:
+    from dynaweb.web.actions.keys import browser_keys
+
+    browser_keys(text)
+    browser_keys("ctrl+" + text)
 
 
 def _goals(text: str) -> None:
@@ -485,7 +491,8 @@ PARSERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
     "report": (_html, ("dynaweb/report/markup.py", "dynaweb/report/viewer.py", "dynaweb/report/outcome.py")),
     "walls": (_walls, ("plugins/envs/dynaweb_env_webvoyager/blocked.py",)),
     "static pages": (_static, ("dynaweb/web/static/dom.py",)),
-    "fields": (_fields, ("dynaweb/web/static/forms.py",)),
+    "keys": (_keys, ("dynaweb/web/actions/keys.py",)),
+    "fields": (_fields, ("dynaweb/web/static/addresses.py", "dynaweb/web/static/forms.py")),
     "goals": (
         _goals,
         ("dynaweb/rollout/agents.py", "dynaweb/web/quoting.py", "plugins/envs/dynaweb_env_miniwob/plan.py"),
@@ -496,6 +503,10 @@ PARSERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
 }
 """What is tried, and the modules that it stands for."""
 ELSEWHERE: dict[str, str] = {
+    "dynaweb/commands/push.py": "names that the user types, and messages of one line",
+    "dynaweb/estimate/machine.py": "names of machines, which the user types",
+    "dynaweb/scaffold/recipe.py": "answers of the user, and task files of the user's own",
+    "dynaweb/web/chromium/clickable.py": "single words of an attribute, each read once",
     "dynaweb/config/fitting.py": "names of models, which the user writes",
     "dynaweb/data/demonstrations.py": "`read_demonstrations` is given the name of a file",
     "dynaweb/data/importers/browsergym.py": "names of files",
@@ -539,11 +550,14 @@ def test_a_parser_is_linear(name: str, tmp_path: Path) -> None:
     for token in TOKENS:
         if (name, token) in LIBRARY:
             continue
-        if (whole := seconds(parser, token, SIZE, tmp_path)) < QUICK:
+        if seconds(parser, token, SIZE, tmp_path) < QUICK:
             continue
-        half = min(seconds(parser, token, SIZE // 2, tmp_path) for _ in range(2))
-        whole = min(whole, seconds(parser, token, SIZE, tmp_path))
-        if whole > GROWTH * half:
+        # A busy machine may stretch one of the two; a parser that is not linear is slow each time.
+        for _ in range(4):
+            half, whole = seconds(parser, token, SIZE // 2, tmp_path), seconds(parser, token, SIZE, tmp_path)
+            if whole <= GROWTH * half:
+                break
+        else:
             wrong[token] = f"{half:.2f} s for {SIZE // 2:,} characters, {whole:.2f} s for {SIZE:,}"
     assert not wrong
 

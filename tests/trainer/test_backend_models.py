@@ -207,7 +207,8 @@ def test_no_call_of_transformers_may_run_code_of_a_model() -> None:
         (path.name, line.strip())
         for path in (ROOT / "dynaweb").rglob("*.py")
         for line in path.read_text(encoding="utf-8").splitlines()
-        if re.search(r"Auto\w+\.from_pretrained\(|\.from_config\(", line)
+        # Lines of a model card stand in quotes.
+        if re.search(r"^[^'\"]*(Auto\w+\.from_pretrained\(|\.from_config\()", line)
     ]
     assert len(calls) >= 5
     assert [call for call in calls if not re.search(r"\*\*(NATIVE|where)", call[1])] == []

@@ -71,7 +71,7 @@ def test_world_models_are_compared_in_one_table(
     assert all(f"| {label} | " in table.partition("Automatic horizon")[2] for label in module.ARMS)
     found = json.loads((tmp_path / "table.json").read_text())["sites"]
     arms = found["arms"]
-    assert list(arms) == list(module.ARMS)
+    assert list(arms) == [*module.ARMS, *module.MEMORY]
     # All arms answer the same questions, of sites that none was fitted on.
     (n,) = {arm["one_step"]["all"]["exact"]["n"] for arm in arms.values()}
     assert 0 < n <= found["transitions"][1]

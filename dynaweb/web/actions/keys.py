@@ -48,11 +48,11 @@ def browser_keys(text: str) -> str:
     """
     if len(text) == 1:
         return "Space" if text.isspace() else text
-    rest, names = text.strip(), []
-    while modifier := _MODIFIER.match(rest):
+    rest, names, at = text.strip(), [], 0
+    while modifier := _MODIFIER.match(rest, at):
         names.append(_name(modifier[1]))
-        rest = rest[modifier.end() :]
-    key = _name(rest)
+        at = modifier.end()
+    key = _name(rest[at:])
     # Who writes Ctrl+A does not hold Shift.
     return "+".join([*names, key.lower() if len(key) == 1 and names and "Shift" not in names else key])
 
