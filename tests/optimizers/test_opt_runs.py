@@ -128,7 +128,7 @@ def test_updates_that_are_not_finite_leave_the_trajectory_and_sound_weights(
 ) -> None:
     """The second trajectory of each update has a bad token; two updates are skipped and counted, the third stops."""
     plain = Gspo.loss
-    monkeypatch.setattr("dynaweb.stages.preflight.check_optimizer", lambda optimizer: None)  # it breaks later
+    monkeypatch.setattr("dynaweb.trainer.probe.check_optimizer", lambda optimizer: None)  # it breaks later
 
     def broken(self: Gspo, batch: LossInput) -> LossOutput:
         out = plain(self, batch)
