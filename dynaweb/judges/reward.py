@@ -134,15 +134,6 @@ def lacking(trajectory: Trajectory) -> str:
     return f"the dreamed page has nothing called {lost[0]!r}, which the goal names" if lost else ""
 
 
-def invented(trajectory: Trajectory) -> float:
-    """The share of elements in [0, 1] that a world model invented, on all imagined pages of a dream; 0 without any.
-
-    A verdict on such pages is as good as the inventions: judges and rules of rewards can ask for it.
-    """
-    letters = "".join(step.facts.origins for step in trajectory.steps)
-    return letters.count("i") / len(letters) if letters else 0.0
-
-
 def untrusted(trajectory: Trajectory) -> str:
     """Why an automatic horizon ended this dream, or ''."""
     return trajectory.steps[-1].facts.untrusted if trajectory.steps else ""

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from dynaweb.engines.server import ServerStats
-from dynaweb.protocols import Counted
+from dynaweb.protocols import Counted, EngineStats
 from dynaweb.runs.names import PROMPT_TOKENS_LEFT_OUT, PROMPTS, PROMPTS_CUT
 from dynaweb.types import Prompt
 
@@ -104,7 +104,7 @@ class Meter:
 
     def _starts(self) -> dict[str, float]:
         """How often engines started servers of their own, such as vLLM; nothing where none did."""
-        starts = sum(getattr(engine.stats, "starts", 0) for engine in self.engines)
+        starts = sum(engine.stats.starts for engine in self.engines if isinstance(engine.stats, EngineStats))
         return {"engine_starts": float(starts)} if starts else {}
 
     def _servers(self) -> dict[str, float]:

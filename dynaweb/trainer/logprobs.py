@@ -10,7 +10,7 @@ Shapes: see `dynaweb.trainer.batching.MicroBatch`; D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -21,16 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
 from dynaweb.engines.local import llama
 from dynaweb.engines.local.architecture import RopeLimit, body_of, near, refuse_unfit, rope_limit
 from dynaweb.engines.local.llama import HALF, widen
-from dynaweb.errors import ConfigError
 from dynaweb.protocols import TokenRow
 from dynaweb.trainer import batching, packed
 from dynaweb.trainer.batching import Layout, MicroBatch, Windows, packable, packed_attention, run_packed
 from dynaweb.trainer.models import frozen
+from dynaweb.trainer.recompute import recomputed, recomputing
 
 HEAD_ELEMENTS = 1 << 25
 """Logits that exist at once."""
@@ -505,37 +504,3 @@ class _Head:
 def _entropy(logp_NV: torch.Tensor) -> torch.Tensor:
     """Entropy [N] in nats of log-probabilities."""
     return -(logp_NV.exp() * logp_NV).sum(-1)
-
-
-# Gradient checkpointing (Chen et al., arXiv 1604.06174): activations of a layer are made again in the backward pass.
-# What stays in memory is one hidden state per layer; the price is one more forward pass, a third of the time.
-
-
-def recomputed(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """The function's result, without what its backward pass needs: that is computed when it is needed."""
-    if not torch.is_grad_enabled():
-        return function(*args, **named)
-    return checkpoint(partial(function, **named), *args, use_reentrant=False, preserve_rng_state=False)
-
-
-@contextmanager
-def recomputing(model: nn.Module) -> Iterator[None]:
-    """While it lasts, the layers of a model of transformers are `recomputed`.
-
-    Its own switch works in training mode only, where dropout would be on. Raises `ConfigError` when it has no layers
-    that are made for it.
-    """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not layers:
-        raise ConfigError(
-            f"{type(model).__name__} has no layers that can be recomputed; set model.checkpointing = false"
-        )
-    for layer in layers:
-        layer.forward = partial(recomputed, layer.forward)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward

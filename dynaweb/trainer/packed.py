@@ -20,11 +20,11 @@ import torch
 import torch._functorch.config as functorch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
 from dynaweb.engines.local import llama
 from dynaweb.engines.local.llama import HALF, widen
 from dynaweb.trainer.batching import WIDEST_HEAD, MicroBatch, knows_groups, varlen
+from dynaweb.trainer.recompute import recomputed
 
 _log = logging.getLogger(__name__)
 
@@ -195,10 +195,9 @@ def packed_hidden(weights: llama.Weights, packing: Packing, *, checkpointing: bo
     angle = packing.position_T[:, None, None].float() * weights.inv_freq
     turn = angle.cos() * weights.rope_scale, angle.sin() * weights.rope_scale
     layers, parts = weights.layers, _parts(x_TD.device.type)
-    if checkpointing and torch.is_grad_enabled():
+    if checkpointing:
         for index in range(len(layers)):
-            block = partial(_block, weights, index, packing, turn)
-            x_TD = checkpoint(block, x_TD, use_reentrant=False, preserve_rng_state=False)
+            x_TD = recomputed(partial(_block, weights, index, packing, turn), x_TD)
     else:
         heads = parts.enter(x_TD, layers[0].qkv, *turn, weights.eps, weights.heads, weights.kv_heads)
         for layer, following in pairwise(layers):
@@ -286,6 +285,10 @@ def _attend_each(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, en
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=1.0, enable_gqa=grouped)
         out.append(mixed[0].transpose(0, 1))
     return torch.cat(out)
+
+
+# What lies between attentions, in plain operations: `torch.compile` fuses these and finds their gradients, which the
+# hand-written ones of `dynaweb.engines.local.llama` would keep it from.
 
 
 def _enter(
