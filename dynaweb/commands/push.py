@@ -204,10 +204,11 @@ def model_card(data: ReportData, recipe: Recipe, repo: str, weights: Path, licen
         "tags": ["web-agent", "reinforcement-learning", "dynaweb"],
     }
     version = data.versions.get("dynaweb", "?")
+    folder = "" if on_hub or recipe.model.path == TINY else " (a folder)"
     sections = [
         "\n".join(["---", *_yaml(head), "---"]),
         f"# {repo.partition('/')[2]}",
-        f"A policy for web agents: {_code(base)}{'' if on_hub else ' (a folder)'}, trained with dynaweb {version} by "
+        f"A policy for web agents: {_code(base)}{folder}, trained with dynaweb {version} by "
         f"the recipe {_code(recipe.name)} ({_plain(data.subtitle)}). These are its weights {_code(weights.name)}.",
         "## Results",
         _results(data),
