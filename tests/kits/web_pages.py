@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from base64 import b64decode
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from dynaweb.types import Action, Observation
 from dynaweb.web.actions.grammar import parse_action
+from dynaweb.web.chromium.pool import BrowserPool
+from dynaweb.web.chromium.session import ChromiumSession
 from dynaweb.web.session import Session
 
 
@@ -150,6 +152,24 @@ def reply_of(page: Observation, reply: str) -> Action:
     action = parse_action(reply, page)
     assert isinstance(action, Action), action
     return action
+
+
+@asynccontextmanager
+async def one_session(timeout: float) -> AsyncIterator[ChromiumSession]:
+    """A session of a pool of its own, that waits so many seconds for a document."""
+    async with BrowserPool(timeout=timeout) as pool:
+        session = await pool.session()
+        await session.reset()
+        yield session
+        await session.close()
+
+
+async def opened(session: Session, server: PageServer, html: str) -> Observation:
+    """Start an episode on HTML that is served at `/`."""
+    await session.reset()
+    server.pages["/"] = html
+    await session.goto(server.url())
+    return await session.observe()
 
 
 async def acted(session: Session, page: Observation, reply: str) -> tuple[str, Observation]:

@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 import pytest_asyncio
-from web_pages import PageServer, serving
+from web_pages import PageServer, one_session, serving
 
 from dynaweb.errors import ConfigError
 from dynaweb.types import Action, Observation
 from dynaweb.web.actions.grammar import parse_action
-from dynaweb.web.chromium.pool import BrowserPool
 from dynaweb.web.chromium.session import ChromiumSession
 from dynaweb.web.page.text import render
 
@@ -29,11 +28,8 @@ def server() -> Iterator[PageServer]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def session() -> AsyncIterator[ChromiumSession]:
-    async with BrowserPool(timeout=2.0) as pool:
-        session = await pool.session()
-        await session.reset()
+    async with one_session(timeout=2.0) as session:
         yield session
-        await session.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

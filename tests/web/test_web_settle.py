@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
-from web_pages import PageServer, acted, names, serving
+from web_pages import PageServer, acted, names, one_session, opened, serving
 
-from dynaweb.types import Observation
 from dynaweb.web.chromium.pool import BrowserPool
 from dynaweb.web.chromium.session import ChromiumSession
 
@@ -43,18 +42,8 @@ def server() -> Iterator[PageServer]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def session() -> AsyncIterator[ChromiumSession]:
-    async with BrowserPool(timeout=5.0) as pool:
-        session = await pool.session()
-        await session.reset()
+    async with one_session(timeout=5.0) as session:
         yield session
-        await session.close()
-
-
-async def opened(session: ChromiumSession, server: PageServer, html: str) -> Observation:
-    await session.reset()
-    server.pages["/"] = html
-    await session.goto(server.url())
-    return await session.observe()
 
 
 IMAGE = "document.body.append(Object.assign(new Image(), {src: '/image'}))"
