@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
-from dynaweb.errors import EXIT_FAILED, EXIT_INTERRUPTED, DynawebError, FileError
+from dynaweb.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISSING, DynawebError, FileError
 from dynaweb.masking import masked, printable
 
 if TYPE_CHECKING:
@@ -31,7 +31,12 @@ WAIT = 2.0
 """Seconds after a signal without which an end is too slow."""
 STILL = "still saving what is done, or waiting for something that does not answer; a second Ctrl-C ends it at once"
 
+SOON = 0.1
+"""Seconds in which a signal that has arrived is known of."""
+
 _signals: list[int] = []
+_stopped = threading.Event()
+"""Set by the first SIGINT or SIGTERM."""
 _OTHER = "give another path"
 _WHY = {
     errno.EISDIR: ("is a folder where a file belongs", f"move it away, or {_OTHER}"),
@@ -76,6 +81,9 @@ class Group(TyperGroup):
             sys.stdout.flush()
             return result
         except DynawebError as error:
+            if error.exit_code == EXIT_MISSING and _stopped.wait(SOON):
+                # Libraries turn a Ctrl-C inside of their imports into errors of these.
+                raise self._exit(ctx, "interrupted", EXIT_INTERRUPTED) from error
             raise self._exit(ctx, f"error: {error}", error.exit_code) from error
         except KeyboardInterrupt as error:
             # The task that a second Ctrl-C ended is nobody's now, which asyncio would tell with its traceback.
@@ -218,6 +226,7 @@ def tell_of_signals(wait: float = WAIT) -> None:
 def _wait(reading: int, wait: float) -> None:
     while os.read(reading, 1)[0] not in (signal.SIGINT, signal.SIGTERM):
         continue
+    _stopped.set()
     # An end of the process ends this thread too.
     threading.Event().wait(wait)
     sys.stderr.write(f"{STILL}\n")

@@ -313,6 +313,31 @@ def test_an_interruption_while_plugins_are_imported_is_the_users(package: Packag
         plugins.load()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_that_a_library_hides_is_the_users(package: PackageMaker, number: signal.Signals) -> None:
+    """Some turn whatever ends their imports into an `ImportError`; without a signal it is the plugin's fault."""
+    package("late-package", toy_source(target="late_impl:Toy"), entry_points={"late": "late_package"})
+    source = """
+import os, time
+try:
+    os.kill(os.getpid(), NUMBER)
+    time.sleep(60 if NUMBER else 0)
+except KeyboardInterrupt:
+    pass
+raise ImportError("half imported")
+"""
+    line = [sys.executable, "-m", "dynaweb", "run", "smoke", "--wm", "toy", "--dry-run"]
+    paths = os.pathsep.join(filter(None, [str(package.folder), os.environ.get("PYTHONPATH")]))
+    ends = []
+    for sent in (int(number), 0):
+        (package.folder / "late_impl.py").write_text(source.replace("NUMBER", str(sent)))
+        done = subprocess.run(
+            line, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths}
+        )
+        ends.append((done.returncode, "half imported" in done.stderr))
+    assert ends == [(130, False), (3, True)]
+
+
 def test_a_second_signal_is_told_of_to_who_waits(here: Path) -> None:
     code = """
 import asyncio, sys, time
