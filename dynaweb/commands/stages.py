@@ -260,7 +260,7 @@ async def _model_and_material(ctx: RunContext, weights: Path | None, data: Path 
         weights = (await _world_model(ctx)).model
     model = ctx.models.load(weights) if weights is not None else ctx.models.base
     if data is not None:
-        return model, Material.for_evaluation(data)
+        return model, Material.for_evaluation(ctx, data)
     have = await train.artifacts_for(ctx, "explore", "demos")
     return model, Material.of_episodes(ctx, have.need("explore").episodes(), have.need("demos").episodes())
 

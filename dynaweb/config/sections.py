@@ -250,6 +250,10 @@ class WmFit(Section):
     open_loop: Annotated[int, Matters("drift")] = Field(default=32, ge=0)
     """Real episodes on held-out sites that a run repeats in dreams, at most, to see how errors add up over the steps;
     0 = none."""
+    fidelity_steps: Annotated[int, Matters("world-model")] = Field(default=256, ge=0)
+    """Real steps that fidelity is measured on, at most: so many of exploration on held-out sites, so many of
+    demonstrations on sites that were not explored, and so many of demonstrations on fitted sites. Each is one reply of
+    the world model. 0 = fidelity is not measured."""
     data: Annotated[str, Matters("world-model")] = ""
     """A transition store whose transitions are fitted too, beside those of exploration."""
     lora_rank: int = Field(default=0, ge=0)

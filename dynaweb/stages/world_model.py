@@ -59,8 +59,6 @@ if TYPE_CHECKING:
 
 FIDELITY = "fidelity.json"
 CALIBRATION = "calibration.json"
-MAX_PROBES = 256
-"""Transitions of each kind that are predicted, at most."""
 
 T = TypeVar("T")
 
@@ -197,13 +195,17 @@ class Questions:
         fitted: Sequence[Trajectory],
         held_out: Sequence[Trajectory],
         demos: Sequence[Trajectory],
+        most: int,
     ) -> Questions:
-        """`known` is what may be fitted on: of the episodes `fitted`, and of other data, whose sites are seen too."""
+        """`known` is what may be fitted on: of the episodes `fitted`, and of other data, whose sites are seen too.
+
+        At most `most` questions about `held_out`, about demonstrations on other sites, and about those on seen sites.
+        """
         sites = sites_of(fitted) | {transition_site(transition) for transition in known}
         here = [demo for demo in demos if demo.task.site_key in sites]
         away = [demo for demo in demos if demo.task.site_key not in sites]
-        unseen = [*not_fitted(probes(modelled(held_out)), known), *not_fitted(probes_of(away), known)]
-        return cls(unseen, not_fitted(probes_of(here), known), transitions_of(held_out))
+        unseen = [*not_fitted(probes(modelled(held_out)), known, most), *not_fitted(probes_of(away), known, most)]
+        return cls(unseen, not_fitted(probes_of(here), known, most), transitions_of(held_out))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +240,7 @@ class Material:
         """Exploration and demonstrations of a run, and the store of `wm_fit.data`."""
         fitted, held_out = holdout_split(ctx, explored)
         real = real_transitions(ctx, explored)
-        questions = Questions.of(to_predict(real), fitted, held_out, demos)
+        questions = Questions.of(to_predict(real), fitted, held_out, demos, ctx.recipe.wm_fit.fidelity_steps)
         here = {transition_site(transition) for transition in real}
         demonstrated = transitions_of(demo for demo in demos if demo.task.site_key not in here)
         walks = [*demonstrated, *transitions_of(held_out)]
@@ -251,15 +253,17 @@ class Material:
         holdout = ctx.recipe.wm_fit.holdout
         real, away = split_by(list(existing(path)), transition_site, holdout, seed=ctx.seed("holdout"))
         real = [*real, *_extra(ctx, {transition_site(transition) for transition in away})]
-        questions = Questions(not_fitted(probes_in(away), to_predict(real)), [], away)
+        unseen = not_fitted(probes_in(away), to_predict(real), ctx.recipe.wm_fit.fidelity_steps)
+        questions = Questions(unseen, [], away)
         known = to_predict(real) if trains(ctx) else []
         return cls(known, real, to_predict(away), questions, away, [*real, *away])
 
     @classmethod
-    def for_evaluation(cls, path: Path) -> Material:
-        """A transition store of which nothing was fitted: all of it is asked about."""
+    def for_evaluation(cls, ctx: RunContext, path: Path) -> Material:
+        """A transition store of which nothing was fitted: all of it may be asked about."""
         items = list(existing(path))
-        return cls([], [], to_predict(items), Questions(probes_in(items)[:MAX_PROBES], [], items), items, items)
+        questions = Questions(probes_in(items)[: ctx.recipe.wm_fit.fidelity_steps], [], items)
+        return cls([], [], to_predict(items), questions, items, items)
 
 
 def probes(transitions: Sequence[Transition]) -> list[Probe]:
@@ -277,11 +281,11 @@ def probes_in(transitions: Sequence[Transition]) -> list[Probe]:
     ]
 
 
-def not_fitted(probes: Sequence[Probe], known: Sequence[Transition]) -> list[Probe]:
-    """The questions that were not fitted on, `MAX_PROBES` at most."""
+def not_fitted(probes: Sequence[Probe], known: Sequence[Transition], most: int) -> list[Probe]:
+    """The questions that were not fitted on, the first `most` of them."""
     fitted = {question(t.observation, t.action) for t in known}
     pairs = [(probe, question(probe.transition.observation, probe.transition.action)) for probe in probes]
-    return [probe for probe, key in pairs if key not in fitted][:MAX_PROBES]
+    return [probe for probe, key in pairs if key not in fitted][:most]
 
 
 def modelled(episodes: Sequence[Trajectory]) -> list[Transition]:

@@ -204,12 +204,16 @@ def test_no_question_of_fidelity_was_fitted_on_and_seen_sites_are_apart() -> Non
     away = [Step(HOME, GO), Step(a, GO), Step(on_page("c"), GO)]
     demos = [on_site(1, Step(a, GO), Step(b, GO), stop), on_site(2, *away, stop)]
     known = modelled(fitted)
-    questions = Questions.of(known, fitted, held_out, demos)
+    questions = Questions.of(known, fitted, held_out, demos, 256)
     assert [p.transition.observation.url[-1] for p in questions.unseen] == ["b", "c"]
     assert [p.transition.observation.url[-1] for p in questions.seen] == ["b"]
     measured = {question(p.transition.observation, p.transition.action) for p in [*questions.unseen, *questions.seen]}
     assert not measured & {question(t.observation, t.action) for t in known}
     assert len(questions.transitions) == 3
+    # The setting limits each kind: explored, demonstrated elsewhere, demonstrated on fitted sites.
+    for most, counts in ((1, (2, 1)), (0, (0, 0))):
+        limited = Questions.of(known, fitted, held_out, [*demos, *demos], most)
+        assert (len(limited.unseen), len(limited.seen)) == counts, most
 
 
 def test_fidelity_has_intervals_and_counts() -> None:

@@ -36,6 +36,7 @@ SMALL = (
     "wm_fit.steps=3",
     "wm_fit.batch=4",
     "wm_fit.holdout=0.4",
+    "wm_fit.fidelity_steps=24",
     "dream.horizon=3",
     "rl.updates=4",
     "rl.tasks=2",
@@ -75,7 +76,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def shared(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYNAWEB_CACHE", str(cache))
-    monkeypatch.setattr("dynaweb.stages.world_model.MAX_PROBES", 24)
 
 
 def run(out: Path, *sets: str, **more: Any) -> Any:
@@ -144,9 +144,15 @@ def test_a_frozen_model_behind_a_server_dreams_and_its_cost_is_counted(
     assert len(said) > 20 and any(b"WM_KEY" in one for one in said) and not any(key.encode() in one for one in said)
 
 
-def test_an_automatic_horizon_is_calibrated_and_ends_dreams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynaweb.stages.world_model.MAX_PROBES", 64)
-    sets = ['dream.horizon="auto"', "dream.max_horizon=4", "wm_fit.steps=0", "rl.updates=1", "rl.tasks=8"]
+def test_an_automatic_horizon_is_calibrated_and_ends_dreams(tmp_path: Path) -> None:
+    sets = [
+        "wm_fit.fidelity_steps=64",
+        'dream.horizon="auto"',
+        "dream.max_horizon=4",
+        "wm_fit.steps=0",
+        "rl.updates=1",
+        "rl.tasks=8",
+    ]
     sets += ["wm.max_new_tokens=120", "explore.episodes=72", 'dream.fidelity="content"', "dream.recall=false"]
     run(tmp_path / "strict", *sets, "dream.fidelity_floor=1.0")
     found = rows(tmp_path / "strict", "fidelity")[0]["metrics"]
@@ -203,12 +209,11 @@ def test_collecting_again_into_a_store_doubles_nothing(tmp_path: Path, monkeypat
 def test_fitting_on_a_store_alone_and_evaluating_on_another(
     tmp_path: Path, store: Path, warm_cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynaweb.stages.world_model.MAX_PROBES", 40)
     monkeypatch.setattr("dynaweb.stages.world_model_eval.MAX_CHAINS", 8)
     fitted = dynaweb.fit_world_model("dynaweb", overrides=SMALL, data=store, out=tmp_path / "fit")
     assert fitted.weights is not None and fitted.metrics["n"] > 5
     assert not any(row.get("name") == "demos" for row in rows(tmp_path / "fit"))
-    longer = [*SMALL, "wm.max_new_tokens=120"]
+    longer = [*SMALL, "wm.max_new_tokens=120", "wm_fit.fidelity_steps=40"]
     given: dict[str, Any] = {"overrides": longer, "data": store, "weights": fitted.weights}
     scores = dynaweb.evaluate_world_model("dynaweb", **given, horizon=4, out=tmp_path / "eval")
     assert {"all", "action click"} <= set(scores.one_step) and any("localhost" in name for name in scores.one_step)
@@ -247,9 +252,9 @@ def test_fitting_on_a_store_alone_and_evaluating_on_another(
 def test_a_model_that_is_not_fitted_is_evaluated_without_making_anything_else(
     tmp_path: Path, store: Path, wm: str, sets: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynaweb.stages.world_model.MAX_PROBES", 6)
     monkeypatch.setattr("dynaweb.stages.world_model_eval.MAX_CHAINS", 2)
     monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "fresh"))
+    sets = (*sets, "wm_fit.fidelity_steps=6")
     given: dict[str, Any] = {"overrides": [*SMALL, *sets], "wm": wm, "horizon": 2}
     dynaweb.evaluate_world_model("dynaweb", **given, data=store, out=tmp_path / "store")
     assert stages(tmp_path / "store") == []
@@ -271,12 +276,17 @@ def test_evaluating_what_the_recipe_fits(tmp_path: Path) -> None:
 def test_early_stopping_keeps_the_best_weights_and_goes_on_after_a_stop(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynaweb.stages.world_model.MAX_PROBES", 2)
     # What losses a model reaches is its own affair: here the best look is the one after four updates.
     monkeypatch.setattr("dynaweb.pipeline.fit.mean_loss", lambda trainer, rows: 1.0 + abs(trainer.steps - 4))
 
     def fit(out: str, steps: int = 12) -> Any:
-        sets = [*SMALL, f"wm_fit.steps={steps}", "wm_fit.validate_every=2", "wm_fit.patience=2"]
+        sets = [
+            *SMALL,
+            f"wm_fit.steps={steps}",
+            "wm_fit.validate_every=2",
+            "wm_fit.patience=2",
+            "wm_fit.fidelity_steps=2",
+        ]
         return dynaweb.fit_world_model("dynaweb", overrides=sets, data=store, out=tmp_path / out)
 
     def weights(result: Any) -> bytes:
