@@ -70,7 +70,8 @@ async def demonstrate(
     explore = ctx.recipe.explore
     target = TrajectoryStore(store or ctx.folder.trajectories / f"{COLLECTED}{SUFFIX}")
     present = {trajectory.task.id for trajectory in target}
-    tasks = [task for task in training_tasks(ctx, explore.episodes)[: explore.episodes] if task.id not in present]
+    drawn = training_tasks(ctx, explore.episodes, once=True)[: explore.episodes]
+    tasks = [task for task in drawn if task.id not in present]
     player, spent = _player(ctx, by, terminal)
     advance = ctx.on_episode("collect", len(tasks))
     played: list[Trajectory] = []

@@ -30,7 +30,7 @@ class Environments:
 
     def __init__(self, recipe: Recipe, plugins: Plugins, seed: Callable[..., int], folder: Path | None) -> None:
         self._recipe, self._plugins, self._seed, self._folder = recipe, plugins, seed, folder
-        self._tasks: dict[tuple[int, str, int], list[Task]] = {}
+        self._tasks: dict[tuple[int, str, int, int], list[Task]] = {}
 
     @property
     def dreams(self) -> bool:
@@ -103,14 +103,20 @@ class Environments:
             max_best_steps=self._recipe.data.max_best_steps,
         )
 
-    def tasks(self, split: str, count: int, source: TaskSource | None = None) -> list[Task]:
-        """The run's `count` tasks of a split, short enough for `data.max_best_steps`; the same in all stages."""
+    def tasks(
+        self, split: str, count: int, source: TaskSource | None = None, *, enough: int | None = None
+    ) -> list[Task]:
+        """The run's `count` tasks of a split, short enough for `data.max_best_steps`; the same in all stages.
+
+        Of a benchmark that has fewer, all; with a warning where these are less than `enough` (default: `count`).
+        """
         origin = source or self.source
-        key = (id(origin), split, count)
+        enough = count if enough is None else enough
+        key = (id(origin), split, count, enough)
         if key not in self._tasks:
             longest = self._recipe.data.max_best_steps
             seed = self._seed("tasks", split)
-            self._tasks[key] = draw(origin, split, count=count, seed=seed, max_best_steps=longest)
+            self._tasks[key] = draw(origin, split, count=count, seed=seed, max_best_steps=longest, enough=enough)
         return self._tasks[key]
 
     def dream(

@@ -23,12 +23,16 @@ _TRIES = 4
 """How often more tasks are asked for when too many are too long; each time twice as many."""
 
 
-def draw(source: TaskSource, split: str, *, count: int, seed: int, max_best_steps: int) -> list[Task]:
+def draw(
+    source: TaskSource, split: str, *, count: int, seed: int, max_best_steps: int, enough: int | None = None
+) -> list[Task]:
     """`count` tasks of a split whose shortest solution has at most `max_best_steps` steps, in the source's order.
 
-    Tasks without a known shortest solution are kept. A source with an end (a benchmark) gives what it has, with a
-    warning. Raises `ConfigError` when another has not enough, or when there is none.
+    Tasks without a known shortest solution are kept. A source with an end (a benchmark) gives what it has; a warning
+    says so where that is less than `enough`, which is `count` unless the caller can do with fewer. Raises `ConfigError`
+    when another has not enough, or when there is none.
     """
+    enough = count if enough is None else enough
     short: list[Task] = []
     for attempt in range(_TRIES):
         drawn = contracts.tasks(source, source.tasks(split, count=count * 2**attempt, seed=seed))
@@ -36,7 +40,8 @@ def draw(source: TaskSource, split: str, *, count: int, seed: int, max_best_step
         if len(short) >= count:
             return short[:count]
         if short and isinstance(source, Catalogue) and len(drawn) < count:
-            log.warning("the split %r has only %d tasks; all of them are used, not %d", split, len(short), count)
+            if len(short) < enough:
+                log.warning("the split %r has only %d tasks; each is played once, not %d", split, len(short), enough)
             return short
     raise ConfigError(
         f"the split {split!r} gave only {len(short)} tasks of at most {max_best_steps} steps, {count} are needed; "

@@ -78,5 +78,5 @@ async def graded_rollouts(
 
 
 def _tasks(ctx: RunContext, split: str, count: int) -> list[Task]:
-    tasks = training_tasks(ctx, count) if split == "train" else ctx.envs.tasks(split, count)
+    tasks = training_tasks(ctx, count, once=True) if split == "train" else ctx.envs.tasks(split, count)
     return tasks[:count]

@@ -48,7 +48,9 @@ def test_a_benchmark_gives_all_it_has(caplog: pytest.LogCaptureFixture) -> None:
         assert len(draw(Benchmark(5), "test", count=5, seed=0, max_best_steps=5)) == 5  # type: ignore[arg-type]
         assert caplog.messages == []
         assert len(draw(Benchmark(5), "test", count=9, seed=0, max_best_steps=5)) == 5  # type: ignore[arg-type]
-    assert caplog.messages == ["the split 'test' has only 5 tasks; all of them are used, not 9"]
+        fewer = draw(Benchmark(5), "test", count=256, seed=0, max_best_steps=5, enough=5)  # type: ignore[arg-type]
+        assert len(fewer) == 5
+    assert caplog.messages == ["the split 'test' has only 5 tasks; each is played once, not 9"]
 
 
 def test_what_the_infrastructure_broke_is_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
