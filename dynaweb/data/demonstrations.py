@@ -1,7 +1,7 @@
 """Demonstrations from a source other than scripted experts: whole episodes of a store, of a run's folder or of the hub.
 
     batch = read_demonstrations("mine.jsonl.gz")        # batch.episodes, batch.dropped
-    as_tasks_of(batch.episodes, tasks)                  # the same, each with the run's task where it is the same one
+    as_tasks_of(batch.episodes, tasks).episodes         # the same, each with the run's task where it is the same one
 
 An episode counts as a success unless somebody said that it is none: a verdict of its environment, a judge, a reward.
 """
@@ -28,15 +28,18 @@ SUCCESS = 0.5
 """A score from here on counts as success, as in `dynaweb.judges.reward`."""
 RUN_STORES = ("collected", "demos", "experts")
 """The stores of a run's folder that hold demonstrations: what `dynaweb collect` made, and what SFT saw."""
+HELD_OUT = ("validation", "test")
+"""The splits of which nothing may be learned."""
 UNJUDGED = "nobody judged it, and it was given as a demonstration"
 
 
 @dataclass(slots=True)
 class Demonstrations:
-    """The usable episodes of a source, and why the others are not."""
+    """The usable episodes of a source, why the others are not, and how many look like a task's but may not be."""
 
     episodes: list[Trajectory] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
+    unsure: Counter[str] = field(default_factory=Counter)
 
 
 def read_demonstrations(source: str) -> Demonstrations:
@@ -70,7 +73,7 @@ def unusable(trajectory: Trajectory) -> str:
         return "its pages were dreamed"
     if trajectory.end == "infrastructure":
         return "the infrastructure broke it"
-    if trajectory.task.split in ("validation", "test"):
+    if trajectory.task.split in HELD_OUT:
         return f"its task is held out (split {trajectory.task.split})"
     if score is not None and score < SUCCESS:
         return f"it failed (verdict or reward below {SUCCESS})"
@@ -122,36 +125,71 @@ def _without_tokens(step: Step) -> Step:
     return replace(step, prompt=NO_PROMPT, response_ids=(), logprobs=(), policy_version=None)
 
 
-def as_tasks_of(episodes: Sequence[Trajectory], tasks: Iterable[Task]) -> tuple[list[Trajectory], set[str]]:
-    """The episodes with the run's own task where it is the same one, and the ids of these tasks.
+SEVERAL = "have the goal of several tasks, and the id of none of them"
+ELSEWHERE = "have the goal of a task, but neither its id nor its site"
 
-    The same task has the same id and goal, or else the same goal on the same site; generated sites are told apart by
-    their seeds. An episode of another task whose id is that of one of `tasks`, or of an episode with another goal, gets
-    an id of its own: a group compares rollouts of one task.
+
+@dataclass(slots=True)
+class Matching:
+    """Episodes with the run's own task where it is the same one, the ids of these tasks, and how many only look so."""
+
+    episodes: list[Trajectory] = field(default_factory=list)
+    ids: set[str] = field(default_factory=set)
+    unsure: Counter[str] = field(default_factory=Counter)
+
+
+def as_tasks_of(episodes: Sequence[Trajectory], tasks: Iterable[Task]) -> Matching:
+    """The episodes as those of the run's own tasks.
+
+    The same task has the same goal, and the same id (`browsergym/webarena.7` is 7) or else the same site; generated
+    sites are told apart by their seeds. An episode that fits several tasks, or whose goal is that of a task elsewhere,
+    is of none of them, and counted; where one of them is held out, it is of that one, so that nothing of it is learned.
+    An episode of another task whose id is that of one of `tasks`, or of an episode with another goal, gets an id of its
+    own: a group compares rollouts of one task.
     """
     by_id: dict[str, Task] = {}
-    by_goal: dict[tuple[str, str], Task] = {}
+    by_goal: dict[str, list[Task]] = {}
     for task in tasks:
-        by_id.setdefault(task.id, task)
-        if task.meta.get("site_seed") is None:
-            for site in _sites(task):
-                by_goal.setdefault((site, _words(task.intent)), task)
+        if by_id.setdefault(task.id, task) is task and task.meta.get("site_seed") is None:
+            by_goal.setdefault(_words(task.intent), []).append(task)
     goals = {task.id: _words(task.intent) for task in by_id.values()}
-    result, matched = [], set[str]()
+    result = Matching()
     for episode in episodes:
         own, words = episode.task, _words(episode.task.intent)
         same = by_id.get(own.id) if goals.get(own.id) == words else None
         if same is None and own.meta.get("site_seed") is None:
-            sites = {*_sites(own), *({_host(episode.steps[0].observation.url)} - {""})}
-            same = next((by_goal[site, words] for site in sorted(sites) if (site, words) in by_goal), None)
+            same, doubt = _same(episode, by_goal.get(words, ()))
+            result.unsure.update([doubt] if doubt else ())
         if same is not None:
-            matched.add(same.id)
-            result.append(replace(episode, task=same))
+            result.ids.add(same.id)
+            result.episodes.append(replace(episode, task=same))
             continue
         if goals.setdefault(own.id, words) != words:
             own = replace(own, id=f"{own.id}#{digest(words)[:8]}")
-        result.append(replace(episode, task=own))
-    return result, matched
+        result.episodes.append(replace(episode, task=own))
+    return result
+
+
+def _same(episode: Trajectory, tasks: Sequence[Task]) -> tuple[Task | None, str]:
+    """Which of the tasks with its goal an episode is of; None with the reason where that cannot be told."""
+    own = episode.task
+    sites = {*_sites(own), *({_host(episode.steps[0].observation.url)} - {""})}
+    named = [task for task in tasks if _names(own.id) & _names(task.id)]
+    near = named or [task for task in tasks if _sites(task) & sites]
+    if len(near) > 1:
+        near = [task for task in near if task.start_url == own.start_url] or near
+    if len(near) == 1:
+        return near[0], ""
+    held_out = next((task for task in near or tasks if task.split in HELD_OUT), None)
+    if held_out is not None or not tasks:
+        return held_out, ""
+    return None, SEVERAL if near else ELSEWHERE
+
+
+def _names(task_id: str) -> set[str]:
+    """What a task may be called by others: `browsergym/webarena.7` is also `webarena.7` and `7`."""
+    name = task_id.rpartition("/")[2]
+    return {task_id, name, name.partition(".")[2]} - {""}
 
 
 def _words(goal: str) -> str:

@@ -46,6 +46,8 @@ class Sources:
     matched: int = 0
     matched_tasks: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
+    unsure: Mapping[str, int] = field(default_factory=dict)
+    """How many look like demonstrations of a task of the environment, but may not be, by reason."""
 
     def plain(self) -> dict[str, Any]:
         """Plain data."""
@@ -63,6 +65,7 @@ class Sources:
                 f"{self.matched} of them of {self.matched_tasks} of the environment's own tasks"
                 f"{_listed('; left out: ', self.dropped)}"
             )
+            lines += [f"  {number} of them {reason}: they count as no task's" for reason, number in self.unsure.items()]
         return "\n".join(lines)
 
 
@@ -128,6 +131,7 @@ def _demonstrations(ctx: RunContext) -> dict[str, Any]:
             "matched": sum(one.task.id in same for one in batch.episodes),
             "matched_tasks": len(same),
             "dropped": dict(batch.dropped),
+            "unsure": dict(batch.unsure),
         }
     if not _has_experts(ctx):
         _check_experts(ctx, ctx.envs.source)

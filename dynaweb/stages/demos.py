@@ -13,7 +13,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dynaweb import events
-from dynaweb.data.demonstrations import UNJUDGED, Demonstrations, as_tasks_of, read_demonstrations, refused
+from dynaweb.data.demonstrations import (
+    HELD_OUT,
+    UNJUDGED,
+    Demonstrations,
+    as_tasks_of,
+    read_demonstrations,
+    refused,
+)
 from dynaweb.errors import ConfigError, MissingError, TrainingError
 from dynaweb.judges.reward import grading, success_of
 from dynaweb.pipeline.episodes import play_in_batches, save_episodes
@@ -52,7 +59,7 @@ async def demos(ctx: RunContext) -> Artifact:
     if isinstance(wanted, str):
         artifact = await _read(ctx, wanted)
     else:
-        tasks = one_per_template(scripted(ctx, training_tasks(ctx, wanted)), wanted)
+        tasks = one_per_template(scripted(ctx, training_tasks(ctx, wanted, once=True)), wanted)
         artifact = await _played(ctx, "demos", tasks, stage_key(ctx, "demos"))
     ctx.keep(artifact, "demos")
     return artifact
@@ -108,12 +115,13 @@ def learns(ctx: RunContext) -> bool:
     return bool(recipe.sft.steps or recipe.rl.updates or any(recipe.controls.sft_steps))
 
 
-def training_tasks(ctx: RunContext, count: int) -> list[Task]:
+def training_tasks(ctx: RunContext, count: int, *, once: bool = False) -> list[Task]:
     """At least `count` training tasks, templates in rotation: demonstrations, exploration and RL draw from them.
 
-    Each stage asks for its own number, so that no stage depends on the settings of another.
+    Each stage asks for its own number, so that no stage depends on the settings of another. Of a benchmark that has
+    fewer, all: they are played again, except `once`, where a warning says that there are fewer.
     """
-    return ctx.envs.tasks("train", max(POOL, count))
+    return ctx.envs.tasks("train", max(POOL, count), enough=count if once else 0)
 
 
 def rl_tasks(ctx: RunContext) -> list[Task]:
@@ -161,14 +169,14 @@ def demonstrations_of(ctx: RunContext, source: str) -> tuple[Demonstrations, set
     Raises `ConfigError` where none is usable, `MissingError` where there is no such source.
     """
     batch = read_demonstrations(source)
-    batch.episodes, same = as_tasks_of(batch.episodes, _own_tasks(ctx, {one.task.id for one in batch.episodes}))
-    held_out = [episode for episode in batch.episodes if episode.task.split in ("validation", "test")]
-    if held_out:
-        batch.dropped["its task is held out by the environment"] += len(held_out)
-        batch.episodes = [one for one in batch.episodes if one.task.split not in ("validation", "test")]
+    matching = as_tasks_of(batch.episodes, _own_tasks(ctx, {one.task.id for one in batch.episodes}))
+    batch.unsure = matching.unsure
+    batch.episodes = [one for one in matching.episodes if one.task.split not in HELD_OUT]
+    if n_held_out := len(matching.episodes) - len(batch.episodes):
+        batch.dropped["its task is held out by the environment"] += n_held_out
     if not batch.episodes:
         raise ConfigError(refused(source, batch.dropped))
-    return batch, same & {one.task.id for one in batch.episodes}
+    return batch, matching.ids & {one.task.id for one in batch.episodes}
 
 
 async def _read(ctx: RunContext, source: str) -> Artifact:
@@ -180,6 +188,10 @@ async def _read(ctx: RunContext, source: str) -> Artifact:
         save_episodes(stage, episodes)
         for reason, count in batch.dropped.most_common():
             log.warning("data.demos: %d of %s are left out: %s", count, source, reason)
+        for reason, count in batch.unsure.most_common():
+            log.warning(
+                "data.demos: %d of %s %s; they are imitated, as no task of the environment", count, source, reason
+            )
         unjudged = sum(
             episode.facts.verdict is not None and episode.facts.verdict.why == UNJUDGED for episode in episodes
         )

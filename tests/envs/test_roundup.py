@@ -178,7 +178,8 @@ async def test_imported_demonstrations_are_those_of_the_tasks_and_of_the_pages(
     assert not batch.dropped
     source = solver.source_of("http://localhost:8917", solver.EXAMPLE / "tasks")
     train = source.catalogue("train")
-    episodes, same = as_tasks_of(batch.episodes, train)
+    matching = as_tasks_of(batch.episodes, train)
+    episodes, same = matching.episodes, matching.ids
     assert len(episodes) == len(same) == 48 and same <= {task.id for task in train}
     assert all(step.reasoning for episode in episodes for step in episode.steps)
     for episode in episodes:

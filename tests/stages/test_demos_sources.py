@@ -13,7 +13,16 @@ from stage_kit import SMALL, plan_holds, run
 import dynaweb
 from dynaweb import api, train
 from dynaweb.config import resolve
-from dynaweb.data.demonstrations import RUN_STORES, UNJUDGED, as_tasks_of, read_demonstrations, source_key, stores_of
+from dynaweb.data.demonstrations import (
+    ELSEWHERE,
+    RUN_STORES,
+    SEVERAL,
+    UNJUDGED,
+    as_tasks_of,
+    read_demonstrations,
+    source_key,
+    stores_of,
+)
 from dynaweb.data.store import TrajectoryStore
 from dynaweb.errors import ConfigError, MissingError
 from dynaweb.pipeline.context import RunContext
@@ -190,7 +199,8 @@ SHOP = Task("7", "open  the cart", "http://shop.test/", sites=("shopping",), tem
     ],
 )
 def test_a_demonstration_is_of_a_task_only_when_it_is_the_same(own: Task, same: bool) -> None:
-    (result,), matched = as_tasks_of([replace(episode(), task=own)], [SHOP])
+    matching = as_tasks_of([replace(episode(), task=own)], [SHOP])
+    (result,), matched = matching.episodes, matching.ids
     assert (result.task == SHOP, matched) == ((True, {"7"}) if same else (False, set()))
     if not same:
         assert result.task.id != "7" and result.task.intent == own.intent
@@ -198,12 +208,47 @@ def test_a_demonstration_is_of_a_task_only_when_it_is_the_same(own: Task, same: 
 
 def test_goals_that_share_an_id_are_different_tasks() -> None:
     episodes = [episode(goal=goal) for goal in ("one", "two", "one")]
-    tasks = [result.task for result in as_tasks_of(episodes, [])[0]]
+    tasks = [result.task for result in as_tasks_of(episodes, []).episodes]
     assert tasks[0] == tasks[2] and tasks[0].id != tasks[1].id
     away = replace(SHOP, start_url="http://other.test/", sites=())
-    assert as_tasks_of([episode()], [away])[1] == set()
+    assert as_tasks_of([episode()], [away]).ids == set()
     seeded = replace(SHOP, meta={"site_seed": 1})
-    assert as_tasks_of([episode()], [seeded])[1] == set()
+    assert as_tasks_of([episode()], [seeded]).ids == set()
+
+
+CART = Task("7", "open the cart", "http://localhost:8931/", sites=("shopping",), split="train")
+
+
+@pytest.mark.parametrize("name", ["7", "webarena/7", "browsergym/webarena.7", "browsergym/7", "nnetnav/webarena/7"])
+def test_a_task_is_the_same_by_id_and_goal_whatever_its_host_and_port_were(name: str) -> None:
+    away = Task(name, "open the  cart", "http://127.0.0.1:8917/")
+    tasks = [replace(CART, id="8", intent="open the basket"), replace(CART, id="17"), CART]
+    matching = as_tasks_of([replace(episode(), task=away)], tasks)
+    assert (matching.ids, dict(matching.unsure)) == ({"7"}, {})
+    assert matching.episodes[0].task == CART
+    other = as_tasks_of([replace(episode(), task=replace(away, intent="open the door"))], tasks)
+    assert (other.ids, dict(other.unsure)) == (set(), {})
+
+
+@pytest.mark.parametrize(
+    ("own", "tasks", "same", "doubt"),
+    [
+        # Two tasks of one site with one goal: told apart by where they start, or not at all.
+        (CART, [replace(CART, id="a", start_url="http://localhost:8931/x"), replace(CART, id="b")], "b", ""),
+        (CART, [replace(CART, id="a"), replace(CART, id="b")], "", SEVERAL),
+        # The goal of a task on another site, by another id.
+        (Task("x", CART.intent, "http://other.test/"), [CART], "", ELSEWHERE),
+        (Task("x", CART.intent, "http://other.test/"), [CART, replace(CART, id="b")], "", ELSEWHERE),
+        # Nothing that may be of a held-out task is learned from.
+        (CART, [replace(CART, id="a"), replace(CART, id="b", split="test")], "b", ""),
+        (Task("x", CART.intent, "http://other.test/"), [CART, replace(CART, id="b", split="test")], "b", ""),
+    ],
+)
+def test_what_may_be_of_several_tasks_is_of_none_and_counted(
+    own: Task, tasks: list[Task], same: str, doubt: str
+) -> None:
+    matching = as_tasks_of([replace(episode(), task=replace(own, id="x"))], tasks)
+    assert (matching.ids, dict(matching.unsure)) == ({same} if same else set(), {doubt: 1} if doubt else {})
 
 
 def test_a_refused_action_is_not_imitated() -> None:

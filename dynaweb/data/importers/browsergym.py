@@ -23,6 +23,8 @@ from dynaweb.data.importers.steps import NO_GIVEN_ACTION, NO_PAGE, ForeignStep, 
 from dynaweb.errors import CheckpointError
 
 SOURCE = "browsergym"
+_EXPERIMENT = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_[^/]*?_on_([^/]+?)_\d+(?:_\d+)?")
+"""The folder of an experiment of BrowserGym: when it began, the agent, `_on_`, the task, and its seed."""
 _STEP = re.compile(r"step_(\d+)\.pkl\.gz")
 
 
@@ -52,11 +54,15 @@ def _episode(folder: Path, files: dict[int, Path], report: ImportReport) -> Fore
 
 
 def _name(folder: Path) -> str:
-    """The task of an experiment, as its summary says, else the folder's name."""
+    """The task of an experiment, as its summary says, else its folder's name."""
     try:
-        return str(read_json(folder / "summary_info.json", dict).get("task_name") or folder.name)
+        name = read_json(folder / "summary_info.json", dict).get("task_name")
     except CheckpointError:
-        return folder.name
+        name = None
+    if isinstance(name, str) and name:
+        return name
+    named = _EXPERIMENT.fullmatch(folder.name)
+    return named[1] if named is not None else folder.name
 
 
 def _step(order: int, record: Record) -> ForeignStep:
