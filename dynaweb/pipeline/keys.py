@@ -28,7 +28,8 @@ def stage_key(ctx: RunContext, *does: Activity, **sources: Any) -> StageKey:
     """The key of a stage that does these things, made from artifacts and other plain data; None counts as absent."""
     recipe, settings = ctx.recipe, ctx.recipe.settings_for(*does)
     if "model" in settings:
-        settings["model"] |= {"path": ctx.models.base_key, "device": ctx.models.device}
+        # A device counts by its word: with "auto" a run may go on where there is another one.
+        settings["model"] |= {"path": ctx.models.base_key}
     if isinstance(source := settings.get("data", {}).get("demos"), str):
         from dynaweb.data.demonstrations import source_key
 

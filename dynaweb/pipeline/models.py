@@ -176,13 +176,6 @@ class Models:
         source = resolve(self._recipe.model.path)
         return files_hash(Path(source)) if Path(source).is_dir() else source
 
-    @cached_property
-    def device(self) -> str:
-        """Where weights live: what `model.device` comes to on this machine."""
-        from dynaweb.trainer.models import pick_device
-
-        return str(pick_device(self._recipe.model.device))
-
     # Engines
 
     @cached_property

@@ -422,21 +422,27 @@ def model_folder() -> Path:
     home = default_root() / FOLDER
     with locked(home / f"{NAME}.lock", what=f"the model {NAME}", wait=True):
         file = weights_file()
+        converted = sorted(home.glob(f"{NAME}-*/config.json"), key=lambda path: path.stat().st_mtime)
+        if file is None and converted:  # a cache from another machine, which spares this one the package
+            return converted[-1].parent
+        file = file or _aside()
         folder = home / f"{NAME}-{fingerprint(file)}"
         if not (folder / "config.json").is_file():
             convert(file, folder)
     return folder
 
 
-def weights_file() -> Path:
+def weights_file() -> Path | None:
     """The GGUF file: of the package where it is installed, else of a copy without the packages that its code needs.
 
     That code answers prompts with llama.cpp, which takes a compiler and minutes to install, and is not used here.
+    None where neither is there.
     """
     spec = find_spec(PACKAGE.replace("-", "_"))
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
     files = [file for folder in folders for file in sorted(folder.glob("*.gguf"))]
-    return files[0] if files else _aside()
+    files = files or sorted((sidecar.root() / PACKAGE).glob("lib*/**/*.gguf"))
+    return files[0] if files else None
 
 
 def _aside() -> Path:

