@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import random
 import shutil
 import sys
@@ -25,14 +26,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dynaweb.api import import_data
 from dynaweb.cli.process import file_error
 from dynaweb.compare.records import read_run
 from dynaweb.config import resolve
+from dynaweb.config.files import MALFORMED
+from dynaweb.config.server import Server
 from dynaweb.data.chunks import ChunkFile
 from dynaweb.data.store import TrajectoryStore, TransitionStore
+from dynaweb.engines.server import ReplyError, cost_of, read_reply
 from dynaweb.errors import DynawebError
 from dynaweb.matrix import MatrixFolder, plan_of, read_matrix
 from dynaweb.matrix.results import results
@@ -254,6 +260,8 @@ def kinds_in(folder: Path, run: Path | None = None) -> list[Kind]:
         Kind("matrix", _files(matrix.path, "matrix.json", "outcomes/*.json"), lambda: _matrix(matrix), True),
         Kind("matrix cells", _files(matrix.path, "cells/*/*.json*"), lambda: _matrix(matrix), True),
         *_written_by_people(folder / "people"),
+        *_of_others(folder / "others"),
+        _server_reply(folder / "reply.json"),
     ]
 
 
@@ -363,6 +371,87 @@ def _written_by_people(folder: Path) -> list[Kind]:
         Kind("task file", [folder / "tasks.json"], lambda: _webarena(folder / "tasks.json"), False),
         Kind("task lines", _files(folder, "tasks.jsonl", "reference*"), lambda: _webvoyager(folder), False),
     ]
+
+
+def _of_others(folder: Path) -> list[Kind]:
+    """Demonstrations in the formats of other projects; what cannot be read of them is dropped and counted."""
+    folder.mkdir()
+    tree = "Tab 0 (current): Shop\n\n[1] RootWebArea 'Shop'\n\t[2] link 'Tea'\n"
+    step = (
+        "<h2>New Page</h2><h3 class='url'><a href=http://shop.test/>URL: http://shop.test/</a></h3>"
+        f"<div class='state_obv'><pre>{tree}</pre><div>"
+        "<div class='raw_parsed_prediction' style='x'><pre>On. ```{action}```</pre></div>"
+        "<div class='parsed_action' style='x'><pre>{action}</pre></div>"
+    )
+    head = "<html><pre>task_id: 1\nintent: Find it\nsites: ['shop']\nstart_url: http://shop.test/\n</pre>"
+    render = head + step.replace("{action}", "click [2]") + step.replace("{action}", "stop [7]")
+    page = '<html><a id="1" href="/x">Tea</a></html>'
+    trace = [
+        {"trace_id": "a", "index": at, "target": "Find it", "html": page, "response": reply, "score": 1.0}
+        for at, reply in enumerate(('do(action="Click", element="1")', 'exit(message="7")'))
+    ]
+    past = "PREVIOUS ACTIONS: 1: None"
+    user = f"OBSERVATION:\n[1] RootWebArea 'Shop'\n\t[2] link 'Tea'\nURL: http://shop.test/\nOBJECTIVE: Find it\n{past}"
+    rows = [{"id": "a", "prompt": user, "output": f"On. ```{action}```"} for action in ("click [2]", "stop [7]")]
+    candidate = json.dumps({"backend_node_id": "1", "attributes": "{}"})
+    operation = {"op": "CLICK", "original_op": "CLICK", "value": ""}
+    action = {"cleaned_html": page, "operation": operation, "pos_candidates": [candidate], "action_uid": "u"}
+    task = {"annotation_id": "a", "website": "shop", "confirmed_task": "Find it", "actions": [action, action]}
+    texts = {
+        "render_1.html": render,
+        "trace.jsonl": "".join(json.dumps(row) + "\n" for row in trace),
+        "nnetnav.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+        "mind2web.json": json.dumps([task]),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    formats = (("webarena", "render_1.html"), ("webarena", "trace.jsonl"), ("nnetnav", "nnetnav.jsonl"))
+    return [
+        Kind(f"import {name}", [folder / name], partial(_imported, kind, folder / name), False)
+        for kind, name in (*formats, ("mind2web", "mind2web.json"))
+    ]
+
+
+def _imported(kind: str, path: Path) -> str:
+    """Trajectories and transitions of a file, and what was left out; every verdict is a number from 0 to 1."""
+    text = ""
+    for whole in (True, False):
+        store = path.with_name("imported.jsonl.gz")
+        store.unlink(missing_ok=True)
+        report = import_data(kind, path, store, trajectories=whole)
+        items: list[Any] = list((TrajectoryStore if whole else TransitionStore)(store)) if store.exists() else []
+        scores = [one.facts.verdict.score for one in items if whole and one.facts.verdict is not None]
+        if not all(0 <= score <= 1 for score in scores):
+            raise AssertionError(f"verdicts {scores}")
+        text += f"{report} {items}"
+    return text
+
+
+def _server_reply(path: Path) -> Kind:
+    """What an OpenAI-compatible server answers."""
+    from openai.types.chat import ChatCompletion
+
+    token = {"token": "a", "logprob": -0.5, "bytes": None, "top_logprobs": []}
+    choice = {
+        **{"index": 0, "finish_reason": "stop", "logprobs": {"content": [token, token], "refusal": None}},
+        "message": {"role": "assistant", "content": "click [2]", "reasoning_content": "On."},
+    }
+    usage = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
+    head = {"id": "x", "object": "chat.completion", "created": 1, "model": "m"}
+    write_json(path, {**head, "choices": [choice], "usage": usage})
+    server = Server(model="m", price_in=2.0, price_out=3.0)
+
+    def read() -> str:
+        try:
+            reply = read_reply(ChatCompletion.construct(**json.loads(path.read_text(encoding="utf-8"))))
+        except MALFORMED as error:  # which the engine has words for
+            raise ReplyError(str(error)) from None
+        cost = cost_of(server, reply.prompt_tokens, reply.new_tokens)
+        if not all(map(math.isfinite, (cost, reply.logprob or 0.0))):
+            raise AssertionError(f"{reply} costs {cost}")
+        return repr(reply)
+
+    return Kind("server reply", [path], read, False)
 
 
 def _files(folder: Path, *patterns: str) -> list[Path]:

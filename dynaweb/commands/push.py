@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from dynaweb.config.files import expanded
+from dynaweb.config.files import expanded, read_json
 from dynaweb.config.keys import digest
 from dynaweb.errors import ConfigError, InfrastructureError, MissingError
 from dynaweb.masking import masked, printable, remember
@@ -143,7 +143,7 @@ def _write_card(target: Path, card: str) -> None:
     """Write the card, unless the one that is there was edited since it was written."""
     path, record = target / CARD, target / WRITTEN
     if path.exists():
-        then = json.loads(record.read_text(encoding="utf-8"))["digest"] if record.exists() else ""
+        then = read_json(record, dict).get("digest") if record.exists() else ""
         if digest(path.read_text(encoding="utf-8")) != then:
             log.warning("%s was edited and is sent as it is; remove it to have it written anew", path)
             return

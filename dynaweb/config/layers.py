@@ -249,8 +249,8 @@ def toml_value(text: str) -> Any:
     """The TOML value that a text stands for, or the text itself. Dates and times stay text: no setting is one."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    # The text itself then: no setting nests so deep, and the one that is meant says so.
-    except (tomllib.TOMLDecodeError, RecursionError):
+    # The text itself then: no setting nests so deep or has thousands of digits, and the one that is meant says so.
+    except (ValueError, RecursionError):
         return text
     value = parsed["value"]
     return text if len(parsed) > 1 or isinstance(value, date | time) else value

@@ -91,8 +91,8 @@ class Model(Section):
     """Prompt layer: `compact` for the tiny model, `chat` for models with a chat template (`auto` tells them apart),
     `webvoyager` for the same in the words and the grammar of WebVoyager's text-only agents, or a plugin's own."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where weights live. `auto`: on a GPU where there is one; what a stage made on one machine is then taken by another,
-    whose results are the same but for rounding. Stages on a device that is named are kept apart."""
+    """Where weights live. `auto`: on a GPU where there is one; a stage of one machine is then taken by others, whose
+    results are the same but for rounding. Stages on a device that is named are kept apart."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of weights and forward passes; log-probabilities, losses and what AdamW moves are float32 always."""
     threads: Annotated[int, NotKeyed("how fast, not what")] = Field(default=0, ge=0)

@@ -204,7 +204,7 @@ def _explain(
         if not any(path == one or path.startswith(f"{one}.") for one in reported):
             wrong.setdefault(path, (problem["input"], []))[1].append(f"{message[0].lower()}{message[1:]}")
     for path, (value, messages) in wrong.items():
-        texts.append(f"{_where(layers, path)}: {path} = {value!r}: {', or '.join(dict.fromkeys(messages))}")
+        texts.append(f"{_where(layers, path)}: {path} = {_short(value)}: {', or '.join(dict.fromkeys(messages))}")
     return texts
 
 
@@ -231,7 +231,7 @@ def _keys(model: type[BaseModel]) -> set[str]:
 
 
 def _no_table(section: str, data: Any, layers: Layers) -> str:
-    return f"{_where(layers, section)}: {section} must be a table such as [{section}], not {data!r}"
+    return f"{_where(layers, section)}: {section} must be a table such as [{section}], not {_short(data)}"
 
 
 def _where(layers: Layers, path: str) -> str:
@@ -255,7 +255,8 @@ _NOTHING = object()
 
 
 def misfits(model: type[BaseModel], data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Dotted path, and value with what is wrong: `true` where a number is meant (it would count as 1), and nan.
+    """Dotted path, and value with what is wrong: `true` where a number is meant (it would count as 1), nan, and whole
+    numbers that are longer than those of TOML.
 
     Infinity is up to the class: sections of dynaweb refuse it, another package may mean "no limit" by it.
     """
@@ -270,6 +271,32 @@ def misfits(model: type[BaseModel], data: Mapping[str, Any]) -> Iterator[tuple[s
             yield key, f"{_toml(value)}: must be a number, not true or false"
         elif any(isinstance(leaf, float) and math.isnan(leaf) for leaf in _leaves(value)):
             yield key, f"{_toml(value)}: must be a finite number"
+        elif any(_is_long(leaf, kind) for leaf in _leaves(value)):
+            yield key, f"{_short(value)}: must have {DIGITS} digits at most"
+
+
+DIGITS = 18
+"""Of a whole number: those of TOML have 64 bits, and arithmetic with longer ones ends in errors far from here."""
+
+
+def _is_long(value: Any, kind: Any) -> bool:
+    """Whether a value is a whole number, or the text of one for a field that wants a number, of too many digits."""
+    if isinstance(value, str):
+        digits = value.strip().lstrip("+-").replace("_", "")
+        return len(digits) > DIGITS and digits.isdecimal() and _is_number(kind) and str not in set(_kinds(kind))
+    return isinstance(value, int) and abs(value) >= 10**DIGITS
+
+
+def _short(value: Any) -> str:
+    """A value in so many characters as one reads, also where a whole number has too many digits to be written."""
+    try:
+        text = repr(value)
+    except ValueError:
+        text = f"a {type(value).__name__} with thousands of digits"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}... ({len(text)} characters)"
+
+
+LONGEST = 120
 
 
 def placed(loc: Sequence[int | str], data: Any) -> list[str]:
@@ -318,7 +345,7 @@ def _kinds(kind: Any) -> Iterator[Any]:
 
 
 def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool | float) else repr(value)
+    return str(value).lower() if isinstance(value, bool | float) else _short(value)
 
 
 __all__ = ["Problems", "flatten", "misfits", "placed", "validate"]

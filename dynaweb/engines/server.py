@@ -25,7 +25,8 @@ from dynaweb.masking import MASK, SHORTEST, expanded, masked, remember
 from dynaweb.plugin.discovery import library
 
 if TYPE_CHECKING:
-    from dynaweb.config.server import Server
+    from dynaweb.config.files import MALFORMED
+from dynaweb.config.server import Server
 
 log = logging.getLogger("dynaweb")
 
@@ -33,6 +34,8 @@ VENDOR = "https://api.openai.com/v1"
 """Asked where no address is set."""
 MOST_BYTES = 32 * 2**20
 """Longest reply that is read; a longer one is no answer of a model."""
+MOST, ROUNDING = 10**9, 1e-3
+"""Tokens of a reply, and nats of a token, that are no slip of a server; how far above 0 a log-probability may lie."""
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
 NO_KEY = "none"
 """Sent to servers on this machine where no key is set."""
@@ -137,7 +140,7 @@ class OpenAIEngine:
             try:
                 raw = await client.chat.completions.with_raw_response.create(**self._arguments(request))
                 self.stats.retries += raw.retries_taken
-                reply = _reply(raw.parse())
+                reply = read_reply(raw.parse())
                 # A server may repeat what it was sent.
                 text, thought = (masked(one, addresses=False) for one in (reply.text, reply.reasoning))
                 return replace(reply, text=text, reasoning=thought)
@@ -232,7 +235,7 @@ class OpenAIEngine:
             count = "once" if tries == 1 else f"{tries} times, the last time"
             through = f"; it is asked through the proxy {proxy}" if (proxy := self._proxy()) else ""
             return InfrastructureError(f"{self._where} failed {count} with {why}{through}")
-        if isinstance(error, openai.OpenAIError | ValueError | TypeError | AttributeError | KeyError):
+        if isinstance(error, (openai.OpenAIError, *MALFORMED)):
             # What a server answers in a form of its own trips the client in any of these ways.
             return ReplyError(f"{self._where}: the reply cannot be read ({why}); is it OpenAI-compatible?")
         return error
@@ -312,7 +315,7 @@ def _no_idle_connections(client: type) -> Any:
     return import_module(base.__module__.partition(".")[0]).Limits(max_keepalive_connections=0)
 
 
-def _reply(answer: Any) -> ChatReply:
+def read_reply(answer: Any) -> ChatReply:
     """What a server answered. Raises `ReplyError` where that is no answer of a model."""
     if isinstance(answer, str | bytes) or not hasattr(answer, "choices"):
         raise ReplyError(f"the server gave no JSON of a chat model but {str(answer)[:80]!r}; is `base_url` right?")
@@ -326,6 +329,7 @@ def _reply(answer: Any) -> ChatReply:
     text, thought = _text(choice.message)
     logprobs = getattr(choice, "logprobs", None)
     tokens = [token.logprob for token in getattr(logprobs, "content", None) or () if token.logprob is not None]
+    are_known = bool(tokens) and all(isinstance(one, int | float) and -MOST < one < ROUNDING for one in tokens)
     usage = getattr(answer, "usage", None)
     reason = getattr(choice, "finish_reason", None)
     return ChatReply(
@@ -333,7 +337,7 @@ def _reply(answer: Any) -> ChatReply:
         finished=reason is None or reason in WHOLE,
         prompt_tokens=_tokens(usage, "prompt_tokens", 0),
         new_tokens=_tokens(usage, "completion_tokens", len(tokens)),
-        logprob=sum(tokens) / len(tokens) if tokens else None,
+        logprob=sum(tokens) / len(tokens) if are_known else None,
         reasoning=thought,
     )
 
@@ -360,4 +364,5 @@ def _text(message: Any) -> tuple[str, str]:
 
 def _tokens(usage: Any, name: str, otherwise: int) -> int:
     value = getattr(usage, name, None)
-    return value if isinstance(value, int) and value >= 0 else otherwise
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST
+    return value if is_count else otherwise

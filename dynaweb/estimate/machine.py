@@ -39,11 +39,11 @@ class Accelerator:
     memory: int
     """GB, which are sold as GiB."""
     tflops: float
-    """BF16 with float32 sums, without sparsity."""
+    """BF16 with float32 sums, without sparsity: half of what a data sheet tells "with sparsity"."""
     bandwidth: float
     """GB/s of its memory."""
     host: int
-    """GiB of host memory that usual servers have for each."""
+    """GiB of host memory that usual servers have for each: the maker's (DGX), or a cloud's (EC2 g5, g6, g6e)."""
     most: int = 8
     """How many one host has at most."""
     source: str = ""
@@ -61,15 +61,20 @@ ACCELERATORS: Mapping[str, Accelerator] = {
     "rtx4090": Accelerator("NVIDIA GeForce RTX 4090", 24, 165, 1008, 64, 2, "NVIDIA's Ada GPU architecture paper"),
     "rtx3090": Accelerator("NVIDIA GeForce RTX 3090", 24, 71, 936, 64, 2, "NVIDIA's Ampere GA102 architecture paper"),
 }
-"""Machines that can be named, one GPU each: public figures and where they stand."""
+"""Machines that can be named, one GPU each, of the SXM kinds where there are several: figures of the sources they name,
+which were looked up. HGX B200, with 7.7 TB/s where DGX B200 has 8, is the same here."""
 LAPTOP_FLOPS = 0.25e12
 """Of eight cores at 2 GHz, of whose 16 float32 operations a cycle (eight lanes, multiply and add) all are done."""
 LAPTOP = "laptop"
 _NAME = re.compile(r"(?:(\d{1,2})x)?([a-z][a-z0-9-]*)")
 
-PUBLISHED = {"H200": 989e12, "H100": 989e12, "H800": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
-"""Operations per second in bfloat16 with float32 sums, without sparsity, by what is in the name of a GPU: the makers'
-data sheets."""
+PUBLISHED: tuple[tuple[str, float], ...] = (
+    *(("B200", 2250), ("H200 NVL", 0), ("H200", 989), ("H100 NVL", 0), ("H100 PCIe", 756), ("H100", 989)),
+    *(("A100", 312), ("A40", 150), ("A10", 125), ("L40S", 362), ("L40", 181), ("L4", 121)),
+    *(("RTX 4090 Laptop", 0), ("RTX 4090 D", 147), ("RTX 4090", 165), ("RTX 3090 Ti", 80), ("RTX 3090", 71)),
+)
+"""TFLOP/s in bfloat16 with float32 sums, without sparsity, of the first whose words are all in the name of a GPU, as
+`nvidia-smi` tells it; 0 = not known. A name without PCIe or NVL is that of the SXM kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +109,13 @@ def look(device: str = "auto") -> Machine:
     if not gpus:
         return Machine(f"CPU of {os.cpu_count() or 1} cores", 1, host, host, _measured())
     name, memory = gpus[0]
-    flops = next((speed for part, speed in PUBLISHED.items() if part in name), 0.0)
-    return Machine(name, len(gpus), memory, host, flops)
+    return Machine(name, len(gpus), memory, host, published(name))
+
+
+def published(name: str) -> float:
+    """Operations per second of a GPU by its name; 0 for one that is not known."""
+    words = set(re.split(r"[\s-]+", name))
+    return next((speed * 1e12 for title, speed in PUBLISHED if words.issuperset(title.split())), 0.0)
 
 
 def named(name: str) -> Machine:

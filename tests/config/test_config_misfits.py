@@ -83,13 +83,23 @@ def test_no_sampling_temperature_is_nearly_nothing() -> None:
         ("rl.updates=true", "rl.updates = true"),
         ("rl.lr=inf", "rl.lr = inf"),
         ("opt.clip_low=nan", "opt.clip_low = nan"),
+        *((f"{name}={'1' * 400}", f"{name} = 111") for name in ("rl.updates", "run.seed", "sft.lr", "opt.clip_low")),
+        (f"rl.updates={'1' * 5000}", "rl.updates = "),
+        (f"rl.updates='{'1' * 400}'", "rl.updates = '111"),
+        (f"rl.lr=-{'1' * 400}", "rl.lr = -111"),
+        (f"controls.sft_steps=[1, {'9' * 19}]", "controls.sft_steps = [1, 999"),
+        ("rl.lr=-0.5", "rl.lr = -0.5"),
     ],
 )
 def test_one_sentence_names_the_setting_as_it_is_written(setting: str, path: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(overrides=[setting])
     assert str(caught.value).startswith(f"--set: {path}")
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_long_texts_are_no_numbers() -> None:
+    assert resolve(overrides=[f"data.demos='{'7' * 30}'"]).data.demos == "7" * 30
 
 
 def test_truth_values_stay_where_they_are_meant() -> None:

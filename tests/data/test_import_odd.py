@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from test_data_import import CART, HOME, StepInfo, load, nnetnav, obs, render_file, render_step, write_step
 
-from dynaweb.data.importers import ImportReport
+from dynaweb.data.importers import ImportReport, read_trajectories
+from dynaweb.data.importers.episodes import NO_NUMBER
 from dynaweb.data.importers.pickles import DAMAGED, SECONDS, TOO_LARGE
 from dynaweb.data.importers.rows import NO_OBJECT, TOO_LONG, rows_of
 from dynaweb.data.importers.steps import NO_PAGE, do_action, gym_action, webarena_action
@@ -40,6 +41,23 @@ def doubled(levels: int, kind: bytes) -> bytes:
     twice = {b"t": b")", b"l": b"]"}[kind]
     again = {b"t": b"h\x00h\x00\x86q\x00", b"l": b"](h\x00h\x00eq\x00"}[kind]
     return b"\x80\x02" + twice + b"q\x00" + again * levels
+
+
+@pytest.mark.parametrize("score", ["NaN", "Infinity", "-Infinity", "1e999", "1" * 400, '"1"', "[1]"])
+def test_a_score_that_is_no_number_is_no_verdict(score: str, tmp_path: Path) -> None:
+    """Nor does it count as nobody's: then the episode would be a success."""
+    page = '<html><a id="1" href="/x">Tea</a></html>'
+    rows = [
+        {"trace_id": "a", "index": at, "target": "Find it", "html": page, "response": reply, "score": 1}
+        for at, reply in enumerate(('do(action="Click", element="1")', 'exit(message="7")'))
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "trace.jsonl").write_text(text)
+    assert len(list(read_trajectories("webarena", str(tmp_path), ImportReport()))) == 1
+    (tmp_path / "trace.jsonl").write_text(text.replace('"score": 1', f'"score": {score}'))
+    report = ImportReport()
+    assert list(read_trajectories("webarena", str(tmp_path), report)) == []
+    assert NO_NUMBER in str(report)
 
 
 BOMBS: dict[str, bytes] = {

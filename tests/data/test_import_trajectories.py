@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from test_data_import import (
 from dynaweb.data.demonstrations import read_demonstrations
 from dynaweb.data.importers import ImportReport, read_trajectories
 from dynaweb.data.importers import steps as reasons
-from dynaweb.data.importers.episodes import EARLY_STOP, NO_END, NO_START
+from dynaweb.data.importers.episodes import EARLY_STOP, NO_END, NO_NUMBER, NO_START
 from dynaweb.data.importers.pages import from_axtree_text
 from dynaweb.data.importers.steps import do_action, gym_action
 from dynaweb.data.store import TrajectoryStore
@@ -264,6 +265,9 @@ def test_browsergym_gives_whole_episodes_with_thoughts_and_rewards(tmp_path: Pat
     write_step(cut, StepInfo(0, obs(HOME), action="send_msg_to_user('12')"))
     write_step(odd, StepInfo(0, obs(HOME), action="click('23', button='right')"))
     write_step(odd, StepInfo(1, obs(CART), terminated=True, reward=1.0))
+    for name, reward in (("nan", math.nan), ("long", 10**400), ("text", "1"), ("list", [1.0])):
+        write_step(tmp_path / name, StepInfo(0, obs(HOME), action="click('23')"))
+        write_step(tmp_path / name, StepInfo(1, obs(CART), reward=reward, terminated=True))
     episodes, report = whole("browsergym", tmp_path)
     by_task = {one.task.id: one for one in episodes}
     good, bad, unknown = (by_task[f"browsergym/{name}"] for name in ("done", "failed", "cut"))
@@ -272,7 +276,24 @@ def test_browsergym_gives_whole_episodes_with_thoughts_and_rewards(tmp_path: Pat
     assert good.facts.verdict == Judgement(1.0, why="the sum of its rewards")
     assert bad.end == "max-steps" and bad.facts.verdict is not None and bad.facts.verdict.score == 0.0
     assert unknown.end == "stop" and unknown.facts.verdict is None and unknown.final == unknown.steps[0].observation
-    assert account(report) == {f"a step of it: {reasons.INEXACT}": 1}
+    assert account(report) == {f"a step of it: {reasons.INEXACT}": 1, NO_NUMBER: 4}
+
+
+@pytest.mark.parametrize(
+    ("folder", "summary", "name"),
+    [
+        ("2026-11-02_10-11-12_GenericAgent-a_on_b-4o_on_webarena.310_51", {}, "webarena.310"),
+        ("2026-11-02_10-11-12_Agent_on_miniwob.click-test_3_1", {}, "miniwob.click-test"),
+        ("2026-11-02_10-11-12_Agent_on_miniwob.click-test_3", {"task_name": "other"}, "other"),
+        ("2026-11-02_10-11-12_Agent_on_miniwob.click-test_3", {"task_name": 7}, "miniwob.click-test"),
+        ("mine", {}, "mine"),
+    ],
+)
+def test_a_folder_of_browsergym_names_its_task(folder: str, summary: Any, name: str, tmp_path: Path) -> None:
+    write_step(tmp_path / folder, StepInfo(0, obs(HOME), action="send_msg_to_user('12')"))
+    (tmp_path / folder / "summary_info.json").write_text(json.dumps(summary))
+    (episode,), _ = whole("browsergym", tmp_path)
+    assert episode.task.id == f"browsergym/{name}"
 
 
 # Mind2Web

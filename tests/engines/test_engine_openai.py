@@ -175,6 +175,24 @@ def test_replies_of_several_habits_are_read(reply: Raw) -> None:
     assert answer.reasoning in ("", "hm\nfine?")
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-1", "-0.5", "1e999", "true", "1" * 400, '"7"', "[1]"])
+def test_numbers_of_a_server_that_are_none_count_as_unknown(number: str) -> None:
+    text = body(logprobs={"content": [{"token": "a", "logprob": "ODD", "bytes": None, "top_logprobs": []}]}).body
+    usage = changed(usage={"prompt_tokens": "ODD", "completion_tokens": "ODD", "total_tokens": 3}).body
+    replies = [Raw(reply.replace(b'"ODD"', number.encode())) for reply in (text, usage)]
+    with chat_server(*replies) as server:
+        asked = engine(server.url, retries=0, price_in=1.0, price_out=1.0)
+        first, second = (asyncio.run(asked.chat(ASK)) for _ in range(2))
+    assert first.text == second.text == "fine" and (first.logprob is None or math.isfinite(first.logprob))
+    assert second.prompt_tokens in (0, 1) and 0 <= second.new_tokens < 100 and math.isfinite(asked.stats.cost)
+
+
+def test_a_reply_that_nests_too_deep_is_no_answer() -> None:
+    deep = Raw(b'{"choices":' + b"[" * 100_000)
+    with chat_server(deep) as server, pytest.raises(ReplyError, match="cannot be read"):
+        asyncio.run(engine(server.url, retries=0).chat(ASK))
+
+
 @pytest.mark.parametrize("reason", ["length", "content_filter", "abort", "error"])
 def test_an_answer_that_the_model_did_not_end_is_not_whole(reason: str) -> None:
     with chat_server(body(finish_reason=reason)) as server:

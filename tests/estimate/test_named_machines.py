@@ -12,7 +12,7 @@ import dynaweb
 from dynaweb.config import resolve
 from dynaweb.errors import ConfigError
 from dynaweb.estimate import estimate
-from dynaweb.estimate.machine import ACCELERATORS, GIB, named
+from dynaweb.estimate.machine import ACCELERATORS, GIB, named, published
 from dynaweb.estimate.remedies import fitting, remedies
 from dynaweb.estimate.shapes import PUBLISHED, shape_of
 
@@ -41,6 +41,34 @@ def test_gpus_by_name_and_number(name: str, devices: int, memory: int, flops: fl
 def test_every_figure_has_a_source_and_a_laptop_is_a_cpu() -> None:
     assert all(kind.source and kind.memory and kind.tflops and kind.bandwidth for kind in ACCELERATORS.values())
     assert named("laptop").is_cpu and named("Laptop").devices == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 0),
+        ("NVIDIA H200", 989),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("NVIDIA A10", 125),
+        ("NVIDIA A10G", 0),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA L4", 121),
+        ("NVIDIA GeForce RTX 4090", 165),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 0),
+        ("Tesla T4", 0),
+    ],
+)
+def test_a_gpu_has_the_speed_of_its_own_kind(name: str, tflops: float) -> None:
+    assert published(name) == tflops * 1e12
+
+
+def test_a_gpu_is_as_fast_by_its_name_here_as_by_the_name_of_a_plan() -> None:
+    assert {kind.title: published(kind.title) for kind in ACCELERATORS.values()} == {
+        kind.title: kind.tflops * 1e12 for kind in ACCELERATORS.values()
+    }
 
 
 @pytest.mark.parametrize(

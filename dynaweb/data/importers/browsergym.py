@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaweb.config.files import MALFORMED, read_json
-from dynaweb.data.importers.episodes import ForeignEpisode
+from dynaweb.data.importers.episodes import NO_NUMBER, ForeignEpisode
 from dynaweb.data.importers.pages import ForeignPage, from_axtree_text
 from dynaweb.data.importers.pickles import Record, read_steps
 from dynaweb.data.importers.report import ImportReport, files_of
@@ -23,7 +23,7 @@ from dynaweb.data.importers.steps import NO_GIVEN_ACTION, NO_PAGE, ForeignStep, 
 from dynaweb.errors import CheckpointError
 
 SOURCE = "browsergym"
-_EXPERIMENT = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_[^/]*?_on_([^/]+?)_\d+(?:_\d+)?")
+_EXPERIMENT = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_[^/]*_on_([^/]+?)_\d+(?:_\d+)?")
 """The folder of an experiment of BrowserGym: when it began, the agent, `_on_`, the task, and its seed."""
 _STEP = re.compile(r"step_(\d+)\.pkl\.gz")
 
@@ -48,9 +48,11 @@ def _episode(folder: Path, files: dict[int, Path], report: ImportReport) -> Fore
     goal = next((record["goal"] for record in tables if record.get("goal")), "")
     done = any(record["terminated"] for record in tables)
     ended = done or any(record["truncated"] for record in tables)
-    score = sum(record["reward"] for record in tables) if ended and len(tables) == len(records) else None
+    rewards = [record["reward"] for record in tables]
+    lacks = NO_NUMBER if None in rewards else ""
+    score = sum(rewards) if ended and not lacks and len(tables) == len(records) else None
     why = "the sum of its rewards"
-    return ForeignEpisode(_name(folder), SOURCE, steps, goal=goal, done=done, score=score, why=why)
+    return ForeignEpisode(_name(folder), SOURCE, steps, goal=goal, done=done, score=score, why=why, lacks=lacks)
 
 
 def _name(folder: Path) -> str:

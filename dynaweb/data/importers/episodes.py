@@ -19,6 +19,7 @@ from dynaweb.worldmodels.change import DONE, HISTORY
 
 EARLY_STOP, EMPTY = "it stops before its end", "it has no step"
 NO_START, NO_END = "its beginning is missing", "its end is missing"
+NO_NUMBER = "its score or reward is no finite number"
 UNREAD = "lines of its page could not be read"
 
 

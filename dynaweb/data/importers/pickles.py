@@ -155,10 +155,11 @@ def _wanted(step: Any) -> dict[str, Any]:
     }
 
 
-def _number(value: Any) -> float:
-    """A reward; 0 where it is no number that is finite."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
-    return float(value) if is_number else 0.0
+def _number(value: Any) -> float | None:
+    """A reward; 0 where there is none, None where it is no number that is finite."""
+    if value is None:
+        return 0.0
+    return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else None
 
 
 def _thought(info: Any) -> str:

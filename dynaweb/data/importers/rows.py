@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from dynaweb.config.files import DIGITS
 from dynaweb.data.demonstrations import is_hub_name
 from dynaweb.data.importers.report import ImportReport, files_of
 from dynaweb.errors import MissingError
@@ -47,13 +50,13 @@ def _json(file: Path, report: ImportReport) -> Iterator[Row]:
 
 def _array(opened: IO[str], report: ImportReport) -> Iterator[Row]:
     """The rows of an array whose bracket has been read, one at a time: Mind2Web's files have hundreds of MB."""
-    decoder, text, size, is_whole = json.JSONDecoder(), "", BLOCK, False
+    text, size, is_whole = "", BLOCK, False
     while True:
         text = text.lstrip(" \t\r\n,")
         try:
             if text.startswith("]"):
                 return
-            row, end = decoder.raw_decode(text)
+            row, end = _DECODER.raw_decode(text)
             if end == len(text) and not is_whole and not isinstance(row, dict):
                 end = 0  # a number may go on in the next block
         except (ValueError, RecursionError):
@@ -76,13 +79,27 @@ def _array(opened: IO[str], report: ImportReport) -> Iterator[Row]:
 
 def _row(line: str, report: ImportReport) -> Iterator[Row]:
     try:
-        row = json.loads(line)
+        row = _DECODER.decode(line)
     except (ValueError, RecursionError):
         row = None
     if isinstance(row, dict):
         yield row
     else:
         _drop(report, NO_OBJECT)
+
+
+def _integer(digits: str) -> int | float:
+    """A whole number; nan for one that is longer than any float, with which nothing can be computed."""
+    return int(digits) if len(digits) <= DIGITS else math.nan
+
+
+_DECODER = json.JSONDecoder(parse_int=_integer)
+
+
+def finite(value: Any) -> float | None:
+    """A number of a row; None for what is none, or is not finite."""
+    is_number = isinstance(value, int | float) and abs(value) < sys.float_info.max
+    return float(value) if is_number else None
 
 
 def _drop(report: ImportReport, reason: str) -> None:

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dynaweb.config.files import MALFORMED
-from dynaweb.data.importers.episodes import NO_START, ForeignEpisode
+from dynaweb.data.importers.episodes import NO_NUMBER, NO_START, ForeignEpisode
 from dynaweb.data.importers.pages import ForeignPage, from_html, from_webarena_text
 from dynaweb.data.importers.report import ImportReport, files_of
-from dynaweb.data.importers.rows import LARGEST, TOO_LARGE, Row, rows_of
+from dynaweb.data.importers.rows import LARGEST, TOO_LARGE, Row, finite, rows_of
 from dynaweb.data.importers.steps import (
     INEXACT,
     NO_ACTION,
@@ -121,9 +121,10 @@ def _traces(file: Path, report: ImportReport) -> Iterator[ForeignEpisode]:
         start = first if isinstance(first, int) else 0
         steps = [_traced(row, name, at, start) for at, row in enumerate(rows)]
         goal = str(next((row[key] for row in rows for key in ("target", "task") if row.get(key)), ""))
-        lacks = NO_START if start > 1 else ""  # they count from 0 or from 1
-        scores = [score for row in rows if isinstance(score := row.get("score"), int | float)]
-        score = float(scores[-1]) if scores else None
+        scores = [finite(row["score"]) for row in rows if row.get("score") is not None]
+        score = scores[-1] if scores else None
+        # They count from 0 or from 1.
+        lacks = NO_START if start > 1 else NO_NUMBER if None in scores else ""
         yield ForeignEpisode(name, SOURCE, steps, goal=goal, lacks=lacks, score=score, why="the score of its trace")
 
 
