@@ -47,15 +47,19 @@ def work_of(
     recipe: Recipe, shape: Shape, stages: Collection[str], *, arms: int, served_world_model: bool
 ) -> dict[str, Work]:
     """Work of models on this machine: of each known one of a run's `stages` that has any, and of evaluating `arms`."""
-    prompt = COMPACT_PROMPT if recipe.model.path == "tiny" else WEB_PROMPT
+    longest = recipe.policy.max_prompt_tokens or recipe.model.max_prompt_tokens or WEB_PROMPT
+    prompt = COMPACT_PROMPT if recipe.model.path == "tiny" else min(WEB_PROMPT, longest)
     again = 2 if recipe.model.checkpointing else 0
     count = _Counter(shape, prompt, 6 + again)
     explored = recipe.explore.episodes * recipe.explore.steps if recipe.explore.player == "policy" else 0
-    fitted = 0 if served_world_model else recipe.wm_fit.steps * recipe.wm_fit.batch
+    fitted, measured = 0, 0
+    if not served_world_model:
+        fitted = recipe.wm_fit.steps * recipe.wm_fit.batch
+        measured = min(recipe.wm_fit.fidelity_steps, recipe.explore.episodes * recipe.explore.steps)
     possible = {
         "sft": count.training(recipe.sft.steps * recipe.sft.batch, SFT_REPLY),
         "explore": count.playing(explored, recipe.policy.max_new_tokens),
-        "world_model": count.training(fitted, _reply(recipe)),
+        "world_model": _sum([count.training(fitted, _reply(recipe)), count.playing(measured, _reply(recipe))]),
         "rl": _rl(recipe, count, dreams_here="world_model" in stages and not served_world_model),
     }
     work = {STAGES[name]: one for name, one in possible.items() if name in stages}
