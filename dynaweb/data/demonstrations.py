@@ -150,7 +150,7 @@ def as_tasks_of(episodes: Sequence[Trajectory], tasks: Iterable[Task]) -> Matchi
     by_id: dict[str, Task] = {}
     by_goal: dict[str, list[Task]] = {}
     for task in tasks:
-        if by_id.setdefault(task.id, task) is task and task.meta.get("site_seed") is None:
+        if by_id.setdefault(task.id, task) is task and task.meta.get("site_seed") is None and task.intent.strip():
             by_goal.setdefault(_words(task.intent), []).append(task)
     goals = {task.id: _words(task.intent) for task in by_id.values()}
     result = Matching()
@@ -174,7 +174,7 @@ def _same(episode: Trajectory, tasks: Sequence[Task]) -> tuple[Task | None, str]
     """Which of the tasks with its goal an episode is of; None with the reason where that cannot be told."""
     own = episode.task
     sites = {*_sites(own), *({_host(episode.steps[0].observation.url)} - {""})}
-    named = [task for task in tasks if _names(own.id) & _names(task.id)]
+    named = [task for task in tasks if names_of(own.id) & names_of(task.id)]
     near = named or [task for task in tasks if _sites(task) & sites]
     if len(near) > 1:
         near = [task for task in near if task.start_url == own.start_url] or near
@@ -186,7 +186,7 @@ def _same(episode: Trajectory, tasks: Sequence[Task]) -> tuple[Task | None, str]
     return None, SEVERAL if near else ELSEWHERE
 
 
-def _names(task_id: str) -> set[str]:
+def names_of(task_id: str) -> set[str]:
     """What a task may be called by others: `browsergym/webarena.7` is also `webarena.7` and `7`."""
     name = task_id.rpartition("/")[2]
     return {task_id, name, name.partition(".")[2]} - {""}

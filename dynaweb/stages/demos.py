@@ -18,6 +18,7 @@ from dynaweb.data.demonstrations import (
     UNJUDGED,
     Demonstrations,
     as_tasks_of,
+    names_of,
     read_demonstrations,
     refused,
 )
@@ -169,7 +170,8 @@ def demonstrations_of(ctx: RunContext, source: str) -> tuple[Demonstrations, set
     Raises `ConfigError` where none is usable, `MissingError` where there is no such source.
     """
     batch = read_demonstrations(source)
-    matching = as_tasks_of(batch.episodes, _own_tasks(ctx, {one.task.id for one in batch.episodes}))
+    ids = {name for one in batch.episodes for name in names_of(one.task.id)}
+    matching = as_tasks_of(batch.episodes, _own_tasks(ctx, ids))
     batch.unsure = matching.unsure
     batch.episodes = [one for one in matching.episodes if one.task.split not in HELD_OUT]
     if n_held_out := len(matching.episodes) - len(batch.episodes):

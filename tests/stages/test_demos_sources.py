@@ -228,6 +228,8 @@ def test_a_task_is_the_same_by_id_and_goal_whatever_its_host_and_port_were(name:
     assert matching.episodes[0].task == CART
     other = as_tasks_of([replace(episode(), task=replace(away, intent="open the door"))], tasks)
     assert (other.ids, dict(other.unsure)) == (set(), {})
+    nothing = as_tasks_of([replace(episode(), task=replace(away, id="x", intent=""))], [replace(CART, intent="")])
+    assert (nothing.ids, dict(nothing.unsure)) == (set(), {}), "no goal is nobody's"
 
 
 @pytest.mark.parametrize(
