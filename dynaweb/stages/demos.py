@@ -202,8 +202,9 @@ async def _read(ctx: RunContext, source: str) -> Artifact:
         for trajectory in episodes:
             ctx.tell(events.Rollout("demos", trajectory))
 
-    # Which tasks are the same depends on those that reinforcement learning draws.
-    return await ctx.stage("demos", stage_key(ctx, "demos", "experts", **pool_key(ctx)), body)
+    # Which tasks are the same depends on those that reinforcement learning draws, unless all are listed.
+    key = stage_key(ctx, "demos") if _listed(ctx) else stage_key(ctx, "demos", "experts", **pool_key(ctx))
+    return await ctx.stage("demos", key, body)
 
 
 def _own_tasks(ctx: RunContext, ids: set[str]) -> list[Task]:
@@ -212,9 +213,11 @@ def _own_tasks(ctx: RunContext, ids: set[str]) -> list[Task]:
 
     None where it has no training tasks, as benchmarks: SFT needs none, and stages that do say so themselves.
     """
-    held_out = {task.id: task for task in _held_out(ctx)}
+    source, longest = _listed(ctx), ctx.recipe.data.max_best_steps
+    held_out = {task.id: task for split in ("validation", "test") for task in _all_of(source, split)}
     try:
-        tasks = {task.id: task for task in [*training_tasks(ctx, 0), *rl_tasks(ctx)]}
+        drawn = source.catalogue("train") if source is not None else [*training_tasks(ctx, 0), *rl_tasks(ctx)]
+        tasks = {task.id: task for task in drawn if task.best_steps is None or task.best_steps <= longest}
         for task_id in sorted(ids - tasks.keys()):
             if (task := known(ctx.envs.source, task_id)) is not None:
                 tasks[task_id] = task
@@ -224,18 +227,20 @@ def _own_tasks(ctx: RunContext, ids: set[str]) -> list[Task]:
     return list((held_out | tasks).values())
 
 
-def _held_out(ctx: RunContext) -> list[Task]:
-    """The held-out tasks of an environment that lists its own and brings no experts. Those of others are made as they
-    are needed, on sites that no other task is on."""
+def _listed(ctx: RunContext) -> Catalogue | None:
+    """The environment where it lists its own tasks and brings no experts. Tasks of others are made as they are needed,
+    on sites that no other task is on."""
     name, _ = ctx.envs.task_settings
     source = ctx.envs.source
-    if "expert" in ctx.plugins.find("env", name).spec.capabilities or not isinstance(source, Catalogue):
-        return []
-    tasks = []
-    for split in ("validation", "test"):
-        with suppress(ConfigError, MissingError):  # said by the evaluation
-            tasks += [task for task in source.catalogue(split) if task.intent]
-    return tasks
+    has_experts = "expert" in ctx.plugins.find("env", name).spec.capabilities
+    return source if isinstance(source, Catalogue) and not has_experts else None
+
+
+def _all_of(source: Catalogue | None, split: str) -> list[Task]:
+    """The tasks with a goal of a split, none where there is no such split: the evaluation says so."""
+    with suppress(ConfigError, MissingError):
+        return [task for task in source.catalogue(split) if task.intent] if source is not None else []
+    return []
 
 
 async def _played(ctx: RunContext, name: str, tasks: Sequence[Task], key: StageKey) -> Artifact:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,11 @@ from dynaweb.config.layers import recipe_layers
 from dynaweb.data.store import TrajectoryStore
 from dynaweb.errors import ConfigError, MissingError
 from dynaweb.estimate.sources import sources_of
+from dynaweb.pipeline.artifacts import Artifact
+from dynaweb.pipeline.context import RunContext
+from dynaweb.plugin.registry import current
+from dynaweb.runs import StageCache
+from dynaweb.stages.demos import demos
 
 SHOP = "http://shop.test:7770"
 
@@ -62,6 +68,21 @@ def test_a_trajectory_of_a_held_out_task_is_not_learned_from(brought: list[str],
     found, problems = sources_of(resolve("own", model="tiny", overrides=brought))
     assert problems == [] and found.episodes == 2
     assert found.dropped == {"its task is held out by the environment": 1} and "left out: 1 x its task" in str(found)
+
+
+def test_how_much_is_trained_makes_no_other_demonstrations(brought: list[str], tmp_path: Path) -> None:
+    """The environment lists its tasks, so that the stage, and SFT on it, need not ask how many RL draws."""
+
+    async def stage(name: str, key: Any, body: Any, **more: Any) -> Artifact:
+        return Artifact(key, tmp_path)
+
+    keys = set()
+    for change in ("rl.updates=3", "rl.updates=30", "rl.tasks=2", "explore.episodes=9"):
+        recipe = resolve("own", model="tiny", overrides=[*brought, change])
+        ctx = RunContext(recipe, current(), StageCache(tmp_path / "cache"))
+        ctx.stage = stage  # type: ignore[method-assign]
+        keys.add(str(asyncio.run(demos(ctx)).key))
+    assert len(keys) == 1
 
 
 def without(settings: list[str], path: str) -> list[str]:
