@@ -37,7 +37,7 @@ from dynaweb.config import resolve
 from dynaweb.config.files import MALFORMED
 from dynaweb.config.server import Server
 from dynaweb.data.chunks import ChunkFile
-from dynaweb.data.store import TrajectoryStore, TransitionStore
+from dynaweb.data.store import Store, TrajectoryStore, TransitionStore
 from dynaweb.engines.server import ReplyError, cost_of, read_reply
 from dynaweb.errors import DynawebError
 from dynaweb.matrix import MatrixFolder, plan_of, read_matrix
@@ -419,7 +419,8 @@ def _imported(kind: str, path: Path) -> str:
         store = path.with_name("imported.jsonl.gz")
         store.unlink(missing_ok=True)
         report = import_data(kind, path, store, trajectories=whole)
-        items: list[Any] = list((TrajectoryStore if whole else TransitionStore)(store)) if store.exists() else []
+        kept: Store[Any] = TrajectoryStore(store) if whole else TransitionStore(store)
+        items = list(kept)
         scores = [one.facts.verdict.score for one in items if whole and one.facts.verdict is not None]
         if not all(0 <= score <= 1 for score in scores):
             raise AssertionError(f"verdicts {scores}")
