@@ -364,5 +364,6 @@ def _text(message: Any) -> tuple[str, str]:
 
 def _tokens(usage: Any, name: str, otherwise: int) -> int:
     value = getattr(usage, name, None)
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST
-    return value if is_count else otherwise
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST:
+        return value
+    return otherwise
