@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         sft,
         show_prediction,
         write_report,
+        write_results,
     )
     from dynaweb.config.resolving import resolve
 
@@ -100,6 +101,7 @@ __all__ = [
     "sft",
     "show_prediction",
     "write_report",
+    "write_results",
 ]
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dynaweb.commands.doctor import Check
     from dynaweb.commands.push import Pushed
     from dynaweb.compare import Comparison
+    from dynaweb.compare.raw import RawResults
     from dynaweb.config import Recipe
     from dynaweb.data.importers import ImportReport
     from dynaweb.data.inspect import EpisodeSummary, Overlap, Summary
@@ -487,6 +488,28 @@ def matrix_table(plan: Plan, *, out: str | Path | None = None, measures: Sequenc
     from dynaweb.matrix.results import results
 
     return results(plan, _matrix_folder(plan, out), measures)
+
+
+def write_results(
+    name: str,
+    sources: Iterable[str | Path],
+    *,
+    out: str | Path | None = None,
+    title: str = "",
+    command: str = "",
+) -> tuple[Path, RawResults]:
+    """Write the raw results of a matrix or of runs, one row an episode (`dynaweb results write`).
+
+    `sources` is the folder of one matrix, or run folders. Returns the file (default: `results/NAME.jsonl.gz`) and what
+    is in it, as `dynaweb.compare.raw` says.
+    """
+    from dynaweb.compare.raw import FOLDER, SUFFIX, write_results
+    from dynaweb.matrix.raw import collect
+
+    results = collect([Path(source) for source in sources], name, title=title, command=command)
+    path = Path(out) if out is not None else FOLDER / f"{name}{SUFFIX}"
+    write_results(path, results)
+    return path, results
 
 
 def write_report(run: str | Path, *, each: int | None = 100) -> Path:

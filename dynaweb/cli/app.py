@@ -26,6 +26,7 @@ COMMANDS = {
 }
 GROUPS = {
     "matrix": "matrix:matrix_app",
+    "results": "results:results_app",
     "wm": "stages:wm_app",
     "orm": "stages:orm_app",
     "judge": "stages:judge_app",
