@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dynaweb.cli import options as o
-from dynaweb.cli.matrix import FailFast, Jobs, Measures, Seeds
+from dynaweb.cli.matrix import Against, FailFast, Full, Jobs, Measures, Pairwise, Seeds, To
 
 if TYPE_CHECKING:
+    from dynaweb.cli.matrix import Shown
+    from dynaweb.compare import Comparison
     from dynaweb.matrix import Plan
 
-Runs = Annotated[list[Path] | None, typer.Argument(metavar="RUN...", help="Run folders; the first is the reference.")]
+Runs = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="RUN...", help="Run folders, the first is the reference; or one file of raw results."),
+]
 Recipes = Annotated[
     str | None,
     typer.Option("--recipes", metavar="A,B", help="Run these recipes instead, on the same tasks and seeds."),
@@ -38,6 +43,10 @@ def compare(
     jobs: Jobs = 1,
     fail_fast: FailFast = False,
     measures: Measures = None,
+    to: To = "text",
+    against: Against = "",
+    pairwise: Pairwise = False,
+    full: Full = False,
     block: o.Block = None,
     as_json: o.Json = False,
     debug: o.Debug = False,
@@ -48,18 +57,16 @@ def compare(
     With --recipes, every recipe is run with every seed (0,1,2) first, as a matrix: the same command goes on where it
     was interrupted, and the table has success, real steps, tokens and time, each with n and interval.
     """
-    from dynaweb.cli.output import emit
+    from dynaweb.cli.matrix import Shown, table_format
     from dynaweb.errors import ConfigError
 
     if bool(runs) == (recipes is not None):
         raise ConfigError("give run folders to compare, or --recipes A,B to run and compare; one of the two")
+    to = table_format(to, as_json=as_json)
     if recipes is None:
         if seeds or sets or out or measures or fail_fast or jobs > 1:
             raise ConfigError("--seeds, --set, --out, --jobs, --fail-fast and --measure go with --recipes")
-        from dynaweb import api
-
-        comparison = api.compare_runs(runs or [])
-        emit(comparison.plain() if as_json else comparison, as_json=as_json)
+        _emit(_comparison(runs or []), Shown(to=to, against=against, pairwise=pairwise, full=full))
         return
     from dynaweb.cli.matrix import run_plan
     from dynaweb.matrix import MatrixFolder
@@ -67,7 +74,31 @@ def compare(
 
     plan = _plan(recipes, sets, seeds, block)
     folder = MatrixFolder(out or RUNS / plan.matrix.name)
-    run_plan(plan, folder, jobs=jobs, fail_fast=fail_fast, measures=measures, block=block, as_json=as_json)
+    show = Shown(measures=measures, to=to, against=against, pairwise=pairwise, full=full)
+    run_plan(plan, folder, jobs=jobs, fail_fast=fail_fast, block=block, show=show)
+
+
+def _comparison(runs: list[Path]) -> Comparison:
+    from dynaweb import api
+    from dynaweb.cli.matrix import raw_results
+    from dynaweb.compare.comparing import compare_raw
+
+    raw = raw_results(runs[0]) if len(runs) == 1 else None
+    return api.compare_runs(runs) if raw is None else compare_raw(raw)
+
+
+def _emit(comparison: Comparison, show: Shown) -> None:
+    from dynaweb.cli.output import print_json
+    from dynaweb.compare.comparing import comparison_table, pairs_table
+
+    if show.to == "json":
+        print_json(comparison.plain())
+    elif show.to == "text" and not show.against and not show.pairwise:
+        typer.echo(comparison.text(full=show.full))
+    elif show.pairwise:
+        typer.echo(pairs_table(comparison, full=show.full).to(show.to))
+    else:
+        typer.echo(comparison_table(comparison, against=show.against, full=show.full).to(show.to))
 
 
 def _plan(recipes: str, sets: list[str] | None, seeds: str | None, block: list[str] | None) -> Plan:
