@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dynaweb.cli import options as o
-from dynaweb.cli.matrix import Against, FailFast, Full, Jobs, Measures, Pairwise, Seeds, To
+from dynaweb.cli.matrix import Against, FailFast, Font, Full, Jobs, Measures, Pairwise, Seeds, To, Width
 
 if TYPE_CHECKING:
     from dynaweb.cli.matrix import Shown
@@ -32,6 +32,9 @@ Sets = Annotated[
     ),
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="With --recipes: default runs/recipes.")]
+FigureFolder = Annotated[
+    Path | None, typer.Option("--figure", metavar="DIR", help="Draw figures into this folder: pdf, svg and png.")
+]
 
 
 def compare(
@@ -47,6 +50,9 @@ def compare(
     against: Against = "",
     pairwise: Pairwise = False,
     full: Full = False,
+    figure: FigureFolder = None,
+    width: Width = "140mm",
+    font: Font = "sans:8",
     block: o.Block = None,
     as_json: o.Json = False,
     debug: o.Debug = False,
@@ -66,8 +72,13 @@ def compare(
     if recipes is None:
         if seeds or sets or out or measures or fail_fast or jobs > 1:
             raise ConfigError("--seeds, --set, --out, --jobs, --fail-fast and --measure go with --recipes")
-        _emit(_comparison(runs or []), Shown(to=to, against=against, pairwise=pairwise, full=full))
+        comparison = _comparison(runs or [])
+        if figure is not None:
+            _draw(comparison, figure, against, width, font)
+        _emit(comparison, Shown(to=to, against=against, pairwise=pairwise, full=full))
         return
+    if figure is not None:
+        raise ConfigError("--figure draws runs; of recipes, draw the folder of their matrix: dynaweb matrix figure DIR")
     from dynaweb.cli.matrix import run_plan
     from dynaweb.matrix import MatrixFolder
     from dynaweb.runs.folder import RUNS
@@ -85,6 +96,14 @@ def _comparison(runs: list[Path]) -> Comparison:
 
     raw = raw_results(runs[0]) if len(runs) == 1 else None
     return api.compare_runs(runs) if raw is None else compare_raw(raw)
+
+
+def _draw(comparison: Comparison, folder: Path, against: str, width: str, font: str) -> None:
+    from dynaweb.compare.figures import Style
+    from dynaweb.compare.learning import write_comparison_figures
+
+    for path in write_comparison_figures(comparison, folder, against=against, style=Style(width, font)):
+        typer.echo(f"figure: {path}", err=True)
 
 
 def _emit(comparison: Comparison, show: Shown) -> None:

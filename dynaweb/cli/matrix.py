@@ -59,6 +59,22 @@ Pairwise = Annotated[bool, typer.Option("--pairwise", help="Compare every two ro
 Full = Annotated[bool, typer.Option("--full", help="Show McNemar's p beside each difference.")]
 
 
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kind",
+        metavar="A,B",
+        help="main, effects, interactions, by-AXIS, real-steps, tokens, learning...; default: all. Repeatable.",
+    ),
+]
+Figures = Annotated[str, typer.Option("--to", metavar="A,B", help="Formats: pdf, svg, png, or several.")]
+Width = Annotated[str, typer.Option("--width", metavar="WIDTH", help="Width, such as 85mm or 3.35in.")]
+Font = Annotated[
+    str, typer.Option("--font", metavar="NAME[:SIZE]", help="sans, serif or an installed font, such as 'serif:9'.")
+]
+FigureOut = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the figures.")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class MatrixOptions(o.CommonOptions):
     """A matrix with what the command line changes of it."""
@@ -231,6 +247,44 @@ def show_table(
         return
     plan, folder = options.plan(out, as_run=True)
     print_table(plan, folder, show)
+
+
+@matrix_app.command("figure")
+@o.expanded
+def figure(
+    options: MatrixOptions,
+    kinds: Kinds = None,
+    out: FigureOut = Path("figures"),
+    to: Figures = "pdf,svg,png",
+    width: Width = "140mm",
+    font: Font = "sans:8",
+    measures: Measures = None,
+    against: Against = "",
+) -> None:
+    """Draw figures of what is done so far: success by factor, interactions, over an axis, against costs, learning.
+
+    Each is written to FOLDER/MATRIX-KIND.FORMAT with its fonts embedded, in colours that colour-blind readers tell
+    apart, with 95 % intervals and n. FILE may also be one of raw results.
+    """
+    from dynaweb.compare.figures import Style
+    from dynaweb.matrix.figures import write_figures
+    from dynaweb.matrix.results import results, results_of
+
+    raw, names = raw_results(options.source), names_of(measures)
+    if raw is not None:
+        outcome = results_of(raw, names, against=against)
+    else:
+        plan, folder = options.plan(None, as_run=True)
+        outcome = results(plan, folder, names, against=against)
+    measure = names[0] if names else ""
+    style, to_draw = Style(width, font), names_of(kinds)
+    paths = write_figures(outcome, out, names=to_draw, style=style, formats=formats_of(to), measure=measure)
+    options.emit(paths, "\n".join(map(str, paths)))
+
+
+def formats_of(text: str) -> list[str]:
+    """The formats that `--to` names for figures, each once."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
 @matrix_app.command("cell", hidden=True)

@@ -116,7 +116,12 @@ def _names(groups: Sequence[Group]) -> list[Labels]:
     }
     # What only some groups have are settings of a plugin, which its name tells.
     everywhere = {path: values for path, values in different.items() if None not in values}
-    paths = sorted(everywhere, key=lambda path: (path not in SHORT, path)) or sorted(different)
+    # What somebody has set says more than what a recipe sets beside it.
+    runs = [run for group in groups for run in group.runs]
+    chosen_by_hand = {one.path for run in runs for one in run.data.settings if one.origin.startswith("--")}
+    paths = sorted(everywhere, key=lambda path: (path not in SHORT, path not in chosen_by_hand, path)) or sorted(
+        different
+    )
     rest = [path for path in sorted(different) if path not in paths]
     chosen: list[str] = []
     for path in [*paths, *rest]:
