@@ -210,6 +210,7 @@ def _latex(table: Table) -> str:
         r"\centering",
         rf"\caption{{{latex_text(table.title)}}}",
         rf"\label{{tab:{re.sub('[^A-Za-z0-9-]+', '-', table.name)}}}",
+        r"\smallskip",
         r"\small",
         rf"\begin{{tabular}}{{@{{}}{layout}@{{}}}}",
         r"\toprule",

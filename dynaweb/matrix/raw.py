@@ -61,6 +61,7 @@ def plan_of_raw(raw: RawResults) -> Plan:
     """The plan whose cells the runs are, in their order. Raises `CheckpointError` for a matrix that is none."""
     with understood(Path(raw.name)):
         matrix = Matrix.model_validate(raw.matrix) if raw.matrix else _matrix(raw)
+    matrix = matrix.model_copy(update={"name": raw.name, "description": raw.title or matrix.description})
     cells = tuple(Cell(run.id, run.labels, run.seed, partial(_recipe, run)) for run in raw.runs)
     return Plan(matrix, raw.axes, cells)
 
