@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dynaweb.estimate import Estimate
     from dynaweb.judges.audit import JudgeAudits
     from dynaweb.matrix import MatrixFolder, Plan
+    from dynaweb.matrix.frames import Results
     from dynaweb.matrix.results import MatrixResults
     from dynaweb.pipeline.context import RunContext
     from dynaweb.plugin.discovery import PluginStatus
@@ -488,6 +489,18 @@ def matrix_table(plan: Plan, *, out: str | Path | None = None, measures: Sequenc
     from dynaweb.matrix.results import results
 
     return results(plan, _matrix_folder(plan, out), measures)
+
+
+def results(source: str | Path, *, frame: Literal["pandas", "polars"] = "pandas") -> Results:
+    """Data frames of what runs have left: `.runs`, `.episodes`, `.steps` and `.updates`, each read when it is used.
+
+    `source` is a run folder, the folder of a matrix, a folder of these, or a file of raw results; `frame` chooses
+    pandas or polars. `dynaweb.matrix.frames.COLUMNS` says what the columns are. Raises `CheckpointError` for a finished
+    run whose records are damaged.
+    """
+    from dynaweb.matrix.frames import results
+
+    return results(Path(source), frame)
 
 
 def write_results(

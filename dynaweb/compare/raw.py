@@ -132,7 +132,7 @@ def _episodes(folder: Path, arm: Arm, rows: Sequence[Mapping[str, Any]]) -> list
     outcomes = arm.outcomes[0] if arm.outcomes else ()
     if len(played) != len(outcomes):
         return [Episode("", outcome) for outcome in outcomes]
-    tokens = _tokens(folder, arm.name, len(outcomes))
+    tokens = episode_tokens(folder, arm.name, len(outcomes))
     with understood(folder / "metrics.jsonl"):
         return [
             Episode(str(row["task"]), outcome, int(row["steps"]) if "steps" in row else None, count)
@@ -140,7 +140,7 @@ def _episodes(folder: Path, arm: Arm, rows: Sequence[Mapping[str, Any]]) -> list
         ]
 
 
-def _tokens(folder: Path, arm: str, count: int) -> list[int | None]:
+def episode_tokens(folder: Path, arm: str, count: int) -> list[int | None]:
     """Tokens that the policy wrote in each episode, None where the trajectories are gone."""
     from dynaweb.data.store import TrajectoryStore
 
