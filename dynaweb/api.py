@@ -64,7 +64,8 @@ def run(
     """Run the main job: demonstrations, SFT, world model, reinforcement learning in dreams, evaluation, report.
 
     `out` is the run folder (default: `runs/<recipe>-<seed>-<n>`); with `resume` the run that is there goes on, by its
-    own recipe unless another is named. Returns the result with the closing table; its text is that table.
+    own recipe unless another is named. Returns the result: its text is the sentence and the arms of the end,
+    `full` the whole closing table.
     """
     if resume and out is not None and recipe == DEFAULT:
         from dynaweb.runs import RunFolder

@@ -182,7 +182,9 @@ def run_plan(
     measures_of(plan, names_of(show.measures))  # a mistake is said now, not after all the work
     check_keeps_done(folder, plan)  # and this before a table is drawn; the runner looks again under its lock
     cells: list[Progress] = []
-    runner = Runner(plan, folder, jobs=jobs, fail_fast=fail_fast, block=tuple(block or ()), progress=cells)
+    shown = tuple(word for name in show.measures or () for word in ("--measure", name))
+    blocked = tuple(block or ())
+    runner = Runner(plan, folder, jobs=jobs, fail_fast=fail_fast, block=blocked, progress=cells, options=shown)
     display = display_of(cells)
     runner.changed = display.changed
     try:
@@ -196,9 +198,7 @@ def run_plan(
         from dynaweb.errors import TrainingError
 
         if not failed:
-            raise TrainingError(
-                f"{unfinished} of {len(cells)} cells did not end; go on with: dynaweb matrix run {folder.path}"
-            )
+            raise TrainingError(f"{unfinished} of {len(cells)} cells did not end; go on with: {runner.go_on}")
         listed = "\n".join(f"  {name}" for name in failed)
         raise TrainingError(
             f"{len(failed)} of {len(cells)} cells failed; what they said is in {folder.path / 'logs'}:\n{listed}"

@@ -290,7 +290,12 @@ def comparison_table(comparison: Comparison, *, against: str = "", full: bool = 
     names = [comparison.names(row) for row in rows]
     axes = list(dict.fromkeys(axis for name in names for axis in name))
     head = "against the first, same arm" if reference is None else f"against {_called(comparison, reference)}"
-    columns = [*map(Column, axes), Column("seeds"), Column("Success %", "estimate", 100, ".1f"), Column("n", "count")]
+    columns = [
+        *map(Column, axes),
+        Column("seeds", "count"),
+        Column("Success %", "estimate", 100, ".1f"),
+        Column("n", "count"),
+    ]
     columns += [Column(head, "difference"), Column("on", "count"), *([Column(MCNEMAR, "p")] if full else [])]
     cells: list[tuple[Cell, ...]] = []
     for row, name, one in zip(rows, names, comparison.differences_of_rows(against), strict=True):

@@ -48,7 +48,7 @@ def matrix_table(results: MatrixResults, *, full: bool = False, differences: boo
     With `full` McNemar's p stands beside each difference.
     """
     axes = results.plan.axes or ("combination",)
-    columns = [*(Column(axis) for axis in axes), Column("seeds")]
+    columns = [*(Column(axis) for axis in axes), Column("seeds", "count")]
     for name in results.measures:
         scale, digits = _format(name)
         columns += [Column(measure_label(name), "estimate", scale, digits), Column("n", "count")]
