@@ -17,6 +17,7 @@ COMMANDS = {
     "collect": "stages:collect",
     "eval": "stages:evaluate",
     "compare": "compare:compare",
+    "reproduce": "reproduce:reproduce",
     "view": "view:view",
     "report": "view:report",
     "push": "push:push",

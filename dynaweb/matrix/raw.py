@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -41,7 +42,7 @@ def collect(sources: Sequence[Path], name: str, *, title: str = "", command: str
     for group in groups:
         for run in group.runs:
             # Without a difference the seed alone tells them apart.
-            id = "-".join([*(value for _, value in group.labels), str(run.seed)]).replace(" ", "")
+            id = re.sub(r"[^\w.=+-]+", "_", "-".join([*(value for _, value in group.labels), str(run.seed)]))
             runs.append(read_raw_run(run.folder, id=id, labels=group.labels))
     axes = tuple(dict.fromkeys(axis for run in runs for axis, _ in run.labels))
     return RawResults(name, tuple(runs), axes, title, command or "dynaweb run")

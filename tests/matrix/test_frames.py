@@ -106,3 +106,10 @@ def test_without_the_package_one_line_says_what_to_install(tmp_path: Path) -> No
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "MissingError: data frames of polars need it; install it with: pip install 'dynaweb[polars]'" in done.stderr
+
+
+def test_the_documentation_has_every_column() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "matrices.md").read_text(encoding="utf-8")
+    for documented in COLUMNS.values():
+        for column, meaning in documented.items():
+            assert f"| {column if column == '...' else f'`{column}`'} | {meaning} |" in text
