@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dynaweb.stages.world_model_eval import GradedPrediction, WorldModelScores
     from dynaweb.types import Task, Trajectory, Transition
 
-PluginKind = Literal["world-model", "optimizer", "reward", "env"]
+PluginKind = Literal["world-model", "optimizer", "reward", "env", "observer", "engine", "prompt"]
 T = TypeVar("T")
 log = logging.getLogger("dynaweb")
 
@@ -690,6 +690,13 @@ def new_plugin(kind: PluginKind, name: str, folder: str | Path | None = None) ->
     from dynaweb.scaffold import new_plugin as write
 
     return write(kind, name, None if folder is None else Path(folder))
+
+
+def new_project(folder: str | Path = ".", *, base: str = "dynaweb") -> list[Path]:
+    """Write a project into a folder (`dynaweb init`): recipe, ablation, notebook, `.gitignore`; returns its files."""
+    from dynaweb.scaffold.project import new_project
+
+    return new_project(Path(folder), base=base)
 
 
 def new_recipe(

@@ -21,6 +21,7 @@ COMMANDS = {
     "view": "view:view",
     "report": "view:report",
     "push": "push:push",
+    "init": "init:init",
     "play": "play:play",
     "setup": "machine:setup",
     "doctor": "machine:doctor",
@@ -45,7 +46,7 @@ GROUPS = {
 app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Train LLM web agents by reinforcement learning in the dreams of a learned web world model.",

@@ -17,9 +17,22 @@ if TYPE_CHECKING:
 
 matrix_app = o.group("Ablations: many runs, one table.")
 
+
+def _sources(incomplete: str) -> list[str]:
+    """What completes FILE in a shell: shipped matrices and recipes, files, and folders of matrices."""
+    from dynaweb.config.layers import shipped_recipes
+    from dynaweb.matrix import shipped_matrices
+    from dynaweb.runs.folder import RUNS
+
+    paths = [*Path().glob("*.toml"), *Path("results").glob("*.jsonl.gz"), *RUNS.glob("matrix-*")]
+    known = [*shipped_matrices(), *shipped_recipes(), *map(str, paths)]
+    return [name for name in known if name.startswith(incomplete)]
+
+
 Source = Annotated[
     str,
     typer.Argument(
+        autocompletion=_sources,
         metavar="FILE",
         help="A TOML file, a shipped matrix, a recipe to vary, or the folder of a matrix, such as runs/matrix-NAME.",
     ),

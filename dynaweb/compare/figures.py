@@ -134,7 +134,7 @@ def drawing(style: Style) -> Iterator[None]:
     import matplotlib
 
     size = style.points
-    settings: dict[str, Any] = {
+    settings: Any = {
         "font.family": _family(style.family),
         "font.size": size,
         "axes.titlesize": size,
@@ -188,7 +188,8 @@ def _new(style: Style, height: float, *, columns: int = 1, **options: Any) -> tu
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(style.inches, height), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.06, h_pad=0.05, wspace=0.05)  # type: ignore[union-attr]
+    engine: Any = figure.get_layout_engine()
+    engine.set(w_pad=0.06, h_pad=0.05, wspace=0.05)
     axes = figure.subplots(1, columns, squeeze=False, **options)[0]
     return figure, list(axes)
 
@@ -237,7 +238,7 @@ def rows_figure(style: Style, rows: Sequence[FigureRow], value: str, *, scale: f
         right.axvline(0, color=GREY, linewidth=0.8)
         for at, row in enumerate(rows):
             if row.difference is None:
-                place = {"va": "center", "ha": "center", "color": GREY, "fontsize": style.points * 0.92}
+                place: dict[str, Any] = {"va": "center", "ha": "center", "color": GREY, "fontsize": style.points * 0.92}
                 right.text(0, at, "reference", **place, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
             if row.difference is None or row.difference.estimate is None:
                 continue
@@ -356,8 +357,8 @@ def _lines(axes: Axes, panel: Panel, scale: float) -> None:
         shift = (number - (count - 1) / 2) * 0.08 if panel.ticks else 0.0
         xs = [x + shift for x, _ in known]
         ys = [(one.value or 0.0) * scale for _, one in known]
-        line = {"color": colour, "linestyle": LINES[number % len(LINES)], "label": series.label}
-        marker = {} if series.is_curve else {"marker": MARKERS[number % len(MARKERS)]}
+        line: dict[str, Any] = {"color": colour, "linestyle": LINES[number % len(LINES)], "label": series.label}
+        marker: dict[str, Any] = {} if series.is_curve else {"marker": MARKERS[number % len(MARKERS)]}
         if panel.ticks:
             for (_, one), x in zip(known, xs, strict=True):
                 _bars(axes, x, one, scale=scale, flat=False, color=colour, fmt="none")
@@ -402,7 +403,7 @@ def cost_figure(style: Style, series: Sequence[CostSeries], cost: str, value: st
                 beside: dict[str, Any] = {"textcoords": "offset points", "xytext": (3, 3)}
                 axes.annotate(word, (at, height), **beside, color=colour, fontsize=style.points * 0.85)
         xs, ys = [x.value or 0.0 for _, x, _ in one.points], [100 * (y.value or 0.0) for _, _, y in one.points]
-        line = {"linestyle": LINES[number % len(LINES)] if len(xs) > 1 else "none", "linewidth": 0.8}
+        line: dict[str, Any] = {"linestyle": LINES[number % len(LINES)] if len(xs) > 1 else "none", "linewidth": 0.8}
         axes.plot(xs, ys, color=colour, marker=marker, label=one.label, **line)
     points = [point for one in series for point in one.points]
     axes.set_xlabel(f"{cost} ({n_words([x for _, x, _ in points], 'runs')} a point)")
@@ -423,5 +424,5 @@ def _cost_ticks(axes: Axes, is_wide: bool) -> None:
         axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _thousands(number: float, _: int) -> str:
+def _thousands(number: float, _: float) -> str:
     return f"{number:,.0f}" if math.isfinite(number) else ""
