@@ -504,6 +504,44 @@ def results(source: str | Path, *, frame: Literal["pandas", "polars"] = "pandas"
     return results(Path(source), frame)
 
 
+def matrix_figures(
+    results: MatrixResults,
+    folder: str | Path = "figures",
+    *,
+    kinds: Sequence[str] = (),
+    formats: Sequence[str] = ("pdf", "svg", "png"),
+    width: str = "140mm",
+    font: str = "sans:8",
+) -> list[Path]:
+    """Draw figures of a matrix, by default all that its results give (`dynaweb matrix figure`); returns the files.
+
+    Raises `MissingError` without matplotlib, and `ConfigError` for a figure, width, font or format that is none.
+    """
+    from dynaweb.compare.figures import Style
+    from dynaweb.matrix.figures import write_figures
+
+    return write_figures(results, Path(folder), names=kinds, style=Style(width, font), formats=formats)
+
+
+def list_results(folder: str | Path = "results") -> dict[str, str]:
+    """Name and title of the raw results in a folder (`dynaweb results list`)."""
+    from dynaweb.compare.raw import files, read_results
+
+    return {name: read_results(path).title for name, path in files(Path(folder)).items()}
+
+
+def reproduce(
+    name: str, *, results: str | Path = "results", out: str | Path = "reproduced", figures: bool = True
+) -> list[Path]:
+    """Write the tables and figures of published results, from their raw results (`dynaweb reproduce`).
+
+    Returns the files, which are in `out`/`name`. Raises `ConfigError` where there are no results of that name.
+    """
+    from dynaweb.matrix.reproduce import find, write
+
+    return write(find(name, Path(results)), Path(out) / name, figures=figures)
+
+
 def write_results(
     name: str,
     sources: Iterable[str | Path],

@@ -110,11 +110,11 @@ def _curve(label: str, group: Group, spent: Sequence[str]) -> Series:
     count = min((len(points) for points in runs), default=0)
     window = SMOOTH if count > 4 * SMOOTH else 1
     smooth = [[(x, _tail(points, at, window)) for at, (x, _) in enumerate(points)] for points in runs]
-    points = tuple(
+    means = (
         (sum(one[at][0] for one in smooth) / len(smooth), _reward([one[at][1] for one in smooth]))
         for at in range(window - 1, count)
     )
-    return Series(label, points, is_curve=True)
+    return Series(label, tuple(means), is_curve=True)
 
 
 def _reward(values: Sequence[float]) -> Estimate:

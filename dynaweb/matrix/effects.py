@@ -89,7 +89,7 @@ def _interaction(results: MatrixResults, pair: tuple[str, str], arm: str) -> Int
     if not whole or len(cells) < len(ones) * len(others):
         return None
     played = {cell: _played([of_context[cell] for of_context in whole], arm) for cell in cells}
-    estimates = {cell: _success(one) for cell, one in played.items()}
+    estimates = {(one, other): _success(played[one, other]) for one, other in cells}
     square = [(one, other) for one in (ones[0], ones[-1]) for other in (others[0], others[-1])]
     small = len(ones) == len(others) == 2
     return Interaction(*pair, estimates, _contrast([played[cell] for cell in square]) if small else None)

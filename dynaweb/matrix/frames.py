@@ -304,7 +304,7 @@ def _framed(columns: Mapping[str, Sequence[Any]], kind: Kind) -> Any:
             import polars
 
             # A column may begin with values that are not known.
-            return polars.DataFrame(columns, strict=False, infer_schema_length=None)  # type: ignore[call-arg]
+            return polars.DataFrame(columns, strict=False, infer_schema_length=None)
         import pandas
 
         return pandas.DataFrame(columns)
