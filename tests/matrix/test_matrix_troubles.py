@@ -74,7 +74,8 @@ def test_a_cell_that_cannot_go_on_starts_anew_and_nothing_is_lost(name: str, fak
         folder.write_text("{")
     else:
         (folder / name).write_text("{")
-    assert fakes.folder.prepare(id) is False
+    with fakes.folder.prepared(id) as resumed:
+        assert resumed is False
     assert not folder.exists()
     (aside,) = folder.parent.glob(f"{id}.damaged-*")
     assert (aside if name == "all" else aside / name).read_text() == "{"
@@ -157,3 +158,26 @@ def test_the_command_to_go_on_is_the_one_that_was_given(tmp_path: Path) -> None:
     options = ["--jobs", "3", "--fail-fast", "-p", "no:x", "--measure", "main,sft"]
     assert shlex.split(runner.go_on) == ["dynaweb", "matrix", "run", str(folder.path), *options]
     assert Runner(plan("smoke"), MatrixFolder(Path("m"))).go_on == "dynaweb matrix run m"
+
+
+def test_a_cell_waits_for_one_that_outlives_its_killed_matrix(fakes: Fakes) -> None:
+    """What still starts makes its folder late: whoever looked before would find it where a new run belongs."""
+    fakes.folder.path.mkdir()
+    fakes.folder.write_plan(fakes.plan)
+    id = fakes.plan.cells[0].id
+    cell, seen = fakes.folder.cell(id), []
+
+    def next_attempt() -> None:
+        with fakes.folder.prepared(id) as resumed:
+            seen.append((resumed, cell.exists()))
+
+    thread = threading.Thread(target=next_attempt)
+    with fakes.folder.prepared(id) as resumed:
+        assert resumed is False
+        thread.start()
+        time.sleep(0.3)
+        cell.mkdir(parents=True)
+        (cell / "status.json.partial").touch()
+        assert not seen
+    thread.join()
+    assert seen == [(False, False)]
