@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dynaweb.commands.doctor import Check
     from dynaweb.commands.push import Pushed
     from dynaweb.compare import Comparison
+    from dynaweb.compare.raw import RawResults
     from dynaweb.config import Recipe
     from dynaweb.data.importers import ImportReport
     from dynaweb.data.inspect import EpisodeSummary, Overlap, Summary
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from dynaweb.estimate import Estimate
     from dynaweb.judges.audit import JudgeAudits
     from dynaweb.matrix import MatrixFolder, Plan
+    from dynaweb.matrix.frames import Results
     from dynaweb.matrix.results import MatrixResults
     from dynaweb.pipeline.context import RunContext
     from dynaweb.plugin.discovery import PluginStatus
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from dynaweb.stages.world_model_eval import GradedPrediction, WorldModelScores
     from dynaweb.types import Task, Trajectory, Transition
 
-PluginKind = Literal["world-model", "optimizer", "reward", "env"]
+PluginKind = Literal["world-model", "optimizer", "reward", "env", "observer", "engine", "prompt"]
 T = TypeVar("T")
 log = logging.getLogger("dynaweb")
 
@@ -62,7 +64,8 @@ def run(
     """Run the main job: demonstrations, SFT, world model, reinforcement learning in dreams, evaluation, report.
 
     `out` is the run folder (default: `runs/<recipe>-<seed>-<n>`); with `resume` the run that is there goes on, by its
-    own recipe unless another is named. Returns the result with the closing table; its text is that table.
+    own recipe unless another is named. Returns the result: its text is the sentence and the arms of the end,
+    `full` the whole closing table.
     """
     if resume and out is not None and recipe == DEFAULT:
         from dynaweb.runs import RunFolder
@@ -489,6 +492,78 @@ def matrix_table(plan: Plan, *, out: str | Path | None = None, measures: Sequenc
     return results(plan, _matrix_folder(plan, out), measures)
 
 
+def results(source: str | Path, *, frame: Literal["pandas", "polars"] = "pandas") -> Results:
+    """Data frames of what runs have left: `.runs`, `.episodes`, `.steps` and `.updates`, each read when it is used.
+
+    `source` is a run folder, the folder of a matrix, a folder of these, or a file of raw results; `frame` chooses
+    pandas or polars. `dynaweb.matrix.frames.COLUMNS` says what the columns are. Raises `CheckpointError` for a finished
+    run whose records are damaged.
+    """
+    from dynaweb.matrix.frames import results
+
+    return results(Path(source), frame)
+
+
+def matrix_figures(
+    results: MatrixResults,
+    folder: str | Path = "figures",
+    *,
+    kinds: Sequence[str] = (),
+    formats: Sequence[str] = ("pdf", "svg", "png"),
+    width: str = "140mm",
+    font: str = "sans:8",
+) -> list[Path]:
+    """Draw figures of a matrix, by default all that its results give (`dynaweb matrix figure`); returns the files.
+
+    Raises `MissingError` without matplotlib, and `ConfigError` for a figure, width, font or format that is none.
+    """
+    from dynaweb.compare.figures import Style
+    from dynaweb.matrix.figures import write_figures
+
+    return write_figures(results, Path(folder), names=kinds, style=Style(width, font), formats=formats)
+
+
+def list_results(folder: str | Path = "results") -> dict[str, str]:
+    """Name and title of the raw results in a folder (`dynaweb results list`)."""
+    from dynaweb.compare.raw import files, read_results
+
+    return {name: read_results(path).title for name, path in files(Path(folder)).items()}
+
+
+def reproduce(
+    name: str, *, results: str | Path = "results", out: str | Path = "reproduced", figures: bool = True
+) -> list[Path]:
+    """Write the tables and figures of published results, from their raw results (`dynaweb reproduce`).
+
+    Returns the files, which are in `out`/`name`. Raises `ConfigError` where there are no results of that name.
+    """
+    from dynaweb.matrix.reproduce import find, write
+
+    return write(find(name, Path(results)), Path(out) / name, figures=figures)
+
+
+def write_results(
+    name: str,
+    sources: Iterable[str | Path],
+    *,
+    out: str | Path | None = None,
+    title: str = "",
+    command: str = "",
+) -> tuple[Path, RawResults]:
+    """Write the raw results of a matrix or of runs, one row an episode (`dynaweb results write`).
+
+    `sources` is the folder of one matrix, or run folders. Returns the file (default: `results/NAME.jsonl.gz`) and what
+    is in it, as `dynaweb.compare.raw` says.
+    """
+    from dynaweb.compare.raw import FOLDER, SUFFIX, write_results
+    from dynaweb.matrix.raw import collect
+
+    results = collect([Path(source) for source in sources], name, title=title, command=command)
+    path = Path(out) if out is not None else FOLDER / f"{name}{SUFFIX}"
+    write_results(path, results)
+    return path, results
+
+
 def write_report(run: str | Path, *, each: int | None = 100) -> Path:
     """Write `report.html` of a run or a matrix anew (`dynaweb report`) and return its path.
 
@@ -653,6 +728,13 @@ def new_plugin(kind: PluginKind, name: str, folder: str | Path | None = None) ->
     from dynaweb.scaffold import new_plugin as write
 
     return write(kind, name, None if folder is None else Path(folder))
+
+
+def new_project(folder: str | Path = ".", *, base: str = "dynaweb") -> list[Path]:
+    """Write a project into a folder (`dynaweb init`): recipe, ablation, notebook, `.gitignore`; returns its files."""
+    from dynaweb.scaffold.project import new_project
+
+    return new_project(Path(folder), base=base)
 
 
 def new_recipe(

@@ -180,6 +180,18 @@ def paired_difference(
     return PairedDifference(difference, gained, lost, mcnemar(gained, lost), len(clusters))
 
 
+def contrast(by_seed: Sequence[Sequence[float]], *, seed: int = 0, resamples: int = RESAMPLES) -> Estimate:
+    """Mean of one contrast an episode, such as a difference of differences, with the bootstrap of `paired_difference`.
+
+    No interval where all are the same: it would claim a certainty that they do not give.
+    """
+    flat = [value for values in by_seed for value in values]
+    if not flat or min(flat) == max(flat):
+        return Estimate(flat[0] if flat else None, None, None, len(flat))
+    low, high = _bootstrap([values for values in by_seed if values], seed, resamples, CONFIDENCE)
+    return Estimate(fmean(flat), low, high, len(flat))
+
+
 def discordance(gained: int, lost: int, n: int, *, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Interval of (gained - lost) / n from the Wilson intervals of the two shares of discordant pairs among n >= 1.
 

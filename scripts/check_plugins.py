@@ -32,8 +32,15 @@ PLUGINS = {
     "optimizer": ("check-opt", ("--opt", "check-opt"), (STATIC,)),
     "reward": ("check-reward", ("--reward", "check-reward"), (STATIC,)),
     "env": ("check-env", ("--env", "check-env", "--reward", "checker"), ()),
+    "observer": ("check-obs", ("--observe", "check-obs"), (STATIC,)),
+    "engine": ("check-engine", (), (STATIC, "policy.engine.name=check-engine")),
+    # For models with a chat template; the run is with the tiny one, which has none.
+    "prompt": ("check-prompt", (), (STATIC,)),
 }
-TOGETHER = ("--wm", "check-world", "--opt", "check-opt", "--reward", "check-reward"), ("env.tasks=check-env",)
+TOGETHER = (
+    ("--wm", "check-world", "--opt", "check-opt", "--reward", "check-reward", "--observe", "check-obs"),
+    ("env.tasks=check-env", "policy.engine.name=check-engine"),
+)
 EXAMPLE = ("--wm", "example-memory"), (STATIC,)
 
 

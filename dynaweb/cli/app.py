@@ -17,15 +17,18 @@ COMMANDS = {
     "collect": "stages:collect",
     "eval": "stages:evaluate",
     "compare": "compare:compare",
+    "reproduce": "reproduce:reproduce",
     "view": "view:view",
     "report": "view:report",
     "push": "push:push",
+    "init": "init:init",
     "play": "play:play",
     "setup": "machine:setup",
     "doctor": "machine:doctor",
 }
 GROUPS = {
     "matrix": "matrix:matrix_app",
+    "results": "results:results_app",
     "wm": "stages:wm_app",
     "orm": "stages:orm_app",
     "judge": "stages:judge_app",
@@ -43,7 +46,7 @@ GROUPS = {
 app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Train LLM web agents by reinforcement learning in the dreams of a learned web world model.",

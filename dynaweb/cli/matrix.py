@@ -11,13 +11,28 @@ import typer
 from dynaweb.cli import options as o
 
 if TYPE_CHECKING:
+    from dynaweb.compare.raw import RawResults
     from dynaweb.matrix import MatrixFolder, Plan
+    from dynaweb.matrix.results import MatrixResults
 
 matrix_app = o.group("Ablations: many runs, one table.")
+
+
+def _sources(incomplete: str) -> list[str]:
+    """What completes FILE in a shell: shipped matrices and recipes, files, and folders of matrices."""
+    from dynaweb.config.layers import shipped_recipes
+    from dynaweb.matrix import shipped_matrices
+    from dynaweb.runs.folder import RUNS
+
+    paths = [*Path().glob("*.toml"), *Path("results").glob("*.jsonl.gz"), *RUNS.glob("matrix-*")]
+    known = [*shipped_matrices(), *shipped_recipes(), *map(str, paths)]
+    return [name for name in known if name.startswith(incomplete)]
+
 
 Source = Annotated[
     str,
     typer.Argument(
+        autocompletion=_sources,
         metavar="FILE",
         help="A TOML file, a shipped matrix, a recipe to vary, or the folder of a matrix, such as runs/matrix-NAME.",
     ),
@@ -43,7 +58,34 @@ Measures = Annotated[
         "Repeatable.",
     ),
 ]
-Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="The same as --to markdown.")]
+To = Annotated[str, typer.Option("--to", metavar="FORMAT", help="text, markdown, latex (booktabs), csv, html or json.")]
+Against = Annotated[
+    str,
+    typer.Option(
+        "--against",
+        metavar="ROW",
+        help="The row that the others are compared with, such as wm=delta; default: the first.",
+    ),
+]
+Pairwise = Annotated[bool, typer.Option("--pairwise", help="Compare every two rows, corrected for all of them.")]
+Full = Annotated[bool, typer.Option("--full", help="Show McNemar's p beside each difference.")]
+
+
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kind",
+        metavar="A,B",
+        help="main, effects, interactions, by-AXIS, real-steps, tokens, learning...; default: all. Repeatable.",
+    ),
+]
+Figures = Annotated[str, typer.Option("--to", metavar="A,B", help="Formats: pdf, svg, png, or several.")]
+Width = Annotated[str, typer.Option("--width", metavar="WIDTH", help="Width, such as 85mm or 3.35in.")]
+Font = Annotated[
+    str, typer.Option("--font", metavar="NAME[:SIZE]", help="sans, serif or an installed font, such as 'serif:9'.")
+]
+FigureOut = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the figures.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +174,8 @@ def run(
     may grow; one that lacks cells which are done in its folder is refused: give it another --out.
     """
     plan, folder = options.plan(out)
-    run_plan(
-        plan, folder, jobs=jobs, fail_fast=fail_fast, measures=measures, block=options.block, as_json=options.as_json
-    )
+    show = Shown(measures=measures, to="json" if options.as_json else "text")
+    run_plan(plan, folder, jobs=jobs, fail_fast=fail_fast, block=options.block, show=show)
 
 
 def run_plan(
@@ -143,35 +184,34 @@ def run_plan(
     *,
     jobs: int,
     fail_fast: bool,
-    measures: list[str] | None,
     block: list[str] | None,
-    as_json: bool,
+    show: Shown,
 ) -> None:
     """Run every cell that is not done, with a live display, then print the table."""
     from dynaweb.matrix.folder import check_keeps_done
     from dynaweb.matrix.results import measures_of
     from dynaweb.matrix.runner import Progress, Runner, display_of
 
-    measures_of(plan, names_of(measures))  # a mistake is said now, not after all the work
+    measures_of(plan, names_of(show.measures))  # a mistake is said now, not after all the work
     check_keeps_done(folder, plan)  # and this before a table is drawn; the runner looks again under its lock
     cells: list[Progress] = []
-    runner = Runner(plan, folder, jobs=jobs, fail_fast=fail_fast, block=tuple(block or ()), progress=cells)
+    shown = tuple(word for name in show.measures or () for word in ("--measure", name))
+    blocked = tuple(block or ())
+    runner = Runner(plan, folder, jobs=jobs, fail_fast=fail_fast, block=blocked, progress=cells, options=shown)
     display = display_of(cells)
     runner.changed = display.changed
     try:
         runner.run()
     finally:
         display.close()
-    print_table(plan, folder, measures, as_json=as_json)
+    print_table(plan, folder, show)
     failed = [str(cell.cell) for cell in cells if cell.state == "failed"]
     unfinished = sum(cell.state not in ("done", "failed") for cell in cells)
     if failed or unfinished:
         from dynaweb.errors import TrainingError
 
         if not failed:
-            raise TrainingError(
-                f"{unfinished} of {len(cells)} cells did not end; go on with: dynaweb matrix run {folder.path}"
-            )
+            raise TrainingError(f"{unfinished} of {len(cells)} cells did not end; go on with: {runner.go_on}")
         listed = "\n".join(f"  {name}" for name in failed)
         raise TrainingError(
             f"{len(failed)} of {len(cells)} cells failed; what they said is in {folder.path / 'logs'}:\n{listed}"
@@ -196,14 +236,68 @@ def status(options: MatrixOptions, out: Out = None) -> None:
 
 @matrix_app.command("table")
 @o.expanded
-def show_table(options: MatrixOptions, out: Out = None, measures: Measures = None, markdown: Markdown = False) -> None:
+def show_table(
+    options: MatrixOptions,
+    out: Out = None,
+    measures: Measures = None,
+    to: To = "text",
+    against: Against = "",
+    pairwise: Pairwise = False,
+    full: Full = False,
+    markdown: Markdown = False,
+) -> None:
     """Print the table of what is done so far: n, mean and 95 % interval of every combination; writes report.html.
 
     Without options that change the matrix, of the matrix as it was run, where its folder is there. With them,
-    report.html is written only when the cells are those that were run.
+    report.html is written only when the cells are those that were run. FILE may also be one of raw results.
     """
+    to = table_format(to, as_json=options.as_json, markdown=markdown)
+    show = Shown(measures=measures, to=to, against=against, pairwise=pairwise, full=full)
+    if (raw := raw_results(options.source)) is not None:
+        from dynaweb.matrix.results import results_of
+
+        show.emit(results_of(raw, names_of(measures), against=against))
+        return
     plan, folder = options.plan(out, as_run=True)
-    print_table(plan, folder, measures, as_json=options.as_json, markdown=markdown)
+    print_table(plan, folder, show)
+
+
+@matrix_app.command("figure")
+@o.expanded
+def figure(
+    options: MatrixOptions,
+    kinds: Kinds = None,
+    out: FigureOut = Path("figures"),
+    to: Figures = "pdf,svg,png",
+    width: Width = "140mm",
+    font: Font = "sans:8",
+    measures: Measures = None,
+    against: Against = "",
+) -> None:
+    """Draw figures of what is done so far: success by factor, interactions, over an axis, against costs, learning.
+
+    Each is written to FOLDER/MATRIX-KIND.FORMAT with its fonts embedded, in colours that colour-blind readers tell
+    apart, with 95 % intervals and n. FILE may also be one of raw results.
+    """
+    from dynaweb.compare.figures import Style
+    from dynaweb.matrix.figures import write_figures
+    from dynaweb.matrix.results import results, results_of
+
+    raw, names = raw_results(options.source), names_of(measures)
+    if raw is not None:
+        outcome = results_of(raw, names, against=against)
+    else:
+        plan, folder = options.plan(None, as_run=True)
+        outcome = results(plan, folder, names, against=against)
+    measure = names[0] if names else ""
+    style, to_draw = Style(width, font), names_of(kinds)
+    paths = write_figures(outcome, out, names=to_draw, style=style, formats=formats_of(to), measure=measure)
+    options.emit(paths, "\n".join(map(str, paths)))
+
+
+def formats_of(text: str) -> list[str]:
+    """The formats that `--to` names for figures, each once."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
 @matrix_app.command("cell", hidden=True)
@@ -241,27 +335,64 @@ def names_of(measures: list[str] | None) -> list[str]:
     return [name.strip() for text in measures or () for name in text.split(",")]
 
 
-def print_table(
-    plan: Plan,
-    folder: MatrixFolder,
-    measures: list[str] | None = None,
-    *,
-    as_json: bool = False,
-    markdown: bool = False,
-) -> None:
-    """Print the table of what is done, and write report.html where it is to show these cells."""
-    from shutil import get_terminal_size
+def table_format(to: str, *, as_json: bool, markdown: bool = False) -> str:
+    """The format that is asked for, in one of the ways that there are. Raises `ConfigError` for two, and for none."""
+    from dynaweb.compare.tables import FORMATS
+    from dynaweb.errors import ConfigError, hint
 
-    from dynaweb.cli.output import emit
+    if to not in FORMATS:
+        raise ConfigError(f"--to {to}: no table is written so; {hint(to, FORMATS)}")
+    chosen = {one for one, wanted in (("json", as_json), ("markdown", markdown), (to, to != "text")) if wanted}
+    if len(chosen) > 1:
+        raise ConfigError(f"a table has one format, not {' and '.join(sorted(chosen))}; give --to once")
+    return min(chosen, default="text")
+
+
+def raw_results(source: str | Path) -> RawResults | None:
+    """The raw results in the file of that path; None for any other source."""
+    from dynaweb.compare.raw import is_results, read_results
+
+    return read_results(Path(source)) if is_results(Path(source)) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What of a table is shown, and in which format."""
+
+    measures: list[str] | None = None
+    to: str = "text"
+    against: str = ""
+    pairwise: bool = False
+    full: bool = False
+
+    def emit(self, results: MatrixResults) -> None:
+        """Print the table on stdout."""
+        from shutil import get_terminal_size
+
+        from dynaweb.cli.output import print_json
+        from dynaweb.matrix.table import matrix_table, matrix_text, pairs_table
+        from dynaweb.stats import WIDTH
+
+        if self.to == "json":
+            pairs = {"pairs": [pair.plain() for pair in results.pairs()]} if self.pairwise else {}
+            print_json(results.plain() | pairs)
+        elif self.to == "text":
+            width = get_terminal_size((WIDTH, 24)).columns
+            typer.echo(matrix_text(results, width=width, full=self.full, pairwise=self.pairwise))
+        else:
+            tables = [matrix_table(results, full=self.full, differences=not self.pairwise)]
+            tables += [pairs_table(results, full=self.full)] if self.pairwise else []
+            typer.echo("\n\n".join(table.to(self.to) for table in tables))
+
+
+def print_table(plan: Plan, folder: MatrixFolder, show: Shown) -> None:
+    """Print the table of what is done, and write report.html where it is to show these cells."""
     from dynaweb.matrix.folder import why_not_reported
     from dynaweb.matrix.page import write_page
     from dynaweb.matrix.results import results
-    from dynaweb.matrix.table import matrix_markdown, matrix_text
-    from dynaweb.stats import WIDTH
 
-    outcome = results(plan, folder, names_of(measures))
-    width = get_terminal_size((WIDTH, 24)).columns
-    emit(outcome.plain(), matrix_markdown(outcome) if markdown else matrix_text(outcome, width=width), as_json=as_json)
+    outcome = results(plan, folder, names_of(show.measures), against=show.against)
+    show.emit(outcome)
     if why := why_not_reported(folder, plan):
         typer.echo(f"report: not written, since {why}", err=True)
     elif folder.path.is_dir():

@@ -20,6 +20,7 @@ from dynaweb.cli.process import DEBUG
 
 if TYPE_CHECKING:
     from dynaweb import config
+    from dynaweb.hookspecs import Kind
     from dynaweb.plugin.registry import Plugins
 
 
@@ -29,11 +30,43 @@ def _debug(ctx: typer.Context, value: bool) -> bool:
     return value
 
 
-Recipe = Annotated[str, typer.Argument(help="A shipped recipe, or the path of a TOML file.", show_default=True)]
-Wm = Annotated[str | None, typer.Option("--wm", metavar="NAME", help="World model.")]
-Opt = Annotated[str | None, typer.Option("--opt", metavar="NAME", help="Policy optimizer.")]
-Reward = Annotated[str | None, typer.Option("--reward", metavar="NAME", help="Reward judge.")]
-Env = Annotated[str | None, typer.Option("--env", metavar="NAME", help="Environment.")]
+def named_plugins(kind: Kind) -> Callable[[str], list[str]]:
+    """What completes the name of a plugin in a shell."""
+
+    def complete(incomplete: str) -> list[str]:
+        from dynaweb.plugin import registry
+
+        return [name for name in registry.load(warn=False).names(kind) if name.startswith(incomplete)]
+
+    return complete
+
+
+def named_recipes(incomplete: str) -> list[str]:
+    """What completes a recipe in a shell: those that are shipped, and files."""
+    from dynaweb.config.layers import shipped_recipes
+
+    files = (str(path) for path in Path().glob("*.toml"))
+    return [name for name in (*shipped_recipes(), *files) if name.startswith(incomplete)]
+
+
+Recipe = Annotated[
+    str,
+    typer.Argument(
+        help="A shipped recipe, or the path of a TOML file.", show_default=True, autocompletion=named_recipes
+    ),
+]
+Wm = Annotated[
+    str | None, typer.Option("--wm", metavar="NAME", help="World model.", autocompletion=named_plugins("wm"))
+]
+Opt = Annotated[
+    str | None, typer.Option("--opt", metavar="NAME", help="Policy optimizer.", autocompletion=named_plugins("opt"))
+]
+Reward = Annotated[
+    str | None, typer.Option("--reward", metavar="NAME", help="Reward judge.", autocompletion=named_plugins("reward"))
+]
+Env = Annotated[
+    str | None, typer.Option("--env", metavar="NAME", help="Environment.", autocompletion=named_plugins("env"))
+]
 EvalEnv = Annotated[
     str | None, typer.Option("--eval-env", metavar="NAME", help="Environment of the evaluation, if it is another one.")
 ]

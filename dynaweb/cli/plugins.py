@@ -68,7 +68,9 @@ def check(name: MaybeName = None, block: o.Block = None, as_json: o.Json = False
 @new_app.command("plugin")
 def new_plugin(
     name: Annotated[str, typer.Argument(help="Its name, as in --wm NAME: lower-case letters, digits and '-'.")],
-    kind: Annotated[str, typer.Option("--kind", help="world-model (wm), optimizer (opt), reward or env.")],
+    kind: Annotated[
+        str, typer.Option("--kind", help="world-model (wm), optimizer (opt), reward, env, observer, engine or prompt.")
+    ],
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder; default: named like the package.")
     ] = None,

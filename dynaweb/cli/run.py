@@ -37,6 +37,7 @@ On = Annotated[
 RecipeOption = Annotated[
     str | None, typer.Option("--recipe", metavar="NAME", help="The same as the argument RECIPE.", show_default=False)
 ]
+Full = Annotated[bool, typer.Option("--full", help="End with all numbers, not only the sentence and the arms.")]
 TimeBudget = Annotated[
     float | None, typer.Option("--time-budget", metavar="MINUTES", help="End the RL stage after so many minutes.")
 ]
@@ -55,6 +56,7 @@ def run(
     nproc: Nproc = None,
     dry_run: DryRun = False,
     on: On = None,
+    full: Full = False,
 ) -> None:
     """Run a recipe: demonstrations, SFT, world model, reinforcement learning in dreams, evaluation, report."""
     from dynaweb.cli import ranks
@@ -80,7 +82,8 @@ def run(
         raise typer.Exit(ranks.start(nproc, sys.argv[1:]))
     from dynaweb import api
 
-    options.emit(api.run(recipe, out=out, resume=resume, progress=True))
+    result = api.run(recipe, out=out, resume=resume, progress=True)
+    options.emit(result, result.full if full else result.text)
 
 
 def _one_recipe(ctx: typer.Context, recipe: str, named: str | None) -> str:

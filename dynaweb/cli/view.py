@@ -49,12 +49,12 @@ def report(run: Run, each: Each = EACH, every: All = False, as_json: o.Json = Fa
     from dynaweb.report import build_report, closing_json, closing_text, gather
 
     if (run / "matrix.json").exists():
-        from dynaweb.cli.matrix import print_table
+        from dynaweb.cli.matrix import Shown, print_table
         from dynaweb.matrix import MatrixFolder
 
         o.load_plugins(None, warn=False)
         folder = MatrixFolder(run)
-        print_table(folder.read_plan(), folder, as_json=as_json)
+        print_table(folder.read_plan(), folder, Shown(to="json" if as_json else "text"))
         return
     data = gather(run, each=None if every else each)
     path = build_report(run, data=data)

@@ -1,12 +1,16 @@
-"""Runs with equal settings but for the seed, as one group; and what makes groups different."""
+"""Runs with equal settings but for the seed, as one group; what makes groups different, and how they are called.
+
+A group is called by the settings in which it differs from the others, as in `opt=gspo, wm=delta`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dynaweb.compare.records import Episodes, RunRecord
+from dynaweb.config.resolving import FLAGS
 from dynaweb.runs.folder import NO_RESULT
 from dynaweb.stats import COUNT, PROPORTION, Estimate, Outcomes, estimate, over_seeds, success_rate
 
@@ -14,9 +18,18 @@ FREE = (*NO_RESULT, "run.seed")
 """Settings by which runs of one group may differ."""
 
 
+NAMED = 3
+"""More settings than this a name of a group has only where fewer do not tell the groups apart."""
+VALUE = 32
+"""Characters of a value in a name."""
+SHORT = {path: flag for flag, path in FLAGS.items()}
+Labels = tuple[tuple[str, str], ...]
+"""Settings by name with their values, as people read them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs that differ in their seed only; `label` is how it is called.
+    """Runs that differ in their seed only; `label` is how it is called, `labels` the settings in it.
 
     `copies` are further runs of the same settings and seed, which would say the same a second time: nothing counts
     them.
@@ -25,14 +38,17 @@ class Group:
     label: str
     runs: tuple[RunRecord, ...]
     copies: tuple[RunRecord, ...] = ()
+    labels: Labels = ()
 
-    def by_seed(self, arm: str) -> dict[int, Episodes]:
-        """Outcomes of an arm by seed and episode."""
-        return {run.seed: played for run in self.runs if (played := run.played(arm))}
+    def by_seed(self, arm: str, called: str = "") -> dict[int, Episodes]:
+        """Outcomes of an arm by seed and episode; only of the runs that call it so, where that is said."""
+        return {
+            run.seed: played for run in self.runs if (played := run.played(arm)) and called in ("", _called(run, arm))
+        }
 
-    def success(self, arm: str) -> Estimate:
+    def success(self, arm: str, called: str = "") -> Estimate:
         """Success over all seeds and episodes."""
-        return success_rate([list(played.values()) for played in self.by_seed(arm).values()])
+        return success_rate([list(played.values()) for played in self.by_seed(arm, called).values()])
 
     def measure(self, name: str) -> Estimate | None:
         """A measure of the world model over the questions of all runs, which n counts."""
@@ -59,8 +75,13 @@ class Group:
         return {name: label for name, label in first.items() if all(run.arm(name) for run in self.runs)}
 
 
+def _called(run: RunRecord, arm: str) -> str:
+    one = run.arm(arm)
+    return "" if one is None else one.label
+
+
 def grouped(runs: Sequence[RunRecord]) -> list[Group]:
-    """Runs in groups, in the order in which the first of each was given, labelled by their folders.
+    """Runs in groups, in the order in which the first of each was given, called by what differs.
 
     Of runs with the same settings and seed the last one counts.
     """
@@ -68,17 +89,60 @@ def grouped(runs: Sequence[RunRecord]) -> list[Group]:
     for run in runs:
         key = repr(sorted((path, repr(value)) for path, value in run.settings.items() if not path.startswith(FREE)))
         groups.setdefault(key, []).append(run)
-    return [_group(members) for members in groups.values()]
+    plain = [_group(members) for members in groups.values()]
+    names = _names(plain)
+    return [
+        replace(group, label=labels_text(name) or group.label, labels=name)
+        for group, name in zip(plain, names, strict=True)
+    ]
 
 
 def _group(members: Sequence[RunRecord]) -> Group:
     counted = tuple({run.seed: run for run in members}.values())
-    return Group(_label(counted), counted, tuple(run for run in members if all(run is not one for one in counted)))
+    return Group(_folders(counted), counted, tuple(run for run in members if all(run is not one for one in counted)))
 
 
-def _label(members: Sequence[RunRecord]) -> str:
+def _folders(members: Sequence[RunRecord]) -> str:
     first = members[0].folder.name or str(members[0].folder)
     return first if len(members) == 1 else f"{first} and {len(members) - 1} more"
+
+
+def _names(groups: Sequence[Group]) -> list[Labels]:
+    """For each group the settings that tell it from all others: those chosen by name first, then by path."""
+    different = {
+        path: values
+        for path, values in differing(groups).items()
+        if not path.startswith(NO_RESULT) and not any(isinstance(value, dict | list | tuple) for value in values)
+    }
+    # What only some groups have are settings of a plugin, which its name tells.
+    everywhere = {path: values for path, values in different.items() if None not in values}
+    # What somebody has set says more than what a recipe sets beside it.
+    runs = [run for group in groups for run in group.runs]
+    chosen_by_hand = {one.path for run in runs for one in run.data.settings if one.origin.startswith("--")}
+    paths = sorted(everywhere, key=lambda path: (path not in SHORT, path not in chosen_by_hand, path)) or sorted(
+        different
+    )
+    rest = [path for path in sorted(different) if path not in paths]
+    chosen: list[str] = []
+    for path in [*paths, *rest]:
+        if (len(paths) <= NAMED and path in paths) or _kinds(different, [*chosen, path]) > _kinds(different, chosen):
+            chosen.append(path)
+    return [tuple((SHORT.get(path, path), _value(different[path][at])) for path in chosen) for at in range(len(groups))]
+
+
+def _kinds(values: Mapping[str, Sequence[Any]], paths: Sequence[str]) -> int:
+    """How many groups these settings tell apart."""
+    return len(set(zip(*(map(repr, values[path]) for path in paths), strict=True))) if paths else 1
+
+
+def _value(value: Any) -> str:
+    text = "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= VALUE else f"...{text[3 - VALUE :]}"
+
+
+def labels_text(labels: Labels) -> str:
+    """As in `opt=gspo, wm=delta`; '' without any."""
+    return ", ".join(f"{name}={value}" for name, value in labels)
 
 
 def differing(groups: Sequence[Group]) -> dict[str, list[Any]]:

@@ -33,7 +33,10 @@ Episodes = Mapping[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run: `settings` by dotted path, `episodes` by arm, `judge` the judge's errors by arm and kind."""
+    """One run: `settings` by dotted path, `episodes` by arm, `judge` the judge's errors by arm and kind.
+
+    `judge_metrics` are the numbers that `judge` was made of.
+    """
 
     folder: Path
     seed: int
@@ -41,6 +44,7 @@ class RunRecord:
     data: ReportData
     episodes: Mapping[str, Episodes]
     judge: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
+    judge_metrics: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     def arm(self, name: str) -> Arm | None:
         """The arm of a name; `main` is what the run is about, which is its last arm where no arm says so."""
@@ -82,7 +86,9 @@ def read_run(folder: Path) -> RunRecord:
     with understood(folder / "metrics.jsonl"):
         rows = list(read_jsonl(folder / "metrics.jsonl"))
         episodes = {arm.name: named(arm.outcomes[0], _tasks(rows, arm.name)) for arm in data.arms}
-        return RunRecord(folder, data.seed, settings, data, episodes, _judge(rows))
+        metrics = _judge_metrics(rows)
+        judge = {arm: judge_errors(values) for arm, values in metrics.items()}
+        return RunRecord(folder, data.seed, settings, data, episodes, judge, metrics)
 
 
 def named(outcomes: Iterable[float | None], tasks: list[str]) -> dict[str, float | None]:
@@ -98,19 +104,30 @@ def named(outcomes: Iterable[float | None], tasks: list[str]) -> dict[str, float
 
 
 def _tasks(rows: Iterable[Mapping[str, Any]], arm: str) -> list[str]:
-    return [str(row["task"]) for row in rows if row.get("event") == "rollout" and row.get("phase") == f"eval {arm}"]
+    return [str(row["task"]) for row in arm_rows(rows, arm)]
 
 
-def _judge(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Estimate]]:
-    """False positives and negatives of the judge on each arm's real episodes."""
-    errors: dict[str, dict[str, Estimate]] = {}
+def arm_rows(rows: Iterable[Mapping[str, Any]], arm: str) -> list[Mapping[str, Any]]:
+    """The rows of a metrics file with the evaluated episodes of an arm, in the order of its outcomes."""
+    return [row for row in rows if row.get("event") == "rollout" and row.get("phase") == f"eval {arm}"]
+
+
+JUDGED = ("judge_false_positive", "judge_failed_n", "judge_false_negative", "judge_solved_n")
+"""What an evaluation says of the judge: shares, and the number of episodes of each."""
+
+
+def _judge_metrics(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """What is known of the judge on each arm's real episodes."""
+    metrics: dict[str, dict[str, float | None]] = {}
     for row in rows:
         if row.get("event") == "eval" and str(row["arm"]).startswith(JUDGE_OF):
-            errors[row["arm"].removeprefix(JUDGE_OF)] = _errors(row.get("metrics", {}))
-    return errors
+            values = row.get("metrics", {})
+            metrics[row["arm"].removeprefix(JUDGE_OF)] = {name: values.get(name) for name in JUDGED}
+    return metrics
 
 
-def _errors(metrics: Mapping[str, float | None]) -> dict[str, Estimate]:
+def judge_errors(metrics: Mapping[str, float | None]) -> dict[str, Estimate]:
+    """False positives and negatives of the judge. Raises `ValueError` for a count that none can be."""
     kinds = (
         ("false positives", "judge_false_positive", "judge_failed_n"),
         ("false negatives", "judge_false_negative", "judge_solved_n"),

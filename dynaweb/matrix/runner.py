@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import signal
 import sys
 import time
@@ -64,7 +65,8 @@ class Runner:
     """Runs the cells that are not done, `jobs` at a time.
 
     `changed` is told of every change of a cell, `block` holds `-p` options for their processes, and `command` may stand
-    for them in tests. With `fail_fast` the first failure stops the others, which can go on later.
+    for them in tests. With `fail_fast` the first failure stops the others, which can go on later. `options` are those
+    of the command line that matter after the cells alone.
     """
 
     plan: Plan
@@ -75,6 +77,7 @@ class Runner:
     command: Command | None = None
     changed: Callable[[Progress], None] = lambda progress: None
     progress: list[Progress] = field(default_factory=list)
+    options: Sequence[str] = ()
     _running: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
     _stopped: bool = False
 
@@ -88,11 +91,13 @@ class Runner:
         with self.folder.lock():
             check_keeps_done(self.folder, self.plan)
             self.folder.write_plan(self.plan)
-            go_on = f"dynaweb matrix run {self.folder.path}"
+            go_on = self.go_on
             try:
                 asyncio.run(self._all())
             except (KeyboardInterrupt, asyncio.CancelledError) as error:
-                raise Interrupted(f"interrupted; the state is saved, go on with: {go_on}") from error
+                raise Interrupted(
+                    f"interrupted{self._were_running()}the state is saved, go on with: {go_on}"
+                ) from error
             except BaseExceptionGroup as group:
                 # Of a task that cannot write; the others were told to save their state.
                 first = _first(group)
@@ -100,9 +105,27 @@ class Runner:
                     raise first from group
                 what = f"{first.filename}: {first.strerror}" if first.filename else str(first)
                 raise storage_error(first, self.folder.path) or StorageError(
-                    f"the folder of the matrix cannot be used ({what}); mend it, then go on with: {go_on}"
+                    f"the folder of the matrix cannot be used ({what}); mend it, then go on with: {self.go_on}"
                 ) from group
         return self.progress
+
+    @property
+    def go_on(self) -> str:
+        """The command that goes on with what is not done, as this one was given."""
+        words = ["dynaweb", "matrix", "run", str(self.folder.path)]
+        words += ["--jobs", str(self.jobs)] if self.jobs > 1 else []
+        words += ["--fail-fast"] if self.fail_fast else []
+        words += [word for option in self.block for word in ("-p", option)]
+        return shlex.join([*words, *self.options])
+
+    def _were_running(self) -> str:
+        """What an interruption has stopped, a line for each cell."""
+        running = [one for one in self.progress if one.state in ("running", "interrupted")]
+        if not running:
+            return "; "
+        done = sum(one.state == "done" for one in self.progress)
+        lines = [f"  {one.cell.id} {one.cell}{f': {one.line}' if one.line else ''}" for one in running]
+        return "\n".join([f" with {done} of {len(self.progress)} cells done; running were", *lines, ""])
 
     async def _all(self) -> None:
         slots = asyncio.Semaphore(self.jobs)

@@ -1,17 +1,20 @@
-"""The table of a matrix as text and as Markdown: every number with its n and its 95 % interval."""
+"""The table of a matrix, for a terminal and for papers: every number with its n and its 95 % interval."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 
+from dynaweb.compare.comparing import difference_cells
 from dynaweb.compare.records import COSTS, MAIN, measure_key
+from dynaweb.compare.tables import MCNEMAR, Cell, Column, Table, level_words, p_words
 from dynaweb.matrix.folder import CellStatus
 from dynaweb.matrix.plan import labels_text
 from dynaweb.matrix.results import MatrixResults, TableRow
 from dynaweb.report.data import measure_words
 from dynaweb.report.gather import arm_label
-from dynaweb.stats import NO_INTERVAL, WIDTH, Estimate, duration, text_table
+from dynaweb.stats import WIDTH, Estimate, duration
 
 NOTE = (
     "success in percent with its 95 % interval and n episodes (measures of the world model: means and n questions; "
@@ -19,29 +22,70 @@ NOTE = (
 )
 
 
-def matrix_text(results: MatrixResults, *, width: int = WIDTH) -> str:
-    """The table for a terminal. The note below it has lines of at most `width` characters (40 at least)."""
-    head, rows = _cells(results)
-    note = [
-        textwrap.fill(line, max(width, 40), break_on_hyphens=False, break_long_words=False)
-        for line in _note(results).splitlines()
-    ]
-    lines = [text_table(head, rows, width=400), "", *note]
+def matrix_text(results: MatrixResults, *, width: int = WIDTH, full: bool = False, pairwise: bool = False) -> str:
+    """The table for a terminal. The note below it has lines of at most `width` characters (40 at least).
+
+    With `full` McNemar's p stands beside each difference; with `pairwise` every two combinations are compared.
+    """
+    lines = [replace(matrix_table(results, full=full, differences=not pairwise), notes=()).to("text")]
+    if pairwise:
+        pairs = pairs_table(results, full=full)
+        lines += [replace(pairs, notes=()).to("text"), *(_filled(line, width) for line in pairs.notes), ""]
+    lines += [_filled(line, width) for line in notes(results, full=full, differences=not pairwise)[:1]]
+    lines.append(_states(results))
     lines += [f"{id}: {problem}" for id, problem in results.problems.items()]
     lines += [f"failed {status.id} ({labels_text(status.labels)}): {status.detail}" for status in _failed(results)]
     return "\n".join(lines)
 
 
-def matrix_markdown(results: MatrixResults) -> str:
-    """The table in Markdown."""
-    head, rows = _cells(results)
+def _filled(line: str, width: int) -> str:
+    return textwrap.fill(line, max(width, 40), break_on_hyphens=False, break_long_words=False)
+
+
+def matrix_table(results: MatrixResults, *, full: bool = False, differences: bool = True) -> Table:
+    """The table for papers and programs: a column for each axis, the measures with n, the difference to the reference.
+
+    With `full` McNemar's p stands beside each difference.
+    """
     axes = results.plan.axes or ("combination",)
-    marks = [*["---" for _ in axes], *["---:" for _ in head[1:]]]
-    of_rows = [[value for _, value in row.labels] or ["all"] for row in results.rows]
-    lines = [_row([*axes, *head[1:]]), _row(marks)]
-    lines += [_row([*values, *row[1:]]) for values, row in zip(of_rows, rows, strict=True)]
-    lines += ["", _note(results)]
-    return "\n".join(lines)
+    columns = [*(Column(axis) for axis in axes), Column("seeds", "count")]
+    for name in results.measures:
+        scale, digits = _format(name)
+        columns += [Column(measure_label(name), "estimate", scale, digits), Column("n", "count")]
+    if differences:
+        columns += [Column(f"against {results.compared}", "difference"), *([Column(MCNEMAR, "p")] if full else [])]
+    rows = []
+    for row in results.rows:
+        cells: list[Cell] = [*([value for _, value in row.labels] or ["all"]), _seeds(row)]
+        for name in results.measures:
+            estimate = row.estimates[name]
+            cells += [estimate if estimate is not None else "-", estimate.n if estimate is not None else "-"]
+        rows.append((*cells, *(difference_cells(row.is_reference, row.against, full) if differences else ())))
+    matrix = results.plan.matrix
+    title = matrix.description or f"Matrix {matrix.name}"
+    below = tuple(notes(results, full=full, differences=differences))
+    return Table(title, tuple(columns), tuple(rows), below, matrix.name)
+
+
+def _seeds(row: TableRow) -> str:
+    return str(row.done) if row.done == len(row.cells) else f"{row.done}/{len(row.cells)}"
+
+
+def pairs_table(results: MatrixResults, *, full: bool = False) -> Table:
+    """Every two combinations: the second minus the first, at the level that is corrected for all of them."""
+    pairs = results.pairs()
+    label = measure_label(results.measures[0]).removesuffix(" %")
+    columns = [Column("first"), Column("second"), Column("second minus first", "difference"), Column("n", "count")]
+    rows = []
+    for pair in pairs:
+        paired = pair.versus.paired
+        cells = difference_cells(False, pair.versus, full)
+        n = paired.difference.n if paired is not None else 0
+        rows.append((pair.first.label, pair.second.label, cells[0], n, *cells[1:]))
+    note = f"{label}: differences in points on the same episodes{level_words(len(pairs))}{p_words(full)}."
+    title = f"{results.plan.matrix.description or results.plan.matrix.name}: every two rows"
+    p = [Column(MCNEMAR, "p")] if full else []
+    return Table(title, (*columns, *p), tuple(rows), (note,), f"{results.plan.matrix.name}-pairs")
 
 
 STATUS_HEAD = ("cell", "state", "time", "seed", "settings", "error")
@@ -73,13 +117,13 @@ def measure_label(name: str) -> str:
 
 def value_text(name: str, estimate: Estimate | None) -> str:
     """A value with its interval: an arm's success in percent, another measure as it is; `-` without one."""
-    if estimate is None or estimate.value is None:
-        return "-"
-    scale, digits = (100, ".1f") if is_share(name) else (1, ",.0f" if name in COSTS else ".3f")
-    value = f"{estimate.value * scale:{digits}}"
-    if estimate.low is None or estimate.high is None:
-        return f"{value} {NO_INTERVAL}"
-    return f"{value} [{estimate.low * scale:{digits}}, {estimate.high * scale:{digits}}]"
+    scale, digits = _format(name)
+    return "-" if estimate is None else Column("", "estimate", scale, digits).text(estimate)
+
+
+def _format(name: str) -> tuple[float, str]:
+    """The scale of a measure and how its numbers are written."""
+    return (100, ".1f") if is_share(name) else (1, ",.0f" if name in COSTS else ".3f")
 
 
 def is_share(name: str) -> bool:
@@ -89,45 +133,26 @@ def is_share(name: str) -> bool:
     return name not in COSTS and measure_key(name) not in map(measure_key, MEANINGS)
 
 
-def _cells(results: MatrixResults) -> tuple[list[str], list[list[str]]]:
-    widths = [
-        max(len(axis), *(len(dict(row.labels)[axis]) for row in results.rows)) if results.rows else len(axis)
-        for axis in results.plan.axes
+def notes(results: MatrixResults, *, full: bool = False, differences: bool = True) -> list[str]:
+    """What stands below the table: what the numbers are, the level, and which cells are not done."""
+    meanings = [
+        ("success in percent with its 95 % interval and n episodes", is_share),
+        ("costs: means with their 95 % interval and n runs", lambda name: name in COSTS),
+        (
+            "measures of the world model: means with their 95 % interval and n questions",
+            lambda name: not is_share(name) and name not in COSTS,
+        ),
     ]
-    head = [_padded(results.plan.axes, widths) or "combination", "seeds"]
-    for name in results.measures:
-        head += [f"{measure_label(name)}  [95 %]", "n"]
-    return [*head, "against first", "p"], [_cells_of(row, results.measures, widths) for row in results.rows]
+    words = [text for text, fits in meanings if any(fits(name) for name in results.measures)]
+    if differences:
+        words.append(f"differences in points on the same episodes{level_words(len(results.rows) - 1)}{p_words(full)}")
+    text = "; ".join(words)
+    return [f"{text[:1].upper()}{text[1:]}.", *([_states(results)] if set(results.counts()) != {"done"} else [])]
 
 
-def _cells_of(row: TableRow, measures: Sequence[str], widths: Sequence[int]) -> list[str]:
-    cells = [_padded([value for _, value in row.labels], widths) or "all", f"{row.done}/{len(row.cells)}"]
-    for name in measures:
-        estimate = row.estimates[name]
-        cells += [value_text(name, estimate), str(estimate.n) if estimate is not None else "-"]
-    if row.is_reference:
-        return [*cells, "reference", ""]
-    return [*cells, *((row.against.text, row.against.p) if row.against is not None else ("-", ""))]
-
-
-def _padded(words: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(word.ljust(width) for word, width in zip(words, widths, strict=True))
-
-
-def _note(results: MatrixResults) -> str:
-    count = len(results.rows) - 1
-    level = (
-        f"; * interval without 0 at the level corrected for {count} comparisons"
-        if count > 1
-        else "; * interval without 0"
-    )
-    states = ", ".join(f"{number} {state}" for state, number in results.counts().items())
-    return f"{NOTE}{level}; p: exact McNemar\ncells: {states}"
+def _states(results: MatrixResults) -> str:
+    return f"cells: {', '.join(f'{number} {state}' for state, number in results.counts().items())}"
 
 
 def _failed(results: MatrixResults) -> list[CellStatus]:
     return [status for status in results.statuses if status.state == "failed"]
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/').strip() for cell in cells)} |"

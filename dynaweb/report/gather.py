@@ -29,7 +29,7 @@ from dynaweb.events import JUDGE_OF
 from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Sample, Setting, Stage, measure_words
 from dynaweb.report.html import render
 from dynaweb.report.outcome import AuditCounts, Outcome, failure_kind, outcome
-from dynaweb.report.table import closing_text
+from dynaweb.report.table import closing_short, closing_text
 from dynaweb.runs.checksums import check_records
 from dynaweb.runs.folder import STATES
 from dynaweb.runs.jsonl import read_jsonl
@@ -46,7 +46,8 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run. Its text is the closing table; `results` holds the same numbers as plain data.
+    """A finished run. Its text is how it ends on a terminal, `full` the whole closing table; `results` holds the same
+    numbers as plain data.
 
     `results["arms"]` has one entry per arm with its success, interval, n and paired difference to the best SFT arm;
     `world_model` the fidelity, `judge` the judge's errors on real episodes, `costs` what the run took.
@@ -56,9 +57,14 @@ class RunResult:
     report: Path
     results: Mapping[str, Any] = field(default_factory=dict)
 
-    # Every trajectory is read for it, so once is enough.
     @cached_property
     def text(self) -> str:
+        """One sentence, the arms, and where to look next."""
+        return closing_short(gather(self.folder, episodes=False), report=self.report)
+
+    # Every trajectory is read for it, so once is enough.
+    @cached_property
+    def full(self) -> str:
         """The closing table as text."""
         return closing_text(gather(self.folder), report=self.report)
 

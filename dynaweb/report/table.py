@@ -1,4 +1,7 @@
-"""The closing table of a run and its headline in words, as plain text for terminals and as plain data for `--json`."""
+"""The closing table of a run and its headline in words, as plain text for terminals and as plain data for `--json`.
+
+A difference has one statement beside it, that of its interval. McNemar's p stands in the whole table, by its name.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from dynaweb.report.data import KINDS, Arm, JudgeAudit, Measure, ReportData
@@ -106,6 +110,36 @@ def closing_text(data: ReportData, *, report: Path | None = None, width: int = W
     return "\n\n".join(part for part in parts if part)
 
 
+ROWS = 6
+"""Arms that the end of a run shows; the whole closing table has all."""
+
+
+def closing_short(data: ReportData, *, report: Path | None = None, width: int = WIDTH) -> str:
+    """How a run ends on a terminal: one sentence, at most `ROWS` arms, and where the rest is."""
+    every = closing_rows(data)
+    # The main arm, the reference and where all began stay, whatever else there is.
+    first = sorted(every, key=lambda row: not (row.is_reference or row.is_start or row.arm.role == "main"))[:ROWS]
+    rows = [
+        [*_arm_cells(row), "reference" if row.is_reference else _against_cell(row)] for row in every if row in first
+    ]
+    reference = data.reference.label if data.reference is not None else "-"
+    parts = [textwrap.fill(headline(data), width, break_on_hyphens=False)]
+    if rows:
+        parts.append(text_table(["arm", "success %  [95 %]", "n", f"against {reference}"], rows, width=width))
+    parts += [textwrap.fill(f"ALARM: {why}", width) for why in data.alarms]
+    look = [f"look at it: dynaweb view {quote(data.folder)}", f"all numbers: dynaweb report {quote(data.folder)}"]
+    if len(every) > len(first):
+        look[1] += f" (also of {count(len(every) - len(first), 'more arm')})"
+    parts.append("\n".join([*(look if data.folder else []), *([f"report: {report}"] if report is not None else [])]))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _against_cell(row: ClosingRow) -> str:
+    if row.is_start or row.against is None:
+        return ""
+    return difference_text(row.against.difference) + (" *" if row.against.is_significant else "  ")
+
+
 def closing_json(data: ReportData) -> dict[str, Any]:
     """The same as plain data: rates and differences as fractions, each with its interval and n."""
     start, reference = data.start, data.reference
@@ -153,9 +187,12 @@ def _arms(data: ReportData, width: int) -> str:
         others = [(row.arm, row.against) for row in rows if not row.is_start]
         parts.append(_differences(f"reference: {reference.label}", others, width))
     if any(parts[2:]):
-        note = "differences in points, same episodes; * interval without 0; p: exact McNemar"
+        note = (
+            "differences in points, same episodes; * interval without 0; McNemar p: exact test, which takes the "
+            "episodes as independent and can disagree with the interval"
+        )
         why = reference_words(data)
-        parts.append("\n".join([note, *([textwrap.fill(why, width)] if why else [])]))
+        parts.append("\n".join(textwrap.fill(words, width) for words in (note, why) if words))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -176,7 +213,7 @@ def _differences(to: str, differences: Sequence[tuple[Arm, PairedDifference | No
         for arm, one in differences
         if one is not None
     ]
-    return text_table([f"against {to}", "points  [95 %]  ", "n", "p"], rows, width=width) if rows else ""
+    return text_table([f"against {to}", "points  [95 %]  ", "n", "McNemar p"], rows, width=width) if rows else ""
 
 
 def _measures(measures: Sequence[Measure], width: int) -> str:

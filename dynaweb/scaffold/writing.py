@@ -48,6 +48,27 @@ KINDS: Mapping[str, KindOfPlugin] = {
     "env": KindOfPlugin(
         "Environment", "env", "Environment", "env", "env", "lamps to switch on", "--env {name} --reward checker"
     ),
+    "observer": KindOfPlugin(
+        "Observer", "observer", "Observer", "obs", "observer", "numbers of updates as CSV", "--observe {name}"
+    ),
+    "engine": KindOfPlugin(
+        "Engine",
+        "engine",
+        "Engine",
+        "engine",
+        "engine",
+        "another temperature for every request",
+        "--set policy.engine.name={name}",
+    ),
+    "prompt": KindOfPlugin(
+        "Prompt format",
+        "format",
+        "Format",
+        "format",
+        "prompt",
+        "a plan, then one action",
+        "--model HuggingFaceTB/SmolLM2-135M-Instruct --set model.format={name}",
+    ),
 }
 
 

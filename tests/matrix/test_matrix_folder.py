@@ -20,7 +20,7 @@ from dynaweb.matrix.page import matrix_page
 from dynaweb.matrix.recipes import comparison
 from dynaweb.matrix.results import results
 from dynaweb.matrix.runner import Runner
-from dynaweb.matrix.table import matrix_markdown, matrix_text
+from dynaweb.matrix.table import matrix_table, matrix_text
 
 WHERE = "held-out tasks, in env sites without a browser (driver static)"
 FOLDER = Path("runs/matrix-smoke")
@@ -242,7 +242,7 @@ def test_a_wrong_measure_among_commas_is_named_alone() -> None:
 def test_the_note_fits_the_terminal_and_is_one_line_in_markdown(monkeypatch: pytest.MonkeyPatch) -> None:
     three = plan(axes=["rl.updates=1,2,3"])
     found = results(three, made(three))
-    words = matrix_markdown(found).splitlines()[-2]
+    words = matrix_table(found).to("markdown").splitlines()[-1]
     for width in (40, 72, 88, 200, 999):
         note = matrix_text(found, width=width).partition("\n\n")[2].splitlines()
         assert max(map(len, note)) <= width and note[-1] == "cells: 3 done"

@@ -20,7 +20,7 @@ from dynaweb.matrix import MatrixFolder
 from dynaweb.matrix.page import matrix_page
 from dynaweb.matrix.results import ARMS, measures_of, results
 from dynaweb.matrix.runner import Progress, Runner
-from dynaweb.matrix.table import matrix_markdown, matrix_text
+from dynaweb.matrix.table import matrix_table, matrix_text
 from dynaweb.stages import arms
 
 
@@ -151,7 +151,7 @@ def test_the_table_has_n_mean_interval_and_paired_differences(fakes: Fakes) -> N
 
 def test_every_axis_has_a_column_in_markdown(tmp_path: Path) -> None:
     two = plan("smoke", axes=["rl.updates=1,2", "rl.n=2,3"])
-    head, marks, *rest = matrix_markdown(results(two, MatrixFolder(tmp_path))).splitlines()
+    head, marks, *rest = matrix_table(results(two, MatrixFolder(tmp_path))).to("markdown").splitlines()
     assert head.startswith("| rl.updates | rl.n | seeds |")
     assert marks.startswith("| --- | --- | ---:")
     assert rest[1].startswith("| 1 | 3 | 0/1 |")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -136,7 +138,26 @@ def test_a_second_ctrl_c_prints_no_traceback_of_asyncio(tmp_path: Path) -> None:
     time.sleep(0.15)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
-    assert "the state is saved" in said and "Traceback" not in said
+    assert "Traceback" not in said
+    first, *running, last = said.strip().splitlines()
+    assert first == "interrupted with 0 of 2 cells done; running were"
+    assert [re.sub("^  [0-9a-f]{12} ", "", line) for line in running] == [
+        f"rl.updates={value}, seed 0: working on {path.name}"
+        for value, path in zip((1, 2), cells(tmp_path), strict=True)
+    ]
+    assert last == f"the state is saved, go on with: dynaweb matrix run {tmp_path / 'm'} --jobs 2"
+
+
+def cells(tmp_path: Path) -> list[Path]:
+    return [tmp_path / "m" / "cells" / cell.id for cell in plan("smoke", axes=["rl.updates=1,2"], seeds=(0,)).cells]
+
+
+def test_the_command_to_go_on_is_the_one_that_was_given(tmp_path: Path) -> None:
+    folder = MatrixFolder(tmp_path / "a b")
+    runner = Runner(plan("smoke"), folder, jobs=3, fail_fast=True, block=("no:x",), options=("--measure", "main,sft"))
+    options = ["--jobs", "3", "--fail-fast", "-p", "no:x", "--measure", "main,sft"]
+    assert shlex.split(runner.go_on) == ["dynaweb", "matrix", "run", str(folder.path), *options]
+    assert Runner(plan("smoke"), MatrixFolder(Path("m"))).go_on == "dynaweb matrix run m"
 
 
 def test_a_cell_waits_for_one_that_outlives_its_killed_matrix(fakes: Fakes) -> None:

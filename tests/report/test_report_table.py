@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 from report_fakes import fake_report
 
 from dynaweb.report.data import Arm, JudgeAudit, Measure, ReportData, Setting, Stage
 from dynaweb.report.html import render
 from dynaweb.report.markup import el, embed
-from dynaweb.report.table import closing_json, closing_text, headline, reference_words
+from dynaweb.report.table import closing_json, closing_short, closing_text, headline, reference_words
 from dynaweb.runs.names import Role
 from dynaweb.stats import TRIES, duration, estimate, interval_text, text_table, wilson
 
@@ -93,6 +94,34 @@ def test_the_gain_since_the_start_is_told_and_the_start_is_not_marked_down() -> 
     found = {arm["name"]: arm for arm in closing_json(data)["arms"]}
     assert found["m"]["against_start"]["value"] == 0.13 and found["m"]["against_reference"]["value"] == 0.01
     assert closing_json(data)["start"] == "sft" and "against_start" not in found["sft"]
+
+
+def test_a_run_ends_with_a_sentence_six_arms_and_where_to_look() -> None:
+    data = replace(three(62, 63), folder="runs/a b", alarms=("the judge is fooled",))
+    more = tuple(Arm(f"c{at}", f"control {at}", "control", data.arms[0].outcomes) for at in range(9))
+    text = closing_short(replace(data, arms=(*more, *data.arms)), report=Path("runs/a b/report.html"))
+    sentence, table, alarm, look = text.split("\n\n")
+    assert sentence.replace("\n", " ") == headline(data) and alarm == "ALARM: the judge is fooled"
+    head, _, *rows = table.split("\n")
+    assert head.endswith("against SFT, 120 updates") and len(rows) == 6
+    labels = [row.split("  ")[0] for row in rows]
+    assert labels == ["control 0", "control 1", "control 2", "SFT, 30 updates", "SFT, 120 updates", "Main"]
+    assert rows[-2].endswith("reference") and "[" in rows[-1] and "+13.0" not in table
+    assert look.split("\n") == [
+        "look at it: dynaweb view 'runs/a b'",
+        "all numbers: dynaweb report 'runs/a b' (also of 6 more arms)",
+        "report: runs/a b/report.html",
+    ]
+    assert "McNemar" not in text and max(map(len, text.split("\n"))) <= 88
+
+
+def test_one_statement_stands_beside_a_difference() -> None:
+    """An interval without 0 beside a p above .05, as 11 gained and 2 lost of 60 give it."""
+    old = tuple([0.0] * 11 + [1.0] * 2 + [1.0] * 47)
+    new = tuple([1.0] * 11 + [0.0] * 2 + [1.0] * 47)
+    data = ReportData("x", arms=(Arm("sft", "SFT", "sft", (old,)), Arm("m", "Main", "main", (new,))))
+    assert "*" in closing_short(data) and "p" not in closing_short(data).split("\n\n")[1].split("\n")[0].split()
+    assert "McNemar p: exact test" in closing_text(data).replace("\n", " ")
 
 
 def test_a_start_that_is_the_reference_is_told_once() -> None:

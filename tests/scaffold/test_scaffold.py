@@ -98,7 +98,10 @@ def test_nothing_is_overwritten(cli: Cli, tmp_path: Path) -> None:
     assert {file: (tmp_path / file).read_bytes() for file in made["files"]} == before
     done = cli("new", "plugin", "--kind", "judge", "mine")
     assert done.returncode == 2
-    assert "no kind of plugin is called 'judge'; valid: env, optimizer, reward, world-model" in done.stderr
+    assert (
+        "no kind of plugin is called 'judge'; valid: engine, env, observer, optimizer, prompt, reward, world-model"
+        in done.stderr
+    )
 
 
 NEWER = "from dynaweb.hookspecs import hookimpl\n@hookimpl\ndef dynaweb_world_simulators(): return []"
