@@ -13,10 +13,13 @@ from typing import Any
 from dynaweb.report.charts import Series, interval_bar, line_chart
 from dynaweb.report.data import Curve
 from dynaweb.report.html import Linked, own_page, way_back
-from dynaweb.report.markup import Html, anchor, code_row, el, embed, heading, join, section, table, words
+from dynaweb.report.markup import Html, anchor, el, embed, heading, join, section, table, words
 from dynaweb.report.sections import RATES, first_metrics, live_buttons, short_value
 from dynaweb.runs.names import AUDIT
-from dynaweb.stats import MEAN, Estimate, PairedDifference, estimate, interval_text, p_text
+from dynaweb.stats import Estimate, PairedDifference, interval_text, p_text
+
+SETTINGS_SHOWN = 12
+"""Settings that differ, at most, that are shown without a click."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Compared:
     """What the page shows. `arms` are labels by name, the one that runs are about first; `pairs` holds for each arm the
     difference of the second group of a pair to the first, None where they share no episode, and whether its interval
     leaves out 0 at the level that is corrected for `comparisons`. `differences` are settings with their value in each
-    group, `problems` runs that could not be read, with the reason, `copies` runs that would say the same twice.
+    group, `problems` runs that could not be read, with the reason.
     """
 
     groups: tuple[ComparedGroup, ...]
@@ -54,7 +57,6 @@ class Compared:
     comparisons: int = 1
     differences: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
-    copies: tuple[str, ...] = ()
 
 
 def comparison_page(data: Compared, *, linked: Linked) -> str:
@@ -98,12 +100,7 @@ def _address(path: str) -> str:
 
 
 def _problems(data: Compared) -> list[Html]:
-    notes = [el("p", el("b", f"{path} is left out: "), why, class_="trouble") for path, why in data.problems.items()]
-    if data.copies:
-        what = ", ".join(data.copies)
-        text = f"Left out, since another run here has the same settings and seed: {what}."
-        notes.append(el("p", text, class_="note"))
-    return notes
+    return [el("p", el("b", f"{path} is left out: "), why, class_="trouble") for path, why in data.problems.items()]
 
 
 def _success(data: Compared) -> Html | None:
@@ -140,10 +137,9 @@ def _arm(data: Compared, name: str, label: str) -> Html:
     head += [(cost, "n") for cost in costs]
     rows = []
     for at, (group, one) in enumerate(zip(data.groups, estimates, strict=True)):
-        known = one is not None and one.value is not None
-        assert not known or (one is not None and one.value is not None)
-        value = f"{100 * one.value:.1f} %" if one is not None and one.value is not None else "-"
-        interval = el("small", interval_text(one), class_="whole") if one is not None and known else None
+        known = one if one is not None and one.value is not None else None
+        value = f"{100 * known.value:.1f} %" if known is not None and known.value is not None else "-"
+        interval = el("small", interval_text(known), class_="whole") if known is not None else None
         bar = interval_bar(one, scale)
         seeds = el("small", f"{len(group.runs)} seeds") if len(group.runs) > 1 else None
         cells = [
@@ -179,7 +175,7 @@ def _curves(data: Compared) -> Html | None:
         charts = el("div", *[_chart(data, key, curves[key]) for key in more], class_="charts")
         fold = el("details", el("summary", f"{len(more)} more curve{'s' if len(more) > 1 else ''}"), charts)
     several = any(len(group.runs) > 1 for group in data.groups)
-    lead = "Lines of several seeds are their mean, thin lines its 95 % interval." if several else ""
+    lead = "Lines of several seeds are their mean, thin lines reach from the lowest to the highest." if several else ""
     return section(
         "Learning curves",
         lead,
@@ -202,9 +198,9 @@ def _series(label: str, curves: Sequence[Curve], colour: int) -> Series:
         for x, y in curve.points:
             if y is not None:
                 by_update.setdefault(x, []).append(y)
-    points = [(x, estimate(MEAN, values)) for x, values in sorted(by_update.items())]
-    bars = [(x, one.low, one.high) for x, one in points if one.low is not None and one.high is not None]
-    return Series(label, [(x, one.value) for x, one in points], bars, colour=colour)
+    known = sorted(by_update.items())
+    bars = [(x, min(values), max(values)) for x, values in known if len(values) > 1]
+    return Series(label, [(x, sum(values) / len(values)) for x, values in known], bars, colour=colour)
 
 
 def _settings(data: Compared) -> Html | None:
@@ -212,10 +208,22 @@ def _settings(data: Compared) -> Html | None:
         return None
     if not data.differences:
         return section("Settings that differ", "No setting differs.")
-    head = [("Setting", ""), *[(group.label, "") for group in data.groups]]
-    rows = [code_row(path, *map(short_value, values)) for path, values in data.differences.items()]
-    body = el("div", table(head, rows, stack=False), class_="scroll", tabindex=0, role="region", aria_label="settings")
-    return section("Settings that differ", "", el("div", body, class_="card"))
+    labels = [group.label for group in data.groups]
+    rows = [
+        el(
+            "tr",
+            el("td", el("code", path)),
+            *[
+                el("td", el("code", short_value(value)), data_label=label)
+                for label, value in zip(labels, values, strict=True)
+            ],
+        )
+        for path, values in data.differences.items()
+    ]
+    card = el("div", table([("Setting", ""), *[(label, "") for label in labels]], rows), class_="card settings")
+    many = len(rows) > SETTINGS_SHOWN
+    body = el("details", el("summary", f"{len(rows)} settings"), card) if many else card
+    return section("Settings that differ", "", body)
 
 
 def _episodes(data: Compared) -> Html | None:

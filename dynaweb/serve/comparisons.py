@@ -25,8 +25,8 @@ NAMED_BY = 3
 """Settings in the name of a group, at most."""
 
 
-def compared_page(runs: Mapping[str, Path], linked: Linked, *, live: bool) -> str:
-    """The comparison of runs by their path in the site. `live`: it was made for these runs; else it is one of many."""
+def compared_page(runs: Mapping[str, Path], linked: Linked) -> str:
+    """The comparison of runs by their path in the site."""
     return comparison_page(compared(runs), linked=linked)
 
 
@@ -40,17 +40,26 @@ def compared(runs: Mapping[str, Path]) -> Compared:
         except (CheckpointError, OSError) as error:
             problems[path] = printable(masked(str(error)))
     paths = {folder: path for path, folder in runs.items()}
-    groups = grouped(records)
+    groups = _groups(records)
     arms = _arms(groups)
     return Compared(
-        tuple(_group(group, label, arms, paths) for group, label in zip(groups, _labels(groups), strict=True)),
+        tuple(_group(group, label, arms, paths) for group, label in zip(groups, _labels(groups, paths), strict=True)),
         arms,
         {arm: _pairs(groups, arm) for arm in arms} if len(groups) > 1 else {},
         max(1, len(groups) - 1),
         {path: values for path, values in differing(groups).items() if not path.startswith(NO_RESULT)},
         problems,
-        tuple(paths[run.folder] for group in groups for run in group.copies),
     )
+
+
+def _groups(records: list[RunRecord]) -> list[Group]:
+    """Runs that differ in their seed only are one group. A run of the same settings and seed as another is a group of
+    its own: whoever chose both wants to see both."""
+    # Of such copies the last one counts: one that was evaluated, where there is one.
+    groups = grouped(sorted(records, key=lambda record: bool(record.data.arms)))
+    alone = [Group(copy.folder.name, (copy,)) for group in groups for copy in group.copies]
+    order = {id(record): at for at, record in enumerate(records)}
+    return sorted([*groups, *alone], key=lambda group: min(order[id(run)] for run in group.runs))
 
 
 def _record(folder: Path) -> RunRecord:
@@ -81,15 +90,25 @@ def _arms(groups: list[Group]) -> dict[str, str]:
     return {MAIN: label} | {name: words for name, words in shared.items() if sum(name in arms for arms in named) > 1}
 
 
-def _labels(groups: list[Group]) -> list[str]:
+def _labels(groups: list[Group], paths: Mapping[Path, str]) -> list[str]:
     """What groups are called: by the few settings in which they differ, else by their folders; each differently."""
-    differences = {path: values for path, values in differing(groups).items() if not path.startswith(NO_RESULT)}
+    differences = _naming(groups)
     labels = [group.label for group in groups]
     if len(groups) > 1 and 1 <= len(differences) <= NAMED_BY:
-        labels = [
-            ", ".join(f"{path}={values[at]}" for path, values in differences.items()) for at in range(len(groups))
-        ]
-    return [label if labels.count(label) == 1 else f"{label} ({at})" for at, label in enumerate(labels, 1)]
+        settings = [[f"{path}={values[at]}" for path, values in differences.items()] for at in range(len(groups))]
+        labels = [", ".join(one) for one in settings]
+    return [
+        label if labels.count(label) == 1 else f"{label} ({paths[group.runs[0].folder]})"
+        for label, group in zip(labels, groups, strict=True)
+    ]
+
+
+def _naming(groups: list[Group]) -> dict[str, list[object]]:
+    """The settings that tell groups apart: of a plugin its name, since its other settings come with it."""
+    differences = {path: values for path, values in differing(groups).items() if not path.startswith(NO_RESULT)}
+    plugins = {path.removesuffix(".name") for path in differences if path.endswith(".name")}
+    kept = {path: values for path, values in differences.items() if path.partition(".")[0] not in plugins}
+    return {plugin: differences[f"{plugin}.name"] for plugin in sorted(plugins)} | kept
 
 
 def _group(group: Group, label: str, arms: Mapping[str, str], paths: Mapping[Path, str]) -> ComparedGroup:

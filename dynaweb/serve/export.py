@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
-from dynaweb.errors import ConfigError
+from dynaweb.errors import ConfigError, DynawebError
 from dynaweb.runs.atomic import write_text
 from dynaweb.serve.site import Site
 
@@ -16,8 +17,9 @@ MARK = ".dynaweb-site"
 def export(root: Path, out: Path, *, told: Callable[[str], None] = lambda words: None) -> Path:
     """Write every page of `root` into the folder `out`, and return the page to begin with; `told` hears of each run.
 
-    Pages of an earlier export are replaced, and those of runs that are gone removed. Raises `ConfigError` for a folder
-    with anything else in it, `CheckpointError` where `root` holds no run.
+    Pages of an earlier export are replaced, and those of runs that are gone removed. Damaged runs have a row in the
+    list, and no page. Raises `ConfigError` for a folder with anything else in it, `CheckpointError` where `root` holds
+    no run, or is a damaged one.
     """
     site = Site(root, live=False)
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / MARK).exists())):
@@ -30,27 +32,24 @@ def export(root: Path, out: Path, *, told: Callable[[str], None] = lambda words:
         raise ConfigError(f"{out} is inside a run; give --export another folder")
     before = _written(out)
     out.mkdir(parents=True, exist_ok=True)
-    names = []
+    names: list[str] = []
     for address in site.addresses():
-        if address.endswith(("report.html", "index.html", "compare.html")):
+        if address.endswith(".html"):
             told(address)
-        answer = site.answer("/" + _quoted(address))
+        try:
+            answer = site.answer(f"/{quote(address)}")
+        except (DynawebError, OSError) as error:
+            # The list says that it is damaged; the others have their pages.
+            told(f"{address} is left out: {error}")
+            continue
         if answer is None:  # a run that has gone meanwhile
             continue
-        path = out / address
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, answer.text)
+        write_text(out / address, answer.text)
         names.append(address)
     write_text(out / MARK, "".join(f"{name}\n" for name in names), verbatim=True)
     for name in before - set(names):
         (out / name).unlink(missing_ok=True)
     return out / ("index.html" if site.is_list else "report.html")
-
-
-def _quoted(address: str) -> str:
-    from urllib.parse import quote
-
-    return quote(address)
 
 
 def _written(out: Path) -> set[str]:

@@ -82,7 +82,7 @@ def listed(path: str, folder: Path, matrix: str = "") -> ListedRun:
             status,
             detail,
             recipe=_text(folder, "recipe.json", "name"),
-            made=made_words(data),
+            made=_cell_labels(folder) if matrix else made_words(data),
             seed=data.seed,
             started=started,
             success=success.success if success is not None else None,
@@ -95,6 +95,18 @@ def listed(path: str, folder: Path, matrix: str = "") -> ListedRun:
         )
     except (CheckpointError, OSError) as error:
         return ListedRun(path, kind, "damaged", printable(masked(str(error))), matrix=matrix)
+
+
+def _cell_labels(folder: Path) -> str:
+    """What distinguishes a cell from others of its matrix, such as `opt=gspo, dream.horizon=3`."""
+    from dynaweb.matrix import MatrixFolder
+    from dynaweb.matrix.plan import labels_text
+
+    record = MatrixFolder(folder.parent.parent).plan_records().get(folder.name, {})
+    try:
+        return labels_text(tuple((str(axis), str(value)) for axis, value in record.get("labels", ())))
+    except MALFORMED:
+        return ""
 
 
 def in_short(path: str, folder: Path, matrix: str = "") -> ListedRun:

@@ -343,7 +343,7 @@ class Site:
             return None
         wanted = {path: runs[path] for path in (chosen or runs)}
         ups = (("All runs", "index.html"),) if self.is_list else (("Back to the report", "report.html"),)
-        return Answer(compared_page(wanted, Linked("", ups), live=self.live))
+        return Answer(compared_page(wanted, Linked("", ups)))
 
     def _data(self, path: str) -> Answer | None:
         """A file below the `data` of a run."""

@@ -45,7 +45,7 @@ class Comparison {
     return this.shown.flatMap((at) => {
       const group = this.data.groups[at];
       const several = group.runs.length > 1;
-      return group.runs.filter(([, , has]) => has).map(([path, seed]) => ({ path, label: several ? `${group.label}, seed ${seed}` : group.label }));
+      return group.runs.filter(([, , has]) => has).map(([path, seed]) => ({ path, seed, at, label: several ? `${group.label}, seed ${seed}` : group.label }));
     });
   }
 
@@ -112,9 +112,12 @@ class Pairs {
     this.pairing = document.getElementById("pairing");
     for (const [value, label] of Object.entries(PAIRINGS)) this.pairing.append(node("option", { value }, label));
     this.sides = ["a", "b"].map((name) => ({ run: document.getElementById(`run-${name}`), arm: document.getElementById(`arm-${name}`) }));
+    // At first a run of another group, of the same seed, since it has played the same episodes.
+    const others = runs.map((_, at) => at).filter((at) => runs[at].at !== runs[0].at);
+    const second = others.find((at) => runs[at].seed === runs[0].seed) ?? others[0] ?? Math.min(1, runs.length - 1);
     for (const [at, side] of this.sides.entries()) {
       runs.forEach(({ label }, run) => side.run.append(node("option", { value: run }, label)));
-      side.run.value = String(Math.min(at, runs.length - 1));
+      side.run.value = String(at ? second : 0);
       side.run.addEventListener("change", () => this.choose());
       side.arm.addEventListener("change", () => this.pair());
     }

@@ -187,7 +187,7 @@ class Listing {
       node("td", {}, node("span", { class: "name" }, name, kind ? " " : null, kind), about ? node("small", {}, about) : null),
       this.cell("Status", node("span", {}, state, run.detail ? node("small", { class: run.status === "running" ? "" : "detail", title: run.detail }, run.detail) : null)),
       this.cell("Recipe", run.recipe ? node("span", {}, run.recipe) : null),
-      this.numbers(run, "Success [95 %]", run.success, (text, interval, n, arm) => [node("b", {}, text), node("small", {}, `${interval} n = ${n}`), node("small", {}, arm)]),
+      this.numbers(run, "Success [95 %]", run.success, (text, interval, n, arm) => [node("b", {}, text), node("small", { class: "whole" }, `${interval}, n = ${n}`), node("small", {}, arm)]),
       this.numbers(run, "Gain over control", run.gain, (text, about, sure, control) => [sure ? node("b", {}, text) : text, node("small", {}, about), node("small", {}, `to ${control}`)]),
       this.numbers(run, "Real steps", run.steps, (text) => [text]),
       this.numbers(run, "Time", run.seconds, (text) => [text]),
