@@ -130,8 +130,8 @@ def line_chart(
     ]
     legend = el("div", *keys, class_="legend") if len(series) > 1 else None
     body = el("div", el("div", plot, el("div", x_label, class_="axis")), legend, class_="plotted")
-    values = embed(_values(drawn, frame, x_label, whole), class_="points")
-    return el("figure", el("figcaption", title), body, values, class_="chart")
+    numbers = embed(_values(drawn, frame, x_label, whole), class_="points")
+    return el("figure", el("figcaption", title), body, numbers, class_="chart")
 
 
 def _values(series: Sequence[Series], frame: _Frame, x_label: str, whole: bool) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def _arm(data: Compared, name: str, label: str) -> Html:
         value = f"{100 * known.value:.1f} %" if known is not None and known.value is not None else "-"
         interval = el("small", interval_text(known), class_="whole") if known is not None else None
         bar = interval_bar(one, scale)
-        seeds = el("small", f"{len(group.runs)} seeds") if len(group.runs) > 1 else None
+        seeds = el("small", f"{len(group.runs)} seeds", class_="whole") if len(group.runs) > 1 else None
         cells = [
             el("td", el("i", class_=f"swatch c{at % 6}"), " ", el("b", group.label)),
             el("td", el("span", el("span", value, class_="big"), interval), class_="n", data_label="Success [95 %]"),

@@ -114,7 +114,7 @@ def _naming(groups: list[Group]) -> dict[str, list[object]]:
 def _group(group: Group, label: str, arms: Mapping[str, str], paths: Mapping[Path, str]) -> ComparedGroup:
     runs = tuple(
         ComparedRun(paths[run.folder], run.seed, run.data.status, run.data.curves, bool(run.data.arms))
-        for run in group.runs
+        for run in sorted(group.runs, key=lambda run: run.seed)
     )
     success = {arm: group.success(arm) for arm in arms if group.by_seed(arm)}
     costs = {
