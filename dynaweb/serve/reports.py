@@ -36,8 +36,9 @@ def server_for(folder: Path, *, port: int = 0) -> ThreadingHTTPServer:
             if host not in HOSTS:
                 self._answer(403, Answer("only this machine may look", "text/plain"))
                 return
-            # Another site's page may name an address here as its script; what that would run is told no more than this.
-            if self.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
+            # A page elsewhere may name an address here as its script, and run what it holds; a link may lead here.
+            foreign = self.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site")
+            if foreign and self.headers.get("Sec-Fetch-Mode") != "navigate":
                 self._answer(403, Answer("only pages of this server may ask", "text/plain"))
                 return
             if site.is_folder(self.path):

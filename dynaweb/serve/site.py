@@ -30,11 +30,14 @@ from dynaweb.report.html import Linked, render
 from dynaweb.report.listing import ListedRun, listing_page, rows
 from dynaweb.report.tokens import TokenTexts, token_texts
 from dynaweb.report.viewer import BLOCK, blocks, evaluations, update_of
+from dynaweb.runs.lock import is_locked
 from dynaweb.serve.comparisons import compared_page
 from dynaweb.serve.runs import in_short, is_matrix, is_run, listed, runs_below
 
 WATCHED = ("status.json", "metrics.jsonl", "summary.json", "matrix.json", "cells/*/status.json", "outcomes/*.json")
 """What a run, or a matrix with its cells, writes as it goes on; trajectories besides."""
+LISTED = ("status.json", "metrics.jsonl", "summary.json", "checksums.json", "recipe.json", "seeds.json", "command.json")
+"""What the row of a run in the list is made of."""
 PATIENCE = 1.0
 """Seconds that a page waits for trajectories to be read before it is shown without them."""
 LIST_PATIENCE = 0.3
@@ -208,10 +211,10 @@ class RunList:
         ]
 
     def _stamp(self, folder: Path) -> str:
-        """What a row tells may change without a file that does: a killed run writes nothing, its lock is free."""
-        from dynaweb.runs.lock import is_locked
-
-        return f"{stamp_of(folder)} {is_locked(folder / '.lock')}"
+        """Changes when the row may; a killed run writes nothing, but its lock is free."""
+        # Asked of every run every two seconds: few files, and no look into folders.
+        files = stamp_of(folder) if is_matrix(folder) else " ".join(_state(folder / name) for name in LISTED)
+        return f"{files} {is_locked(folder / '.lock')}"
 
 
 class Site:
@@ -253,9 +256,10 @@ class Site:
             return Answer(json.dumps({"stamp": _digest(data), "runs": data}), "application/json")
         if path == "compare.html":
             return self._comparison(parse_qs(parts.query).get("run", []))
+        runs = self.runs
         for name in ("report.html", "version", ""):
             run, _, last = path.rpartition("/") if name else (path, "", "")
-            folder = self.runs.get(run) if last == name else None
+            folder = runs.get(run) if last == name else None
             if folder is not None:
                 return Answer(self._stamp(folder), "text/plain") if name == "version" else self._report(run, folder)
         return self._data(path)
