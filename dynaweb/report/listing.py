@@ -67,9 +67,9 @@ class ListedRun:
             text = [f"{100 * self.success.value:.1f} %", interval_text(self.success), self.success.n, self.arm]
             data["success"] = [self.success.value, *text]
         if self.gain is not None and self.gain.difference.value is not None:
-            text = with_minus(difference_text(self.gain.difference))
+            words = with_minus(difference_text(self.gain.difference))
             about = f"n = {self.gain.difference.n}, p {_equals(p_text(self.gain.p))}"
-            data["gain"] = [self.gain.difference.value, text, about, self.gain.is_significant, self.control]
+            data["gain"] = [self.gain.difference.value, words, about, self.gain.is_significant, self.control]
         if self.steps is not None:
             data["steps"] = [self.steps, f"{self.steps:,.0f}"]
         if self.seconds is not None:

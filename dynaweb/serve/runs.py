@@ -113,7 +113,7 @@ def in_short(path: str, folder: Path, matrix: str = "") -> ListedRun:
     """The row of a run that is still to be read: what its smallest files tell."""
     kind = MATRIX if is_matrix(folder) else _text(folder, COMMAND, "command") or RUN
     status = _text(folder, STATUS, "status")
-    known: ListedStatus = status if status in STATES else "interrupted"  # type: ignore[assignment]
+    known: ListedStatus = status if status in STATES else "interrupted"
     if known == "running" and not is_locked(folder / ".lock"):
         known = "interrupted"
     return ListedRun(path, kind, known, recipe=_text(folder, "recipe.json", "name"), matrix=matrix, whole=False)
