@@ -602,11 +602,19 @@ def push(
     return send(Path(run), repo, checkpoint=checkpoint, licence=licence, private=private, dry_run=dry_run)
 
 
-def report_server(run: str | Path, *, each: int | None = 100, port: int = 0) -> ThreadingHTTPServer:
-    """A server of the live report on this machine (`dynaweb view`): call `serve_forever()`, then `server_close()`."""
+def report_server(run: str | Path, *, port: int = 0) -> ThreadingHTTPServer:
+    """A server of the live pages of a run, a matrix or a folder of several, on this machine (`dynaweb view`): call
+    `serve_forever()`, then `server_close()`."""
     from dynaweb.serve.reports import server_for
 
-    return server_for(Path(run), each=each, port=port)
+    return server_for(Path(run), port=port)
+
+
+def export_site(run: str | Path, out: str | Path) -> Path:
+    """Write the same pages as a static site into a folder (`dynaweb view --export`), and return its first page."""
+    from dynaweb.serve.export import export
+
+    return export(Path(run), Path(out))
 
 
 def import_data(

@@ -414,7 +414,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
                 engine.weights_changed()
 
                 # What observers and later updates see of it.
-                log.save(update, rollouts)
+                log.save(update, rollouts, batch.advantages)
                 for trajectory in rollouts:
                     ctx.tell(events.Rollout(name, trajectory, update))
                 times = {"time.rollout": trained_from - started, "time.update": time.monotonic() - trained_from}

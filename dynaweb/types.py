@@ -242,6 +242,8 @@ class EpisodeFacts:
     """The update, counted from 0, whose rollout it was; None: of none."""
     screenshots: tuple[str, ...] = ()
     """Paths of pictures of all its pages, the first one included; empty: those of its steps are all there are."""
+    advantage: float | None = None
+    """What the optimizer of its `update` made of its reward, before any scaling; None: not graded, or not recorded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`dynaweb view` and `dynaweb report`: the report of a run, while it goes on and afterwards."""
+"""`dynaweb view` and `dynaweb report`: runs and their reports, while they go on and afterwards."""
 
 from __future__ import annotations
 
@@ -10,28 +10,35 @@ import typer
 from dynaweb.cli import options as o
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the folder of a matrix.")]
+Runs = Annotated[Path, typer.Argument(metavar="RUNS", help="A folder of runs and matrices; or a run, or a matrix.")]
 All = Annotated[bool, typer.Option("--all", help="Every trajectory in the viewer, not a part of them.")]
 Each = Annotated[int, typer.Option("--each", min=1, help="Trajectories of each arm and phase in the viewer.")]
 EACH = 100
 
 
 def view(
-    run: Run,
+    runs: Runs = Path("runs"),
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on loopback; 0 = a free one.")] = 0,
-    each: Each = EACH,
-    every: All = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    export: Annotated[
+        Path | None, typer.Option("--export", metavar="FOLDER", help="Write a static site into a folder instead.")
+    ] = None,
     debug: o.Debug = False,
 ) -> None:
-    """Serve the report of a run on this machine while the run goes on; Ctrl-C ends it."""
-    import threading
+    """Look at runs in the browser, on this machine alone: list, compare, read every step. Ctrl-C ends it.
 
+    Pages follow runs that go on. With --export they are written as a site that needs no server.
+    """
+    if export is not None:
+        _export(runs, export, open_browser)
+        return
     from dynaweb.serve.reports import server_for
 
-    server = server_for(run, each=None if every else each, port=port)
+    server = server_for(runs, port=port)
     address = f"http://127.0.0.1:{server.server_address[1]}/"
     typer.echo(address)
     if open_browser:
+        import threading
         import webbrowser
 
         threading.Timer(0.2, webbrowser.open, [address]).start()
@@ -41,6 +48,17 @@ def view(
         typer.echo("stopped", err=True)
     finally:
         server.server_close()
+
+
+def _export(runs: Path, folder: Path, open_browser: bool) -> None:
+    from dynaweb.serve.export import export
+
+    first = export(runs, folder, told=lambda page: typer.echo(f"writing {page}", err=True))
+    typer.echo(str(first))
+    if open_browser:
+        import webbrowser
+
+        webbrowser.open(first.resolve().as_uri())
 
 
 def report(run: Run, each: Each = EACH, every: All = False, as_json: o.Json = False, debug: o.Debug = False) -> None:

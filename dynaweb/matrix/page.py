@@ -11,7 +11,7 @@ from dynaweb.matrix.plan import RECIPE, by_path, labels_text, value_label
 from dynaweb.matrix.results import MatrixResults, TableRow
 from dynaweb.matrix.table import NOTE, is_share, measure_label, value_text
 from dynaweb.report.charts import Series, interval_bar, line_chart
-from dynaweb.report.html import own_page
+from dynaweb.report.html import Linked, own_page, way_back
 from dynaweb.report.markup import Html, code_row, el, fold, join, section, table, with_minus
 from dynaweb.report.sections import STATUS, live_buttons
 from dynaweb.stats import count, duration
@@ -25,10 +25,10 @@ def write_page(results: MatrixResults, folder: MatrixFolder) -> Path:
     return folder.report
 
 
-def matrix_page(results: MatrixResults, base: Path, *, stamp: str = "") -> str:
+def matrix_page(results: MatrixResults, base: Path, *, linked: Linked | None = None) -> str:
     """The page as HTML source that needs nothing else; links lead to the cells' folders under `base`.
 
-    With `stamp` it is one that `dynaweb view` serves, as in `dynaweb.report.html.render`.
+    It may be `linked` with others, as in `dynaweb.report.html.render`.
     """
     matrix = results.plan.matrix
     counts = results.counts().items()
@@ -39,15 +39,17 @@ def matrix_page(results: MatrixResults, base: Path, *, stamp: str = "") -> str:
     theme, news = live_buttons()
     header = el(
         "header",
+        way_back(linked),
         el("h1", f"Matrix {matrix.name}"),
         el("p", matrix.description, class_="muted") if matrix.description else None,
         theme,
         el("div", *facts, class_="chips"),
-        news if stamp else None,
+        el("p", el("a", "Compare its runs", href=linked.compare)) if linked and linked.compare else None,
+        news if linked and linked.stamp else None,
     )
     measures = [_measure(results, name) for name in results.measures]
-    main = el("main", *measures, _plots(results), _provenance(results), _cells(results, base))
-    return own_page(f"Matrix {matrix.name}", join(header, main, _footer(results)), stamp=stamp, interactive=True)
+    main = el("main", *measures, _plots(results), _provenance(results), _cells(results, base, linked is not None))
+    return own_page(f"Matrix {matrix.name}", join(header, main, _footer(results)), linked=linked)
 
 
 def _measure(results: MatrixResults, name: str) -> Html:
@@ -139,7 +141,7 @@ def _plots(results: MatrixResults) -> Html | None:
     lead = (
         "Means by value of an axis; one line for each combination of the others, with its 95 % interval as thin lines."
     )
-    return el("section", el("h2", "By value"), el("p", lead, class_="lead"), el("div", *drawn, class_="charts"))
+    return section("By value", lead, el("div", *drawn, class_="charts"))
 
 
 def _is_number(results: MatrixResults, axis: str) -> bool:
@@ -175,17 +177,18 @@ def _series(label: str, points: Sequence[tuple[float, TableRow]], name: str) -> 
     return Series(label, [(x, one.value) for x, one in known], bars)
 
 
-def _cells(results: MatrixResults, base: Path) -> Html:
+def _cells(results: MatrixResults, base: Path, linked: bool) -> Html:
     heads = [el("th", head) for head in ("Cell", "Settings", "Seed", "State", "Time")]
-    rows = [_cell(status, base) for status in results.statuses]
+    rows = [_cell(status, base, linked) for status in results.statuses]
     table = el("table", el("thead", el("tr", *heads)), el("tbody", *rows), class_="stack")
-    return el("section", el("h2", "Cells"), el("div", table, class_="card scroll"))
+    return section("Cells", "", el("div", table, class_="card scroll"))
 
 
-def _cell(status: CellStatus, base: Path) -> Html:
+def _cell(status: CellStatus, base: Path, linked: bool) -> Html:
     folder = Path(status.folder)
     link = el("code", status.id)
-    if (folder / "report.html").exists():
+    # Beside others a run has a page as soon as it has begun.
+    if (folder / ("status.json" if linked else "report.html")).exists():
         link = el("a", link, href=f"{folder.relative_to(base).as_posix()}/report.html")
     detail = el("small", status.detail) if status.detail else None
     return el(

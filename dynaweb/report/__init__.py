@@ -6,7 +6,9 @@
     closing_text(data)           the closing table for a terminal (`table`); closing_json(data) for programs
 
 Charts are SVG inside the page (`charts`), and the viewer is plain JavaScript: a report is some 250 KiB and needs
-nothing else.
+nothing else. Pages that `dynaweb view` serves or writes are `html.Linked` with others, and load trajectories from files
+beside them; `listing` is the list of runs, `comparison` puts runs side by side. `dynaweb.serve.site` has their
+addresses.
 """
 
 from __future__ import annotations

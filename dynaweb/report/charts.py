@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from dynaweb.report.markup import Html, el, with_minus
+from dynaweb.report.markup import Html, el, embed, with_minus
 from dynaweb.stats import Estimate
 
 COLOURS = 6
@@ -110,9 +111,10 @@ def line_chart(
     values = [value for item in drawn for row in (*item.known, *item.bars) for value in row]
     if not all(map(math.isfinite, values)):
         raise ValueError(f"chart {title!r}: its values hold NaN or Inf")
+    frame = _Frame.of(drawn, rate, whole)
     plot = el(
         "svg",
-        *_plot(drawn, rate, whole),
+        *_plot(drawn, frame),
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
         aria_label=f"{title}: {_summary(drawn)}",
@@ -128,7 +130,26 @@ def line_chart(
     ]
     legend = el("div", *keys, class_="legend") if len(series) > 1 else None
     body = el("div", el("div", plot, el("div", x_label, class_="axis")), legend, class_="plotted")
-    return el("figure", el("figcaption", title), body, class_="chart")
+    numbers = embed(_values(drawn, frame, x_label, whole), class_="points")
+    return el("figure", el("figcaption", title), body, numbers, class_="chart")
+
+
+def _values(series: Sequence[Series], frame: _Frame, x_label: str, whole: bool) -> dict[str, Any]:
+    """What the page's script needs to answer to the pointer: the values, and where they stand."""
+    lines = [
+        {
+            "label": item.label,
+            "colour": item.colour_in(at),
+            "points": [_rounded(point) for point in item.known],
+            **({"bars": [_rounded(bar) for bar in item.bars]} if item.bars else {}),
+        }
+        for at, item in enumerate(series)
+    ]
+    return {"label": x_label, "whole": whole, "x": frame.x, "y": frame.y, "series": lines}
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]
 
 
 def _summary(series: Sequence[Series]) -> str:
@@ -141,16 +162,35 @@ def _summary(series: Sequence[Series]) -> str:
     return "; ".join(parts) or "no data"
 
 
-def _plot(series: Sequence[Series], rate: bool, whole: bool) -> Iterator[Html]:
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """The scales of a plot: lowest and highest value, and where these stand in pixels; the numbers at the axes."""
+
+    x: tuple[float, float, float, float]
+    y: tuple[float, float, float, float]
+    x_ticks: Sequence[float]
+    y_ticks: Sequence[float]
+    y_labels: Sequence[str]
+    power: int
+
+    @classmethod
+    def of(cls, series: Sequence[Series], rate: bool, whole: bool) -> _Frame:
+        xs = [x for item in series for x, _ in item.points] or [0.0]
+        ys = [y for item in series for _, y in item.known] + [
+            y for item in series for bar in item.bars for y in bar[1:]
+        ]
+        (x_low, x_high), (y_low, y_high) = _around(xs, 0.02, 1.0 if whole else 1e-6), _range(ys, rate)
+        x_ticks, _ = ticks(x_low, x_high, 6, (1, 2, 5, 10), least=1 if whole else 2, whole=whole)
+        y_ticks, step = ticks(y_low, y_high, 4, (1, 2, 2.5, 5, 10), least=3)
+        labels, power = _labels(y_ticks, step)
+        left, right = max(map(len, labels)) * DIGIT + 8, WIDTH - 1.5 * DIGIT
+        top, bottom = FONT + 10 if power else FONT / 2 + 2, HEIGHT - FONT - 13
+        return cls((x_low, x_high, left, right), (y_low, y_high, bottom, top), x_ticks, y_ticks, labels, power)
+
+
+def _plot(series: Sequence[Series], frame: _Frame) -> Iterator[Html]:
     """Grid, numbers and lines, from the back to the front."""
-    xs = [x for item in series for x, _ in item.points] or [0.0]
-    ys = [y for item in series for _, y in item.known] + [y for item in series for bar in item.bars for y in bar[1:]]
-    (x_low, x_high), (y_low, y_high) = _around(xs, 0.02, 1.0 if whole else 1e-6), _range(ys, rate)
-    x_ticks, _ = ticks(x_low, x_high, 6, (1, 2, 5, 10), least=1 if whole else 2, whole=whole)
-    y_ticks, step = ticks(y_low, y_high, 4, (1, 2, 2.5, 5, 10), least=3)
-    labels, power = _labels(y_ticks, step)
-    left, right = max(map(len, labels)) * DIGIT + 8, WIDTH - 1.5 * DIGIT
-    top, bottom = FONT + 10 if power else FONT / 2 + 2, HEIGHT - FONT - 13
+    (x_low, x_high, left, right), (y_low, y_high, bottom, top) = frame.x, frame.y
 
     def at_x(x: float) -> float:
         return round(left + (x - x_low) / (x_high - x_low) * (right - left), 2)
@@ -170,16 +210,17 @@ def _plot(series: Sequence[Series], rate: bool, whole: bool) -> Iterator[Html]:
     def number(words: str, x: float, y: float, anchor: str) -> Html:
         return el("text", with_minus(words), x=round(x, 2), y=round(y, 2), text_anchor=anchor, fill="var(--muted)")
 
-    for y, words in zip(y_ticks, labels, strict=True):
+    for y, words in zip(frame.y_ticks, frame.y_labels, strict=True):
         yield el("path", d=f"M {left:g} {at_y(y):g} L {right:g} {at_y(y):g}", stroke="var(--line)")
         yield number(words, left - 5, at_y(y) + 0.35 * FONT, "end")
     yield el("path", d=f"M {left:g} {bottom:g} L {right:g} {bottom:g}", stroke="var(--strong-line)")
-    for x in x_ticks:
+    for x in frame.x_ticks:
         yield number(short(x), at_x(x), bottom + 8 + 0.8 * FONT, "middle")
-    if power:
-        yield number(f"1e{power}", left, FONT, "start")
+    if frame.power:
+        yield number(f"1e{frame.power}", left, FONT, "start")
     for at, item in sorted(enumerate(series), key=lambda one: not one[1].guide):
-        yield from _line(item, f"var(--{item.colour_in(at)})", path, lambda x, y: (at_x(x), at_y(y)))
+        parts = _line(item, f"var(--{item.colour_in(at)})", path, lambda x, y: (at_x(x), at_y(y)))
+        yield el("g", *parts, data_line=at)
 
 
 def _line(

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from dynaweb.runs.names import Role
 from dynaweb.stats import Estimate, PairedDifference, paired_difference, success_rate
@@ -120,6 +121,32 @@ class Sample:
     real: tuple[Observation | None, ...] = ()
 
 
+class EpisodeRow(NamedTuple):
+    """An episode as lists show it: what a search, a filter and a link need to know of it.
+
+    `arm` is the arm or phase that played it, `update` counts from 1 (-1 = of none), `failure` is its `failure_kind`.
+    """
+
+    intent: str
+    arm: str
+    source: str
+    outcome: str
+    steps: int
+    update: int
+    task: str
+    failure: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFile:
+    """All episodes of one file of a run, in its order; `stem` is the file's name without its suffix."""
+
+    name: str
+    stem: str
+    is_evaluation: bool
+    rows: tuple[EpisodeRow, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One resolved setting of the recipe and where its value comes from."""
@@ -143,6 +170,8 @@ class ReportData:
     subtitle: str = ""
     folder: str = ""
     """The run folder, as it was given; no part of the result."""
+    path: Path | None = None
+    """Where the run folder is, for what is read when it is shown; no part of the result."""
     status: str = "done"
     seconds: float | None = None
     arms: tuple[Arm, ...] = ()
@@ -156,6 +185,8 @@ class ReportData:
     failures: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     episodes: Mapping[str, int] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
+    files: tuple[EpisodeFile, ...] = ()
+    """Every episode as a row, for pages that load an episode only when it is opened."""
     total: int = 0
     settings: tuple[Setting, ...] = ()
     plugins: tuple[Mapping[str, str], ...] = ()

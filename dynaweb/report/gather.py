@@ -15,7 +15,7 @@ its section. Files named `eval-<arm>` are judged evaluation episodes of an arm. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,10 +26,23 @@ from dynaweb.config.layers import flatten
 from dynaweb.data.store import SUFFIX, TrajectoryStore
 from dynaweb.errors import CheckpointError
 from dynaweb.events import JUDGE_OF
-from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Sample, Setting, Stage, measure_words
+from dynaweb.report.data import (
+    Arm,
+    Curve,
+    EpisodeFile,
+    EpisodeRow,
+    JudgeAudit,
+    Measure,
+    ReportData,
+    Sample,
+    Setting,
+    Stage,
+    measure_words,
+)
 from dynaweb.report.html import render
 from dynaweb.report.outcome import AuditCounts, Outcome, failure_kind, outcome
 from dynaweb.report.table import closing_short, closing_text
+from dynaweb.report.viewer import episode_row, update_of
 from dynaweb.runs.checksums import check_records
 from dynaweb.runs.folder import STATES
 from dynaweb.runs.jsonl import read_jsonl
@@ -88,11 +101,18 @@ def build_report(folder: Path, *, each: int | None = EACH, data: ReportData | No
     return path
 
 
-def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> ReportData:
+def gather(
+    folder: Path,
+    *,
+    each: int | None = EACH,
+    episodes: bool = True,
+    read: Callable[[Path, int | None], ReadFile] | None = None,
+) -> ReportData:
     """What a run folder holds, for `render`, `closing_text` and `closing_json`.
 
-    Without `episodes` no trajectory is read: that is quick, and leaves out what only they tell (failures by kind, the
-    audit of the judge, the viewer).
+    `each` of the trajectories of a file are its samples: None takes all, 0 none. Without `episodes` no trajectory is
+    read: that is quick, and leaves out what only they tell (failures by kind, the audit of the judge, the viewer).
+    `read` reads a file of trajectories, by default `ReadFile.read`; whoever asks often may keep what it has read.
     """
     from dynaweb.worldmodels.fidelity import estimates
 
@@ -124,12 +144,13 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         plugins = tuple(dict(one) for one in _json(folder, "plugins.json", []))
     versions = {name: str(version) for name, version in _json(folder, "versions.json", {}).items()}
     paths = sorted((folder / "trajectories").glob(f"*{SUFFIX}")) if episodes else []
-    files = _sorted([_File.read(path, each) for path in paths], arms)
+    files = _sorted([(read or ReadFile.read)(path, each) for path in paths], arms)
     counted = [file for file in files if file.is_evaluation or file.name in PRACTICE]
-    real_pages = RealPages(path for path in paths if not path.name.startswith(("eval-", *PRACTICE)))
+    real_pages = RealPages(real_page_files(paths))
     return ReportData(
         title=folder.resolve().name,
         folder=_named(folder),
+        path=folder,
         subtitle=str(recipe.get("description", "")),
         status=status,
         seconds=seconds,
@@ -143,6 +164,7 @@ def gather(folder: Path, *, each: int | None = EACH, episodes: bool = True) -> R
         failures={file.name: file.sorted_failures() for file in counted},
         episodes={file.name: file.count for file in files},
         samples=tuple(real_pages.paired(sample) for file in files for sample in file.samples),
+        files=tuple(EpisodeFile(file.name, file.stem, file.is_evaluation, tuple(file.rows)) for file in files),
         total=sum(file.count for file in files),
         settings=settings,
         plugins=plugins,
@@ -288,13 +310,13 @@ def _settings(recipe: Row) -> Iterable[Setting]:
             yield Setting(path, value, str(origins.get(path, "")))
 
 
-def _sorted(files: Iterable[_File], arms: Sequence[Arm]) -> list[_File]:
+def _sorted(files: Iterable[ReadFile], arms: Sequence[Arm]) -> list[ReadFile]:
     """Evaluations in the order of their arms, then the others by name."""
     order = {arm.name: at for at, arm in enumerate(arms)}
     return sorted(files, key=lambda file: order.get(file.name, len(order)) if file.is_evaluation else len(order) + 1)
 
 
-def _audits(files: Iterable[_File], arms: Sequence[Arm]) -> tuple[JudgeAudit, ...]:
+def _audits(files: Iterable[ReadFile], arms: Sequence[Arm]) -> tuple[JudgeAudit, ...]:
     labels = {arm.name: arm.label for arm in arms}
     evaluated = (file for file in files if file.is_evaluation)
     audits = (file.audit.result(labels.get(file.name, arm_label(file.name))) for file in evaluated)
@@ -302,35 +324,41 @@ def _audits(files: Iterable[_File], arms: Sequence[Arm]) -> tuple[JudgeAudit, ..
 
 
 @dataclass(slots=True)
-class _File:
-    """One file of trajectories, read once from end to end in constant memory."""
+class ReadFile:
+    """One file of trajectories, read once from end to end; of each a short row is kept, of some (`samples`) all."""
 
     name: str
+    stem: str
     is_evaluation: bool
     count: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     audit: AuditCounts = field(default_factory=AuditCounts)
     samples: list[Sample] = field(default_factory=list)
+    rows: list[EpisodeRow] = field(default_factory=list)
 
     @classmethod
-    def read(cls, path: Path, each: int | None) -> _File:
+    def read(cls, path: Path, each: int | None) -> ReadFile:
+        """Read a file of trajectories; `each` as in `gather`."""
         stem = path.name.removesuffix(SUFFIX)
-        file = cls(stem.removeprefix("eval-"), stem.startswith("eval-"))
+        file = cls(stem.removeprefix("eval-"), stem, stem.startswith("eval-"))
         sampler = Sampler(each)
         dreamed = False
         for trajectory in TrajectoryStore(path):
             file._count(trajectory)
-            sampler.add(trajectory, outcome(trajectory), _update(trajectory))
+            if each != 0:
+                sampler.add(trajectory, outcome(trajectory), update_of(trajectory))
             dreamed = dreamed or trajectory.source == "dream"
         if file.count and not dreamed and file.name.startswith(DREAMS):
             # As runs on real pages once called their rollouts.
             file.name = ROLLOUTS + file.name.removeprefix(DREAMS)
+            file.rows = [row._replace(arm=file.name) for row in file.rows]
         file.samples = [Sample(file.name, trajectory, update) for trajectory, update in sampler.chosen()]
         return file
 
     def _count(self, trajectory: Trajectory) -> None:
         self.count += 1
         self.audit.add(trajectory)
+        self.rows.append(episode_row(trajectory, self.name, update_of(trajectory)))
         kind = failure_kind(trajectory)
         if kind is not None:
             self.failures[kind] = self.failures.get(kind, 0) + 1
@@ -338,12 +366,6 @@ class _File:
     def sorted_failures(self) -> dict[str, int]:
         """Most frequent first."""
         return dict(sorted(self.failures.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _update(trajectory: Trajectory) -> int:
-    """The update that played it, counted from 1 as progress counts; -1 when none did."""
-    update = trajectory.facts.update
-    return -1 if update is None else update + 1
 
 
 HELD = 4
@@ -398,6 +420,11 @@ class Sampler:
         if count == 1:
             return ends[:1]
         return [ends[round(at * (len(ends) - 1) / (count - 1))] for at in range(count)]
+
+
+def real_page_files(paths: Iterable[Path]) -> list[Path]:
+    """Those files of trajectories that may hold what really followed a dreamed step."""
+    return [path for path in paths if not path.name.startswith(("eval-", *PRACTICE))]
 
 
 class RealPages:

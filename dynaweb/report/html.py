@@ -9,63 +9,95 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from importlib import resources
-from typing import Any
 
 from dynaweb.report import sections, viewer
-from dynaweb.report.data import ReportData
-from dynaweb.report.markup import Child, Html, el, embed, join
+from dynaweb.report.data import EpisodeFile, ReportData
+from dynaweb.report.markup import Child, Html, anchor, el, embed, heading, join, section
+from dynaweb.report.tokens import TokenTexts, token_texts
 
 
-def render(data: ReportData, *, stamp: str = "") -> str:
-    """The report as HTML source, to be written as UTF-8.
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """How a page stands among others of a folder of runs, as `dynaweb view` serves or writes them.
 
-    With `stamp` it is one that `dynaweb view` serves: it asks its own server, and nobody else, whether it has changed.
+    `stamp` is that of a live page, which asks its own server, and nobody else, whether it has changed. `ups` are the
+    ways back, to the list of runs and to a matrix: words and address. `compare` is the address of the comparison of
+    this run's arms, '' where there is none. Trajectories are files beside the page (`data/<file>/<block>.js`), loaded
+    when they are opened; while the server is still `reading` them the page says so.
     """
-    script, style = _static("report.js"), _static("report.css") + _static("viewer.css")
-    head = el(
-        "head",
-        el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=_policy(script, style, live=bool(stamp))),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", name="referrer", content="no-referrer"),
-        el("title", f"{data.title} - dynaweb"),
-        el("style", Html(style)),
+
+    stamp: str = ""
+    ups: tuple[tuple[str, str], ...] = ()
+    compare: str = ""
+    reading: bool = False
+
+
+def render(data: ReportData, *, linked: Linked | None = None) -> str:
+    """The report as HTML source, to be written as UTF-8: one file, or a page that is `linked` with others."""
+    texts = token_texts(data.path) if data.path is not None and linked is None else None
+    files = list(data.files) if linked is not None else viewer.sampled(data.samples)
+    body = join(
+        sections.header(data, live=bool(linked and linked.stamp), up=way_back(linked)),
+        el("main", *_sections(data, files, linked)),
+        _footer(data),
+        _index(files, data),
+        *([] if linked is not None else _blocks(data, texts)),
     )
-    body = el("body", sections.header(data, live=bool(stamp)), el("main", *_sections(data)), _footer(data), _data(data))
-    page = join(head, body, el("script", Html(script)))
-    return f"<!doctype html>\n{el('html', page, lang='en', data_stamp=stamp or None)}\n"
+    return own_page(data.title, body, linked=linked, scripts=("episode.js", "viewer.js"), styles=("viewer.css",))
 
 
-def own_page(title: str, body: Html, *, stamp: str = "", interactive: bool = False) -> str:
-    """Another self-contained page in the report's style, as HTML source; `stamp` is that of `render`.
+def own_page(
+    title: str,
+    body: Html,
+    *,
+    linked: Linked | None = None,
+    interactive: bool = True,
+    scripts: Sequence[str] = (),
+    styles: Sequence[str] = (),
+) -> str:
+    """A self-contained page in the report's style, as HTML source.
 
     It has no script unless it is `interactive`: then `body` holds the buttons of `sections.live_buttons`, that for news
-    only with a stamp.
+    only with a stamp. `scripts` and `styles` are files of `static` besides those of every page.
     """
-    style = _static("report.css")
+    style = "".join(map(_static, ("report.css", *styles)))
     policy, script = f"default-src 'none'; style-src {_hash(style)}", Html("")
     if interactive:
-        source = _static("report.js")
-        policy, script = _policy(source, style, live=bool(stamp)), el("script", Html(source))
+        source = "".join(map(_static, ("base.js", *scripts, "start.js")))
+        policy, script = _policy(source, style, linked), el("script", Html(source))
     head = el(
         "head",
         el("meta", charset="utf-8"),
         el("meta", http_equiv="Content-Security-Policy", content=policy),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="referrer", content="no-referrer"),
         el("title", f"{title} - dynaweb"),
         el("style", Html(style)),
     )
     page = join(head, el("body", body), script)
-    return f"<!doctype html>\n{el('html', page, lang='en', data_stamp=stamp or None)}\n"
+    return f"<!doctype html>\n{el('html', page, lang='en', data_stamp=(linked.stamp if linked else '') or None)}\n"
 
 
-def _sections(data: ReportData) -> list[Html | None]:
+def way_back(linked: Linked | None) -> Html | None:
+    """The links to the list of runs and to the matrix."""
+    if linked is None or not linked.ups:
+        return None
+    links = [el("a", words, href=address) for words, address in linked.ups]
+    return el("nav", *links, class_="up", aria_label="way back")
+
+
+def _sections(data: ReportData, files: Sequence[EpisodeFile], linked: Linked | None) -> list[Html | None]:
     # Side by side in a wide window: both are short.
     pair = [part for part in (sections.drift(data), sections.audits(data)) if part is not None]
-    return [
+    labels = _labels(data)
+    shown = {(labels.get(row.arm, row.arm), row.failure) for file in files for row in file.rows if row.failure}
+    parts = [
         sections.arms(data),
         sections.prerequisites(data),
         sections.audited(data),
@@ -73,18 +105,39 @@ def _sections(data: ReportData) -> list[Html | None]:
         sections.stages(data),
         sections.fidelity(data),
         el("div", *pair, class_="pair") if pair else None,
-        sections.failures(data),
-        _viewer(data),
+        sections.failures(data, shown),
+        _viewer(data, files, linked),
         sections.recipe(data),
     ]
+    return [_contents([part for part in parts if part is not None]), *parts]
 
 
+def _contents(parts: Sequence[Html]) -> Html | None:
+    """Links to the sections; nothing where there are few."""
+    found = [match for part in parts for match in re.findall(r'<section id="([^"]+)"><h2>([^<]+)<', part)]
+    if len(found) < 3:
+        return None
+    # The words are those of the headings, which are escaped there.
+    links = [el("a", Html(title), href=f"#{anchor}") for anchor, title in found]
+    return el("nav", *links, class_="contents", aria_label="sections")
+
+
+@cache
 def _static(name: str) -> str:
     return resources.files("dynaweb.report").joinpath("static", name).read_text(encoding="utf-8")
 
 
-def _policy(script: str, style: str, *, live: bool) -> str:
-    own = f"script-src {_hash(script)}; style-src {_hash(style)}" + ("; connect-src 'self'" if live else "")
+def _policy(script: str, style: str, linked: Linked | None) -> str:
+    """What the page may load: nothing but itself; where it is linked, files beside it, and its server's news.
+
+    A browser may not count a file beside it as its own, so a page that is no server's names the scheme.
+    """
+    scripts = _hash(script)
+    if linked is not None:
+        scripts += " 'self'" if linked.stamp else " 'self' file:"
+    own = f"script-src {scripts}; style-src {_hash(style)}" + (
+        "; connect-src 'self'" if linked and linked.stamp else ""
+    )
     return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
 
 
@@ -93,22 +146,29 @@ def _hash(source: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def _viewer(data: ReportData) -> Html | None:
-    if not data.samples:
+def _viewer(data: ReportData, files: Sequence[EpisodeFile], linked: Linked | None) -> Html | None:
+    shown = sum(len(file.rows) for file in files)
+    if not shown and linked is not None and linked.reading:
+        return section("Trajectories", "The trajectories are being read. They stand here as soon as that is done.")
+    if not shown:
         return None
-    total = max(data.total, len(data.samples))
-    part = "All" if total == len(data.samples) else f"{len(data.samples):,} of"
+    total = max(data.total, shown)
+    part = "All" if total == shown else f"{shown:,} of"
     every = "The only trajectory" if total == 1 else f"{part} {total:,} trajectories"
     lead = f"{every}, step by step: the page, the action marked in it, and what followed."
-    keys = ("j", "next"), ("k", "previous trajectory"), ("←", ""), ("→", "step"), ("/", "search")
-    hints = [join(el("kbd", key), f" {word}  ") for key, word in keys]
+    keys = ("j", "next"), ("k", "previous trajectory"), ("\N{LEFTWARDS ARROW}", ""), ("\N{RIGHTWARDS ARROW}", "step")
+    hints = [join(el("kbd", key), f" {word}  ") for key, word in (*keys, ("/", "search"))]
+    compare = el("p", el("a", "Two arms side by side", href=linked.compare)) if linked and linked.compare else None
     return el(
         "section",
-        el("h2", "Trajectories"),
-        el("p", lead, *([] if total == len(data.samples) else _more(data)), class_="lead"),
-        _filters(viewer.index(data.samples, _labels(data)), _labels(data).values()),
-        el("div", _list_pane(), el("div", class_="detail", aria_live="polite"), **_viewer_attributes()),
+        heading("Trajectories"),
+        el("p", lead, *([] if total == shown else _more(data)), class_="lead"),
+        compare,
+        _filters(files, _labels(data)),
+        el("p", class_="found", role="status"),
+        el("div", _list_pane(), el("div", class_="detail"), id="viewer", class_="card viewer", data_block=viewer.BLOCK),
         el("p", *hints, class_="keys"),
+        id=anchor("Trajectories"),
     )
 
 
@@ -121,10 +181,6 @@ def _more(data: ReportData) -> list[Child]:
         el("code", f"dynaweb report --all {shlex.quote(folder)}"),
         ".",
     ]
-
-
-def _viewer_attributes() -> dict[str, str | int]:
-    return {"id": "viewer", "class_": "card viewer", "data_block": viewer.BLOCK}
 
 
 def _list_pane() -> Html:
@@ -142,17 +198,25 @@ def _labels(data: ReportData) -> dict[str, str]:
     return {arm.name: arm.label for arm in data.arms}
 
 
-def _filters(rows: Sequence[Sequence[Any]], arms: Collection[str]) -> Html:
-    """The search and the choices; `arms` are the labels of arms: phases such as demonstrations are found by words."""
-    played = dict.fromkeys(row[1] for row in rows)
-    labels = [name for name in played if name in arms] or list(played)
-    sources = list(dict.fromkeys(row[2] for row in rows))
+def _filters(files: Sequence[EpisodeFile], labels: Mapping[str, str]) -> Html:
+    """The search and the choices; `labels` are those of arms: phases such as demonstrations come after them."""
+    rows = [row for file in files for row in file.rows]
+    played = dict.fromkeys(labels.get(row.arm, row.arm) for row in rows)
+    arms = [name for name in played if name in labels.values()] or list(played)
+    failures = sorted({row.failure for row in rows if row.failure})
     return el(
         "div",
-        el("input", id="search", type="search", placeholder="Search tasks", aria_label="search tasks"),
-        _select("arm", "all arms", labels),
-        _select("source", "all sources", sources),
+        el(
+            "input",
+            id="search",
+            type="search",
+            placeholder="Search tasks, pages, replies, errors",
+            aria_label="search tasks, pages, replies, errors",
+        ),
+        _select("arm", "all arms", arms),
+        _select("source", "all sources", list(dict.fromkeys(row.source for row in rows))),
         _select("outcome", "all outcomes", ["success", "failure", "ungraded"]),
+        _select("failure", "all kinds of failure", failures) if failures else None,
         class_="filters",
     )
 
@@ -162,11 +226,14 @@ def _select(name: str, everything: str, values: Sequence[str]) -> Html:
     return el("select", *options, id=f"filter-{name}", aria_label=name)
 
 
-def _data(data: ReportData) -> Html:
-    if not data.samples:
-        return Html("")
-    written = [embed(block, id=f"trajectories-{at}") for at, block in enumerate(viewer.blocks(data.samples))]
-    return join(embed(viewer.index(data.samples, _labels(data)), id="trajectory-index"), *written)
+def _index(files: Sequence[EpisodeFile], data: ReportData) -> Html:
+    has_rows = any(file.rows for file in files)
+    return embed(viewer.index(files, _labels(data)), id="trajectory-index") if has_rows else Html("")
+
+
+def _blocks(data: ReportData, texts: TokenTexts | None) -> Iterator[Html]:
+    for at, block in enumerate(viewer.blocks(data.samples, texts)):
+        yield embed(block, id=f"trajectories-{at}")
 
 
 def _footer(data: ReportData) -> Html:

@@ -69,8 +69,19 @@ def embed(data: Any, **attributes: str) -> Html:
 
 
 def section(title: str, lead: str, *children: Child) -> Html:
-    """A section with its heading; an empty `lead` is left out."""
-    return el("section", el("h2", title), el("p", lead, class_="lead") if lead else None, *children)
+    """A section with its heading, which links to itself; an empty `lead` is left out."""
+    return el("section", heading(title), el("p", lead, class_="lead") if lead else None, *children, id=anchor(title))
+
+
+def heading(title: str) -> Html:
+    """The heading of the section whose id is `anchor(title)`, with a link to it."""
+    link = el("a", href=f"#{anchor(title)}", class_="anchor", aria_label=f"link to the section {title}")
+    return el("h2", title, link)
+
+
+def anchor(title: str) -> str:
+    """The id of the section of a title: its words in lower case with `-` between them."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "section"
 
 
 def table(head: Sequence[tuple[str, str]], rows: Sequence[Html], *, stack: bool = True) -> Html:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
 
 from dynaweb.report.charts import Series, interval_bar, line_chart, palette, short
 from dynaweb.report.data import Curve, JudgeAudit, Measure, ReportData, Stage
@@ -22,15 +23,12 @@ from dynaweb.stats import (
     p_text,
 )
 
-if TYPE_CHECKING:
-    pass
-
-
 STATUS = {"done": "good", "failed": "bad", "interrupted": "warn", "running": "warn"}
 
 
-def header(data: ReportData, *, live: bool = False) -> Html:
-    """Title, how the run ended, and its result in words; `live` adds the button that news brings up."""
+def header(data: ReportData, *, live: bool = False, up: Html | None = None) -> Html:
+    """Title, how the run ended, and its result in words; `live` adds the button that news brings up, `up` is the way
+    back to a list of runs."""
     chips = [el("span", data.status, class_=f"chip {STATUS.get(data.status, '')}")]
     if (time := _time_chip(data)) is not None:
         chips.append(time)
@@ -40,6 +38,7 @@ def header(data: ReportData, *, live: bool = False) -> Html:
     choices = made_words(data)
     return el(
         "header",
+        up,
         el("h1", data.title),
         el("p", data.subtitle, class_="muted") if data.subtitle else None,
         el("p", f"Made with {choices}.", class_="muted") if choices else None,
@@ -62,7 +61,7 @@ def _time_chip(data: ReportData) -> Html | None:
 
 
 def live_buttons() -> tuple[Html, Html]:
-    """The buttons that `report.js` works on: light or dark, and the one that news brings up."""
+    """The buttons that `base.js` works on: light or dark, and the one that news brings up."""
     about = "switch between light and dark"
     theme = el("button", "◐", id="theme", type="button", title="light or dark", aria_label=about)
     return theme, el("button", "There is more to see: show it", id="news", type="button", hidden=True)
@@ -291,8 +290,8 @@ def _audit_cell(label: str, estimate: Estimate, every: str) -> Html:
     return el("td", el("span", el("b", value), small), class_="n", data_label=label)
 
 
-def failures(data: ReportData) -> Html | None:
-    """Unsuccessful episodes by kind."""
+def failures(data: ReportData, shown: Collection[tuple[str, str]] = ()) -> Html | None:
+    """Unsuccessful episodes by kind; counts link to the trajectories of the arm and kind that are `shown`."""
     kinds = sorted({kind for counts in data.failures.values() for kind in counts})
     if not kinds:
         return None
@@ -300,12 +299,13 @@ def failures(data: ReportData) -> Html | None:
     sums = {kind: sum(counts.get(kind, 0) for counts in data.failures.values()) for kind in kinds}
     kinds.sort(key=lambda kind: -sums[kind])
     head = [("Kind", "")] + [(_episodes_label(data, name), "n") for name in names]
-    rows = [_failure_row(data, kind, names) for kind in kinds if kind not in UNGRADED]
-    ungraded = [_failure_row(data, kind, names) for kind in kinds if kind in UNGRADED]
+    rows = [_failure_row(data, kind, names, shown) for kind in kinds if kind not in UNGRADED]
+    ungraded = [_failure_row(data, kind, names, shown) for kind in kinds if kind in UNGRADED]
     if ungraded:
         why = el("small", "Nobody knows how these would have ended: they are neither failures nor successes.")
         rows += [el("tr", el("td", el("b", "Not graded"), why, colspan=len(head))), *ungraded]
     lead = "Episodes that did not succeed, by what went wrong."
+    lead += " A number leads to its trajectories." if shown else ""
     return section("Failures by kind", lead, el("div", table(head, rows), class_="card"))
 
 
@@ -314,19 +314,29 @@ def _episodes_label(data: ReportData, name: str) -> str:
     return f"{label} (n = {data.episodes[name]})" if name in data.episodes else label
 
 
-def _failure_row(data: ReportData, kind: str, names: Sequence[str]) -> Html:
+def _failure_row(data: ReportData, kind: str, names: Sequence[str], shown: Collection[tuple[str, str]]) -> Html:
     cells = [
-        el("td", el("span", str(data.failures[name].get(kind, 0))), class_="n", data_label=_episodes_label(data, name))
+        el("td", _failure_count(data, kind, name, shown), class_="n", data_label=_episodes_label(data, name))
         for name in names
     ]
     return el("tr", el("td", kind), *cells)
+
+
+def _failure_count(data: ReportData, kind: str, name: str, shown: Collection[tuple[str, str]]) -> Html:
+    """A count; a link where the viewer has such episodes."""
+    number = data.failures[name].get(kind, 0)
+    label = next((arm.label for arm in data.arms if arm.name == name), name)
+    if not number or (label, kind) not in shown:
+        return el("span", str(number))
+    about = f"{count(number, 'episode')} of {label}: {kind}"
+    return el("a", str(number), href=f"#episodes?{urlencode({'arm': label, 'failure': kind})}", aria_label=about)
 
 
 def recipe(data: ReportData) -> Html | None:
     """The resolved recipe, the plugins and the versions, folded."""
     parts: list[Html] = []
     if data.settings:
-        rows = [code_row(item.path, _value(item.value), item.origin) for item in data.settings]
+        rows = [code_row(item.path, short_value(item.value), item.origin) for item in data.settings]
         parts.append(fold(count(len(rows), "setting"), [("Setting", ""), ("Value", ""), ("From", "")], rows))
     if data.plugins:
         keys = ("kind", "name", "package", "version")
@@ -339,8 +349,9 @@ def recipe(data: ReportData) -> Html | None:
     return section("Recipe", "Everything that this run was made with.", *parts) if parts else None
 
 
-def _value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def short_value(value: Any) -> str:
+    """A setting's value as recipes write it; `-` for one that is not there."""
+    return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 AUDIT_LINES = {
@@ -366,10 +377,9 @@ def audited(data: ReportData) -> Html | None:
     words = el("ul", *[el("li", with_minus(why)) for why in data.alarms], class_="plain") if data.alarms else None
     status = el("span", count(len(data.alarms), "alarm"), class_="chip bad")
     quiet = el("span", "no alarm", class_="chip good")
-    return el(
-        "section",
-        el("h2", "Reward against reality"),
-        el("p", AUDIT_LEAD, class_="lead"),
+    return section(
+        "Reward against reality",
+        AUDIT_LEAD,
         el("p", status if data.alarms else quiet),
         words,
         el("div", line_chart("Judge and environment", lines, rate=True), class_="charts") if lines else None,
@@ -401,7 +411,7 @@ def curves(data: ReportData) -> Html | None:
             metrics.setdefault(curve.metric, []).append(curve)
     if not metrics:
         return None
-    first = _first([name for name, lines in metrics.items() if any(len(curve.values) > 1 for curve in lines)])
+    first = first_metrics([name for name, lines in metrics.items() if any(len(curve.values) > 1 for curve in lines)])
     changing = {name for name, lines in metrics.items() if any(_changes(curve) for curve in lines)}
     more = sorted(changing.difference(first))
     still = [curve for name in sorted(metrics.keys() - changing - set(first)) for curve in metrics[name]]
@@ -446,7 +456,7 @@ def _still(flat: Sequence[Curve]) -> Html:
     return fold(f"{count(len(rows), 'value')} without a curve", head, rows)
 
 
-def _first(names: Sequence[str]) -> list[str]:
+def first_metrics(names: Sequence[str]) -> list[str]:
     """The charts to show at once, in whole rows."""
     by_word = {word: [name for name in names if word in name] for word in FIRST_METRICS}
     best = [word if word in like else like[0] for word, like in by_word.items() if like]

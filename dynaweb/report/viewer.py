@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from dynaweb.judges.reward import score_of
-from dynaweb.report.data import Sample
-from dynaweb.report.outcome import invalid_kind, outcome, refused
-from dynaweb.types import Observation, Step
+from dynaweb.report.data import EpisodeFile, EpisodeRow, ReportData, Sample
+from dynaweb.report.outcome import failure_kind, invalid_kind, outcome, refused
+from dynaweb.report.tokens import TokenTexts
+from dynaweb.types import Observation, Step, Trajectory
 from dynaweb.web.actions.grammar import format_action
 from dynaweb.web.delta.diff import match
 from dynaweb.web.page.text import format_node, format_url
@@ -25,27 +28,68 @@ BLOCK = 100
 Plain = dict[str, Any]
 
 
-def index(samples: Sequence[Sample], labels: Mapping[str, str] | None = None) -> list[list[Any]]:
-    """One row a trajectory: intent, arm, source, outcome, steps, update, task id; what lists and filters need.
+def index(files: Sequence[EpisodeFile], labels: Mapping[str, str] | None = None) -> Plain:
+    """What lists and filters need to know of every episode: `texts`, each once, and in `rows` their numbers.
 
-    `labels` says how arms are called.
+    A row holds intent, arm, source, outcome, task id and failure kind as numbers of texts, then steps and update.
+    `files` has stem and number of episodes of each file, in the order of the rows. `labels` says how arms are called.
     """
-    return [_row(sample, (labels or {}).get(sample.arm, sample.arm)) for sample in samples]
+    texts: dict[str, int] = {}
+    rows = []
+    for file in files:
+        for row in file.rows:
+            arm = (labels or {}).get(row.arm, row.arm)
+            words = (row.intent, arm, row.source, row.outcome, row.task, row.failure)
+            rows.append([*(texts.setdefault(word, len(texts)) for word in words), row.steps, row.update])
+    return {"texts": list(texts), "rows": rows, "files": [[file.stem, len(file.rows)] for file in files]}
 
 
-def _row(sample: Sample, arm: str) -> list[Any]:
-    episode = sample.trajectory
-    result = outcome(episode)
-    steps = len(episode.steps)
-    return [episode.task.intent, arm, episode.source, result, steps, sample.update, episode.task.id]
+def evaluations(data: ReportData) -> Plain:
+    """The episodes that each arm was evaluated on, to pair them with those of another: task, intent, outcome, steps,
+    failure kind, in the order of the arm's file `stem`."""
+    labels = {arm.name: arm.label for arm in data.arms}
+    arms = [
+        {
+            "name": file.name,
+            "label": labels.get(file.name, file.name),
+            "stem": file.stem,
+            "rows": [[row.task, row.intent, row.outcome, row.steps, row.failure] for row in file.rows],
+        }
+        for file in data.files
+        if file.is_evaluation
+    ]
+    return {"block": BLOCK, "arms": arms, "main": data.main.name if data.main is not None else ""}
 
 
-def blocks(samples: Sequence[Sample]) -> Iterator[Plain]:
-    """The trajectories themselves, `BLOCK` at a time, in the order of the index."""
-    for start in range(0, len(samples), BLOCK):
+def sampled(samples: Sequence[Sample]) -> list[EpisodeFile]:
+    """The samples of a report as the one file that the report itself is."""
+    rows = tuple(episode_row(sample.trajectory, sample.arm, sample.update) for sample in samples)
+    return [EpisodeFile("", "", False, rows)]
+
+
+def blocks(samples: Iterable[Sample], texts: TokenTexts | None = None, *, prompts: bool = False) -> Iterator[Plain]:
+    """The trajectories themselves, `BLOCK` at a time, in the order of the index.
+
+    With `texts` tokens have text, else their numbers; with `prompts` the prompt of each step is there too.
+    """
+    source = iter(samples)
+    while batch := list(islice(source, BLOCK)):
         pages = _Pages()
-        items = [_trajectory(sample, pages) for sample in samples[start : start + BLOCK]]
+        items = [_trajectory(sample, pages, texts, prompts) for sample in batch]
         yield {"pages": pages.written, "items": items}
+
+
+def update_of(trajectory: Trajectory) -> int:
+    """The update that played it, counted from 1 as progress counts; -1 when none did."""
+    update = trajectory.facts.update
+    return -1 if update is None else update + 1
+
+
+def episode_row(episode: Trajectory, arm: str, update: int) -> EpisodeRow:
+    """The row of an episode in lists. A run has few different texts: each is kept once."""
+    texts = (episode.task.intent, arm, episode.source, outcome(episode), episode.task.id, failure_kind(episode) or "")
+    intent, arm, source, result, task, failure = map(sys.intern, map(str, texts))
+    return EpisodeRow(intent, arm, source, result, len(episode.steps), update, task, failure)
 
 
 class _Pages:
@@ -90,11 +134,13 @@ def _page(page: Observation) -> Plain:
     return data
 
 
-def _trajectory(sample: Sample, pages: _Pages) -> Plain:
+def _trajectory(sample: Sample, pages: _Pages, texts: TokenTexts | None, prompts: bool) -> Plain:
     episode = sample.trajectory
     before = [step.observation for step in episode.steps]
     after: list[Observation | None] = [*before[1:], episode.final]
     steps = [_step(step, page, pages) for step, page in zip(episode.steps, after, strict=True)] if before else []
+    for step, played in zip(steps, episode.steps, strict=bool(steps)):
+        step.update(_tokens(played, texts, prompts))
     for step, real in zip(steps, sample.real, strict=False):
         if real is not None and "next" in step:
             step["real"] = pages.number(real)
@@ -113,6 +159,8 @@ def _trajectory(sample: Sample, pages: _Pages) -> Plain:
         data["checked"] = episode.facts.verdict.why
     if episode.facts.failure:
         data["failure"] = episode.facts.failure
+    if episode.facts.advantage is not None:
+        data["advantage"] = _finite(episode.facts.advantage)
     return data
 
 
@@ -136,6 +184,28 @@ def _step(step: Step, after: Observation | None, pages: _Pages) -> Plain:
     data["dreamed"], data["recalled"] = step.facts.dreamed, step.facts.recalled
     if step.facts.origins:
         data["origins"] = step.facts.origins
+    return data
+
+
+def _tokens(step: Step, texts: TokenTexts | None, prompts: bool) -> Plain:
+    """What the model read and wrote: tokens with their log-probabilities, and the prompt as text."""
+    data: Plain = {}
+    read = texts or (lambda ids: [str(one) for one in ids])
+    if step.response_ids:
+        data["tokens"] = read(step.response_ids)
+        data["logprobs"] = [_finite(value) for value in step.logprobs]
+    if prompts and step.prompt.ids:
+        data["prompt"] = ("" if texts is not None else " ").join(read(step.prompt.ids))
+        data["prompt_tokens"] = len(step.prompt.ids)
+    if step.prompt.cut:
+        data["cut"] = step.prompt.cut
+    facts = step.facts
+    if facts.confidence is not None:
+        data["confidence"] = _finite(facts.confidence)
+    if facts.world_model_error or facts.untrusted:
+        data["dream_end"] = facts.world_model_error or facts.untrusted
+    if facts.reward is not None:
+        data["reward"] = _finite(facts.reward)
     return data
 
 

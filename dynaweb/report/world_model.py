@@ -42,7 +42,7 @@ def world_model_page(
         section("Open loop and confidence", "", el("div", *curves, class_="charts")) if curves else None,
         *[section(title, "", _table(measures, meanings)) for title, measures in groups],
     )
-    return own_page(f"World model {name}", join(el("header", el("h1", f"World model {name}")), main))
+    return own_page(f"World model {name}", join(el("header", el("h1", f"World model {name}")), main), interactive=False)
 
 
 def reliability_chart(calibration: Calibration) -> Html:

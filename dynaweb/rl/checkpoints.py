@@ -256,13 +256,15 @@ class RolloutLog:
 
     scratch: Path
 
-    def save(self, update: int, rollouts: Sequence[Trajectory]) -> None:
-        """Keep the rollouts of an update. A repeated update replaces them."""
+    def save(self, update: int, rollouts: Sequence[Trajectory], advantages: Sequence[float]) -> None:
+        """Keep the rollouts of an update, each with its advantage. A repeated update replaces them."""
         from dynaweb.data.store import TrajectoryStore
 
         path = self._file(update)
         path.unlink(missing_ok=True)
-        TrajectoryStore(path).append(without_prompts(t, update) for t in rollouts if t.source != "expert")
+        pairs = zip(rollouts, advantages, strict=True)
+        own = [(one, None if one.reward is None else advantage) for one, advantage in pairs if one.source != "expert"]
+        TrajectoryStore(path).append(without_prompts(one, update, advantage) for one, advantage in own)
 
     def read(self, update: int) -> list[Trajectory]:
         """The rollouts of an update."""

@@ -49,7 +49,8 @@ def minibatches(count: int, parts: int) -> list[list[int]]:
     return [list(range(part, count, parts)) for part in range(parts)]
 
 
-def without_prompts(trajectory: Trajectory, update: int) -> Trajectory:
-    """A rollout as it is kept: with the number of its update, without its prompts, which follow from the pages."""
+def without_prompts(trajectory: Trajectory, update: int, advantage: float | None = None) -> Trajectory:
+    """A rollout as it is kept: with the number of its update and its advantage there, without its prompts, which
+    follow from the pages."""
     steps = tuple(replace(step, prompt=NO_PROMPT) for step in trajectory.steps)
-    return replace(trajectory, steps=steps, facts=replace(trajectory.facts, update=update))
+    return replace(trajectory, steps=steps, facts=replace(trajectory.facts, update=update, advantage=advantage))

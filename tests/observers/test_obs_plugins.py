@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sqlite3
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -139,19 +140,107 @@ def test_a_resumed_run_is_the_same_run_in_wandb(tmp_path: Path, monkeypatch: pyt
     assert len(ids["run"]) == len(ids["other"]) == 1 and ids["run"] != ids["other"]
 
 
-def test_trackio_keeps_a_local_database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def _in_tensorboard(folder: Path) -> set[str]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(folder / "tensorboard"))
+    read.Reload()
+    return set(read.Tags()["scalars"])
+
+
+def _in_wandb(folder: Path) -> set[str]:
+    from wandb.proto import wandb_internal_pb2
+
+    (path,) = (folder / "wandb").glob("offline-run-*/*.wandb")
+    names: set[str] = set()
+    # Its own process writes the file, and says that it is done before it is.
+    for _ in range(200):
+        records = []
+        for data in _records(path.read_bytes()):
+            records.append(wandb_internal_pb2.Record())
+            records[-1].ParseFromString(data)
+        items = [item for record in records for item in (*record.history.item, *record.summary.update)]
+        names = {item.key or "/".join(item.nested_key) for item in items}
+        if any(record.HasField("exit") for record in records):
+            break
+        time.sleep(0.1)
+    return {name for name in names if not name.startswith("_")}
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """The records of a file of Weights & Biases: LevelDB's log format (blocks of 32 KiB) after a head of 7 bytes."""
+    at, record = 7, b""
+    while at + 7 <= len(data):
+        if (rest := 32_768 - at % 32_768) < 7:
+            at += rest
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
+def _in_trackio(folder: Path) -> set[str]:
+    (database,) = (folder.parent / "trackio").glob("*.db")
+    connection = sqlite3.connect(database)
+    names = {name for (row,) in connection.execute("select metrics from metrics") for name in json.loads(row)}
+    connection.close()
+    return names
+
+
+def _in_mlflow(folder: Path) -> set[str]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow' / 'mlflow.db'}")
+    run = client.get_run((folder / "mlflow" / "run-id").read_text())
+    assert run.info.status == "FINISHED" and run.data.params["rl.updates"]
+    steps = [(one.step, round(one.value, 3)) for one in client.get_metric_history(run.info.run_id, "rl/loss")]
+    assert steps == [(0, 1.0), (1, 0.5), (2, 0.333)]
+    return set(run.data.metrics)
+
+
+READERS = {"tensorboard": _in_tensorboard, "wandb": _in_wandb, "trackio": _in_trackio, "mlflow": _in_mlflow}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what trackers are made of
+@pytest.mark.parametrize("name", READERS)
+def test_every_tracker_gets_the_same_names(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    pytest.importorskip("trackio")
-    with observed(tmp_path / "run", "trackio", project="mine"):
+    """The numbers of a run are called alike wherever they are watched; some want an axis for each stage too."""
+    monkeypatch.setenv("WANDB_API_KEY", "")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # it looks once, when it is imported
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    pytest.importorskip(name)
+    with observed(tmp_path / "run", name):
         pass
     assert capsys.readouterr().out == ""
-    (database,) = (tmp_path / "trackio").glob("mine*.db")
-    connection = sqlite3.connect(database)
-    text = "\n".join(str(row) for row in connection.execute("select * from metrics"))
-    connection.close()
-    assert "rl/loss" in text and "eval/dynaweb/success" in text
+    names = {one for one in READERS[name](tmp_path / "run") if not one.endswith("/update")}
+    curves = {f"{stage}/{metric}" for stage in ("sft", "rl") for metric in ("loss", "kl")}
+    costs = {"cost/sft/seconds", "cost/rl/seconds"}
+    assert names == curves | costs | {"eval/dynaweb/success", "eval/dynaweb/n"}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_resumed_run_is_the_same_run_in_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    from mlflow import MlflowClient
+
+    loaded, folder = plugins.load(warn=False), tmp_path / "run"
+    recipe = resolve("smoke", overrides={"run.observers": ["mlflow"]}, plugins=loaded)
+    folder.mkdir()
+    for resumed, status in ((False, "interrupted"), (True, "done")):
+        with chosen_observers(recipe, loaded, folder):
+            loaded.notify(events.RunStart(folder, recipe.tree(), resumed=resumed))
+            loaded.notify(events.Update("rl", int(resumed), {"odd name @1": 0.5}))
+            loaded.notify(events.RunEnd(folder, status, 1.0))  # type: ignore[arg-type]
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow' / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("dynaweb").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert [one.step for one in client.get_metric_history(run.info.run_id, "rl/odd name _1")] == [0, 1]
 
 
 QUICK = (

@@ -169,7 +169,7 @@ def test_rollouts_on_real_pages_are_called_so(folder: Path) -> None:
 def test_episodes_that_could_not_be_graded_are_no_failures(folder: Path) -> None:
     path = folder / "trajectories" / "eval-sft.jsonl.gz"
     TrajectoryStore(path).append([episode(9, "infrastructure")])
-    section = render(gather(folder)).split("Failures by kind")[1].split("</section>")[0]
+    section = render(gather(folder)).split("<h2>Failures by kind")[1].split("</section>")[0]
     failed, ungraded = section.split("Not graded")
     assert "infrastructure failed" in ungraded and "did not stop in time" in failed
     assert "infrastructure" not in failed

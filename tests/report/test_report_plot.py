@@ -129,7 +129,7 @@ def test_any_name_is_safe(text: str) -> None:
     legend = next(part for part in root.iter("div") if part.get("class") == "legend")
     assert ["".join(part.itertext()) for part in legend] == [shown, "a"]
     assert {part.tag for part in root.iter()} == {
-        *("figure", "figcaption", "div", "span", "i", "svg", "path", "text", "circle"),
+        *("figure", "figcaption", "div", "span", "i", "svg", "g", "path", "text", "circle", "script"),
     }
 
 

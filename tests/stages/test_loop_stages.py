@@ -245,9 +245,9 @@ def test_a_time_budget_ends_reinforcement_learning_early_and_a_later_run_goes_on
     assert "1 of 4 updates of 2 x 3 rollouts" in (tmp_path / "short" / "report.html").read_text(encoding="utf-8")
     played: list[int] = []
 
-    def noted(self: RolloutLog, update: int, rollouts: Any, save: Any = RolloutLog.save) -> None:
+    def noted(self: RolloutLog, update: int, *rest: Any, save: Any = RolloutLog.save) -> None:
         played.append(update)
-        save(self, update, rollouts)
+        save(self, update, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(RolloutLog, "save", noted)

@@ -1,0 +1,134 @@
+"""What the page of a comparison shows, read from the folders of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from pathlib import Path
+
+from dynaweb.compare.comparing import versus
+from dynaweb.compare.groups import Group, differing, grouped
+from dynaweb.compare.records import MAIN, RunRecord, read_run
+from dynaweb.errors import CheckpointError
+from dynaweb.masking import masked, printable
+from dynaweb.report.comparison import Compared, ComparedGroup, ComparedRun, comparison_page
+from dynaweb.report.gather import gather
+from dynaweb.report.html import Linked
+from dynaweb.report.sections import cost_text
+from dynaweb.runs.folder import NO_RESULT
+from dynaweb.stats import PairedDifference
+
+COSTS = {"real_steps": "Real steps", "tokens_generated": "Tokens generated", "seconds": "Time"}
+ALL_ARMS = 12
+"""With more groups than this only the arms that runs are about are compared: pairs grow with the square."""
+NAMED_BY = 3
+"""Settings in the name of a group, at most."""
+
+
+def compared_page(runs: Mapping[str, Path], linked: Linked) -> str:
+    """The comparison of runs by their path in the site."""
+    return comparison_page(compared(runs), linked=linked)
+
+
+def compared(runs: Mapping[str, Path]) -> Compared:
+    """Groups of runs with their success, differences and curves. One that is not evaluated yet has curves only."""
+    records: list[RunRecord] = []
+    problems: dict[str, str] = {}
+    for path, folder in runs.items():
+        try:
+            records.append(_record(folder))
+        except (CheckpointError, OSError) as error:
+            problems[path] = printable(masked(str(error)))
+    paths = {folder: path for path, folder in runs.items()}
+    groups = _groups(records)
+    arms = _arms(groups)
+    return Compared(
+        tuple(_group(group, label, arms, paths) for group, label in zip(groups, _labels(groups, paths), strict=True)),
+        arms,
+        {arm: _pairs(groups, arm) for arm in arms} if len(groups) > 1 else {},
+        max(1, len(groups) - 1),
+        {path: values for path, values in differing(groups).items() if not path.startswith(NO_RESULT)},
+        problems,
+    )
+
+
+def _groups(records: list[RunRecord]) -> list[Group]:
+    """Runs that differ in their seed only are one group. A run of the same settings and seed as another is a group of
+    its own: whoever chose both wants to see both."""
+    # Of such copies the last one counts: one that was evaluated, where there is one.
+    groups = grouped(sorted(records, key=lambda record: bool(record.data.arms)))
+    alone = [Group(copy.folder.name, (copy,)) for group in groups for copy in group.copies]
+    order = {id(record): at for at, record in enumerate(records)}
+    return sorted([*groups, *alone], key=lambda group: min(order[id(run)] for run in group.runs))
+
+
+def _record(folder: Path) -> RunRecord:
+    """A run with what it has so far."""
+    try:
+        return read_run(folder)
+    except CheckpointError:
+        data = gather(folder, episodes=False)
+        if data.arms:  # it was read, and what it says of its arms is damaged
+            raise
+        return RunRecord(folder, data.seed, {item.path: item.value for item in data.settings}, data, {})
+
+
+def _arms(groups: list[Group]) -> dict[str, str]:
+    """Labels of the arms to compare by name: what the runs are about, then those that several groups have."""
+    evaluated = [group for group in groups if group.arms()]
+    if not evaluated:
+        return {}
+    named = [group.arms() for group in evaluated]
+    mains = dict.fromkeys(one.label for group in evaluated if (one := group.runs[0].arm(MAIN)) is not None)
+    label = next(iter(mains)) if len(mains) == 1 else "the main arm"
+    if len(groups) == 1:
+        return named[0]
+    if len(groups) > ALL_ARMS:
+        return {MAIN: label}
+    main = {one.name for group in evaluated if (one := group.runs[0].arm(MAIN)) is not None}
+    shared = {name: words for arms in named for name, words in arms.items() if name not in main}
+    return {MAIN: label} | {name: words for name, words in shared.items() if sum(name in arms for arms in named) > 1}
+
+
+def _labels(groups: list[Group], paths: Mapping[Path, str]) -> list[str]:
+    """What groups are called: by the few settings in which they differ, else by their folders; each differently."""
+    differences = _naming(groups)
+    labels = [group.label for group in groups]
+    if len(groups) > 1 and 1 <= len(differences) <= NAMED_BY:
+        settings = [[f"{path}={values[at]}" for path, values in differences.items()] for at in range(len(groups))]
+        labels = [", ".join(one) for one in settings]
+    return [
+        label if labels.count(label) == 1 else f"{label} ({paths[group.runs[0].folder]})"
+        for label, group in zip(labels, groups, strict=True)
+    ]
+
+
+def _naming(groups: list[Group]) -> dict[str, list[object]]:
+    """The settings that tell groups apart: of a plugin its name, since its other settings come with it."""
+    differences = {path: values for path, values in differing(groups).items() if not path.startswith(NO_RESULT)}
+    plugins = {path.removesuffix(".name") for path in differences if path.endswith(".name")}
+    kept = {path: values for path, values in differences.items() if path.partition(".")[0] not in plugins}
+    return {plugin: differences[f"{plugin}.name"] for plugin in sorted(plugins)} | kept
+
+
+def _group(group: Group, label: str, arms: Mapping[str, str], paths: Mapping[Path, str]) -> ComparedGroup:
+    runs = tuple(
+        ComparedRun(paths[run.folder], run.seed, run.data.status, run.data.curves, bool(run.data.arms))
+        for run in sorted(group.runs, key=lambda run: run.seed)
+    )
+    success = {arm: group.success(arm) for arm in arms if group.by_seed(arm)}
+    costs = {
+        words: cost_text(name, cost.value)
+        for name, words in COSTS.items()
+        if (cost := group.cost(name)) and cost.value is not None
+    }
+    return ComparedGroup(label, runs, success, costs)
+
+
+def _pairs(groups: list[Group], arm: str) -> dict[tuple[int, int], tuple[PairedDifference, bool] | None]:
+    pairs: dict[tuple[int, int], tuple[PairedDifference, bool] | None] = {}
+    for (first, one), (second, other) in combinations(enumerate(groups), 2):
+        if one.by_seed(arm) and other.by_seed(arm):
+            against = versus(one, other, arm, len(groups) - 1)
+            pairs[first, second] = (against.paired, against.is_significant) if against.paired is not None else None
+    return pairs
