@@ -180,6 +180,23 @@ class Web(Section):
     changes, its frames load, or it leads on to another one by itself."""
 
 
+class PageView(Section):
+    """What of a page the policy sees: settings that the plugins of browser environments share."""
+
+    region: Literal["page", "viewport"] = "page"
+    """All of the page, or only what the window shows."""
+    max_nodes: int = Field(default=1500, ge=1)
+    """Most elements that are shown; of a longer page those near the window, so that scrolling shows others."""
+    max_options: int = Field(default=10, ge=0)
+    """Options of a native list that are shown, beside the chosen ones and the number of all, until the list is clicked;
+    0 = all. Any option can be chosen by its name."""
+
+    @property
+    def view_options(self) -> dict[str, Any]:
+        """These settings as arguments of `BrowserPool`."""
+        return {"region": self.region, "max_nodes": self.max_nodes, "max_options": self.max_options}
+
+
 class Data(Section):
     """Expert demonstrations."""
 

@@ -29,7 +29,7 @@ from dynaweb.web.chromium.browser import Running, expect_lost_drivers
 from dynaweb.web.chromium.downloads import DOWNLOAD_BUDGET, MAX_DOWNLOAD, Budget
 from dynaweb.web.chromium.install import Chromium, find
 from dynaweb.web.chromium.network import LOOPBACK, FilteringProxy, allows, arguments, is_loopback_only
-from dynaweb.web.page.view import MAX_NODES
+from dynaweb.web.page.view import MAX_NODES, MAX_OPTIONS
 from dynaweb.web.session import QUIET_WINDOW, SETTLE_SECONDS, VIEWPORT, Region, UrlMap
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ _FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    # A page that is scrolled by a key is there at once.
+    "--disable-smooth-scrolling",
     # All frames in one process, as the headless shell has them: one DevTools session then reaches every frame.
     "--disable-site-isolation-trials",
     # The last such flag wins, so this one repeats what Playwright turns off. The first line is ours: without
@@ -66,12 +68,14 @@ class BrowserPool:
     `timeout`: seconds that a page may take to load before it is read as it is. `deadline`: seconds after which a
     browser that does not answer is given up (`BrowserError`). `hosts`: allowed host names, with `*` as wildcard.
     `urls`: real <-> canonical addresses. `view`, `region`, `max_nodes` and `max_chars` (0 = no limit): what of a page
-    is shown. `dialogs`: what happens to `confirm`, `prompt` and `alert`. `downloads`: a folder that keeps downloaded
-    files of up to `max_download` bytes, and of `download_budget` bytes over the pool's life (see `Budget`); without one
-    they are only reported. Permissions are denied. `keep_cache`: keep what the HTTP cache holds between episodes, for
-    sites whose files never change. `quiet`: seconds without a change after which a page with scripts counts as settled;
-    less where scripts do everything at once. `settle`: seconds after which a page that keeps changing, or still waits
-    for requests, timers, frames or the page it leads on to, is read as it is.
+    is shown; one that is longer is shown near the window. `max_options`: options of a native select that are shown, the
+    chosen ones aside, until it is clicked; 0 = all. `dialogs`: what happens to `confirm`, `prompt` and `alert`.
+    `downloads`: a folder that keeps downloaded files of up to `max_download` bytes, and of `download_budget` bytes over
+    the pool's life (see `Budget`); without one they are only reported. Permissions are denied. `keep_cache`: keep what
+    the HTTP cache holds between episodes, for sites whose files never change. `quiet`: seconds without a change after
+    which a page with scripts counts as settled; less where scripts do everything at once. `settle`: seconds after which
+    a page that keeps changing, or still waits for requests, timers, frames or the page it leads on to, is read as it
+    is.
 
     A pool belongs to one event loop at a time: close it in the loop that used it. A forgotten browser is ended when the
     pool is next used, or with the process.
@@ -89,6 +93,7 @@ class BrowserPool:
         view: str = "compact",
         max_nodes: int = MAX_NODES,
         max_chars: int = 0,
+        max_options: int = MAX_OPTIONS,
         region: Region = "page",
         dialogs: Literal["accept", "dismiss"] = "accept",
         recycle: int = 400,
@@ -107,6 +112,7 @@ class BrowserPool:
         self.view = view
         self.max_nodes = max_nodes
         self.max_chars = max_chars
+        self.max_options = max_options
         self.region: Region = region
         self.dialogs: Literal["accept", "dismiss"] = dialogs
         self.recycle = recycle
