@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from dynaweb.config.keys import EVERY, Activity, Matters, NotKeyed
 from dynaweb.config.server import Server
+from dynaweb.masking import Secret
 
 
 class Section(BaseModel):
@@ -169,6 +170,18 @@ class Web(Section):
 
     browser: Annotated[str, NotKeyed("which Chromium plays; pages are the same")] = ""
     """Path of a Chromium; empty = look for one (`dynaweb doctor` says which)."""
+    endpoint: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...],
+        NotKeyed("where browsers run; pages are the same"),
+        Secret("headers"),
+        BeforeValidator(lambda value: value.split() if isinstance(value, str) else value),
+    ] = ()
+    """Addresses of browsers that run elsewhere: `http://HOST:PORT` of `dynaweb web serve` or of DevTools,
+    `ws://HOST:PORT` of a Playwright server. Several share the sessions. `$NAME` stands for an environment variable, such
+    as a token in `http://any:$NAME@HOST:PORT`. Empty = a browser of this machine."""
+    proxy_port: Annotated[int, NotKeyed("where browsers elsewhere find this process")] = Field(default=0, ge=0, le=65535)
+    """Port on 127.0.0.1 of the filter of hosts that browsers of `endpoint` connect through, where it has to be forwarded
+    to them; 0 = any. `dynaweb web serve` needs none."""
     contexts: int = Field(default=16, ge=1)
     """Episodes that are open at once; their model calls share one batch."""
     workers: Annotated[int, NotKeyed("how fast, not what")] = Field(default=0, ge=0)

@@ -21,8 +21,10 @@ LONG_PAGE = 3000
 """Elements of a page above which only what is near the window is read, unless the budget of the view is larger."""
 MUCH_TEXT = 500_000
 """Characters of a page above which the same holds; Chromium needs about 2.5 seconds to write down a million."""
-_PER_NODE = 4
-"""Nodes of a document that are read for each node of the view's budget: most are dropped."""
+_LONG = 4
+"""The same, for each node of the view's budget."""
+_READ = 2
+"""Nodes of a long document that are read for each node of the budget; each takes Chromium a millisecond or more."""
 _SMALL = 100
 """Nodes of a part of a page that is read by one command."""
 _LINE = 50
@@ -45,7 +47,7 @@ class Reading:
 
 def is_long(tab: Tab, max_nodes: int) -> bool:
     """Whether of a page only what is near the window is to be read."""
-    return tab.elements > max(LONG_PAGE, _PER_NODE * max_nodes) or tab.characters > MUCH_TEXT
+    return tab.elements > max(LONG_PAGE, _LONG * max_nodes) or tab.characters > MUCH_TEXT
 
 
 async def read_tab(tab: Tab, *, layout: bool = False, verbose: bool = False, near: int = 0) -> Reading:
@@ -57,7 +59,7 @@ async def read_tab(tab: Tab, *, layout: bool = False, verbose: bool = False, nea
     With `near`, no more is read than what fills a view of so many nodes around the window.
     """
     if near:
-        return await _read_near(tab, max(LONG_PAGE, _PER_NODE * near), verbose)
+        return await _read_near(tab, max(LONG_PAGE, _READ * near), verbose)
     if not layout and not tab.live:
         answer = await tab.send("Accessibility.getFullAXTree")
         return await _merged(tab, answer["nodes"], Clickable(), verbose)
