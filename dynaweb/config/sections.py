@@ -177,11 +177,13 @@ class Web(Section):
         BeforeValidator(lambda value: value.split() if isinstance(value, str) else value),
     ] = ()
     """Addresses of browsers that run elsewhere: `http://HOST:PORT` of `dynaweb web serve` or of DevTools,
-    `ws://HOST:PORT` of a Playwright server. Several share the sessions. `$NAME` stands for an environment variable, such
-    as a token in `http://any:$NAME@HOST:PORT`. Empty = a browser of this machine."""
-    proxy_port: Annotated[int, NotKeyed("where browsers elsewhere find this process")] = Field(default=0, ge=0, le=65535)
-    """Port on 127.0.0.1 of the filter of hosts that browsers of `endpoint` connect through, where it has to be forwarded
-    to them; 0 = any. `dynaweb web serve` needs none."""
+    `ws://HOST:PORT` of a Playwright server. Several share the sessions. `$NAME` stands for an environment variable,
+    such as a token in `http://any:$NAME@HOST:PORT`. Empty = a browser of this machine."""
+    proxy_port: Annotated[int, NotKeyed("where browsers elsewhere find this process")] = Field(
+        default=0, ge=0, le=65535
+    )
+    """Port on 127.0.0.1 of the filter of hosts that browsers of `endpoint` connect through, where it has to be
+    forwarded to them; 0 = any. `dynaweb web serve` needs none."""
     contexts: int = Field(default=16, ge=1)
     """Episodes that are open at once; their model calls share one batch."""
     workers: Annotated[int, NotKeyed("how fast, not what")] = Field(default=0, ge=0)

@@ -56,7 +56,7 @@ class Running:
         self.browser_pid = 0
         """Its process here; 0 when it runs elsewhere or does not say."""
         self.proxy_port = 0
-        """Where it reaches the proxy that its contexts go through; 0 when the browser was started with its own doors."""
+        """Where it reaches the proxy of its contexts; 0 when it was started behind the host list."""
         self.tunnels: Tunnels | None = None
         self.episodes = 0
         self.users = 0

@@ -246,5 +246,7 @@ class Tunnels:
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return f"it did not answer within {CONNECT_SECONDS:g} s"
+    if isinstance(error, ConnectionRefusedError):
+        return "nobody listens there"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return masked(lines[0] if lines else type(error).__name__)

@@ -291,9 +291,7 @@ class BrowserServer:
         finally:
             self._do(self._replace(seat))
 
-    async def _wait(
-        self, seat: _Seat, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _wait(self, seat: _Seat, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A tunnel waits for a connection of the browser, which carries it to its end."""
         writer.write(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: dynaweb-tunnel\r\n\r\n")
         await writer.drain()
