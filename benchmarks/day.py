@@ -97,7 +97,8 @@ for number in range(12):
     file = root / f"file{number % 4}.py"
     file.write_text(f"print({number})\\n" * (number + 1))
     porcelain.add(root, [str(file)])
-    porcelain.commit(root, message=f"Change {number}".encode(), author=b"Ann <a@example.org>", committer=b"Ann <a@example.org>")
+    ann = b"Ann <a@example.org>"
+    porcelain.commit(root, message=f"Change {number}".encode(), author=ann, committer=ann)
 """
     _run([python, "-c", script, folder / "repo"], folder)
 
@@ -135,7 +136,8 @@ def _django(python: Path, folder: Path) -> None:
     )
     _run([python, "manage.py", "migrate"], folder)
     script = (
-        "from django.contrib.auth.models import Group, User; User.objects.create_superuser('ann', 'a@example.org', 'x'); "
+        "from django.contrib.auth.models import Group, User; "
+        "User.objects.create_superuser('ann', 'a@example.org', 'x'); "
         "[Group.objects.create(name=f'Group {i}') for i in range(150)]"
     )
     _run([python, "manage.py", "shell", "-c", script], folder)
@@ -158,7 +160,8 @@ APPS = {
         ("pypiserver>=2,<3", "setuptools<81"),
         _packages,
         lambda python, folder, port: [
-            str(python), "-m", "pypiserver", "run", "-p", str(port), "-i", "127.0.0.1", "-P", ".", "-a", ".", str(folder)
+            str(python), "-m", "pypiserver", "run", "-p", str(port), "-i", "127.0.0.1", "-P", ".", "-a", ".",
+            str(folder),
         ],
     ),
     "datasette": App(
@@ -270,8 +273,10 @@ LOOK = """(async () => {
   say('caches', (await caches.keys()).length);
   say('service workers', (await navigator.serviceWorker.getRegistrations()).length);
   for (const permission of ['geolocation', 'notifications', 'clipboard-read', 'camera'])
-    try { if ((await navigator.permissions.query({name: permission})).state === 'granted') say('permissions', permission); }
-    catch (error) {}
+    try {
+      const asked = await navigator.permissions.query({name: permission});
+      say('permissions', asked.state === 'granted' && permission);
+    } catch (error) {}
   say('credentials', (await (await fetch('/auth?quiet')).text()) === 'in');
   say('history', history.length > 2 && history.length);
   return traces;
@@ -281,7 +286,8 @@ LEAVE = """(async () => {
   localStorage.leak = sessionStorage.leak = name = 'leak';
   await new Promise(done => { const open = indexedDB.open('leak'); open.onsuccess = open.onerror = done; });
   await caches.open('leak');
-  await Promise.race([navigator.serviceWorker.register('/worker.js').catch(() => 0), new Promise(r => setTimeout(r, 500))]);
+  const registering = navigator.serviceWorker.register('/worker.js').catch(() => 0);
+  await Promise.race([registering, new Promise(done => setTimeout(done, 500))]);
   try { Notification.requestPermission(); navigator.geolocation.getCurrentPosition(() => 0); } catch (error) {}
 })()"""
 KEYS = """<p id=p>-</p><script>onkeydown = e => {
@@ -372,8 +378,8 @@ def choose(page: Observation, chance: random.Random) -> Action:
     """A random action that a policy could take on this page."""
     nodes = [node for node in page.nodes if node.role not in ("text", "heading", "status")]
     others = [
-        Action("go_back"), Action("go_forward"), Action("scroll", text=chance.choice(["down", "up"])), Action("new_tab"),
-        Action("close_tab"), Action("tab_focus", index=chance.randrange(3)), Action("wait"),
+        Action("go_back"), Action("go_forward"), Action("scroll", text=chance.choice(["down", "up"])),
+        Action("new_tab"), Action("close_tab"), Action("tab_focus", index=chance.randrange(3)), Action("wait"),
         Action("press", text=chance.choice(["Enter", "Tab", "End", "Escape", "Control+a"])),
     ]  # fmt: skip
     if not nodes or chance.random() < 0.15:
