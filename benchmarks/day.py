@@ -1,6 +1,6 @@
 """A day in the life of the web layer: a random policy on real applications of others, while things are killed.
 
-    python benchmarks/day.py [--episodes 500] [--sessions 4] [--kills 0.06] [--seed 0] [--apps radicale,trac]
+    python benchmarks/day.py [--episodes 500] [--sessions 4] [--kills 0.06] [--minutes 600] [--apps radicale,trac]
 
 The applications come from the package index, each into an environment of its own beside those of `dynaweb env install`,
 and run on ports of 127.0.0.1. Sessions of one pool play side by side. In a share of the episodes a renderer, the
@@ -464,12 +464,15 @@ async def live(options: argparse.Namespace, sites: Sequence[Site], downloads: Pa
         kill = chance.choice(["renderer", "browser", "site"]) if chance.random() < options.kills else ""
         plans.append((episode, sites[episode % len(sites)], kill))
     waiting = iter(plans)
+    evening = time.monotonic() + 60 * options.minutes
     with witness() as base:
         async with BrowserPool(hosts=LOOPBACK, workers=options.sessions, downloads=downloads, recycle=100) as pool:
 
             async def work() -> None:
                 session = await pool.session()
                 for episode, site, kill in waiting:
+                    if time.monotonic() > evening:
+                        break
                     await play(session, site, base, pool, day, random.Random(f"{options.seed} {episode}"), kill)
                     if (episode + 1) % 20 == 0:
                         sys.stderr.write(f"{sum(day.ends.values())} of {options.episodes} episodes\n")
@@ -497,6 +500,7 @@ def main() -> int:
     parser.add_argument("--episodes", type=int, default=500)
     parser.add_argument("--sessions", type=int, default=4)
     parser.add_argument("--kills", type=float, default=0.06, help="share of episodes in which something is killed")
+    parser.add_argument("--minutes", type=float, default=600, help="no episode begins later")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--apps", default=",".join(APPS), help=f"of {', '.join(APPS)}")
     options = parser.parse_args()

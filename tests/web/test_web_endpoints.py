@@ -22,7 +22,7 @@ from dynaweb.config.sections import Web
 from dynaweb.errors import BrowserError, ConfigError, MissingError
 from dynaweb.types import Action
 from dynaweb.web.chromium.install import find
-from dynaweb.web.chromium.pool import BrowserPool, _browser_pid, pool_of
+from dynaweb.web.chromium.pool import BrowserPool, _browser_pid, check_endpoints, pool_of
 from dynaweb.web.chromium.serving import BrowserServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -222,6 +222,14 @@ async def test_endpoints_of_a_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BROWSER_TOKEN")
     with pytest.raises(MissingError, match=r"web\.endpoint names the environment variable BROWSER_TOKEN"):
         pool_of(web)
+
+
+async def test_endpoints_are_tried_before_anything_is_spent(browsers: BrowserServer) -> None:
+    nobody = "http://127.0.0.1:9"
+    versions = await asyncio.to_thread(check_endpoints, Web(endpoint=(nobody, _address(browsers))))
+    assert list(versions) == [f"http://127.0.0.1:{browsers.port}"] and all(versions.values())
+    with pytest.raises(MissingError, match=r"web\.endpoint: no browser at http://127\.0\.0\.1:9: nobody listens there"):
+        await asyncio.to_thread(check_endpoints, Web(endpoint=(nobody,)))
 
 
 async def test_the_command_serves_and_ends_its_browsers(server: PageServer, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from dynaweb.web.chromium.downloads import DOWNLOAD_BUDGET, MAX_DOWNLOAD, Budget
 from dynaweb.web.chromium.endpoints import NO_WEBRTC, Endpoint
 from dynaweb.web.chromium.install import Chromium, find
 from dynaweb.web.chromium.network import LOOPBACK, FilteringProxy, allows, arguments, is_loopback_only
+from dynaweb.web.environment import run_apart
 from dynaweb.web.page.view import MAX_NODES, MAX_OPTIONS
 from dynaweb.web.session import QUIET_WINDOW, SETTLE_SECONDS, VIEWPORT, Region, UrlMap
 
@@ -376,6 +377,23 @@ def pool_of(web: BrowserSettings, folder: Path | None = None, **options: Any) ->
     if options.get("settle") is None:
         options.pop("settle", None)
     return BrowserPool(**(own | options))
+
+
+def check_endpoints(web: BrowserSettings) -> dict[str, str]:
+    """Try all of `web.endpoint` before anything is spent: the version of the browser of each that answers.
+
+    One that does not is told in the log. Raises `MissingError` with the reasons when none does.
+    """
+
+    async def versions() -> dict[str, str]:
+        async with pool_of(web) as pool:
+            try:
+                await pool._ensure()
+            except BrowserError as error:
+                raise MissingError(f"web.endpoint: {error}") from None
+            return {seat.running.endpoint: seat.running.browser.version for seat in pool._seats if seat.running}
+
+    return run_apart(versions()) if web.endpoint else {}
 
 
 async def _browser_pid(browser: Browser) -> int:

@@ -54,6 +54,14 @@ _NOWHERE = 9
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+@dataclass(eq=False)
+class _Tunnel:
+    """A connection of a client that waits to carry one of its browser's."""
+
+    streams: Streams
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class _Refused(Exception):
     def __init__(self, status: int, line: str) -> None:
         super().__init__(line)
@@ -71,7 +79,7 @@ class _Seat:
     """What the client calls it; '' while it is free."""
     spoken_to: bool = False
     proxy: asyncio.Server | None = None
-    tunnels: asyncio.Queue[Streams] = field(default_factory=asyncio.Queue)
+    tunnels: asyncio.Queue[_Tunnel] = field(default_factory=asyncio.Queue)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
 
@@ -182,7 +190,7 @@ class BrowserServer:
         for task in seat.tasks:
             task.cancel()
         while not seat.tunnels.empty():
-            seat.tunnels.get_nowait()[1].close()
+            seat.tunnels.get_nowait().ended.set()
         with suppress(Exception):
             await asyncio.wait_for(seat.browser.close(), 5.0)
 
@@ -213,6 +221,8 @@ class BrowserServer:
         task = asyncio.current_task()
         assert task is not None  # a server runs it as one
         self._tasks.add(task)
+        # A client whose machine has gone says nothing more; without this its browser would be in use for ever.
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         try:
             await self._answer(reader, writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, asyncio.CancelledError):
@@ -295,28 +305,30 @@ class BrowserServer:
         """A tunnel waits for a connection of the browser, which carries it to its end."""
         writer.write(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: dynaweb-tunnel\r\n\r\n")
         await writer.drain()
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        writer._dynaweb_ended = ended  # type: ignore[attr-defined]
-        seat.tunnels.put_nowait((reader, writer))
-        await ended
+        tunnel = _Tunnel((reader, writer))
+        seat.tunnels.put_nowait(tunnel)
+        await tunnel.ended.wait()
 
     async def _connected(self, seat: _Seat, streams: Streams) -> None:
         """The browser connects: to the client, through the next tunnel."""
         task = asyncio.current_task()
         assert task is not None  # a server runs it as one
         seat.tasks.add(task)
+        tunnel: _Tunnel | None = None
         try:
-            while True:
+            while tunnel is None or tunnel.streams[0].at_eof():
+                if tunnel is not None:
+                    tunnel.ended.set()
                 tunnel = await asyncio.wait_for(seat.tunnels.get(), WAIT_SECONDS)
-                if not tunnel[1].is_closing() and not tunnel[0].at_eof():
-                    break
-            tunnel[1].write(b"+")
-            await _join(streams, tunnel)
+            tunnel.streams[1].write(b"+")
+            await _join(streams, tunnel.streams)
         except (OSError, TimeoutError, asyncio.CancelledError):
             pass  # the client has gone, and its browser goes too
         finally:
             seat.tasks.discard(task)
             streams[1].close()
+            if tunnel is not None:
+                tunnel.ended.set()
 
 
 async def _join(one: Streams, other: Streams) -> None:
