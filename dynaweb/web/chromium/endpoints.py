@@ -87,12 +87,12 @@ class Endpoint:
         running: Running | None = None
         try:
             async with asyncio.timeout(2 * CONNECT_SECONDS):
-                seconds = {"timeout": 1000 * CONNECT_SECONDS}
+                limit = 1000 * CONNECT_SECONDS
                 port = proxy.port
                 if self.is_playwright:
                     launch = {"x-playwright-launch-options": json.dumps({"args": list(FLAGS), "headless": True})}
                     headers = {**self.headers, **launch}
-                    browser = await playwright.chromium.connect(self.address, headers=headers, **seconds)
+                    browser = await playwright.chromium.connect(self.address, headers=headers, timeout=limit)
                 else:
                     offer = await ask(self, "GET", "/json/version")
                     address = self.address
@@ -102,7 +102,9 @@ class Endpoint:
                         address = self._below(f"/devtools/{lease['id']}").replace("http", "ws", 1)
                         tunnels = Tunnels(self, str(lease["id"]), proxy)
                         await tunnels.open()
-                    browser = await playwright.chromium.connect_over_cdp(address, headers=dict(self.headers), **seconds)
+                    browser = await playwright.chromium.connect_over_cdp(
+                        address, headers=dict(self.headers), timeout=limit
+                    )
                 running = Running(playwright, browser, asyncio.get_running_loop(), endpoint=str(self))
                 running.proxy_port, running.tunnels = port, tunnels
                 await self._try_out(running, proxy)

@@ -267,7 +267,7 @@ class _Compact:
     piece_ref: str | None = None
     blocks: list[tuple[int, bool]] = field(default_factory=list)
     """Open blocks: (index, lies in a paragraph)."""
-    names: list[str] = field(default_factory=list)
+    names: list[str] | None = None
     """Names of all controls, without white space."""
     muted: int = 0
     """Text before this index is the name of something already."""
@@ -346,7 +346,7 @@ class _Compact:
     def _names_a_control(self, index: int) -> bool:
         """Whether a label's text is said by some control; a label that belongs to none is all a reader has."""
         pieces = [_letters(node.name) for node in self.raw[index + 1 : self.ends[index]] if node.role == TEXT]
-        if not self.names:
+        if self.names is None:
             self.names = [_letters(node.name) for node in self.raw if node.role in INTERACTIVE and node.name]
         return any(all(piece in name for piece in pieces) for name in self.names)
 

@@ -122,7 +122,7 @@ class StaticSession:
 
     async def act(self, action: Action) -> str:
         """Do an action of the last observation: '' or the reason why it was refused (also the next notice)."""
-        self._opened = frozenset()
+        self._opened.clear()
         on_node = action.kind in TARGETED or action.target is not None
         reason = self._act_on_node(action) if on_node else self._act_on_tab(action)
         self._notices += [reason] if reason else []
@@ -163,7 +163,7 @@ class StaticSession:
         self._tabs = [_Tab()]
         self._current = 0
         self._focus: Element | None = None
-        self._opened: frozenset[str | None] = frozenset()
+        self._opened: set[str | None] = set()
         """The long list that was clicked last: its options are told in full."""
         self._notices: list[str] = []
         self._last = Observation(BLANK, ())
@@ -264,7 +264,7 @@ class StaticSession:
             return self._select(element, target, action.text)
         if action.kind == "click" and element is not None:
             if any(key == TOTAL for key, _ in node.props):
-                self._opened = frozenset({node.ref})
+                self._opened.add(node.ref)
             self._click(element)
         return ""
 
