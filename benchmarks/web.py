@@ -2,9 +2,13 @@
 
     python benchmarks/web.py [observation] [miniwob] [delta] [memory] [fuzz] [--episodes 500] [--strings 1000000]
 
+    python benchmarks/web.py observation miniwob --against FOLDER [--rounds 5]
+
 Without names all of them run. Prints one JSON object a measurement. What is compared with another package needs its
 environment (`dynaweb env install libwebarena`, `dynaweb env install browsergym`), and `miniwob` the pages that the
-latter holds; what is missing is said on standard error and left out.
+latter holds; what is missing is said on standard error and left out. `--against` runs the measurements alternately with
+this checkout and with the one in another folder, and prints for each number the two medians and their ratio: where
+other work makes the clock useless, processor time still tells.
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ async def timed(work: Callable[[], Awaitable[Any]], repeat: int) -> list[float]:
     return seconds[1:]
 
 
-async def observation(_: argparse.Namespace) -> None:
+async def observation(options: argparse.Namespace) -> None:
     """Tree, boxes and text of pages of three sizes, whole and as the window shows them; libwebarena on the largest."""
     sizes = {"small": 22, "large": 266, "rows": 1000}
     # A script of its own makes the driver read boxes and listeners of the whole page too.
@@ -80,7 +84,8 @@ async def observation(_: argparse.Namespace) -> None:
                         f"observation {name}, {region}", nodes=len(tree["nodes"]), median_ms=1e3 * ours[name],
                         cpu_ms=1e3 * cpu,
                     )  # fmt: skip
-        _against_libwebarena(f"{base}/rows", ours["rows"])
+        if not options.alone:
+            _against_libwebarena(f"{base}/rows", ours["rows"])
 
 
 async def _look(session: ChromiumSession) -> str:
@@ -112,7 +117,7 @@ def _miniwob() -> Path | None:
     return next(sidecar.root().glob("browsergym/lib/python*/site-packages/miniwob/html"), None)
 
 
-async def miniwob(_: argparse.Namespace) -> None:
+async def miniwob(options: argparse.Namespace) -> None:
     """Episodes of `click-button` (reset, two observations, a real click) and BrowserGym's reset and step."""
     folder = _miniwob()
     if folder is None:
@@ -131,7 +136,8 @@ async def miniwob(_: argparse.Namespace) -> None:
                 cpu_ms_per_episode=1e3 * played.cpu / 80, cores_used=played.cpu / played.seconds,
                 load_of_machine=os.getloadavg()[0],
             )  # fmt: skip
-        _against_browsergym(base, reset, step)
+        if not options.alone:
+            _against_browsergym(base, reset, step)
 
 
 @dataclass
@@ -346,6 +352,29 @@ def _memory(process: Any) -> float:
     return total / 2**20
 
 
+def against(folder: Path, names: Sequence[str], rounds: int) -> None:
+    """Measure this checkout and another one alternately, each time in a process of its own."""
+    numbers: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
+    for round_ in range(rounds):
+        for place, checkout in enumerate((ROOT, folder)):
+            plugins = sorted(str(path) for path in checkout.glob("plugins/*"))
+            variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), *plugins])}
+            command = [sys.executable, str(Path(__file__).resolve()), "--alone", *names]
+            done = subprocess.run(command, capture_output=True, text=True, env=variables, cwd=ROOT / "benchmarks")
+            if done.returncode:
+                raise SystemExit(f"{checkout}: {done.stderr[-800:]}")
+            for line in map(json.loads, done.stdout.splitlines()):
+                what = f"{line.pop('what')} {line.pop('side_by_side', '')}".strip()
+                for key, value in line.items():
+                    numbers.setdefault(what, {}).setdefault(key, ([], []))[place].append(value)
+        sys.stderr.write(f"round {round_ + 1} of {rounds}\n")
+    for what, values in numbers.items():
+        for key, (ours, theirs) in values.items():
+            if key != "load_of_machine" and ours and theirs:
+                one, other = statistics.median(ours), statistics.median(theirs)
+                report(f"{what}: {key}", this=one, other=other, ratio=one / other if other else 0.0, rounds=len(ours))
+
+
 MEASUREMENTS = {"observation": observation, "miniwob": miniwob, "delta": delta, "memory": memory, "fuzz": fuzz}
 
 
@@ -355,10 +384,16 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MEASUREMENTS))
     parser.add_argument("--episodes", type=int, default=500)
     parser.add_argument("--strings", type=int, default=1_000_000)
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="another checkout to compare with")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each checkout is measured with --against")
+    parser.add_argument("--alone", action="store_true", help="leave out other packages")
     options = parser.parse_args()
     unknown = set(options.names) - set(MEASUREMENTS)
     if unknown:
         parser.error(f"unknown {', '.join(sorted(unknown))}; choose from {', '.join(MEASUREMENTS)}")
+    if options.against is not None:
+        against(options.against.resolve(), options.names or ["observation", "miniwob"], options.rounds)
+        return
     for name in options.names or MEASUREMENTS:
         asyncio.run(MEASUREMENTS[name](options))
 

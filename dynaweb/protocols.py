@@ -226,6 +226,16 @@ class BrowserSettings(Protocol):
         ...
 
     @property
+    def endpoint(self) -> tuple[str, ...]:
+        """Addresses of browsers that run elsewhere; empty = one of this machine."""
+        ...
+
+    @property
+    def proxy_port(self) -> int:
+        """Port of the filter of hosts for browsers that run elsewhere; 0 = any."""
+        ...
+
+    @property
     def contexts(self) -> int:
         """Episodes that are open at once."""
         ...

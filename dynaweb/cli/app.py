@@ -38,6 +38,7 @@ GROUPS = {
     "config": "config:config_app",
     "tasks": "tasks:tasks_app",
     "env": "play:env_app",
+    "web": "web:web_app",
     "cache": "cache:cache_app",
 }
 """Names of commands and groups, with the module below `dynaweb.cli` and the object that each stands for."""

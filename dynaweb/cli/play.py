@@ -117,7 +117,7 @@ def serve(
     openenv.check_port(host, port)
     with showing_progress(current()):
         shared = openenv.Shared(resolved, split=split or "", tasks=tasks, max_steps=steps, world_model=world_model)
-    token = "" if is_local(host) else _token()
+    token = "" if is_local(host) else serving_token()
     typer.echo(f"{name} ({len(shared.tasks)} tasks) on http://{host}:{port}; Ctrl-C ends it", err=True)
     openenv.serve(shared, name=name, host=host, port=port, sessions=sessions, token=token, idle=idle)
 
@@ -136,7 +136,7 @@ def install(
     typer.echo(str(api.install_environment(name)))
 
 
-def _token() -> str:
+def serving_token() -> str:
     """What clients must send: from the environment, else a new one, which is said once."""
     import secrets
 

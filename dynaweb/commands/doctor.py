@@ -12,6 +12,7 @@ from dynaweb.errors import DynawebError, MissingError, PluginError
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
+    from dynaweb.config.sections import Web
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +27,16 @@ class Check:
 def examine(recipe: str, sets: Iterable[str] = ()) -> list[Check]:
     """Every line of the doctor; the browser that a recipe names is started once."""
     from dynaweb.config import resolve
+    from dynaweb.config.sections import Web
     from dynaweb.runs.folder import versions
 
     try:
         resolved = resolve(recipe, overrides=sets)
     except (MissingError, PluginError):  # of plugins, of which their own lines tell
         resolved = None
-    browser = "" if resolved is None else resolved.web.browser
+    web = Web() if resolved is None else resolved.web
     packages = Check("versions", "ok", ", ".join(f"{name} {version}" for name, version in versions().items()))
-    looks = (("browser", partial(_browser, browser)), ("tiny model", _model), ("stage cache", _cache))
+    looks = (("browser", partial(_browser, web)), ("tiny model", _model), ("stage cache", _cache))
     return [packages, *_plugins(resolved), *(_checked(name, look) for name, look in looks)]
 
 
@@ -60,10 +62,14 @@ def _checked(name: str, look: Callable[[], str]) -> Check:
         return Check(name, "missing", str(error))
 
 
-def _browser(setting: str) -> str:
+def _browser(web: Web) -> str:
     from dynaweb.web.chromium.install import find, try_out
 
-    chromium = find(setting)
+    if web.endpoint:
+        from dynaweb.web.chromium.pool import check_endpoints
+
+        return ", ".join(f"Chromium {version} at {address}" for address, version in check_endpoints(web).items())
+    chromium = find(web.browser)
     return f"Chromium {try_out(chromium)}: {chromium.path} (from {chromium.origin})"
 
 

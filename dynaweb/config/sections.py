@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from dynaweb.config.keys import EVERY, Activity, Matters, NotKeyed
 from dynaweb.config.server import Server
+from dynaweb.masking import Secret
 
 
 class Section(BaseModel):
@@ -170,6 +171,20 @@ class Web(Section):
 
     browser: Annotated[str, NotKeyed("which Chromium plays; pages are the same")] = ""
     """Path of a Chromium; empty = look for one (`dynaweb doctor` says which)."""
+    endpoint: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...],
+        NotKeyed("where browsers run; pages are the same"),
+        Secret("headers"),
+        BeforeValidator(lambda value: value.split() if isinstance(value, str) else value),
+    ] = ()
+    """Addresses of browsers that run elsewhere: `http://HOST:PORT` of `dynaweb web serve` or of DevTools,
+    `ws://HOST:PORT` of a Playwright server. Several share the sessions. `$NAME` stands for an environment variable,
+    such as a token in `http://any:$NAME@HOST:PORT`. Empty = a browser of this machine."""
+    proxy_port: Annotated[int, NotKeyed("where browsers elsewhere find this process")] = Field(
+        default=0, ge=0, le=65535
+    )
+    """Port on 127.0.0.1 of the filter of hosts that browsers of `endpoint` connect through, where it has to be
+    forwarded to them; 0 = any. `dynaweb web serve` needs none."""
     contexts: int = Field(default=16, ge=1)
     """Episodes that are open at once; their model calls share one batch."""
     workers: Annotated[int, NotKeyed("how fast, not what")] = Field(default=0, ge=0)
@@ -179,6 +194,23 @@ class Web(Section):
     settle: Annotated[float, Matters("demos", "experts", *MATTERS_TO)] = Field(default=2.0, ge=0)
     """Most seconds that a page is waited for once it has loaded: while requests or short timers are pending, it
     changes, its frames load, or it leads on to another one by itself."""
+
+
+class PageView(Section):
+    """What of a page the policy sees: settings that the plugins of browser environments share."""
+
+    region: Literal["page", "viewport"] = "page"
+    """All of the page, or only what the window shows."""
+    max_nodes: int = Field(default=1500, ge=1)
+    """Most elements that are shown; of a longer page those near the window, so that scrolling shows others."""
+    max_options: int = Field(default=10, ge=0)
+    """Options of a native list that are shown, beside the chosen ones and the number of all, until the list is clicked;
+    0 = all. Any option can be chosen by its name."""
+
+    @property
+    def view_options(self) -> dict[str, Any]:
+        """These settings as arguments of `BrowserPool`."""
+        return {"region": self.region, "max_nodes": self.max_nodes, "max_options": self.max_options}
 
 
 class Data(Section):

@@ -63,6 +63,10 @@ def in_folder(
             # It costs nothing, and `check` may import torch.
             choose_folder(recipe, out=out, resume=resume, command=command, subject=subject)
             ctx.models.require()
+            if recipe.web.endpoint:
+                from dynaweb.web.chromium.pool import check_endpoints
+
+                check_endpoints(recipe.web)
             check(ctx)
         except Exception:
             ctx.models.team = joined_team()  # who waits for this process is sent home when it closes

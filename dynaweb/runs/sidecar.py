@@ -76,12 +76,13 @@ def python_of(name: str, setting: str = "") -> Path:
     return python
 
 
-def install(name: str, *, base: str = sys.executable) -> Path:
+def install(name: str, *, base: str = sys.executable, sidecar: Sidecar | None = None) -> Path:
     """Make an environment, unless it is there, and return its Python. Raises `InfrastructureError` when that fails.
 
-    `base` is the Python that it is made of. What is there is whole: it is put in its place by one rename.
+    `base` is the Python that it is made of, `sidecar` what is installed under a name of one's own. What is there is
+    whole: it is put in its place by one rename.
     """
-    sidecar = SIDECARS[name]
+    sidecar = sidecar or SIDECARS[name]
     folder = root() / name
     if _python(folder).exists():
         return _python(folder)

@@ -65,7 +65,7 @@ def _on_element(page: Observation, node: Node, action: Action) -> Observation | 
     if action.kind == "type":
         return None if action.enter else _with(page, replace(node, value=action.text or None))
     if action.kind == "select":
-        return _with(page, replace(node, value=action.text))
+        return _with(page, _with_option(node, action.text))
     if node.role == "checkbox":
         return _with(page, _checked(node, not flag(node, "checked")))
     if node.role == "radio":
@@ -85,6 +85,15 @@ def needs_prediction(observation: Observation, action: Action) -> bool:
 def _with(page: Observation, *changed: Node) -> Observation:
     nodes = {node.id: node for node in changed}
     return replace(page, nodes=tuple(nodes.get(node.id, node) for node in page.nodes))
+
+
+def _with_option(node: Node, label: str) -> Node:
+    """A list with another choice; of a long one the page tells the chosen option beside the first ones."""
+    told = options(node)
+    props = node.props
+    if label not in told and ("total" in dict(props)):
+        props = tuple((key, "|".join((*told, label)) if key == "options" else text) for key, text in props)
+    return replace(node, value=label, props=props)
 
 
 def _checked(node: Node, value: bool) -> Node:

@@ -21,7 +21,7 @@ async def play(url):
     async with BrowserPool() as pool:
         session = await pool.session()
         await session.reset()
-        print("browser", pool._running.browser_pid, flush=True)
+        print("browser", pool._seats[0].running.browser_pid, flush=True)
         while True:
             await session.goto(url)
             await session.observe()

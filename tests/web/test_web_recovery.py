@@ -133,7 +133,7 @@ async def play():
     session = await pool.session()
     await session.reset()
     await session.goto(sys.argv[1])
-    return pool._running.browser_pid
+    return pool._seats[0].running.browser_pid
 
 pids = [asyncio.run(play()) for _ in range(2)]
 asyncio.run(pool.close())

@@ -17,6 +17,7 @@ from dynaweb.web.chromium.devtools import TabError, as_error
 from dynaweb.web.chromium.layout import backend_of, frame_of
 from dynaweb.web.chromium.tab import Tab
 from dynaweb.web.chromium.watch import ASK
+from dynaweb.web.page.options import no_option
 from dynaweb.web.quoting import quote
 from dynaweb.web.session import VIEWPORT
 
@@ -269,7 +270,7 @@ def _refusal(target: _Target, answer: Mapping[str, Any], label: str = "") -> str
     if why == "disabled-option":
         return f"{target.name}: its option {quote(answer['option'])} is disabled"
     if why == "no-option":
-        return f"{target.name} has no option {quote(label)}; it has {' '.join(map(quote, answer['options'][:30]))}"
+        return no_option(target.name, label, answer["options"])
     return f"{target.name} {_WHY[why]}"
 
 

@@ -17,42 +17,91 @@ if TYPE_CHECKING:
     from playwright.async_api import Browser, Playwright
 
     from dynaweb.web.chromium.downloads import Budget
+    from dynaweb.web.chromium.endpoints import Tunnels
+
+
+FLAGS = (
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    # A page that is scrolled by a key is there at once.
+    "--disable-smooth-scrolling",
+    # All frames in one process, as the headless shell has them: one DevTools session then reaches every frame.
+    "--disable-site-isolation-trials",
+    # The last such flag wins, so this one repeats what Playwright turns off. The first line is ours: without
+    # `RenderDocument` a navigation within a site keeps its frame and takes a third less time.
+    "--disable-features=RenderDocument,IsolateOrigins,IsolateSandboxedIframes,site-per-process,AimEnabled,AutoDeElevate,AvoidUnnecessaryBeforeUnloadCheckSync,"
+    "DestroyProfileOnBrowserClose,DialMediaRouteProvider,GlobalMediaControls,HttpsFirstBalancedModeAutoEnable,"
+    "HttpsUpgrades,LensOverlay,MediaRouter,NetworkTimeServiceQuerying,OptimizationHints,PaintHolding,PreconnectToSearch,"
+    "ThirdPartyStoragePartitioning,Translate",
+)
+"""Switches that Chromium is started with beside Playwright's."""
 
 
 class Running:
-    """A started browser and how much it has been used."""
+    """A started browser and how much it has been used.
 
-    def __init__(self, playwright: Playwright, browser: Browser, loop: asyncio.AbstractEventLoop) -> None:
+    `endpoint` is the address of a browser that runs elsewhere, '' for one of this process.
+    """
+
+    def __init__(
+        self, playwright: Playwright, browser: Browser, loop: asyncio.AbstractEventLoop, *, endpoint: str = ""
+    ) -> None:
         self.playwright = playwright
         self.browser = browser
         self.loop = loop
+        self.endpoint = endpoint
         self.browser_pid = 0
+        """Its process here; 0 when it runs elsewhere or does not say."""
+        self.proxy_port = 0
+        """Where it reaches the proxy of its contexts; 0 when it was started behind the host list."""
+        self.tunnels: Tunnels | None = None
         self.episodes = 0
         self.users = 0
+        self._given_up = False
 
     @property
     def alive(self) -> bool:
         """The browser answers, and belongs to the event loop that runs now."""
-        return self.loop is asyncio.get_running_loop() and self.browser.is_connected()
+        return self.loop is asyncio.get_running_loop() and self.browser.is_connected() and not self._given_up
+
+    @property
+    def context_options(self) -> dict[str, Any]:
+        """What contexts of this browser need so that they connect through the proxy."""
+        if not self.proxy_port:
+            return {}
+        return {"proxy": {"server": f"socks5://127.0.0.1:{self.proxy_port}", "bypass": "<-loopback>"}}
 
     def kill(self) -> None:
-        """End the browser at once; every session that uses it gets a `BrowserError`."""
+        """End the browser at once, or leave one that runs elsewhere; sessions that use it get a `BrowserError`."""
         if self.browser_pid:
             with suppress(ProcessLookupError):
                 os.kill(self.browser_pid, signal.SIGKILL)
+        elif self.endpoint:
+            self._given_up = True
+            leaving = asyncio.ensure_future(self.close())
+            _leaving.add(leaving)
+            leaving.add_done_callback(_leaving.discard)
 
     async def close(self) -> None:
         """End browser and driver; never fails and never waits for a dead one."""
         if self.loop is not asyncio.get_running_loop():
             # Its event loop ended without `close`: nothing can be awaited any more. The browser follows its driver.
             end_driver(self.browser_pid)
+            if self.tunnels is not None:
+                self.tunnels.close()
             return
         for ending in (self.browser.close, self.playwright.stop):
             with suppress(Exception):
                 await asyncio.wait_for(ending(), 5.0)
+        if self.tunnels is not None:
+            self.tunnels.close()
 
 
 _LOST = "Connection closed while reading from the driver"
+_leaving: set[asyncio.Future[None]] = set()
 _heard: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
 

@@ -39,7 +39,9 @@ class OpenContext:
         self.context = context
         self.tabs: list[Tab] = []
         self.notices: list[str] = []
-        self.downloads = Downloads(pool.downloads, pool.max_download, pool.download_budget, self.say)
+        # A browser elsewhere keeps its files there.
+        folder = None if running.endpoint else pool.downloads
+        self.downloads = Downloads(folder, pool.max_download, pool.download_budget, self.say)
         self._spoiled = fresh
         self._pool = pool
         self._current: Tab | None = None

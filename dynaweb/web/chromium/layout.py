@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,6 +31,17 @@ class Box(NamedTuple):
     def shows(self) -> bool:
         """Whether any part of it shows in the window."""
         return self.meets(VIEWPORT["width"], VIEWPORT["height"])
+
+    @property
+    def offset(self) -> float:
+        """CSS pixels between it and the window: negative above or left of it, 0 where they meet."""
+        across = _beyond(self.x, self.x + self.width, VIEWPORT["width"])
+        down = _beyond(self.y, self.y + self.height, VIEWPORT["height"])
+        return down if abs(down) >= abs(across) else across
+
+
+def _beyond(start: float, end: float, size: float) -> float:
+    return min(end, 0.0) if start < size else start - size
 
 
 @dataclass(slots=True)
@@ -72,6 +84,42 @@ def visible_nodes(snapshot: Mapping[str, Any], layout: Layout) -> set[int]:
             listening.add(backends[at])
             at = parents[at]
     return listening
+
+
+def near_nodes(snapshot: Mapping[str, Any], layout: Layout, count: int) -> set[int]:
+    """Backend ids of the `count` nodes of the main document nearest to its window, and of all that they stand in."""
+    nodes = snapshot["documents"][0]["nodes"]
+    backends, parents = nodes["backendNodeId"], nodes["parentIndex"]
+    boxed = [(abs(box.offset), at) for at, backend in enumerate(backends) if (box := layout.boxes.get(backend))]
+    near: set[int] = set()
+    for _, start in heapq.nsmallest(count, boxed):
+        at = start
+        while at >= 0 and backends[at] not in near:
+            near.add(backends[at])
+            at = parents[at]
+    return near
+
+
+def offsets(nodes: Sequence[Node], layout: Layout) -> list[float]:
+    """`Box.offset` of each node; one without a box is where the one before it is."""
+    values: list[float] = []
+    for node in nodes:
+        box = layout.boxes.get(backend_of(node.ref) or 0)
+        values.append(box.offset if box is not None else values[-1] if values else 0.0)
+    return values
+
+
+def without(raw: Sequence[Node], left_out: Collection[int]) -> list[Node]:
+    """The nodes of a raw tree without those of these backend ids and what is below them."""
+    nodes: list[Node] = []
+    depth = -1
+    for node in raw:
+        if 0 <= depth < node.depth:
+            continue
+        depth = node.depth if backend_of(node.ref) in left_out else -1
+        if depth < 0:
+            nodes.append(node)
+    return nodes
 
 
 def within(raw: Sequence[Node], layout: Layout) -> list[Node]:

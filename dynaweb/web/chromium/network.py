@@ -18,6 +18,7 @@ import asyncio
 import fnmatch
 import ipaddress
 import re
+import secrets
 import socket
 import threading
 from base64 import b64encode
@@ -102,32 +103,39 @@ class FilteringProxy:
     names.
     """
 
-    def __init__(self, hosts: Sequence[str]) -> None:
+    def __init__(self, hosts: Sequence[str], port: int = 0) -> None:
         self.hosts = tuple(hosts)
-        self.port = 0
-        """Where it listens, once it is started."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="dynaweb-proxy", daemon=True)
+        self.port = port
+        """Where it listens, once it is started; 0 = a free port."""
+        self.check_host = f"{secrets.token_hex(8)}.localhost"
+        """A host that only this proxy has; its page is `check_text`, and shows that a browser comes through here."""
+        self.check_text = secrets.token_hex(16)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="dynaweb-proxy", daemon=True)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> FilteringProxy:
         """Listen on a free port. Raises `OSError` where there is none."""
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
+        try:
+            asyncio.run_coroutine_threadsafe(self._listen(), self.loop).result()
+        except OSError:
+            self.close()
+            raise
         return self
 
     def close(self) -> None:
         """End it with all its connections; calling it twice is allowed."""
-        if self._loop.is_closed():
+        if self.loop.is_closed():
             return
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        asyncio.run_coroutine_threadsafe(self._end(), self.loop).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
-        self._loop.close()
+        self.loop.close()
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self.serve, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _end(self) -> None:
@@ -136,9 +144,10 @@ class FilteringProxy:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._loop.shutdown_default_executor()
+        await self.loop.shutdown_default_executor()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection to its end, in the loop of the proxy."""
         task = asyncio.current_task()
         assert task is not None  # a server runs it as one
         self._tasks.add(task)
@@ -152,6 +161,9 @@ class FilteringProxy:
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, port = await _request(reader, writer)
+        if host.lower() == self.check_host:
+            await self._check(reader, writer)
+            return
         other: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         reply = _REFUSED
         if admits(host, self.hosts):
@@ -171,6 +183,13 @@ class FilteringProxy:
         finally:
             other[1].close()
 
+    async def _check(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bytes([5, 0, 0, 1, 0, 0, 0, 0, 0, 0]))
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len(self.check_text)}\r\n"
+        writer.write(f"{head}Connection: close\r\n\r\n{self.check_text}".encode())
+        await writer.drain()
+
     async def _reach(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to an admitted host. Raises `PermissionError` where all its addresses are private."""
         if upstream := _upstream(host, port):
@@ -179,7 +198,7 @@ class FilteringProxy:
         if _is_local_name(host.lower().rstrip(".")):
             addresses = ["127.0.0.1", "::1"]
         else:
-            infos = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            infos = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
             addresses = [address for address in addresses if named or not is_private(address)]
         if not addresses:

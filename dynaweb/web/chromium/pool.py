@@ -15,21 +15,27 @@ memory for every context it ever had. Hosts off the allow-list are out of reach 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from dynaweb.errors import BrowserError, MissingError
-from dynaweb.web.chromium.browser import Running, expect_lost_drivers
+from dynaweb.masking import expanded
+from dynaweb.web.chromium.browser import FLAGS, Running, expect_lost_drivers
 from dynaweb.web.chromium.downloads import DOWNLOAD_BUDGET, MAX_DOWNLOAD, Budget
+from dynaweb.web.chromium.endpoints import NO_WEBRTC, Endpoint
 from dynaweb.web.chromium.install import Chromium, find
 from dynaweb.web.chromium.network import LOOPBACK, FilteringProxy, allows, arguments, is_loopback_only
-from dynaweb.web.page.view import MAX_NODES
+from dynaweb.web.environment import run_apart
+from dynaweb.web.page.view import MAX_NODES, MAX_OPTIONS
 from dynaweb.web.session import QUIET_WINDOW, SETTLE_SECONDS, VIEWPORT, Region, UrlMap
 
 if TYPE_CHECKING:
@@ -39,39 +45,33 @@ if TYPE_CHECKING:
     from dynaweb.web.chromium.context import OpenContext
     from dynaweb.web.chromium.session import ChromiumSession
 
+log = logging.getLogger("dynaweb")
+
 DOWNLOADS = "downloads"
 """Folder of downloaded files within a run's."""
-_FLAGS = (
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    # All frames in one process, as the headless shell has them: one DevTools session then reaches every frame.
-    "--disable-site-isolation-trials",
-    # The last such flag wins, so this one repeats what Playwright turns off. The first line is ours: without
-    # `RenderDocument` a navigation within a site keeps its frame and takes a third less time.
-    "--disable-features=RenderDocument,IsolateOrigins,IsolateSandboxedIframes,site-per-process,AimEnabled,AutoDeElevate,AvoidUnnecessaryBeforeUnloadCheckSync,"
-    "DestroyProfileOnBrowserClose,DialMediaRouteProvider,GlobalMediaControls,HttpsFirstBalancedModeAutoEnable,"
-    "HttpsUpgrades,LensOverlay,MediaRouter,NetworkTimeServiceQuerying,OptimizationHints,PaintHolding,PreconnectToSearch,"
-    "ThirdPartyStoragePartitioning,Translate",
-)
 _LAUNCH_SECONDS = 60.0
+_RETRY_SECONDS = 5.0
+"""Seconds for which an endpoint that gave no browser is not asked again."""
 
 
 class BrowserPool:
     """One browser, its contexts, and a limit on how many browser operations run at once.
 
-    `browser`: path of a Chromium (empty = look for one). `workers`: operations at once, 0 = number of cores.
+    `browser`: path of a Chromium (empty = look for one). `endpoints`: addresses of browsers that run elsewhere, which
+    are used instead (`dynaweb.web.chromium.endpoints`); sessions go to the one with the fewest, one that dies is
+    connected to again, and what pages offer for download is only reported there. `proxy_port`: port of the proxy that
+    keeps their host list (0 = any). `workers`: operations at once, 0 = number of cores.
     `timeout`: seconds that a page may take to load before it is read as it is. `deadline`: seconds after which a
     browser that does not answer is given up (`BrowserError`). `hosts`: allowed host names, with `*` as wildcard.
     `urls`: real <-> canonical addresses. `view`, `region`, `max_nodes` and `max_chars` (0 = no limit): what of a page
-    is shown. `dialogs`: what happens to `confirm`, `prompt` and `alert`. `downloads`: a folder that keeps downloaded
-    files of up to `max_download` bytes, and of `download_budget` bytes over the pool's life (see `Budget`); without one
-    they are only reported. Permissions are denied. `keep_cache`: keep what the HTTP cache holds between episodes, for
-    sites whose files never change. `quiet`: seconds without a change after which a page with scripts counts as settled;
-    less where scripts do everything at once. `settle`: seconds after which a page that keeps changing, or still waits
-    for requests, timers, frames or the page it leads on to, is read as it is.
+    is shown; one that is longer is shown near the window. `max_options`: options of a native select that are shown, the
+    chosen ones aside, until it is clicked; 0 = all. `dialogs`: what happens to `confirm`, `prompt` and `alert`.
+    `downloads`: a folder that keeps downloaded files of up to `max_download` bytes, and of `download_budget` bytes over
+    the pool's life (see `Budget`); without one they are only reported. Permissions are denied. `keep_cache`: keep what
+    the HTTP cache holds between episodes, for sites whose files never change. `quiet`: seconds without a change after
+    which a page with scripts counts as settled; less where scripts do everything at once. `settle`: seconds after which
+    a page that keeps changing, or still waits for requests, timers, frames or the page it leads on to, is read as it
+    is.
 
     A pool belongs to one event loop at a time: close it in the loop that used it. A forgotten browser is ended when the
     pool is next used, or with the process.
@@ -81,6 +81,8 @@ class BrowserPool:
         self,
         *,
         browser: str = "",
+        endpoints: Sequence[str] = (),
+        proxy_port: int = 0,
         workers: int = 0,
         timeout: float = 3.0,
         deadline: float = 15.0,
@@ -89,6 +91,7 @@ class BrowserPool:
         view: str = "compact",
         max_nodes: int = MAX_NODES,
         max_chars: int = 0,
+        max_options: int = MAX_OPTIONS,
         region: Region = "page",
         dialogs: Literal["accept", "dismiss"] = "accept",
         recycle: int = 400,
@@ -100,6 +103,7 @@ class BrowserPool:
         settle: float = SETTLE_SECONDS,
     ) -> None:
         self.browser = browser
+        self.proxy_port = proxy_port
         self.timeout = timeout
         self.deadline = deadline
         self.hosts = hosts
@@ -107,6 +111,7 @@ class BrowserPool:
         self.view = view
         self.max_nodes = max_nodes
         self.max_chars = max_chars
+        self.max_options = max_options
         self.region: Region = region
         self.dialogs: Literal["accept", "dismiss"] = dialogs
         self.recycle = recycle
@@ -122,10 +127,7 @@ class BrowserPool:
         """How often a browser was started."""
         self._workers = workers or os.cpu_count() or 1
         self._slots: asyncio.Semaphore | None = None
-        self._lock: asyncio.Lock | None = None
-        self._running: Running | None = None
-        self._idle: list[OpenContext] = []
-        """Clean contexts of the running browser."""
+        self._seats = [_Seat(Endpoint.read(endpoint)) for endpoint in endpoints] or [_Seat()]
         self._retired: list[Running] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._proxy: FilteringProxy | None = None
@@ -147,10 +149,10 @@ class BrowserPool:
     async def close(self) -> None:
         """End every browser; calling it twice is allowed, and a later reset starts a new one."""
         ending, self._retired = self._retired, []
-        if self._running is not None:
-            ending.append(self._running)
-            self._running = None
-            self._idle = []
+        for seat in self._seats:
+            if seat.running is not None:
+                ending.append(seat.running)
+            seat.running, seat.idle, seat.failure, seat.retry_at = None, [], "", 0.0
         for running in ending:
             await running.close()
         proxy, self._proxy = self._proxy, None
@@ -160,8 +162,7 @@ class BrowserPool:
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
         """Wait for a turn: at most `workers` operations run at once."""
-        slots, _ = self._locks()
-        async with slots:
+        async with self._turns():
             yield
 
     def allows(self, url: str) -> bool:
@@ -183,25 +184,26 @@ class BrowserPool:
             return await self._acquire(storage_state, har)
 
     async def _acquire(self, storage_state: Path | None, har: Path | None) -> OpenContext:
-        running = await self._ensure()
+        seat, running = await self._ensure()
         running.users += 1
         running.episodes += 1
-        if self._idle and storage_state is None and har is None:
-            return self._idle.pop()
+        if seat.idle and storage_state is None and har is None:
+            return seat.idle.pop()
         try:
             return await self._new_context(running, storage_state, har)
         except BaseException as error:
             running.users -= 1
-            if isinstance(error, BrowserError) and self._running is running:
-                await self._retire(running)
+            if isinstance(error, BrowserError) and seat.running is running:
+                await self._retire(seat)
             raise
 
     async def give_back(self, opened: OpenContext) -> None:
         """A session is done with its context: a clean one waits for the next session, a dirty one is closed."""
         running = opened.running
         running.users -= 1
-        if not opened.dirty and running is self._running and running.alive:
-            self._idle.append(opened)
+        seat = next((seat for seat in self._seats if seat.running is running), None)
+        if seat is not None and not opened.dirty and running.alive:
+            seat.idle.append(opened)
         else:
             await opened.close()
         if running in self._retired and running.users == 0:
@@ -210,36 +212,64 @@ class BrowserPool:
 
     def outdated(self, running: Running) -> bool:
         """Whether a session should move to another browser at its next reset."""
-        return running is not self._running or not running.alive or running.episodes >= self.recycle
+        present = any(seat.running is running for seat in self._seats)
+        return not present or not running.alive or running.episodes >= self.recycle
 
-    async def _ensure(self) -> Running:
-        _, lock = self._locks()
-        async with lock:
-            current = self._running
+    async def _ensure(self) -> tuple[_Seat, Running]:
+        """A browser that runs, and its seat: the one with the fewest sessions."""
+        self._turns()
+        if all(seat.running is None for seat in self._seats):
+            # At the start all of them are tried at once, so that one that does not answer is known then.
+            await asyncio.gather(*(self._fill(seat) for seat in self._seats))
+        for seat in sorted(self._seats, key=lambda seat: seat.running.users if seat.running else 0):
+            running = await self._fill(seat)
+            if running is not None:
+                return seat, running
+        raise BrowserError("; ".join(dict.fromkeys(seat.failure for seat in self._seats)))
+
+    async def _fill(self, seat: _Seat) -> Running | None:
+        """The browser of a seat, started or connected to where that has to be; None for an endpoint without one."""
+        async with seat.lock:
+            current = seat.running
             if current is not None and not self.outdated(current):
                 return current
             if current is not None:
-                await self._retire(current)
-            self._running = await self._launch()
-            return self._running
+                await self._retire(seat)
+            if time.monotonic() < seat.retry_at:
+                return None
+            if seat.endpoint is None:
+                seat.running = await self._launch(None)
+                return seat.running
+            try:
+                seat.running = await self._launch(seat.endpoint)
+            except BrowserError as error:
+                seat.failure, seat.retry_at = str(error), time.monotonic() + _RETRY_SECONDS
+                log.warning("%s", error)
+            return seat.running
 
-    async def _retire(self, running: Running) -> None:
-        self._running = None
-        self._idle = []
+    async def _retire(self, seat: _Seat) -> None:
+        running, seat.running, seat.idle = seat.running, None, []
+        if running is None:
+            return
         if running.alive and running.users:
             self._retired.append(running)
         else:
             await running.close()
 
-    async def _launch(self) -> Running:
-        chosen = find(self.browser)
+    async def _launch(self, endpoint: Endpoint | None) -> Running:
         try:
             from playwright.async_api import async_playwright
         except ImportError:
             raise MissingError("Playwright is not installed: pip install 'dynaweb[web]'") from None
+        if endpoint is None:
+            chosen = find(self.browser)
         expect_lost_drivers(asyncio.get_running_loop())
         playwright = await async_playwright().start()
         try:
+            if endpoint is not None:
+                running = await endpoint.connect(playwright, self._filter())
+                self.launches += 1
+                return running
             # Ctrl-C reaches the driver too. It would end itself and the browser, while this process still says what it
             # was doing and closes both.
             launching = playwright.chromium.launch(
@@ -255,16 +285,28 @@ class BrowserPool:
                 await playwright.stop()
             if not isinstance(error, Exception):
                 raise
+            if endpoint is not None:
+                raise
             raise _launch_error(chosen, error) from None
         self.launches += 1
         return running
 
     def _arguments(self) -> list[str]:
         if is_loopback_only(self.hosts):
-            return [*_FLAGS, *arguments(self.hosts, None)]
+            return [*FLAGS, *arguments(self.hosts, None)]
+        return [*FLAGS, *arguments(self.hosts, self._filter().port)]
+
+    def _filter(self) -> FilteringProxy:
+        """The proxy that keeps the host list. Raises `BrowserError` where its port is taken."""
         if self._proxy is None:
-            self._proxy = FilteringProxy(self.hosts).start()
-        return [*_FLAGS, *arguments(self.hosts, self._proxy.port)]
+            try:
+                self._proxy = FilteringProxy(self.hosts, self.proxy_port).start()
+            except OSError as error:
+                raise BrowserError(
+                    f"the port {self.proxy_port} for the filter of hosts is not free ({error.strerror}); "
+                    "choose another web.proxy_port, or 0 for any"
+                ) from None
+        return self._proxy
 
     async def _new_context(self, running: Running, storage_state: Path | None, har: Path | None) -> OpenContext:
         from dynaweb.web.chromium import scripts
@@ -273,7 +315,8 @@ class BrowserPool:
         options: dict[str, Any] = {
             "viewport": VIEWPORT,
             "service_workers": "block",
-            "accept_downloads": self.downloads is not None,
+            "accept_downloads": self.downloads is not None and not running.endpoint,
+            **running.context_options,
         }
         if storage_state is not None:
             options["storage_state"] = str(storage_state)
@@ -283,17 +326,36 @@ class BrowserPool:
         try:
             context = await asyncio.wait_for(running.browser.new_context(**options), _LAUNCH_SECONDS)
             await context.add_init_script(scripts.NO_SERVICE_WORKERS)
+            if running.endpoint:
+                await context.add_init_script(NO_WEBRTC)
         except Exception as error:
             raise BrowserError(f"could not open a browsing context: {str(error).splitlines()[0]}") from None
         return await OpenContext.open(self, running, context, fresh=storage_state is not None or har is not None)
 
-    def _locks(self) -> tuple[asyncio.Semaphore, asyncio.Lock]:
-        """Locks of the running event loop; a pool may serve several `asyncio.run` one after another."""
+    def _turns(self) -> asyncio.Semaphore:
+        """Turns in the running event loop; a pool may serve several `asyncio.run` one after another."""
         loop = asyncio.get_running_loop()
-        if self._slots is None or self._lock is None or self._loop is not loop:
+        if self._slots is None or self._loop is not loop:
             self._loop = loop
-            self._slots, self._lock = asyncio.Semaphore(self._workers), asyncio.Lock()
-        return self._slots, self._lock
+            self._slots = asyncio.Semaphore(self._workers)
+            for seat in self._seats:
+                seat.lock = asyncio.Lock()
+        return self._slots
+
+
+@dataclass(eq=False)
+class _Seat:
+    """Where browsers come from, this machine or an endpoint, and the one that runs."""
+
+    endpoint: Endpoint | None = None
+    running: Running | None = None
+    idle: list[OpenContext] = field(default_factory=list)
+    """Its clean contexts."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    failure: str = ""
+    """Why the endpoint gave no browser when it was tried last."""
+    retry_at: float = 0.0
+    """When it may be tried again, as `time.monotonic` counts."""
 
 
 def pool_of(web: BrowserSettings, folder: Path | None = None, **options: Any) -> BrowserPool:
@@ -305,6 +367,8 @@ def pool_of(web: BrowserSettings, folder: Path | None = None, **options: Any) ->
     downloads = folder / DOWNLOADS if folder is not None else None
     own: dict[str, Any] = {
         "browser": web.browser,
+        "endpoints": tuple(expanded("web.endpoint", endpoint) for endpoint in web.endpoint),
+        "proxy_port": web.proxy_port,
         "workers": web.workers,
         "timeout": web.action_timeout,
         "settle": web.settle,
@@ -313,6 +377,23 @@ def pool_of(web: BrowserSettings, folder: Path | None = None, **options: Any) ->
     if options.get("settle") is None:
         options.pop("settle", None)
     return BrowserPool(**(own | options))
+
+
+def check_endpoints(web: BrowserSettings) -> dict[str, str]:
+    """Try all of `web.endpoint` before anything is spent: the version of the browser of each that answers.
+
+    One that does not is told in the log. Raises `MissingError` with the reasons when none does.
+    """
+
+    async def versions() -> dict[str, str]:
+        async with pool_of(web) as pool:
+            try:
+                await pool._ensure()
+            except BrowserError as error:
+                raise MissingError(f"web.endpoint: {error}") from None
+            return {seat.running.endpoint: seat.running.browser.version for seat in pool._seats if seat.running}
+
+    return run_apart(versions()) if web.endpoint else {}
 
 
 async def _browser_pid(browser: Browser) -> int:

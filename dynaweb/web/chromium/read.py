@@ -10,12 +10,25 @@ from typing import Any
 from dynaweb.types import Node
 from dynaweb.web.chromium.clickable import Clickable, complete, read_clickable
 from dynaweb.web.chromium.devtools import TabError
-from dynaweb.web.chromium.layout import STYLES, Layout, read_layout, visible_nodes
+from dynaweb.web.chromium.layout import STYLES, Layout, near_nodes, read_layout, visible_nodes, without
 from dynaweb.web.chromium.tab import MAX_FRAMES, Tab
 from dynaweb.web.page.tree import TEXT, iframes, read_page, read_tree
 
 MANY_NODES = 600
 """Nodes of a document above which a viewport is read without the rest of the page; the two ways cost the same there."""
+
+LONG_PAGE = 3000
+"""Elements of a page above which only what is near the window is read, unless the budget of the view is larger."""
+MUCH_TEXT = 500_000
+"""Characters of a page above which the same holds; Chromium needs about 2.5 seconds to write down a million."""
+_LONG = 4
+"""The same, for each node of the view's budget."""
+_READ = 2
+"""Nodes of a long document that are read for each node of the budget; each takes Chromium a millisecond or more."""
+_SMALL = 100
+"""Nodes of a part of a page that is read by one command."""
+_LINE = 50
+"""Characters of a text that are written down as one more node."""
 
 Payload = Sequence[Mapping[str, Any]]
 
@@ -28,15 +41,25 @@ class Reading:
     title: str
     nodes: tuple[Node, ...]
     layout: Layout | None = None
+    left_out: tuple[int, int] = (0, 0)
+    """Elements above and below the window that were not read."""
 
 
-async def read_tab(tab: Tab, *, layout: bool = False, verbose: bool = False) -> Reading:
+def is_long(tab: Tab, max_nodes: int) -> bool:
+    """Whether of a page only what is near the window is to be read."""
+    return tab.elements > max(LONG_PAGE, _LONG * max_nodes) or tab.characters > MUCH_TEXT
+
+
+async def read_tab(tab: Tab, *, layout: bool = False, verbose: bool = False, near: int = 0) -> Reading:
     """Read a tab. Raises `TabError` when its document is replaced meanwhile, and `BrowserError`.
 
     `layout` also asks for boxes; of a large page, only what leads to the viewport is read then. A page with scripts has
     its layout read in any case, because only that tells which elements listen to clicks.
     `verbose` keeps the properties that benchmarks print (see `dynaweb.web.page.tree`).
+    With `near`, no more is read than what fills a view of so many nodes around the window.
     """
+    if near:
+        return await _read_near(tab, max(LONG_PAGE, _READ * near), verbose)
     if not layout and not tab.live:
         answer = await tab.send("Accessibility.getFullAXTree")
         return await _merged(tab, answer["nodes"], Clickable(), verbose)
@@ -45,7 +68,8 @@ async def read_tab(tab: Tab, *, layout: bool = False, verbose: bool = False) -> 
         snapshot = await _snapshot(tab)
         read = read_layout(snapshot)
         if len(snapshot["documents"][0]["nodes"]["nodeName"]) > MANY_NODES:
-            payload = await _payload_of(tab, read.boxes.keys() - visible_nodes(snapshot, read))
+            unseen = read.boxes.keys() - visible_nodes(snapshot, read)
+            payload = await _payload_of(tab, unseen)
         else:
             payload = (await tab.send("Accessibility.getFullAXTree"))["nodes"]
     else:
@@ -54,6 +78,41 @@ async def read_tab(tab: Tab, *, layout: bool = False, verbose: bool = False) -> 
     page = await _merged(tab, payload, read_clickable(snapshot, read), verbose)
     page.layout = read
     return page
+
+
+async def read_boxes(tab: Tab) -> Layout:
+    """Where everything is, for a page that was read without."""
+    return read_layout(await _snapshot(tab))
+
+
+async def _read_near(tab: Tab, count: int, verbose: bool) -> Reading:
+    """A long page: the `count` nodes of its document that are nearest to the window."""
+    snapshot = await _snapshot(tab)
+    layout = read_layout(snapshot)
+    near = near_nodes(snapshot, layout, count)
+    nodes = snapshot["documents"][0]["nodes"]
+    far = {
+        backend: box.offset < 0
+        for backend, kind in zip(nodes["backendNodeId"], nodes["nodeType"], strict=True)
+        if kind == 1 and backend not in near and (box := layout.boxes.get(backend))
+    }
+    unread = set(nodes["backendNodeId"]) & layout.boxes.keys() - near
+    payload = await _payload_of(tab, unread, _sizes(snapshot))
+    page = await _merged(tab, payload, read_clickable(snapshot, layout), verbose)
+    above = sum(far.values())
+    return Reading(page.url, page.title, tuple(without(page.nodes, unread)), layout, (above, len(far) - above))
+
+
+def _sizes(snapshot: Mapping[str, Any]) -> dict[int, int]:
+    """By backend id how much Chromium would write down of a node of the main document with all below it."""
+    nodes, strings = snapshot["documents"][0]["nodes"], snapshot["strings"]
+    values = nodes["nodeValue"]
+    sizes = [1 + (len(strings[value]) // _LINE if value >= 0 else 0) for value in values]
+    parents = nodes["parentIndex"]
+    for at in range(len(parents) - 1, 0, -1):
+        if parents[at] >= 0:
+            sizes[parents[at]] += sizes[at]
+    return dict(zip(nodes["backendNodeId"], sizes, strict=True))
 
 
 async def _snapshot(tab: Tab) -> Mapping[str, Any]:
@@ -67,12 +126,24 @@ async def _merged(tab: Tab, payload: Payload, clickable: Clickable, verbose: boo
     return Reading(page.url, page.title, complete(page.nodes, clickable))
 
 
-async def _payload_of(tab: Tab, unseen: Collection[int]) -> list[Mapping[str, Any]]:
+async def _payload_of(
+    tab: Tab, unseen: Collection[int], sizes: Mapping[int, int] | None = None
+) -> list[Mapping[str, Any]]:
     """The main frame's tree, level by level, without what lies below `unseen` nodes.
 
     Chromium needs most of its time to write nodes down: on a page of thousands of which a screenful shows, this takes
-    half the time of the whole tree.
+    half the time of the whole tree. Parts that are small, by `sizes`, are read whole.
     """
+
+    async def below(node: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        backend = node.get("backendDOMNodeId")
+        if sizes is not None and 2 < sizes.get(backend or 0, 0) <= _SMALL:
+            answer = await tab.send_apart("Accessibility.queryAXTree", backendNodeId=backend)
+        else:
+            answer = await tab.send_apart("Accessibility.getChildAXNodes", id=node["nodeId"])
+        nodes: Sequence[Mapping[str, Any]] = answer["nodes"]
+        return nodes
+
     await tab.send_apart("Accessibility.enable")
     try:
         root = (await tab.send_apart("Accessibility.getRootAXNode"))["node"]
@@ -80,10 +151,8 @@ async def _payload_of(tab: Tab, unseen: Collection[int]) -> list[Mapping[str, An
         level = [root]
         while level:
             wanted = [node for node in level if _leads_on(node, unseen, by_id)]
-            answers = await asyncio.gather(
-                *(tab.send_apart("Accessibility.getChildAXNodes", id=node["nodeId"]) for node in wanted)
-            )
-            level = [node for answer in answers for node in answer["nodes"] if node["nodeId"] not in by_id]
+            answers = await asyncio.gather(*map(below, wanted))
+            level = [node for answer in answers for node in answer if node["nodeId"] not in by_id]
             by_id.update((node["nodeId"], node) for node in level)
     finally:
         await tab.send_apart("Accessibility.disable")

@@ -362,10 +362,12 @@ DESCRIBE = _function("", "return {by: describe(el)};")
 TICK = f"new Promise(done => setTimeout({OWN}(() => done(true)), 0))"
 """Resolves at once, except in a frame in which scripts are off."""
 
-MAX_ELEMENTS = 30_000
-"""Elements of a page that is still read; Chromium needs about 0.3 milliseconds for each."""
-MAX_TEXT = 2_000_000
-"""Characters of text of a page that is still read; Chromium needs about 2.5 seconds for a million."""
+MAX_ELEMENTS = 100_000
+"""Elements of a page that is still read; to lay out and list so many takes Chromium several seconds."""
+MAX_TEXT = 10_000_000
+"""Characters of text of a page that is still read."""
+_LITTLE_TEXT = 100_000
+"""Characters of a document below which it does not matter how many of them belong to scripts."""
 
 QUIET = (
     """
@@ -375,9 +377,9 @@ QUIET = (
     const size = part => part.textContent.length;
     const elements = document.getElementsByTagName('*').length;
     let text = document.documentElement ? size(document.documentElement) : 0;
-    if (text > MAX_TEXT) for (const part of document.querySelectorAll('script, style')) text -= size(part);
+    if (text > LITTLE_TEXT) for (const part of document.querySelectorAll('script, style')) text -= size(part);
     const large = elements > MAX_ELEMENTS || text > MAX_TEXT;
-    return large ? `${elements} elements, ${text} characters` : `${calm} ${elements}`;
+    return large ? `${elements} elements, ${text} characters` : `${calm} ${elements} ${text}`;
   };
   const loading = document.readyState === 'loading';
   if (!SCRIPTED && !loading) {
@@ -392,7 +394,11 @@ QUIET = (
   }
   const empty = () => !document.body || (!document.body.innerText.trim() && document.body.offsetHeight < 1);
   return new Promise(done => {
-    const finish = own(() => { watch.disconnect(); done(state(window.length > 0 ? 'framed' : 'live')); });
+    const finish = own(() => {
+      watch.disconnect();
+      removeEventListener('scroll', rest, {capture: true});
+      done(state(window.length > 0 ? 'framed' : 'live'));
+    });
     let timer = 0, worked = false;
     const check = own(() => {
       const works = ask(%(cap)d).includes('b');
@@ -406,6 +412,7 @@ QUIET = (
       if (!empty() && document.readyState !== 'loading') timer = setTimeout(check, %(window)d);
     };
     const watch = new MutationObserver(rest);
+    addEventListener('scroll', rest, {capture: true, passive: true});
     watch.observe(document, {subtree: true, childList: true, attributes: true, characterData: true});
     setTimeout(finish, %(cap)d);
     rest();
@@ -416,12 +423,14 @@ QUIET = (
     .replace("OWN", OWN)
     .replace("MAX_ELEMENTS", str(MAX_ELEMENTS))
     .replace("MAX_TEXT", str(MAX_TEXT))
+    .replace("LITTLE_TEXT", str(_LITTLE_TEXT))
 )
 """Resolves when nothing changed for `window` milliseconds and nothing is pending, or after `cap`; at once on a page
 without scripts that has loaded.
 
 An empty page is waited for: content that a script brings later is what the agent must see. The value is `static`,
-`live` or `framed` (live, with frames) and the number of elements, or the size of a page that is too large to be read.
+`live` or `framed` (live, with frames), the numbers of elements and of characters, or the size of a page that is too
+large to be read.
 """
 
 STATUS = "(performance.getEntriesByType('navigation')[0] || {}).responseStatus || 0"

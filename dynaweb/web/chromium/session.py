@@ -20,11 +20,11 @@ from dynaweb.web.chromium import act, scripts
 from dynaweb.web.chromium.browser import Settings
 from dynaweb.web.chromium.context import BLANK
 from dynaweb.web.chromium.devtools import TabError
-from dynaweb.web.chromium.layout import Box, Layout, backend_of, within
-from dynaweb.web.chromium.read import Reading, read_tab
+from dynaweb.web.chromium.layout import Box, Layout, backend_of, offsets, within
+from dynaweb.web.chromium.read import Reading, is_long, read_boxes, read_tab
 from dynaweb.web.chromium.tab import Tab
 from dynaweb.web.observation_formats import part_of
-from dynaweb.web.page.view import VIEWS, cut
+from dynaweb.web.page.view import TOTAL, VIEWS, Viewed, cut, left_out, nearest, shorten_lists
 from dynaweb.web.quoting import quote
 from dynaweb.web.session import is_address
 
@@ -51,6 +51,7 @@ class Contexts(Settings, Protocol):
     view: str
     max_nodes: int
     max_chars: int
+    max_options: int
     region: Region
 
     def slot(self) -> AbstractAsyncContextManager[None]:
@@ -79,6 +80,8 @@ class ChromiumSession:
         self._last: Observation | None = None
         self._layout: Layout | None = None
         self._stops = 0
+        self._opened: frozenset[str | None] = frozenset()
+        """The long list that was clicked last: its options are told in full."""
 
     def boxes(self) -> dict[int, Box]:
         """Where the elements of the last observation are in the viewport, by number.
@@ -113,7 +116,7 @@ class ChromiumSession:
                 # The context or its browser died since the last episode: once more, with a new one.
                 await self._discard()
                 await self._clean(storage_state, headers or {}, har)
-        self._last, self._layout, self._stops = None, None, 0
+        self._last, self._layout, self._stops, self._opened = None, None, 0, frozenset()
 
     async def goto(self, url: str) -> None:
         """See `Session.goto`."""
@@ -131,10 +134,14 @@ class ChromiumSession:
 
     async def act(self, action: Action) -> str:
         """See `Session.act`. The reason is also a notice of the next observation."""
+        node = self._last.node(action.target) if self._last and action.target is not None else None
+        self._opened = frozenset()
         async with self._pool.slot():
             opened = self._context()
             reason = await self._in_words(opened, action.kind, lambda: self._act(opened, action))
             await opened.after_action()
+        if not reason and action.kind == "click" and node is not None and any(key == TOTAL for key, _ in node.props):
+            self._opened = frozenset({node.ref})
         if reason:
             opened.notices.append(reason)
         return reason
@@ -247,8 +254,7 @@ class ChromiumSession:
     async def _read(self, opened: OpenContext, tab: Tab) -> Observation:
         pool = self._pool
         page = await self._reading(tab)
-        view = VIEWS.get(pool.view) or part_of(pool.view, "view")
-        viewed = cut(view(page.nodes, max_nodes=pool.max_nodes), pool.max_chars)
+        viewed = await self._viewed(opened, tab, page)
         url, title, nodes = page.url, page.title, viewed.nodes
         if tab.crashed:
             nodes = _GONE
@@ -266,6 +272,24 @@ class ChromiumSession:
         tabs = await self._open_tabs(opened)
         return Observation(pool.urls.canonical(url), nodes, title, tabs, notice, viewed.truncated)
 
+    async def _viewed(self, opened: OpenContext, tab: Tab, page: Reading) -> Viewed:
+        """What the pool's view shows of a page; of one that is too long for its budgets, what is near the window."""
+        pool = self._pool
+        view = VIEWS.get(pool.view) or part_of(pool.view, "view")
+        raw = shorten_lists(page.nodes, pool.max_options, self._opened)
+        viewed = cut(view(raw, max_nodes=pool.max_nodes), pool.max_chars)
+        above, below = page.left_out
+        if viewed.truncated and pool.region == "page":
+            if page.layout is None:
+                page.layout = self._layout = await read_boxes(tab)
+            whole = view(raw, max_nodes=len(raw))
+            budgets = {"max_nodes": pool.max_nodes, "max_chars": pool.max_chars}
+            viewed, *more = nearest(whole, offsets(whole.nodes, page.layout), **budgets)
+            above, below = above + more[0], below + more[1]
+        if above or below:
+            opened.notices.append(left_out(above, below))
+        return Viewed(viewed.nodes, viewed.truncated or above + below > 0)
+
     async def _reading(self, tab: Tab) -> Reading:
         """What the tab shows; a heading that says so for a page that is too large."""
         if tab.crashed:
@@ -276,7 +300,8 @@ class ChromiumSession:
         if tab.huge:
             return Reading(tab.page.url, "", _TOO_LARGE)
         by_viewport = self._pool.region == "viewport"
-        page = await read_tab(tab, layout=by_viewport, verbose=self._pool.view not in VIEWS)
+        near = self._pool.max_nodes if not by_viewport and is_long(tab, self._pool.max_nodes) else 0
+        page = await read_tab(tab, layout=by_viewport, verbose=self._pool.view not in VIEWS, near=near)
         self._layout = page.layout
         if by_viewport and page.layout is not None:
             page.nodes = tuple(within(page.nodes, page.layout))

@@ -66,6 +66,8 @@ class Tab:
         """The size of a page that is too large to be read."""
         self.elements = 0
         """Elements of the main document when it was last looked at."""
+        self.characters = 0
+        """Characters of its text, without scripts."""
         self.pointed = False
         """The mouse has been somewhere since `park`, and what appears there gets its events."""
         self.stops = 0
@@ -349,7 +351,7 @@ class Tab:
         script = scripts.QUIET % {"window": int(window * 1000), "cap": int(cap * 1000)}
         try:
             reply = str(await self.evaluate(script, wait=True))
-            state, _, size = reply.partition(" ")
+            state, *sizes = reply.split()
             if state == "framed":
                 await self._frames_quiet(script, time.monotonic() + cap)
         except TabError:
@@ -360,7 +362,7 @@ class Tab:
         self.live = state != "static"
         self.scripted |= self.live
         self.huge = reply if reply.endswith("characters") else ""
-        self.elements = int(size) if size.isdigit() else 0
+        self.elements, self.characters = (0, 0) if self.huge else map(int, sizes)
         return True
 
     async def frame_worlds(self) -> list[int]:

@@ -15,7 +15,7 @@ PROPERTIES = frozenset({
     "atomic", "autocomplete", "busy", "checked", "current", "description", "disabled", "editable", "expanded",
     "focusable", "focused", "hasPopup", "haspopup", "hidden", "invalid", "keyshortcuts", "level", "live", "modal",
     "multiline", "multiselectable", "options", "orientation", "placeholder", "pressed", "readonly", "relevant",
-    "required", "roledescription", "selected", "settable", "sort", "url", "valuemax", "valuemin", "valuetext",
+    "required", "roledescription", "selected", "settable", "sort", "total", "url", "valuemax", "valuemin", "valuetext",
 })
 # fmt: on
 """Properties of accessibility trees. The lenient parser drops others, unless the old page has them."""

@@ -22,7 +22,7 @@ Rules of the **compact** view (flat, what small models read):
 5. `value`: the content of a textbox (None when empty); the current option's label of a combobox; those of a native
    list that shows several, joined with `|`. Props are true ones
    only: checked, disabled, expanded, pressed, required, selected; `options` of a native select, labels joined with
-   `|`.
+   `|`, and before it `total`, how many there are, where only a few are told (`shorten_lists`).
 6. Names, texts and options have their white space collapsed and are cut to `NAME_LIMIT` characters.
 
 The **full** view keeps the tree: nameless structure without properties is dropped (children move up), text that the
@@ -31,7 +31,7 @@ name of its parent already says is dropped, and native selects carry their optio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from dynaweb.types import Node
@@ -48,6 +48,7 @@ def _roles(words: str) -> frozenset[str]:
 NAME_LIMIT = 120
 VALUE_LIMIT = 1000
 MAX_NODES = 1500
+MAX_OPTIONS = 10
 
 INTERACTIVE = _roles(
     """link button textbox searchbox spinbutton combobox listbox checkbox radio switch slider tab option treeitem
@@ -57,6 +58,8 @@ INTERACTIVE = _roles(
 INLINE = _roles("strong emphasis time code mark Abbr superscript subscript insertion deletion Ruby LineBreak")
 """Roles that belong to the text around them."""
 
+TOTAL = "total"
+"""The property that says how many options a native select has, where only a few of them are told."""
 CLICKABLE = ("clickable", "true")
 """The property of an element that listens to clicks (see `dynaweb.web.chromium.layout`)."""
 
@@ -104,6 +107,72 @@ def cut(viewed: Viewed, max_chars: int) -> Viewed:
         if left < 0:
             return Viewed(viewed.nodes[:index], truncated=True)
     return viewed
+
+
+def shorten_lists(raw: Sequence[Node], limit: int, opened: Collection[str | None] = ()) -> Sequence[Node]:
+    """A raw tree in which a native select with more than `limit` options has the first of them and the chosen ones.
+
+    Its property `total` says how many there are. Lists whose `ref` is in `opened` stay whole; 0 is no limit. Options
+    that stay are named by their labels, which tell them from all others (see `dynaweb.web.page.options`).
+    """
+    if not limit or sum(node.role == "option" for node in raw) <= limit:
+        return raw
+    ends = subtree_ends(raw)
+    nodes = list(raw)
+    dropped: set[int] = set()
+    for index, node in enumerate(raw):
+        if node.role not in ("combobox", "listbox") or node.ref in opened or not _options(raw, index, ends[index]):
+            continue
+        at = [below for below in range(index + 1, ends[index]) if raw[below].role == "option"]
+        if len(at) <= limit:
+            continue
+        labels = [label for label, _ in _labels(raw, index, ends[index])]
+        nodes[index] = replace(node, props=(*node.props, (TOTAL, str(len(at)))))
+        for number, (option, label) in enumerate(zip(at, labels, strict=True)):
+            nodes[option] = replace(raw[option], name=label)
+            if number >= limit and ("selected", "true") not in raw[option].props:
+                dropped.update(range(option, ends[option]))
+        for group in (below for below in range(index + 1, ends[index]) if raw[below].role == "group"):
+            if all(below in dropped for below in range(group + 1, ends[group])):
+                dropped.add(group)
+    return [node for index, node in enumerate(nodes) if index not in dropped]
+
+
+def left_out(above: int, below: int) -> str:
+    """What the notice of a page says that is cut by a budget; counts are of elements."""
+    where = [f"{count} {side}" for count, side in ((above, "above"), (below, "below")) if count]
+    return f"the page is long: what is near the window is shown, not the elements {' and '.join(where)}; scroll to them"
+
+
+def nearest(viewed: Viewed, offsets: Sequence[float], *, max_nodes: int, max_chars: int = 0) -> tuple[Viewed, int, int]:
+    """The nodes of a whole view that are nearest to the window, and how many are left out above and below.
+
+    `offsets` has the distance of each node to the window, negative above it. At most `max_nodes` nodes stay, and as
+    many as `max_chars` have room for (see `cut`), each with those that it stands in. They are numbered anew.
+    """
+    nodes = viewed.nodes
+    parents: list[int] = []
+    above: list[int] = []
+    for index, node in enumerate(nodes):
+        while above and nodes[above[-1]].depth >= node.depth:
+            above.pop()
+        parents.append(above[-1] if above else -1)
+        above.append(index)
+    chosen: set[int] = set()
+    left = max_chars
+    for start in sorted(range(len(nodes)), key=lambda index: (abs(offsets[index]), index)):
+        chain = []
+        at = start
+        while at >= 0 and at not in chosen:
+            chain.append(at)
+            at = parents[at]
+        left -= sum(len(format_node(nodes[index])) + 1 for index in chain) if max_chars else 0
+        if len(chosen) + len(chain) > max_nodes or left < 0:
+            break
+        chosen.update(chain)
+    dropped = [offsets[index] < 0 for index in range(len(nodes)) if index not in chosen]
+    near = tuple(replace(nodes[index], id=number) for number, index in enumerate(sorted(chosen), start=1))
+    return Viewed(near, bool(dropped) or viewed.truncated), sum(dropped), len(dropped) - sum(dropped)
 
 
 def compact_view(raw: Sequence[Node], *, max_nodes: int = MAX_NODES) -> Viewed:
@@ -198,6 +267,8 @@ class _Compact:
     piece_ref: str | None = None
     blocks: list[tuple[int, bool]] = field(default_factory=list)
     """Open blocks: (index, lies in a paragraph)."""
+    names: list[str] | None = None
+    """Names of all controls, without white space."""
     muted: int = 0
     """Text before this index is the name of something already."""
     skipped: int = 0
@@ -275,8 +346,9 @@ class _Compact:
     def _names_a_control(self, index: int) -> bool:
         """Whether a label's text is said by some control; a label that belongs to none is all a reader has."""
         pieces = [_letters(node.name) for node in self.raw[index + 1 : self.ends[index]] if node.role == TEXT]
-        names = [_letters(node.name) for node in self.raw if node.role in INTERACTIVE and node.name]
-        return any(all(piece in name for piece in pieces) for name in names)
+        if self.names is None:
+            self.names = [_letters(node.name) for node in self.raw if node.role in INTERACTIVE and node.name]
+        return any(all(piece in name for piece in pieces) for name in self.names)
 
     def _clickable(self, index: int) -> bool:
         """An element without a role of its own that can be acted on and is small enough to be one control."""
@@ -293,6 +365,7 @@ class _Compact:
     def _emit(self, node: Node, name: str, options: str = "") -> None:
         self.flush()
         props = tuple(prop for prop in node.props if prop[0] in _COMPACT_PROPS and prop[1] != "false")
+        props += tuple(prop for prop in node.props if prop[0] == TOTAL)
         if options:
             props += (("options", options),)
         role = _RENAMED.get(node.role, node.role)

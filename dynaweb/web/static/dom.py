@@ -229,13 +229,14 @@ class StaticPage:
         if element.tag != "select" or _is_hidden(element):
             return
         yield Node(0, "MenuListPopup", depth=depth)
-        group = None
+        group, chosen = None, self.choice(element)
         for option in element.iter("option"):
             parent = option.getparent()
             if parent is not group and parent is not None and parent.tag == "optgroup":
                 group = parent
                 yield Node(0, "group", _squeeze(group.get("label") or ""), depth=depth + 1)
-            yield Node(0, "option", option_label(option), depth=depth + (2 if parent is group else 1))
+            props = (("selected", "true"),) if option is chosen else ()
+            yield Node(0, "option", option_label(option), None, props, depth + (2 if parent is group else 1))
 
 
 def load(url: str, source: bytes) -> StaticPage:

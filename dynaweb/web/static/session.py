@@ -22,7 +22,8 @@ from dynaweb.types import TARGETED, Action, Observation
 from dynaweb.web.actions.keys import browser_keys
 from dynaweb.web.actions.rules import TEXTBOXES
 from dynaweb.web.chromium.network import LOOPBACK
-from dynaweb.web.page.view import NAME_LIMIT, compact_view
+from dynaweb.web.page.options import no_option
+from dynaweb.web.page.view import MAX_OPTIONS, NAME_LIMIT, TOTAL, compact_view, left_out, shorten_lists
 from dynaweb.web.quoting import quote
 from dynaweb.web.session import with_scheme
 from dynaweb.web.static.addresses import resolve_url
@@ -84,12 +85,13 @@ class StaticSession:
 
     Addresses are canonical (`http://shop.localhost/`). `hosts` names the hosts that the application serves; when it is
     empty, it is asked for every one. Like Chromium, going back and forward shows the copy that was loaded last, unless
-    the response forbids to store it, and puts back what was typed there. Not safe for concurrent use: one session per
-    episode.
+    the response forbids to store it, and puts back what was typed there. `max_options`: see `BrowserPool`. Not safe for
+    concurrent use: one session per episode.
     """
 
-    def __init__(self, app: Callable[..., Any], hosts: Collection[str] = ()) -> None:
+    def __init__(self, app: Callable[..., Any], hosts: Collection[str] = (), *, max_options: int = MAX_OPTIONS) -> None:
         self._app = app
+        self._max_options = max_options
         self._hosts = frozenset(hosts)
         self._clear({})
 
@@ -107,7 +109,11 @@ class StaticSession:
     async def observe(self) -> Observation:
         """The current page in the compact view."""
         page = self._page
-        view = compact_view(page.tree())
+        raw = shorten_lists(page.tree(), self._max_options, self._opened)
+        view = compact_view(raw)
+        if view.truncated:
+            below = len(compact_view(raw, max_nodes=len(raw)).nodes) - len(view.nodes)
+            self._notices.append(left_out(0, below))
         notice = "; ".join(dict.fromkeys(self._notices))
         self._last = Observation(page.url, view.nodes, notice=notice, truncated=view.truncated)
         self._last_page = page
@@ -116,6 +122,7 @@ class StaticSession:
 
     async def act(self, action: Action) -> str:
         """Do an action of the last observation: '' or the reason why it was refused (also the next notice)."""
+        self._opened.clear()
         on_node = action.kind in TARGETED or action.target is not None
         reason = self._act_on_node(action) if on_node else self._act_on_tab(action)
         self._notices += [reason] if reason else []
@@ -156,6 +163,8 @@ class StaticSession:
         self._tabs = [_Tab()]
         self._current = 0
         self._focus: Element | None = None
+        self._opened: set[str | None] = set()
+        """The long list that was clicked last: its options are told in full."""
         self._notices: list[str] = []
         self._last = Observation(BLANK, ())
         self._last_page = self._page
@@ -254,6 +263,8 @@ class StaticSession:
         if action.kind == "select":
             return self._select(element, target, action.text)
         if action.kind == "click" and element is not None:
+            if any(key == TOTAL for key, _ in node.props):
+                self._opened.add(node.ref)
             self._click(element)
         return ""
 
@@ -301,7 +312,7 @@ class StaticSession:
         matches = [option for way in ways for option in labels if way(option) == wanted]
         matches += [option for option in labels if option_value(option) == label]
         if not matches:
-            return f"{target} has no option {quote(label)}; it has {' '.join(map(quote, list(labels.values())[:30]))}"
+            return no_option(target, label, list(labels.values()))
         option = matches[0]
         if any(part.get("disabled") is not None for part in (option, *option.iterancestors("optgroup"))):
             return f"{target}: its option {quote(labels[option])} is disabled"

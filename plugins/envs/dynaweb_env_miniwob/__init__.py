@@ -12,11 +12,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from dynaweb.config.sections import Section
+from dynaweb.config.sections import PageView
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class MiniwobConfig(Section):
+class MiniwobConfig(PageView):
     """Settings of MiniWoB++."""
 
     path: str = ""

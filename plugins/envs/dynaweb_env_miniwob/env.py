@@ -178,6 +178,7 @@ class MiniwobSource:
                 self._context.folder,
                 urls=self._server.urls,
                 view=self.config.view,
+                **self.config.view_options,
                 timeout=patience(self.web),
                 settle=self.config.settle,
                 # The pages never change while the server runs.

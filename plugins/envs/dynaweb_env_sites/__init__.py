@@ -13,11 +13,11 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from dynaweb.config.sections import Section
+from dynaweb.config.sections import PageView
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
-class SitesConfig(Section):
+class SitesConfig(PageView):
     """Settings of the embedded sites."""
 
     driver: Literal["chromium", "static"] = "chromium"
@@ -45,6 +45,8 @@ class SitesConfig(Section):
     def _static_is_compact(self) -> Self:
         if self.driver == "static" and self.view != "compact":
             raise ValueError('the driver "static" has the view "compact" only; use driver = "chromium" for "full"')
+        if self.driver == "static" and (self.region != "page" or "max_nodes" in self.model_fields_set):
+            raise ValueError('the driver "static" knows no window: `region` and `max_nodes` need driver = "chromium"')
         return self
 
 

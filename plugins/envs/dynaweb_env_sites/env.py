@@ -140,7 +140,8 @@ class SitesSource:
         if self.config.driver == "static":
             from dynaweb.web.static.session import StaticSession
 
-            return StaticSession(self._app, hosts=[site.host for site in self._app.store.sites.values()])
+            hosts = [site.host for site in self._app.store.sites.values()]
+            return StaticSession(self._app, hosts=hosts, max_options=self.config.max_options)
         # Imports Playwright, which static episodes do not need.
         from dynaweb.web.chromium.session import ChromiumSession
 
@@ -154,6 +155,7 @@ class SitesSource:
                 self._context.folder,
                 urls=self._server.urls,
                 view=self.config.view,
+                **self.config.view_options,
             )
         return self._pool
 

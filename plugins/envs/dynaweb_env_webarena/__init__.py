@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from dynaweb.config.sections import Section
+from dynaweb.config.sections import PageView, Section
 from dynaweb.config.server import Server
 from dynaweb.hookspecs import PluginSpec, hookimpl
 from dynaweb.masking import Secret
@@ -32,7 +32,7 @@ class Login(Section):
     """Path that only shows itself to somebody who is logged in, and leads elsewhere otherwise."""
 
 
-class WebarenaConfig(Section):
+class WebarenaConfig(PageView):
     """Settings of WebArena."""
 
     FILES: ClassVar[frozenset[str]] = frozenset({"path", "train"})

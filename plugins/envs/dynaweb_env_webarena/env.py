@@ -164,6 +164,7 @@ class WebarenaSource:
                 self._context.folder,
                 hosts=(*sites.hosts(self.urls.values()), *self.config.hosts),
                 view=self.config.view,
+                **self.config.view_options,
                 settle=self.config.settle,
             )
         return self._pool

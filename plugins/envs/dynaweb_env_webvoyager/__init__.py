@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from dynaweb.config.sections import Section
+from dynaweb.config.sections import PageView
 from dynaweb.hookspecs import PluginSpec, hookimpl
 from dynaweb.web.observation_formats import format_spec
 from dynaweb_rm_webvoyager_judge import WebvoyagerJudgeConfig
@@ -19,7 +19,7 @@ from dynaweb_rm_webvoyager_judge import WebvoyagerJudgeConfig
 UPSTREAM = "https://raw.githubusercontent.com/MinorJerry/WebVoyager/main/data"
 
 
-class WebvoyagerConfig(Section):
+class WebvoyagerConfig(PageView):
     """Settings of WebVoyager."""
 
     path: str = ""

@@ -184,7 +184,7 @@ class WebvoyagerSource:
                 self._context.folder,
                 hosts=self.config.hosts or self._hosts_of_tasks(),
                 view=self.config.view,
-                region=self.config.region,
+                **self.config.view_options,
                 settle=self.config.settle,
             )
         return self._pool
