@@ -220,7 +220,8 @@ class VllmServer:
             raise MissingError(f"{self.name} refused the key; put a valid one into ${KEY_VARIABLE}")
         if reply.status_code >= 400:
             raise EngineError(f"{self.name} refused {path} ({reply.status_code}): {' '.join(reply.text.split())[:500]}")
-        return json.loads(reply.content) if reply.content else None
+        # Some calls answer in words.
+        return json.loads(reply.content) if "json" in reply.headers.get("content-type", "") else None
 
     def _connected(self) -> tuple[Any, Any]:
         """A client of this event loop, and the HTTP library that the openai package was built on."""
