@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -50,6 +50,8 @@ from dynaweb.types import Prompt
 
 RANDOM = "random-llama"
 ROLES = ("policy", "wm", "reward")
+PARTS = ("replicas", "run", "servers", "adapters")
+"""Of that layout: replicas that the engine starts, a whole run with them, `vllm serve`, and that with adapters."""
 START_SECONDS = 600.0
 
 
@@ -426,22 +428,28 @@ def checked_servers(count: int, *, device: str, dtype: str, adapters: bool, gpu:
         return checks.failed
 
 
-def checked_split() -> int:
+def checked_split(parts: Sequence[str], *, eager: bool) -> int:
     """The layout of several GPUs: the trainer on the first, vLLM on the others; the number of failed checks."""
     failed = 0
-    for name, replicas in ((RANDOM, 1), ("tiny", min(2, torch.cuda.device_count() - 1))):
-        model = load(name).to("cuda", torch.bfloat16)
-        settings = {"replicas": replicas, "memory": 0.3, "extra": {"max_num_seqs": 64}}
-        checks = Checks(f"{name} bfloat16, {replicas} replicas on their own GPUs", model, VllmConfig(**settings))
-        try:
-            asyncio.run(checks.run())
-        except (EngineError, ConfigError) as error:
-            checks.report("to the end", False, error=str(error))
-        failed += checks.failed
-    failed += whole_run("model.dtype=bfloat16", *(f"{role}.engine.replicas=1" for role in ROLES))
-    last = str(torch.cuda.device_count() - 1)
-    failed += checked_servers(1, device="cuda", dtype="bfloat16", adapters=False, gpu=last)
-    return failed + checked_servers(1, device="cuda", dtype="bfloat16", adapters=True, gpu=last)
+    gpus = torch.cuda.device_count()
+    if "replicas" in parts:
+        for name, replicas in ((RANDOM, 1), ("tiny", min(2, gpus - 1))):
+            model = load(name).to("cuda", torch.bfloat16)
+            config = VllmConfig(replicas=replicas, memory=0.3, eager=eager, extra={"max_num_seqs": 64})
+            checks = Checks(f"{name} bfloat16, {replicas} replicas on GPUs of their own", model, config)
+            try:
+                asyncio.run(checks.run())
+            except (EngineError, ConfigError) as error:
+                checks.report("to the end", False, error=str(error))
+            failed += checks.failed
+    if "run" in parts:
+        settings = {"replicas": 1, "eager": str(eager).lower()}
+        on_others = [f"{role}.engine.{name}={value}" for role in ROLES for name, value in settings.items()]
+        failed += whole_run("model.dtype=bfloat16", *on_others)
+    for part, adapters in (("servers", False), ("adapters", True)):
+        if part in parts:
+            failed += checked_servers(1, device="cuda", dtype="bfloat16", adapters=adapters, gpu=str(gpus - 1))
+    return failed
 
 
 def main() -> int:
@@ -454,16 +462,18 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32", help="precision of the trainer's model and of vLLM")
     parser.add_argument("--eager", action="store_true", help="no compilation: starts faster")
     parser.add_argument("--gpu", action="store_true", help="everything on a GPU in bfloat16, with graphs and without")
-    parser.add_argument("--nccl", action="store_true", help="with --gpu: the layout of two GPUs or more")
+    parser.add_argument(
+        "--nccl", nargs="*", choices=PARTS, help=f"with --gpu: the layout of two GPUs or more; of it {', '.join(PARTS)}"
+    )
     parser.add_argument("--servers", type=int, default=0, metavar="N", help="with N `vllm serve` on this machine's CPU")
     chosen = parser.parse_args()
     if chosen.servers and not chosen.gpu:
         settings = {"device": "cpu", "dtype": chosen.dtype}
         return checked_servers(chosen.servers, **settings, adapters=chosen.adapters)
-    if chosen.nccl:
+    if chosen.nccl is not None:
         if not chosen.gpu or torch.cuda.device_count() < 2:
             parser.error(f"--nccl wants --gpu and two GPUs, and torch sees {torch.cuda.device_count()}")
-        return checked_split()
+        return checked_split(chosen.nccl or PARTS, eager=chosen.eager)
     extra = {"max_num_seqs": 16}
     if not chosen.gpu:
         return checked(
