@@ -96,6 +96,7 @@ async def _both(work: Callable[[], T], replica: Replica, call: str, **arguments:
     The thread is a daemon: one that waits for a replica that has gone must not keep the run.
     """
     future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # who no longer waits cancels the wait, not the thread
 
     def run() -> None:
         try:

@@ -88,6 +88,17 @@ class Replicas:
             finally:
                 self._loads[number] -= 1
 
+    async def start(self, **arguments: Any) -> list[Any]:
+        """What all replicas answer to `start`. Raises `EngineError` where one of them does not start."""
+        starting = (member.call("start", **arguments) for member in self._members)
+        answers = await asyncio.gather(*starting, return_exceptions=True)
+        for member, answer in zip(self._members, answers, strict=True):
+            if isinstance(answer, EngineError) and len(self._members) > 1:
+                raise EngineError(f"{member.name}: {answer}") from answer
+            if isinstance(answer, BaseException):
+                raise answer
+        return answers
+
     async def each(self, call: str, **arguments: Any) -> Mapping[str, Any]:
         """The answers of all replicas that live, by name."""
         numbers = self._numbers()

@@ -290,9 +290,7 @@ class SharedVllm:
         self.starting = True
         try:
             async with _one_start_at_a_time():
-                replies = await vllms.each("start", config=self.config, arguments=self.arguments)
-            if len(replies) < len(self.layout):
-                raise EngineError("not every replica started")
+                replies = await vllms.start(config=self.config, arguments=self.arguments)
         except BaseException as error:
             vllms.end()
             if not isinstance(error, EngineError):
@@ -303,7 +301,7 @@ class SharedVllm:
             raise self._failure from error
         finally:
             self.starting = False
-        versions = ", ".join(sorted({reply["version"] for reply in replies.values()}))
+        versions = ", ".join(sorted({reply["version"] for reply in replies}))
         _log.info("vLLM %s (%s) started in %.0f s", versions, self.layout, time.monotonic() - started)
 
     def _forget(self) -> None:
