@@ -361,7 +361,7 @@ def whole_run(*sets: str) -> int:
     """A smoke run with every role on vLLM, which has to start it once; the number of failed checks."""
     from dynaweb.observers import read_metrics
 
-    on_vllm = [f"{role}.engine.name=vllm" for role in ROLES]
+    on_vllm = [f"{role}.engine.{setting}" for role in ROLES for setting in ("name=vllm", "share=true")]
     chosen = [*on_vllm, "env.task_settings.driver=static", *sets]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"

@@ -58,10 +58,11 @@ class VllmConfig(BaseModel):
     """No recorded graphs: starts faster, generates slower."""
     sleep: bool = True
     """Give GPU memory back while the trainer works (on CUDA; elsewhere vLLM cannot)."""
-    share: bool = True
-    """Policy, world model and judge of the same settings and architecture use one vLLM in turn, which gets the weights
-    of whoever asks. False starts one for each of them, side by side in the same memory: no dream waits for the requests
-    of another role, and each new weights are pushed once. Servers are always shared."""
+    share: bool | Literal["auto"] = "auto"
+    """True: policy, world model and judge of the same settings and architecture use one vLLM in turn, which gets the
+    weights of whoever asks. False starts one for each of them, side by side in the same memory: no dream waits for the
+    requests of another role, weights are pushed only when they are new, and cached prefixes stay. `auto`: one for each,
+    where a GPU's part for each role is three times its weights and 4 GiB; else in turn. Servers are always shared."""
     correction: float = Field(default=2.0, ge=0)
     """Cap of the importance weights exp(log p of the trainer - log p of vLLM) by which the gradient of each token is
     multiplied, since vLLM's probabilities are not exactly the trainer's (truncated importance sampling). 0 = none."""

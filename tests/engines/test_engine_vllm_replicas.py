@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import engine_kit as kit
@@ -218,6 +219,26 @@ def test_replicas_take_the_last_gpus_and_leave_one_to_the_trainer(
         return
     with pytest.raises(ConfigError, match="need 2 GPUs with the trainer's, and this process sees 1; set replicas = 0"):
         own_gpus(replicas, each)
+
+
+@pytest.mark.parametrize(
+    ("gib", "share", "split"), [(139, "auto", 3), (80, "auto", 1), (139, False, 3), (139, True, 1)]
+)
+def test_roles_have_a_vllm_each_where_their_weights_fit(
+    gib: int, share: bool | str, split: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one and a half billion weights, in 0.4 of the GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=gib << 30))
+    model = kit.llama(1)
+    weights = SimpleNamespace(
+        numel=lambda: 1_500_000_000, element_size=lambda: 2, dtype=torch.bfloat16, is_floating_point=lambda: True
+    )
+    monkeypatch.setattr(model, "parameters", lambda: iter([weights]))
+    loaded = cast("Any", LoadedModel(model, cast("Any", None), cast("Any", None)))
+    one = VllmEngine(VllmConfig(share=cast("Any", share)), EngineContext(weights=loaded, batching=Lockstep(), roles=3))
+    assert one._arguments()["gpu_memory_utilization"] == pytest.approx(0.4 / split)
+    assert one._shares(one._layout()) is (split == 1)
 
 
 class _Replica:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 WORKER = "dynaweb.engines.vllm.worker.WorkerExtension"
 MEMORY_BESIDE, MEMORY_APART = 0.4, 0.9
 """Share of a GPU's memory for vLLM beside the trainer, and on a GPU of its own."""
+ROOM, ROOM_BESIDE = 3, 4 << 30
+"""So many times its weights, and bytes beside them, has a vLLM that keeps them for one role alone."""
 INCIDENTAL = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"})
 """What a model's configuration says that its architecture does not depend on."""
 
@@ -146,8 +148,7 @@ class VllmEngine(BaseEngine):
             if self._services is None:
                 self._shared = made
             else:
-                # Servers are there once, whoever asks.
-                owner = "" if self.config.share or layout.servers else self._role
+                owner = "" if self._shares(layout) else self._role
                 key = json.dumps(["vllm", owner, config, arguments, level, str(layout)], sort_keys=True, default=str)
                 service = self._services.setdefault(key, made)
                 assert isinstance(service, SharedVllm)
@@ -223,6 +224,22 @@ class VllmEngine(BaseEngine):
             return Layout(takes_handles=torch.cuda.is_available())
         return Layout(own_gpus(self.config.replicas, self.config.tensor_parallel))
 
+    def _memory(self, layout: Layout) -> float:
+        """Share of a GPU's memory for all vLLMs on it."""
+        return self.config.memory or (MEMORY_APART if layout.apart else MEMORY_BESIDE)
+
+    def _shares(self, layout: Layout) -> bool:
+        """Whether the roles use one vLLM in turn."""
+        if layout.servers or self._roles == 1:
+            return True  # servers are there once, whoever asks
+        if self.config.share != "auto":
+            return self.config.share
+        if not torch.cuda.is_available():
+            return True
+        each = torch.cuda.get_device_properties(0).total_memory * self._memory(layout) / self._roles
+        weights = sum(value.numel() * value.element_size() for value in self.model.parameters())
+        return each < ROOM * weights / self.config.tensor_parallel + ROOM_BESIDE
+
     def _architecture(self) -> dict[str, Any]:
         config: Any = self.model.config
         layout: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
@@ -256,11 +273,11 @@ class VllmEngine(BaseEngine):
             "seed": 0,
         }
         if torch.cuda.is_available():
-            apart = self._layout().apart
-            memory = self.config.memory or (MEMORY_APART if apart else MEMORY_BESIDE)
-            arguments["gpu_memory_utilization"] = memory / (1 if self.config.share else self._roles)
-            arguments["enable_sleep_mode"] = self.config.sleep and not apart
-            arguments["weight_transfer_config"] = {"backend": "nccl" if apart else "ipc"}
+            layout = self._layout()
+            split = 1 if self._shares(layout) else self._roles
+            arguments["gpu_memory_utilization"] = self._memory(layout) / split
+            arguments["enable_sleep_mode"] = self.config.sleep and not layout.apart
+            arguments["weight_transfer_config"] = {"backend": "nccl" if layout.apart else "ipc"}
         if self._most_rank:
             arguments |= {"enable_lora": True, "max_lora_rank": max(8, self._most_rank), "max_loras": 1}
         return arguments | self.config.extra
