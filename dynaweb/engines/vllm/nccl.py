@@ -8,10 +8,12 @@ Source: `NCCLWeightTransferEngine` of `vllm.distributed.weight_transfer.nccl_eng
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -34,9 +36,9 @@ class NcclGroup:
     async def join(cls, replica: Replica, device: torch.device) -> NcclGroup:
         """Meet a replica's workers. Raises `EngineError` where the replica cannot."""
         try:
-            # vLLM's own, which its workers meet.
-            from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
-            from vllm.distributed.utils import StatelessProcessGroup
+            with _quiet():  # vLLM's own, which its workers meet
+                from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+                from vllm.distributed.utils import StatelessProcessGroup
         except ImportError as error:
             raise MissingError(
                 f"weights go to {replica.name} by vLLM's transfer nccl, for which the trainer needs the package vllm "
@@ -62,7 +64,7 @@ class NcclGroup:
 
         def broadcast() -> None:
             with torch.cuda.device(self._device):
-                stream = torch.cuda.Stream()
+                stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
                 for _, tensor in weights:
                     self._communicator.broadcast(tensor, src=0, stream=stream)
                 stream.synchronize()
@@ -115,6 +117,23 @@ async def _both(work: Callable[[], T], replica: Replica, call: str, **arguments:
     finally:
         for one in (ours, theirs):
             one.cancel()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Import vLLM so that it logs to stderr: stdout belongs to the run's results. It reads this once."""
+    wanted = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")}
+    wanted["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _free_port(host: str) -> int:
