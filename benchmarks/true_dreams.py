@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dynaweb.config import resolve
 from dynaweb.data.store import TrajectoryStore
-from dynaweb.judges.reward import SUCCESS, grading, invented, success_of
+from dynaweb.judges.reward import SUCCESS, grading, success_of
 from dynaweb.pipeline.context import RunContext
 from dynaweb.plugin.registry import current
 from dynaweb.rl.audit import Repeated
@@ -33,7 +33,7 @@ GROUPS: Mapping[str, Callable[[Trajectory], bool]] = {
     "real pages only": lambda dream: not imagined(dream),
     "an imagined page": lambda dream: imagined(dream),
     "an imagined page, nothing invented": lambda dream: imagined(dream) and not invented(dream),
-    "something invented": lambda dream: invented(dream) > 0,
+    "something invented": lambda dream: invented(dream),
 }
 """What dreams are told apart by."""
 
@@ -41,6 +41,11 @@ GROUPS: Mapping[str, Callable[[Trajectory], bool]] = {
 def imagined(dream: Trajectory) -> bool:
     """Whether a dream showed a page that a world model wrote."""
     return any(step.facts.imagined for step in dream.steps)
+
+
+def invented(dream: Trajectory) -> bool:
+    """Whether a dream showed an element that the world model invented."""
+    return any("i" in step.facts.origins for step in dream.steps)
 
 
 def successes(folder: Path, count: int, seed: int) -> list[Trajectory]:

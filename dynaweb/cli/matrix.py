@@ -220,7 +220,8 @@ def cell(
     o.load_plugins(block)
     matrix = MatrixFolder(folder)
     recipe = matrix.recipe(id)
-    typer.echo(api.run(recipe, out=matrix.cell(id), resume=matrix.prepare(id), progress=True))
+    with matrix.prepared(id) as resumed:
+        typer.echo(api.run(recipe, out=matrix.cell(id), resume=resumed, progress=True))
 
 
 def seeds_of(text: str | None) -> tuple[int, ...] | None:

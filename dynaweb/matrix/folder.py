@@ -148,8 +148,19 @@ class MatrixFolder:
                     return _recipe(one)
         raise CheckpointError(f"{self.plan_file} has no cell {id}; `dynaweb matrix status {self.path}` lists them")
 
-    def prepare(self, id: str) -> bool:
-        """Make a cell ready to be run; returns whether its run is to be resumed."""
+    @contextmanager
+    def prepared(self, id: str) -> Iterator[bool]:
+        """Make a cell ready to be run, and keep other processes out of it; gives whether its run is to be resumed.
+
+        Waits for one that is at work in it: a cell outlives a killed matrix while it saves its state, or while it
+        still starts.
+        """
+        from dynaweb.runs.lock import locked
+
+        with locked(self.log(id).with_suffix(".lock"), what=f"cell {id}", wait=True):
+            yield self._prepare(id)
+
+    def _prepare(self, id: str) -> bool:
         folder = self.cell(id)
         if all(_json(folder / name) is not None for name in ("recipe.json", "status.json")):
             return True

@@ -72,7 +72,8 @@ def test_a_cell_that_cannot_go_on_starts_anew_and_nothing_is_lost(name: str, fak
         folder.write_text("{")
     else:
         (folder / name).write_text("{")
-    assert fakes.folder.prepare(id) is False
+    with fakes.folder.prepared(id) as resumed:
+        assert resumed is False
     assert not folder.exists()
     (aside,) = folder.parent.glob(f"{id}.damaged-*")
     assert (aside if name == "all" else aside / name).read_text() == "{"
@@ -136,3 +137,26 @@ def test_a_second_ctrl_c_prints_no_traceback_of_asyncio(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert "the state is saved" in said and "Traceback" not in said
+
+
+def test_a_cell_waits_for_one_that_outlives_its_killed_matrix(fakes: Fakes) -> None:
+    """What still starts makes its folder late: whoever looked before would find it where a new run belongs."""
+    fakes.folder.path.mkdir()
+    fakes.folder.write_plan(fakes.plan)
+    id = fakes.plan.cells[0].id
+    cell, seen = fakes.folder.cell(id), []
+
+    def next_attempt() -> None:
+        with fakes.folder.prepared(id) as resumed:
+            seen.append((resumed, cell.exists()))
+
+    thread = threading.Thread(target=next_attempt)
+    with fakes.folder.prepared(id) as resumed:
+        assert resumed is False
+        thread.start()
+        time.sleep(0.3)
+        cell.mkdir(parents=True)
+        (cell / "status.json.partial").touch()
+        assert not seen
+    thread.join()
+    assert seen == [(False, False)]
