@@ -208,17 +208,25 @@ async def test_replicas_are_processes_with_gpus_of_their_own(tmp_path: Path, mon
 
 @pytest.mark.parametrize(
     ("seen", "replicas", "each", "gpus"),
-    [("0,1", 1, 1, ("1",)), ("2,3,5,7", 3, 1, ("3", "5", "7")), ("0,1,2,3,4", 2, 2, ("1,2", "3,4")), ("0", 1, 1, None)],
+    [("0,1", 1, 1, ("1",)), ("2,3,5,7", 3, 1, ("3", "5", "7")), ("0,1,2,3,4", 2, 2, ("1,2", "3,4"))],
 )
 def test_replicas_take_the_last_gpus_and_leave_one_to_the_trainer(
-    seen: str, replicas: int, each: int, gpus: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
+    seen: str, replicas: int, each: int, gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
-    if gpus is not None:
-        assert own_gpus(replicas, each) == gpus
-        return
-    with pytest.raises(ConfigError, match="need 2 GPUs with the trainer's, and this process sees 1; set replicas = 0"):
-        own_gpus(replicas, each)
+    assert own_gpus(replicas, each) == gpus
+
+
+@pytest.mark.parametrize(("seen", "trainers", "left"), [("0", "1", 0), ("0,1,2", "2", 1), ("0,1", "2", 0)])
+def test_replicas_do_not_take_the_gpus_of_trainers(
+    seen: str, trainers: str, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", trainers)
+    with pytest.raises(
+        ConfigError, match=f"{trainers} trainers need .* sees {len(seen.split(','))}; set replicas = {left}"
+    ):
+        own_gpus(left + 1, 1)
 
 
 @pytest.mark.parametrize(

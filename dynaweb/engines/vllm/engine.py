@@ -346,17 +346,18 @@ class VllmEngine(BaseEngine):
 
 
 def own_gpus(replicas: int, each: int) -> tuple[str, ...]:
-    """The last GPUs of this machine, `each` for a replica, as CUDA_VISIBLE_DEVICES has them; the first is not taken.
+    """The last GPUs of this machine, `each` for a replica, as CUDA_VISIBLE_DEVICES has them; trainers have the first.
 
     Raises `ConfigError` where there are too few.
     """
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = seen.split(",") if seen else [str(number) for number in range(torch.cuda.device_count())]
-    needed = replicas * each
-    if len(names) <= needed:
+    trainers, needed = int(os.environ.get("LOCAL_WORLD_SIZE") or 1), replicas * each
+    if len(names) < needed + trainers:
         raise ConfigError(
-            f"{replicas} replicas of vLLM with {each} GPUs each need {needed + 1} GPUs with the trainer's, and this "
-            f"process sees {len(names)}; set replicas = {max(0, (len(names) - 1) // each)}, or name servers"
+            f"{replicas} replicas of vLLM with {each} GPUs each and {trainers} trainers need {needed + trainers} GPUs, "
+            f"and this process sees {len(names)}; set replicas = {max(0, (len(names) - trainers) // each)}, start "
+            "fewer processes, or name servers"
         )
     chosen = names[-needed:]
     return tuple(",".join(chosen[start : start + each]) for start in range(0, needed, each))

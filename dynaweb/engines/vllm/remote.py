@@ -24,6 +24,8 @@ KEY_VARIABLE = "VLLM_API_KEY"
 NEVER = -1e9
 """Added to the logit of a token that must not be drawn: JSON has no infinity."""
 CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 1800.0
+"""A server that says nothing for so long is dead, such as one whose host was switched off."""
 TRIES = 3
 """Attempts to reach a server before it counts as dead: a connection may be lost once."""
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -81,7 +83,7 @@ class VllmServer:
     # The calls of `Host`
 
     async def _start(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """See that it is there, can do what is wanted, and serves a model of this architecture's vocabulary."""
+        """See that it is there, has the calls of RL, and takes prompts that are long enough."""
         version = (await self._get("/version"))["version"]
         models = (await self._get("/v1/models"))["data"]
         self._model = models[0]["id"]
@@ -236,7 +238,7 @@ class VllmServer:
             # Idle connections would outlive the event loop of a stage.
             self._client, self._loop = (
                 base.AsyncClient(
-                    timeout=base.Timeout(None, connect=CONNECT_SECONDS),
+                    timeout=base.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS, pool=None),
                     limits=base.Limits(max_keepalive_connections=0),
                     trust_env=urlsplit(self.address).hostname not in _LOCAL,
                     headers={"Authorization": f"Bearer {key}"} if key else {},
