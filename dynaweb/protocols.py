@@ -796,6 +796,8 @@ class EngineContext(PluginContext):
     """Gathers the calls of concurrent episodes, so that the same requests share a batch in every run."""
     role: Literal["policy", "wm", "reward"] = "policy"
     """Whom it serves: policy, world model or judge."""
+    roles: int = 1
+    """How many roles of the run have this engine with these settings."""
     adapter_rank: int = 0
     """The largest rank of low-rank adapters on any model that the run generates with."""
     services: MutableMapping[str, Service] | None = None

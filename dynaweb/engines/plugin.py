@@ -34,11 +34,20 @@ class VllmConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
-        {"memory", "tensor_parallel", "eager", "sleep", "share", "probe_tolerance"}
+        {"replicas", "servers", "folder", "memory", "tensor_parallel", "eager", "sleep", "share", "probe_tolerance"}
     )
 
-    memory: float = Field(default=0.4, gt=0, lt=1)
-    """Share of the GPU's memory that vLLM may take (`gpu_memory_utilization`)."""
+    replicas: int = Field(default=0, ge=0)
+    """vLLMs on GPUs of their own, the last of this machine; 0 = one beside the trainer, on its GPU."""
+    servers: tuple[str, ...] = ()
+    """Addresses of servers, such as `["http://gpu-1:8000", "http://gpu-2:8000"]`, in the place of vLLMs that the run
+    starts. Each was started with `python -m dynaweb.engines.vllm.serve MODEL`, and serves nobody else."""
+    folder: str = ""
+    """Where adapters, and weights of a trainer on a CPU, are written for `servers`: a folder that they see under the
+    same path. Empty = in this machine's memory, for servers on this machine."""
+    memory: float = Field(default=0.0, ge=0, lt=1)
+    """Share of a GPU's memory that vLLM may take (`gpu_memory_utilization`); 0 = 0.4 beside the trainer, 0.9 on GPUs of
+    its own."""
     max_model_len: int = Field(default=0, ge=0)
     """Longest prompt with its answer in tokens; 0 = what the model allows."""
     tensor_parallel: int = Field(default=1, ge=1)
@@ -49,9 +58,11 @@ class VllmConfig(BaseModel):
     """No recorded graphs: starts faster, generates slower."""
     sleep: bool = True
     """Give GPU memory back while the trainer works (on CUDA; elsewhere vLLM cannot)."""
-    share: bool = True
-    """Policy, world model and judge of the same settings and architecture use one vLLM in turn, which gets the weights
-    of whoever asks. False starts one for each of them, which takes the memory of each and spares the pushes."""
+    share: bool | Literal["auto"] = "auto"
+    """True: policy, world model and judge of the same settings and architecture use one vLLM in turn, which gets the
+    weights of whoever asks. False starts one for each of them, side by side in the same memory: no dream waits for the
+    requests of another role, weights are pushed only when they are new, and cached prefixes stay. `auto`: one for each,
+    where a GPU's part for each role is three times its weights and 4 GiB; else in turn. Servers are always shared."""
     correction: float = Field(default=2.0, ge=0)
     """Cap of the importance weights exp(log p of the trainer - log p of vLLM) by which the gradient of each token is
     multiplied, since vLLM's probabilities are not exactly the trainer's (truncated importance sampling). 0 = none."""

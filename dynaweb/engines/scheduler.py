@@ -4,6 +4,9 @@ A batch is run when every live episode waits for an engine. An episode that stil
 the batch waiting, whatever the browser's speed, so that which requests share a batch depends on the episodes alone and
 not on timing. Requests from outside any episode are run when the event loop has nothing else to do.
 
+Where vLLM or a server answers some of the calls, nothing repeats bit for bit anyway, and an episode that waits for
+a long reply would keep all others waiting. `free` then runs whatever is pending as soon as the loop has settled.
+
 Rules for callers: take scarce things (a browser context, a semaphore) before entering `episode()`, never inside, since
 a live episode that waits for another one would keep the batch waiting. Should that happen, the batch is run after
 `stall_seconds` with a warning.
@@ -91,10 +94,12 @@ class Queue(Generic[Request, Result]):
 class Lockstep:
     """Counts live episodes and those that wait for an engine; runs the batches when all of them wait.
 
-    One object serves any number of engines and any number of `asyncio.run` calls, one loop at a time.
+    One object serves any number of engines and any number of `asyncio.run` calls, one loop at a time. `free` makes it
+    wait for no episode: whatever is pending is a batch.
     """
 
-    def __init__(self, *, settle_turns: int = SETTLE_TURNS, stall_seconds: float = 120.0) -> None:
+    def __init__(self, *, free: bool = False, settle_turns: int = SETTLE_TURNS, stall_seconds: float = 120.0) -> None:
+        self.free = free
         self._settle_turns = settle_turns
         self._stall_seconds = stall_seconds
         self._queues: list[Queue[Any, Any]] = []
@@ -175,13 +180,14 @@ class Lockstep:
 
     def _settle(self, news: int, turns: int) -> None:
         assert self._loop is not None
-        if news != self._news:
+        # Replies of a server are news all the time: they put off nothing where no episode is waited for.
+        if news != self._news and not self.free:
             news, turns = self._news, self._settle_turns
         if turns > 0:
             self._loop.call_soon(self._settle, news, turns - 1)
             return
         self._checking = False
-        if all(life.waits > 0 for life in self._lives):
+        if self.free or all(life.waits > 0 for life in self._lives):
             self._run()
         elif any(map(len, self._queues)):
             self._stall = self._loop.call_later(self._stall_seconds, self._run_stalled)

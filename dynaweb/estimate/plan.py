@@ -222,8 +222,8 @@ def _caches(recipe: Recipe, shape: Shape, setup: Setup, machine: Machine, roles:
         if choice.name == "transformers":
             tokens = int(choice.settings.get("max_batch_tokens", 65_536))
             caches["key-value cache"] = mem.cache(shape, tokens, setup.bytes_each)
-        elif choice.name == "vllm":
-            caches["vLLM"] = round(float(choice.settings.get("memory", 0.4)) * machine.memory)
+        elif choice.name == "vllm" and not (choice.settings.get("replicas") or choice.settings.get("servers")):
+            caches["vLLM"] = round(float(choice.settings.get("memory") or 0.4) * machine.memory)
     return caches
 
 

@@ -180,10 +180,10 @@ class Models:
 
     @cached_property
     def lockstep(self) -> Lockstep:
-        """What gathers the model calls of all episodes."""
+        """What gathers the model calls of all episodes: in lockstep where this process answers all of them."""
         from dynaweb.engines.scheduler import Lockstep
 
-        return Lockstep()
+        return Lockstep(free=answered_elsewhere(self._recipe))
 
     def engine(self, model: LoadedModel, role: Role = "policy") -> Engine:
         """The engine of a role on a model, one for all roles that choose the same; its tokens count in the costs."""
@@ -204,6 +204,7 @@ class Models:
             weights=model,
             batching=self.lockstep,
             role=role,
+            roles=sum(self._recipe.engine_of(one) == choice for one in ROLES),
             seed=seed,
             adapter_rank=self._adapter_rank,
             services=self.services,
@@ -296,6 +297,14 @@ class CompletedEngine(BaseEngine):
 def completed(plugin: object) -> Engine:
     """An engine plugin with all of `Engine`."""
     return plugin if isinstance(plugin, Engine) else CompletedEngine(plugin)
+
+
+def answered_elsewhere(recipe: Recipe) -> bool:
+    """Whether vLLM or a server answers some calls of episodes, so that results do not repeat bit for bit anyway."""
+    if any(recipe.engine_of(role).name == "vllm" for role in ROLES):
+        return True
+    servers = (getattr(section.config, "server", None) for section in (recipe.wm, recipe.reward))
+    return any(server is not None and bool(server.model) for server in servers)
 
 
 def engine_key(recipe: Recipe, plugins: Plugins, *roles: str) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Environments are shared by fixed slots: slot s plays episodes s, s + slots, s + 2*slots... in order, and counts as one
 live episode of the `Lockstep` from its first to its last. So the batches that engines see depend on the episodes alone,
-never on how fast a browser answered, and the same seed gives the same tokens bit for bit.
+never on how fast a browser answered, and the same seed gives the same tokens bit for bit. Where the `Lockstep` is free,
+since vLLM or a server answers, a slot takes the next episode that nobody has begun.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
 
 class LiveEpisodes(Protocol):
     """What rollouts need of `dynaweb.engines.scheduler.Lockstep`."""
+
+    @property
+    def free(self) -> bool:
+        """Whether episodes go on without waiting for each other."""
+        ...
 
     def episode(self) -> AbstractAsyncContextManager[Any]:
         """Counts as live while inside."""
@@ -189,18 +195,20 @@ async def play_all(
     stops everything and is raised.
     """
     done: dict[int, Trajectory] = {}
+    order = iter(range(len(episodes)))
 
     async def slot(first: int, gate: asyncio.Barrier) -> None:
         async with lockstep.episode() if lockstep is not None else nullcontext(), _renewable(environment) as own:
             # All slots are live before any of them asks an engine, so that the first batch holds everybody.
             await gate.wait()
-            for index in range(first, len(episodes), width):
+            for index in order if free else range(first, len(episodes), width):
                 done[index] = await _play_in(own, episodes[index], player_for, rules, finish)
                 if on_done is not None:
                     on_done(done[index])
 
     width = max(1, min(slots, len(episodes)))
     gate = asyncio.Barrier(width)
+    free = lockstep is not None and lockstep.free
     await together([slot(first, gate) for first in range(min(width, len(episodes)))])
     return [done[index] for index in range(len(episodes))]
 

@@ -6,13 +6,23 @@ environment itself. Everything else is the same.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from dynaweb.judges.reward import SUCCESS, judge_all, lacking, scored_by_model, success_of, untrusted, world_model_error
+from dynaweb.judges.reward import (
+    SUCCESS,
+    judge_all,
+    judge_one,
+    lacking,
+    scored_by_model,
+    success_of,
+    untrusted,
+    world_model_error,
+)
 from dynaweb.protocols import TokenRow
 from dynaweb.rollout.agents import ModelPolicy
 from dynaweb.rollout.episode import Episode, Finish, Rules, play_all
@@ -96,18 +106,40 @@ class GroupSampler:
         plan = [(index, k, task) for index, task in numbered for k in range(self.rl.n)]
         expert = {(index, k) for index, task in numbered for k in self._expert_share(update, index, task)}
         episodes = [self._episode(update, *item) for item in plan if item[:2] not in expert]
-        played = await play_all(
-            episodes,
-            self.source.environment,
-            lambda task: self.policy,
-            rules=self.source.rules,
-            slots=self.source.slots,
-            lockstep=self.lockstep,
-            finish=self.source.finish,
-            on_done=on_done,
-        )
-        judged = iter(await judge_all(self.judge, played, spare=self.spare))
+        judged = iter(await self._judged(episodes, on_done))
         return [self._expert(update, *item) if item[:2] in expert else next(judged) for item in plan]
+
+    async def _judged(
+        self, episodes: Sequence[Episode], on_done: Callable[[Trajectory], None] | None
+    ) -> list[Trajectory]:
+        """Episodes played and judged: all of them at the end in lockstep, else each as it ends."""
+        judging: dict[str, asyncio.Task[Trajectory]] = {}
+
+        def ended(trajectory: Trajectory) -> None:
+            if on_done is not None:
+                on_done(trajectory)
+            if self.lockstep.free:
+                verdict = judge_one(self.judge, trajectory, spare=self.spare)
+                judging[trajectory.id] = asyncio.get_running_loop().create_task(verdict)
+
+        try:
+            played = await play_all(
+                episodes,
+                self.source.environment,
+                lambda task: self.policy,
+                rules=self.source.rules,
+                slots=self.source.slots,
+                lockstep=self.lockstep,
+                finish=self.source.finish,
+                on_done=ended,
+            )
+            if not self.lockstep.free:
+                return await judge_all(self.judge, played, spare=self.spare)
+            return list(await asyncio.gather(*(judging[trajectory.id] for trajectory in played)))
+        finally:
+            for task in judging.values():
+                task.cancel()
+            await asyncio.gather(*judging.values(), return_exceptions=True)
 
     def _expert_share(self, update: int, index: int, task: Task) -> frozenset[int]:
         if task.id not in self.experts:

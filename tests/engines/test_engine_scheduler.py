@@ -48,6 +48,39 @@ async def test_batches_do_not_depend_on_timing(seed: int) -> None:
     assert lockstep.live == 0
 
 
+async def test_where_a_server_answers_too_nobody_waits_for_an_episode_that_asks_it() -> None:
+    lockstep = Lockstep(free=True)
+    engine = Recorder(lockstep)
+    server = asyncio.Event()
+
+    async def slow() -> int:
+        async with lockstep.episode():
+            await server.wait()
+            return await engine.queue.ask(1)
+
+    waiting = asyncio.ensure_future(slow())
+    assert await asyncio.wait_for(_play(lockstep, engine, 1, 3, random.Random(0)), 30) == 2 * 303
+    assert engine.batches == [[100], [101], [102]] and not waiting.done()
+    server.set()
+    assert await waiting == 2
+
+
+async def test_a_free_batch_is_run_while_news_come_all_the_time() -> None:
+    lockstep = Lockstep(free=True)
+    engine = Recorder(lockstep)
+    done = asyncio.Event()
+
+    async def news() -> None:
+        while not done.is_set():
+            async with lockstep.episode():
+                await asyncio.sleep(0)
+
+    noisy = asyncio.ensure_future(news())
+    assert await asyncio.wait_for(engine.queue.ask(4), 30) == 8
+    done.set()
+    await noisy
+
+
 @pytest.mark.parametrize("seed", range(5))
 async def test_a_freed_place_is_taken_before_the_next_batch(seed: int) -> None:
     lockstep = Lockstep()

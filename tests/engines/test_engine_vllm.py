@@ -33,6 +33,7 @@ from dynaweb.engines.vllm.worker import WorkerExtension, wrapped_layers
 from dynaweb.errors import ConfigError, EngineError, MissingError
 from dynaweb.pipeline.artifacts import LoadedModel
 from dynaweb.pipeline.fit import with_adapters
+from dynaweb.pipeline.models import Models, answered_elsewhere
 from dynaweb.protocols import EngineContext, GenerateRequest, TokenRow
 from dynaweb.rl.importance import corrected
 from dynaweb.trainer.distributed.deepspeed import ZeroSettings, deepspeed_config
@@ -237,6 +238,24 @@ def test_engines_and_backend_are_settings_of_the_recipe() -> None:
         base = ["wm.engine.name=vllm"] if wrong.startswith("wm") else []
         with pytest.raises((ConfigError, MissingError), match=words):
             resolve("dynaweb", overrides=[*base, wrong])
+
+
+@pytest.mark.parametrize(
+    ("choices", "overrides", "elsewhere"),
+    [
+        ({}, [], False),
+        ({"wm": "frozen-llm"}, [], False),
+        ({}, ["reward.engine.name=vllm"], True),
+        ({"wm": "frozen-llm"}, ["wm.server.model=x", "wm.server.base_url=http://localhost:1/v1"], True),
+        ({"reward": "llm-judge"}, ["reward.server.model=x", "reward.server.base_url=http://localhost:1/v1"], True),
+    ],
+)
+def test_only_what_this_process_answers_is_in_step(
+    choices: dict[str, Any], overrides: list[str], elsewhere: bool
+) -> None:
+    recipe = resolve("smoke", overrides=overrides, **choices)
+    assert answered_elsewhere(recipe) is elsewhere
+    assert Models(recipe, cast("Any", None), lambda *names: 0, lambda counted: None).lockstep.free is elsewhere
 
 
 def test_a_deepspeed_file_of_ones_own_goes_over_ours(tmp_path: Path) -> None:

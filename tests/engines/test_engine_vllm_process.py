@@ -76,10 +76,10 @@ def wait_for(what: Any, seconds: float) -> float:
     return time.monotonic() - started
 
 
-def engine(model: Any, services: Any, rank: int = 0, **settings: Any) -> VllmEngine:
+def engine(model: Any, services: Any, rank: int = 0, roles: int = 1, **settings: Any) -> VllmEngine:
     """An engine on a model, of a run whose adapters have a rank."""
     weights = cast("Any", LoadedModel(model, cast("Any", None), cast("Any", None)))
-    context = EngineContext(weights=weights, batching=Lockstep(), services=services, adapter_rank=rank)
+    context = EngineContext(weights=weights, batching=Lockstep(), services=services, roles=roles, adapter_rank=rank)
     return VllmEngine(VllmConfig(**settings), context)
 
 
@@ -149,8 +149,8 @@ async def test_other_layouts_and_roles_that_do_not_share_have_a_vllm_of_their_ow
         engine(kit.llama(1), services),
         engine(kit.llama(1, layers=2), services),
         engine(kit.llama(1), services, eager=True),
-        engine(kit.llama(1), services, share=False),
-        engine(kit.llama(2), services, share=False),
+        engine(kit.llama(1), services, share=False, roles=3),
+        engine(kit.llama(2), services, share=False, roles=3),
     ]
     assert len({id(one.vllm) for one in engines}) == 4 == len(services)
     assert engines[3].vllm is engines[4].vllm, "of one role"

@@ -6,14 +6,17 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import pytest
 
+from dynaweb.config import resolve
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.errors import BrowserError, InfrastructureError
 from dynaweb.judges.reward import grading, judge_all, lacking, scored_by_model, success_of
-from dynaweb.rollout.agents import Decision, ExpertPlayer, MixedPolicy, RandomPolicy
+from dynaweb.rollout.agents import Decision, ExpertPlayer, MixedPolicy, ModelPolicy, RandomPolicy
 from dynaweb.rollout.episode import Episode, Rules, play, play_all, refuse_total_failure
+from dynaweb.rollout.group import GroupSampler, RolloutSource
 from dynaweb.types import Action, Judgement, Node, Observation, Step, StepFacts, StepResult, Task, Trajectory
 
 TASK = Task(id="count:train:0:0", intent="Count to 3.", start_url="http://count.localhost/")
@@ -256,6 +259,95 @@ def test_batches_do_not_depend_on_how_fast_places_answer() -> None:
     for seed in range(3):
         rng = random.Random(seed)
         assert batches(lambda rng=rng: Counter(slow=rng)) == fast  # type: ignore[misc]
+
+
+class Waiting(Script):
+    """Clicks until somebody lets it stop, on the task that it plays."""
+
+    def __init__(self, task: Task, let: asyncio.Event) -> None:
+        super().__init__(STOP)
+        self.task, self.let = task, let
+
+    async def act(self, *args: object, **kwargs: object) -> Decision:  # type: ignore[override]
+        if self.task.id == "long":
+            await self.let.wait()
+        return Decision(STOP)
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_where_nothing_is_in_step_a_long_episode_keeps_nobody_waiting(free: bool) -> None:
+    """Two places, the first of which is taken for long: the other one plays all that is left."""
+    tasks = [Task(id=name, intent="", start_url="") for name in ("long", "b", "c", "d", "e")]
+    done: list[str] = []
+
+    async def played() -> list[Trajectory]:
+        let = asyncio.Event()
+
+        def on_done(trajectory: Trajectory) -> None:
+            done.append(trajectory.task.id)
+            if len(done) == (4 if free else 2):
+                let.set()
+
+        return await play_all(
+            [Episode(id=task.id, task=task, seed=0) for task in tasks],
+            Counter,
+            lambda task: Waiting(task, let),
+            rules=Rules(4),
+            slots=2,
+            lockstep=Lockstep(free=free),
+            on_done=on_done,
+        )
+
+    result = asyncio.run(asyncio.wait_for(played(), 30))
+    assert done == (["b", "c", "d", "e", "long"] if free else ["b", "d", "long", "c", "e"])
+    assert [trajectory.id for trajectory in result] == [task.id for task in tasks]
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_an_episode_is_judged_as_it_ends_where_nothing_is_in_step(free: bool) -> None:
+    recipe = resolve("smoke", overrides=["rl.n=3", "rl.expert_share=0"])
+    order: list[str] = []
+
+    class Noting(Yes):
+        async def score(self, trajectory: Trajectory) -> Judgement:
+            order.append(f"judged {trajectory.id}")
+            if trajectory.id.endswith("/1"):
+                await asyncio.sleep(0.05)
+            return Judgement(float(trajectory.id.endswith("/1")))
+
+    class Slow(Script):
+        async def act(self, *args: object, **kwargs: object) -> Decision:  # type: ignore[override]
+            await asyncio.sleep(0.01 * random.Random(int(str(kwargs["seed"]))).randint(0, 9))
+            return Decision(STOP)
+
+    sampler = GroupSampler.of(
+        recipe,
+        0,
+        cast("ModelPolicy", Slow(STOP)),
+        Noting(),
+        RolloutSource(Counter, 3, Rules(3)),
+        Lockstep(free=free),
+        {},
+    )
+    ended = sampler.of_update(0, [TASK], lambda trajectory: order.append(f"ended {trajectory.id}"))
+    rollouts = asyncio.run(ended)
+    assert [t.id for t in rollouts] == ["0/0/0", "0/0/1", "0/0/2"] and [t.reward for t in rollouts] == [0.0, 1.0, 0.0]
+    words = [line.split()[0] for line in order]
+    assert sorted(words) == ["ended"] * 3 + ["judged"] * 3
+    assert (words == ["ended"] * 3 + ["judged"] * 3) is not free
+
+
+def test_a_judge_that_fails_ends_the_update_whenever_it_fails() -> None:
+    class Broken(Yes):
+        async def score(self, trajectory: Trajectory) -> Judgement:
+            raise KeyError("bug of the judge")
+
+    recipe = resolve("smoke", overrides=["rl.n=3", "rl.expert_share=0"])
+    policy, source = cast("ModelPolicy", Script(STOP)), RolloutSource(Counter, 3, Rules(3))
+    for free in (True, False):
+        sampler = GroupSampler.of(recipe, 0, policy, Broken(), source, Lockstep(free=free), {})
+        with pytest.raises(KeyError, match="bug of the judge"):
+            asyncio.run(sampler.of_update(0, [TASK]))
 
 
 def test_a_bug_stops_everything_and_is_raised_as_it_is() -> None:

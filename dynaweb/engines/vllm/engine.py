@@ -13,6 +13,7 @@ push. `rest` frees GPU memory while the trainer works.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from contextlib import suppress
@@ -23,7 +24,7 @@ import torch
 
 from dynaweb.engines.local.sampling import cut, need_decoder, unwritten
 from dynaweb.engines.vllm.probe import Probe, model_logprobs
-from dynaweb.engines.vllm.shared import SharedVllm
+from dynaweb.engines.vllm.shared import Layout, SharedVllm
 from dynaweb.engines.vllm.weights import (
     adapter_rank,
     handles,
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from dynaweb.engines.plugin import VllmConfig
 
 WORKER = "dynaweb.engines.vllm.worker.WorkerExtension"
+MEMORY_BESIDE, MEMORY_APART = 0.4, 0.9
+"""Share of a GPU's memory for vLLM beside the trainer, and on a GPU of its own."""
+ROOM, ROOM_BESIDE = 3, 4 << 30
+"""So many times its weights, and bytes beside them, has a vLLM that keeps them for one role alone."""
 INCIDENTAL = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"})
 """What a model's configuration says that its architecture does not depend on."""
 
@@ -57,7 +62,7 @@ class VllmEngine(BaseEngine):
         self._tokenizer = loaded.tokenizer
         self._unwritten = list(unwritten(self._tokenizer, int(getattr(self.model.config, "vocab_size", 0))))
         self._rank = adapter_rank(self.model)
-        self._role = context.role
+        self._role, self._roles = context.role, max(1, context.roles)
         self._most_rank = max(self._rank, context.adapter_rank)
         self._services = context.services
         self._shared: SharedVllm | None = None
@@ -135,14 +140,16 @@ class VllmEngine(BaseEngine):
     def vllm(self) -> SharedVllm:
         """The vLLM of the run that fits this model and these settings. Raises `ConfigError` where none can."""
         if self._shared is None:
-            self.require()
-            config, arguments, level = self._layout(), self._arguments(), self._sleep_level()
-            made = SharedVllm(config, arguments, level)
+            layout = self._layout()
+            if not layout.servers:
+                self.require()
+            config, arguments, level = self._architecture(), self._arguments(), self._sleep_level()
+            made = SharedVllm(config, arguments, level, layout)
             if self._services is None:
                 self._shared = made
             else:
-                owner = "" if self.config.share else self._role
-                key = json.dumps(["vllm", owner, config, arguments, level], sort_keys=True, default=str)
+                owner = "" if self._shares(layout) else self._role
+                key = json.dumps(["vllm", owner, config, arguments, level, str(layout)], sort_keys=True, default=str)
                 service = self._services.setdefault(key, made)
                 assert isinstance(service, SharedVllm)
                 self._shared = service
@@ -167,10 +174,16 @@ class VllmEngine(BaseEngine):
             self._own = self.version, model_logprobs(self.model, self._probe.prompts)
         adapter = self._adapter(vllm)
         # One after the other: vLLM 0.32 with adapters on a CPU mixes up the rows of prompts that are scored at once.
-        scores = [await vllm.call("score", ids=ids, adapter=adapter) for ids in self._probe.prompts]
-        self.mismatch |= self._probe.compare(
-            self.model, scores, self.config.probe_tolerance, vllm.pushes, own=self._own[1]
-        )
+        scores = [await vllm.each("score", ids=ids, adapter=adapter) for ids in self._probe.prompts]
+        worst: dict[str, float] = {}
+        for replica in scores[-1]:
+            rows = [one[replica] for one in scores]
+            try:
+                gap = self._probe.compare(self.model, rows, self.config.probe_tolerance, vllm.pushes, own=self._own[1])
+            except EngineError as error:
+                raise EngineError(f"{replica}: {error}") if len(scores[-1]) > 1 else error from error
+            worst = max(worst, gap, key=lambda one: one.get("engine.probe_mean", -1.0))
+        self.mismatch |= worst
 
     async def recheck(self) -> None:
         """Compare trainer and vLLM now, whatever was compared before. Raises `EngineError` when they differ."""
@@ -198,12 +211,36 @@ class VllmEngine(BaseEngine):
             )
 
     def _sleep_level(self) -> int:
-        if not (self.config.sleep and torch.cuda.is_available()):
+        if not (self.config.sleep and torch.cuda.is_available()) or self._layout().apart:
             return 0
         # The kernels of adapters have buffers that a wake without a copy would leave empty.
         return 1 if self._most_rank else 2
 
-    def _layout(self) -> dict[str, Any]:
+    def _layout(self) -> Layout:
+        """Where vLLM is. Raises `ConfigError` where there are too few GPUs for its replicas."""
+        if self.config.servers:
+            return Layout((), self.config.servers, self.config.folder)
+        if not self.config.replicas:
+            return Layout(takes_handles=torch.cuda.is_available())
+        return Layout(own_gpus(self.config.replicas, self.config.tensor_parallel))
+
+    def _memory(self, layout: Layout) -> float:
+        """Share of a GPU's memory for all vLLMs on it."""
+        return self.config.memory or (MEMORY_APART if layout.apart else MEMORY_BESIDE)
+
+    def _shares(self, layout: Layout) -> bool:
+        """Whether the roles use one vLLM in turn."""
+        if layout.servers or self._roles == 1:
+            return True  # servers are there once, whoever asks
+        if self.config.share != "auto":
+            return self.config.share
+        if not torch.cuda.is_available():
+            return True
+        each = torch.cuda.get_device_properties(0).total_memory * self._memory(layout) / self._roles
+        weights = sum(value.numel() * value.element_size() for value in self.model.parameters())
+        return each < ROOM * weights / self.config.tensor_parallel + ROOM_BESIDE
+
+    def _architecture(self) -> dict[str, Any]:
         config: Any = self.model.config
         layout: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
         # Without its name vLLM takes the class of the kind, which has another output head.
@@ -236,8 +273,11 @@ class VllmEngine(BaseEngine):
             "seed": 0,
         }
         if torch.cuda.is_available():
-            arguments |= {"gpu_memory_utilization": self.config.memory, "enable_sleep_mode": self.config.sleep}
-            arguments["weight_transfer_config"] = {"backend": "ipc"}
+            layout = self._layout()
+            split = 1 if self._shares(layout) else self._roles
+            arguments["gpu_memory_utilization"] = self._memory(layout) / split
+            arguments["enable_sleep_mode"] = self.config.sleep and not layout.apart
+            arguments["weight_transfer_config"] = {"backend": "nccl" if layout.apart else "ipc"}
         if self._most_rank:
             arguments |= {"enable_lora": True, "max_lora_rank": max(8, self._most_rank), "max_loras": 1}
         return arguments | self.config.extra
@@ -245,8 +285,13 @@ class VllmEngine(BaseEngine):
     async def _push_base(self, vllm: SharedVllm) -> None:
         wrapped = await vllm.call("wrapped") if self._most_rank else []
         weights = [(wrapped_name(name, wrapped), tensor.contiguous()) for name, tensor in plain_weights(self.model)]
+        on_gpu = all(tensor.is_cuda for _, tensor in weights)
+        if on_gpu and vllm.layout.apart:
+            vllm.transfer = "nccl"
+            await self._send(vllm, weights)
+            return
         # A worker on another GPU than the trainer's could not open its handles.
-        if self.config.tensor_parallel == 1 and all(tensor.is_cuda for _, tensor in weights):
+        if on_gpu and self.config.tensor_parallel == 1:
             vllm.transfer = "ipc"
             await vllm.call("transfer", update=handles(weights))  # valid as long as `weights` are here
             return
@@ -257,6 +302,21 @@ class VllmEngine(BaseEngine):
             await vllm.call("load", folder=str(folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    async def _send(self, vllm: SharedVllm, weights: list[tuple[str, torch.Tensor]]) -> None:
+        """Weights to the GPUs of all replicas, one replica after the other. One that dies meanwhile is left out."""
+        from dynaweb.engines.vllm.nccl import NcclGroup
+
+        for replica in vllm.live:
+            try:
+                group = vllm.groups.get(replica.name)
+                if group is None:
+                    group = vllm.groups[replica.name] = await NcclGroup.join(replica, weights[0][1].device)
+                await group.send(weights)
+            except EngineError as error:
+                if not replica.dead:
+                    raise
+                vllm.leave_out(replica, error)
 
     async def _swap_adapter(self, vllm: SharedVllm) -> None:
         """Adapters under a new name and number, then the old ones away: a cached answer of theirs fits no new name."""
@@ -283,3 +343,21 @@ class VllmEngine(BaseEngine):
             # Requests overlap: this is waiting added up, not work.
             self.stats.seconds += time.monotonic() - started
         return reply
+
+
+def own_gpus(replicas: int, each: int) -> tuple[str, ...]:
+    """The last GPUs of this machine, `each` for a replica, as CUDA_VISIBLE_DEVICES has them; trainers have the first.
+
+    Raises `ConfigError` where there are too few.
+    """
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = seen.split(",") if seen else [str(number) for number in range(torch.cuda.device_count())]
+    trainers, needed = int(os.environ.get("LOCAL_WORLD_SIZE") or 1), replicas * each
+    if len(names) < needed + trainers:
+        raise ConfigError(
+            f"{replicas} replicas of vLLM with {each} GPUs each and {trainers} trainers need {needed + trainers} GPUs, "
+            f"and this process sees {len(names)}; set replicas = {max(0, (len(names) - trainers) // each)}, start "
+            "fewer processes, or name servers"
+        )
+    chosen = names[-needed:]
+    return tuple(",".join(chosen[start : start + each]) for start in range(0, needed, each))

@@ -103,6 +103,17 @@ class Host:
         await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
         await self._engine.collective_rpc("dynaweb_renew_head")
 
+    async def workers(self) -> int:
+        """How many processes of it take weights."""
+        return int(self._engine.vllm_config.parallel_config.world_size_across_dp)
+
+    async def join(self, init: Mapping[str, Any]) -> None:
+        """Meet the trainer, as vLLM's transfer `nccl` does."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=dict(init)))
+        self._transfers = True
+
     async def transfer(self, update: Mapping[str, Any]) -> None:
         """Take weights by vLLM's transfer for RL."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest

@@ -34,11 +34,13 @@ END_WAIT = 10.0
 class VllmProcess:
     """A process group that runs vLLM. Ends with this process, however that ends.
 
-    `takes_handles` says that weights will come as handles of tensors on its GPU. Of vLLM's log, errors go to stderr,
-    and all of it where `VLLM_LOGGING_LEVEL` is set.
+    `takes_handles` says that weights will come as handles of tensors on its GPU; `gpus` are those that it may use, as
+    CUDA_VISIBLE_DEVICES has them ('': all). Of vLLM's log, errors go to stderr, and all of it where
+    `VLLM_LOGGING_LEVEL` is set.
     """
 
-    def __init__(self, *, takes_handles: bool = False) -> None:
+    def __init__(self, *, takes_handles: bool = False, gpus: str = "", name: str = "vLLM") -> None:
+        self.name = name
         self.folder = Path(tempfile.mkdtemp(prefix="dynaweb-vllm-", dir=memory_folder()))
         """Where files for vLLM may be written; removed with the process."""
         ours, theirs = socket.socketpair()
@@ -47,6 +49,8 @@ class VllmProcess:
         if takes_handles:
             # vLLM takes handles of the trainer's tensors as pickles, and only where it is told to trust them.
             environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = gpus
         self._show_all = "VLLM_LOGGING_LEVEL" in os.environ
         environment["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
         # Last, so that the package's neighbours hide nobody else's.
@@ -77,6 +81,11 @@ class VllmProcess:
     def pid(self) -> int:
         """Number of the process, and of its group."""
         return self._process.pid
+
+    @property
+    def dead(self) -> bool:
+        """Whether it has ended."""
+        return bool(self._end)
 
     async def call(self, call: str, **arguments: Any) -> Any:
         """What a coroutine of `Host` returns. Raises `EngineError` when it fails or vLLM ends."""

@@ -13,12 +13,19 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 from dynaweb.engines.vllm.process import VllmProcess
+from dynaweb.engines.vllm.remote import VllmServer
+from dynaweb.engines.vllm.replicas import Replica, Replicas
 from dynaweb.errors import EngineError
 from dynaweb.protocols import EngineStats
+
+if TYPE_CHECKING:
+    from dynaweb.engines.vllm.nccl import NcclGroup
 
 _log = logging.getLogger("dynaweb")
 
@@ -43,24 +50,77 @@ class Tenant(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where vLLM is.
+
+    `gpus` are those of each replica, as CUDA_VISIBLE_DEVICES has them ('': those of the trainer); `servers` are
+    addresses of `vllm serve`, with a `folder` that they and this process see. Servers, if there are any, are all.
+    """
+
+    gpus: tuple[str, ...] = ("",)
+    servers: tuple[str, ...] = ()
+    folder: str = ""
+    takes_handles: bool = False
+
+    def __len__(self) -> int:
+        return len(self.servers or self.gpus)
+
+    def __str__(self) -> str:
+        if self.servers:
+            return f"servers {', '.join(self.servers)}"
+        return f"{len(self)} replicas on the GPUs {', '.join(self.gpus)}" if self.apart else "beside the trainer"
+
+    @property
+    def apart(self) -> bool:
+        """Whether it has GPUs of its own, or may be on another machine."""
+        return bool(self.servers) or self.gpus != ("",)
+
+    def replicas(self) -> list[Replica]:
+        """The processes, which run from now on, or the servers."""
+        if self.servers:
+            return [VllmServer(address, self.folder) for address in self.servers]
+        if not self.apart:
+            return [VllmProcess(takes_handles=self.takes_handles)]
+        return [VllmProcess(gpus=gpus, name=f"replica {number} of vLLM") for number, gpus in enumerate(self.gpus)]
+
+
+_starting: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+
+def _one_start_at_a_time() -> asyncio.Lock:
+    """vLLM measures the free memory of its GPU while it starts, and another one that starts there would spoil that."""
+    return _starting.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+
+
 class SharedVllm:
     """A vLLM process that is started with its first request, and whose weights belong to one tenant at a time.
 
     `sleep_level` says how it gives GPU memory back: 0 not at all, 1 with its weights kept by the host, 2 without.
+    `layout` says where it is: one process beside the trainer, replicas on GPUs of their own, or servers.
     """
 
-    def __init__(self, config: Mapping[str, Any], arguments: Mapping[str, Any], sleep_level: int = 0) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        arguments: Mapping[str, Any],
+        sleep_level: int = 0,
+        layout: Layout = Layout(),
+    ) -> None:
+        self.layout = layout
+        self.groups: dict[str, NcclGroup] = {}
+        """Of each replica by name, the group in which weights go to it."""
         self.config, self.arguments, self.sleep_level = config, arguments, sleep_level
         self.starts = 0
         """How often vLLM was started."""
         self.pushes = 0
         """How often it got weights."""
         self.transfer = ""
-        """How they came: `ipc`, as handles of tensors on its GPU, or as a `checkpoint` in memory."""
+        """How they came: `ipc`, as handles of tensors on its GPU; `nccl`, to another GPU; or as a `checkpoint`."""
         self.adapter: tuple[str, int, str] | None = None
         """Name, number and folder of the adapters that it has."""
         self.starting = False
-        self._process: VllmProcess | None = None
+        self._vllms: Replicas | None = None
         self._failure: EngineError | None = None
         self._asleep = False
         self._base: Tenant | None = None
@@ -72,14 +132,25 @@ class SharedVllm:
 
     async def call(self, call: str, **arguments: Any) -> Any:
         """A call of `dynaweb.engines.vllm.host.Host`, while it is one's turn."""
-        assert self._process is not None
-        return await self._process.call(call, **arguments)
+        assert self._vllms is not None
+        return await self._vllms.call(call, **arguments)
+
+    async def each(self, call: str, **arguments: Any) -> Mapping[str, Any]:
+        """The answers of all replicas, by name."""
+        assert self._vllms is not None
+        return await self._vllms.each(call, **arguments)
+
+    @property
+    def live(self) -> list[Replica]:
+        """The replicas that answer."""
+        assert self._vllms is not None
+        return self._vllms.live
 
     @property
     def folder(self) -> Path:
         """Where files for it may be written while it runs."""
-        assert self._process is not None
-        return self._process.folder
+        assert self._vllms is not None
+        return self._vllms.folder
 
     @asynccontextmanager
     async def turn(self, tenant: Tenant) -> AsyncIterator[None]:
@@ -101,13 +172,18 @@ class SharedVllm:
         finally:
             self._leave()
 
+    def leave_out(self, replica: Replica, error: EngineError) -> None:
+        """Go on without a replica that died. Raises its error where it was the last one."""
+        assert self._vllms is not None
+        self._vllms.leave_out(replica, error)
+
     def doubt(self) -> None:
         """Compare with the trainer again before the next request."""
         self._checked = False
 
     async def rest(self) -> None:
         """Give GPU memory back until the next turn."""
-        if self._process is None or not self.sleep_level or self.starting or self._failure is not None:
+        if self._vllms is None or not self.sleep_level or self.starting or self._failure is not None:
             return
         async with self._lock:  # a push may go on for a request that was given up
             if self._asleep:
@@ -126,14 +202,14 @@ class SharedVllm:
 
     async def close(self) -> None:
         """End vLLM, also while it starts. A later turn starts it anew."""
-        process, self._process = self._process, None
+        vllms, self._vllms = self._vllms, None
         self._forget()
-        if process is None:
+        if vllms is None:
             return
         if self.starting:
-            process.end()
+            vllms.end()
         else:
-            await process.close()
+            await vllms.close()
 
     # Turns
 
@@ -174,12 +250,12 @@ class SharedVllm:
     # Weights
 
     def _is_ready_for(self, tenant: Tenant) -> bool:
-        running = self._process is not None and self._failure is None and not self._asleep
+        running = self._vllms is not None and self._failure is None and not self._asleep
         return running and self._checked and self._holder == (tenant, tenant.version)
 
     async def _prepare(self, tenant: Tenant) -> None:
         async with self._lock:
-            if self._process is None:
+            if self._vllms is None:
                 tenant.stats.starts += 1
             await self._start()
             if self._asleep:
@@ -206,27 +282,30 @@ class SharedVllm:
     async def _start(self) -> None:
         if self._failure is not None:
             raise self._failure
-        if self._process is not None:
+        if self._vllms is not None:
             return
         started = time.monotonic()
         self.starts += 1
-        process = self._process = VllmProcess(takes_handles="weight_transfer_config" in self.arguments)
+        vllms = self._vllms = Replicas(self.layout.replicas())
         self.starting = True
         try:
-            reply = await process.call("start", config=self.config, arguments=self.arguments)
+            async with _one_start_at_a_time():
+                replies = await vllms.start(config=self.config, arguments=self.arguments)
         except BaseException as error:
-            process.end()
+            vllms.end()
             if not isinstance(error, EngineError):
-                self._process = None
+                self._vllms = None
                 raise
             # Everybody who waits would try again, a minute each.
-            self._failure = EngineError("\n".join([f"vLLM did not start: {error}", *process.last_errors()]))
+            self._failure = EngineError("\n".join([f"vLLM did not start: {error}", *vllms.last_errors()]))
             raise self._failure from error
         finally:
             self.starting = False
-        _log.info("vLLM %s started in %.0f s", reply["version"], time.monotonic() - started)
+        versions = ", ".join(sorted({reply["version"] for reply in replies}))
+        _log.info("vLLM %s (%s) started in %.0f s", versions, self.layout, time.monotonic() - started)
 
     def _forget(self) -> None:
         self._failure = None
+        self.groups.clear()
         self._asleep = self._checked = False
         self._base, self._holder, self.adapter = None, None, None

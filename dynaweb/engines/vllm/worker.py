@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -34,6 +34,8 @@ class WorkerExtension:
     """Methods that vLLM's worker gets (`worker_extension_cls`); all of them are called by name."""
 
     model_runner: Any
+    update_config: Callable[..., None]
+    reload_weights: Callable[..., None]
 
     def dynaweb_wrapped(self) -> list[str]:
         """The layers whose weights this version of vLLM takes under the names that adapters have changed."""
@@ -43,6 +45,11 @@ class WorkerExtension:
             return []
         # Since it wraps their loading too, the names of the checkpoint are the right ones.
         return [] if "load_weights" in vars(BaseLayerWithLoRA) else sorted(wrapped_layers(self.model_runner.model))
+
+    def dynaweb_load(self, folder: str) -> None:
+        """Load the checkpoint in a folder, whatever vLLM was started with."""
+        self.update_config({"load_config": {"load_format": "safetensors"}})
+        self.reload_weights(weights_path=folder)
 
     def dynaweb_renew_head(self) -> None:
         """An output head tied to the word embeddings: loading passes it over, and on a CPU it keeps a packed copy."""

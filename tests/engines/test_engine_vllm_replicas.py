@@ -1,0 +1,290 @@
+"""Several vLLMs as one engine: servers over HTTP and processes, weights for all of them, and what dies.
+
+The servers are stand-ins (`vllm_server_kit`); scripts/check_vllm.py does the same with real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import engine_kit as kit
+import pytest
+import torch
+from vllm_server_kit import StandIn, serving
+
+from dynaweb.engines.plugin import VllmConfig
+from dynaweb.engines.scheduler import Lockstep
+from dynaweb.engines.vllm.engine import VllmEngine, own_gpus
+from dynaweb.engines.vllm.nccl import _both, own_address, update_of
+from dynaweb.engines.vllm.probe import model_logprobs
+from dynaweb.engines.vllm.process import memory_folder
+from dynaweb.engines.vllm.serve import command
+from dynaweb.errors import ConfigError, EngineError
+from dynaweb.pipeline.artifacts import LoadedModel
+from dynaweb.pipeline.fit import with_adapters
+from dynaweb.protocols import EngineContext, GenerateRequest
+from dynaweb.types import Prompt
+
+FAKE = Path(__file__).parents[1] / "kits" / "fake_vllm"
+PROMPTS = [Prompt((5, 6, number)) for number in range(7, 15)]
+
+
+@pytest.fixture
+def servers() -> Iterator[list[StandIn]]:
+    """Two servers with weights of their own."""
+    with serving(kit.llama(8), kit.llama(9)) as both:
+        yield both
+
+
+def engine(model: Any, services: Any = None, rank: int = 0, **settings: Any) -> VllmEngine:
+    """An engine on a model."""
+    weights = cast("Any", LoadedModel(model, cast("Any", None), cast("Any", None)))
+    context = EngineContext(weights=weights, batching=Lockstep(), services=services, adapter_rank=rank)
+    return VllmEngine(VllmConfig(**settings), context)
+
+
+def on(servers: list[StandIn], model: Any, **more: Any) -> VllmEngine:
+    """An engine on servers."""
+    return engine(model, servers=tuple(one.address for one in servers), **more)
+
+
+async def apart(one: VllmEngine) -> float:
+    """The largest difference between log-probabilities that came with sampled tokens, and the model's own."""
+    requests = [GenerateRequest(prompt, 5, 1.0, 1.0, seed) for seed, prompt in enumerate(PROMPTS)]
+    done = await asyncio.gather(*map(one.generate, requests))
+    whole = [(*prompt.ids, *completion.token_ids) for prompt, completion in zip(PROMPTS, done, strict=True)]
+    own = model_logprobs(one.model, whole)
+    pairs = [pair for row, one in zip(own, done, strict=True) for pair in zip(row[2:], one.logprobs, strict=True)]
+    return max(abs(a - b) for a, b in pairs)
+
+
+def learn(one: VllmEngine) -> None:
+    """Other weights of those that are trained."""
+    with torch.no_grad():
+        for parameter in one.model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    one.weights_changed()
+
+
+async def test_servers_share_requests_and_all_get_new_weights(servers: list[StandIn]) -> None:
+    policy = on(servers, kit.llama(1))
+    for _ in range(2):
+        assert await apart(policy) < 1e-4
+        learn(policy)
+    assert policy.mismatch["engine.probe_mean"] < 1e-4
+    probes = 2 * len(policy._probe.prompts)  # type: ignore[union-attr]
+    for server in servers:
+        assert server.asked.count("/inference/v1/generate") - probes == len(PROMPTS), "each had half of both rounds"
+        assert server.asked.count("/pause") == server.asked.count("/reset_prefix_cache") == 2 and not server.paused
+    await policy.close()
+
+
+@pytest.mark.parametrize("old", [True, False])
+async def test_choices_and_ids_without_text_over_http_in_the_forms_of_both_versions(old: bool) -> None:
+    with serving(kit.llama(8), old=old) as servers:
+        policy = on(servers, kit.llama(1))
+        policy._unwritten = list(range(8, kit.VOCABULARY))
+        for choices in ((3,), (3, 4), (4, 90, 3), (5, 5)):
+            own = [model_logprobs(policy.model, [(*PROMPTS[0].ids, token)])[0][-1] for token in choices]
+            assert await policy.choice_logprobs(PROMPTS[0], choices) == pytest.approx(own, abs=1e-4)
+        done = await policy.generate(GenerateRequest(PROMPTS[0], 20, 3.0, 1.0, 1))
+        assert max(done.token_ids) < 8 and all(-50 < logprob <= 0 for logprob in done.logprobs)
+        stop = done.token_ids[3]
+        cut = await policy.generate(GenerateRequest(PROMPTS[0], 20, 3.0, 1.0, 1, (stop,)))
+        assert cut.finished and cut.token_ids == done.token_ids[: done.token_ids.index(stop) + 1]
+        await policy.close()
+
+
+async def test_adapters_go_to_servers_by_their_lora_calls(servers: list[StandIn]) -> None:
+    adapted = with_adapters(cast("Any", LoadedModel(kit.llama(1), cast("Any", None), cast("Any", None))), 4, seed=1)
+    policy = on(servers, adapted.model, rank=4)
+    for _ in range(2):
+        learn(policy)
+        assert await apart(policy) < 1e-4
+    for server in servers:
+        assert server.asked.count("/pause") == 1, "the base went over once"
+        assert len(server.adapters) == 1 and server.asked.count("/v1/load_lora_adapter") == 2
+    await policy.close()
+
+
+async def test_a_server_that_dies_hands_its_requests_to_the_others(
+    servers: list[StandIn], caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = on(servers, kit.llama(1))
+    await policy.ready()
+    for server in servers:
+        server.slow = 0.2
+    asked = asyncio.ensure_future(apart(policy))
+    await asyncio.sleep(0.1)
+    servers[0].kill()
+    assert await asked < 1e-4
+    assert f"{servers[0].address} ended and is left out, 1 of 2 replicas go on" in caplog.text.replace("lost", "ended")
+    learn(policy)
+    assert await apart(policy) < 1e-4
+    servers[1].kill()
+    with pytest.raises(EngineError, match=rf"the last of 2 replicas of vLLM ended: .*{servers[1].address}"):
+        await apart(policy)
+    await policy.close()
+
+
+async def test_the_probe_names_the_server_that_has_other_weights(servers: list[StandIn]) -> None:
+    servers[1].stubborn = True
+    policy = on(servers, kit.llama(1))
+    with pytest.raises(EngineError, match=rf"{servers[1].address}: .*does not have the trainer's weights"):
+        await policy.ready()
+    servers[1].stubborn = False
+    policy.weights_changed()
+    assert await apart(policy) < 1e-4
+    await policy.close()
+
+
+@pytest.mark.parametrize("path", ["/collective_rpc", "/get_world_size", "/resume", "/v1/models", "/version"])
+async def test_a_server_without_the_calls_of_rl_is_refused_with_how_to_start_it(path: str) -> None:
+    with serving(kit.llama(8)) as servers:
+        servers[0].without = {path}
+        policy = on(servers, kit.llama(1))
+        with pytest.raises(EngineError, match=rf"vLLM did not start.*has no {path}.*dynaweb.engines.vllm.serve MODEL"):
+            await policy.ready()
+        await policy.close()
+
+
+async def test_a_server_that_is_not_there_or_takes_less_is_refused() -> None:
+    with serving(kit.llama(8, positions=64)) as servers:
+        policy = on(servers, kit.llama(1))
+        with pytest.raises(EngineError, match=r"takes 64 tokens, and .* 256; .* max_model_len = 64"):
+            await policy.ready()
+        await policy.close()
+        absent = engine(kit.llama(1, positions=64), servers=(servers[0].address, "http://127.0.0.1:1/v1/"))
+        with pytest.raises(EngineError, match=r"the vLLM server http://127.0.0.1:1: .*cannot be reached"):
+            await absent.ready()
+        await absent.close()
+
+
+async def test_roles_share_servers_in_turn_and_leave_nothing_behind(servers: list[StandIn]) -> None:
+    services: dict[str, Any] = {}
+    settings: dict[str, Any] = {"servers": tuple(one.address for one in servers), "share": False}
+    before = set(Path(memory_folder() or "/tmp").glob("dynaweb-vllm-*"))
+    policy, world_model = engine(kit.llama(1), services, **settings), engine(kit.llama(2), services, **settings)
+    assert policy.vllm is world_model.vllm
+    assert max(await asyncio.gather(apart(policy), apart(world_model), apart(policy))) < 1e-4
+    await policy.rest()  # they are not this process's to put to sleep
+    assert await apart(policy) < 1e-4
+    await policy.close()
+    await world_model.close()
+    await next(iter(services.values())).close()
+    assert set(Path(memory_folder() or "/tmp").glob("dynaweb-vllm-*")) == before
+
+
+async def test_replicas_are_processes_with_gpus_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "starts"
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    monkeypatch.syspath_prepend(str(FAKE))
+    monkeypatch.setenv("FAKE_VLLM_LOG", str(log))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    policy = engine(kit.llama(1), replicas=2)
+    assert await apart(policy) < 1e-4
+    assert policy.vllm.transfer == "checkpoint"
+    pids = [int(line.split()[0]) for line in log.read_text().splitlines()]
+    seen = [Path(f"/proc/{pid}/environ").read_text().split("\0") for pid in pids]
+    assert sorted(word for words in seen for word in words if word.startswith("CUDA_VISIBLE_DEVICES")) == [
+        "CUDA_VISIBLE_DEVICES=5",
+        "CUDA_VISIBLE_DEVICES=6",
+    ]
+    os.kill(pids[0], signal.SIGKILL)
+    learn(policy)
+    assert await apart(policy) < 1e-4
+    assert len(policy.vllm.live) == 1
+    await policy.close()
+
+
+@pytest.mark.parametrize(
+    ("seen", "replicas", "each", "gpus"),
+    [("0,1", 1, 1, ("1",)), ("2,3,5,7", 3, 1, ("3", "5", "7")), ("0,1,2,3,4", 2, 2, ("1,2", "3,4"))],
+)
+def test_replicas_take_the_last_gpus_and_leave_one_to_the_trainer(
+    seen: str, replicas: int, each: int, gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    assert own_gpus(replicas, each) == gpus
+
+
+@pytest.mark.parametrize(("seen", "trainers", "left"), [("0", "1", 0), ("0,1,2", "2", 1), ("0,1", "2", 0)])
+def test_replicas_do_not_take_the_gpus_of_trainers(
+    seen: str, trainers: str, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", trainers)
+    with pytest.raises(
+        ConfigError, match=f"{trainers} trainers need .* sees {len(seen.split(','))}; set replicas = {left}"
+    ):
+        own_gpus(left + 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("gib", "share", "split"), [(139, "auto", 3), (80, "auto", 1), (139, False, 3), (139, True, 1)]
+)
+def test_roles_have_a_vllm_each_where_their_weights_fit(
+    gib: int, share: bool | str, split: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one and a half billion weights, in 0.4 of the GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=gib << 30))
+    model = kit.llama(1)
+    weights = SimpleNamespace(
+        numel=lambda: 1_500_000_000, element_size=lambda: 2, dtype=torch.bfloat16, is_floating_point=lambda: True
+    )
+    monkeypatch.setattr(model, "parameters", lambda: iter([weights]))
+    loaded = cast("Any", LoadedModel(model, cast("Any", None), cast("Any", None)))
+    one = VllmEngine(VllmConfig(share=cast("Any", share)), EngineContext(weights=loaded, batching=Lockstep(), roles=3))
+    assert one._arguments()["gpu_memory_utilization"] == pytest.approx(0.4 / split)
+    assert one._shares(one._layout()) is (split == 1)
+
+
+class _Replica:
+    """A replica that refuses its part of a transfer, or never ends it."""
+
+    name, dead, folder = "the replica", False, Path()
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
+    async def call(self, call: str, **arguments: Any) -> Any:
+        await asyncio.sleep(self.seconds)
+        raise EngineError("no")
+
+
+async def test_a_transfer_ends_when_either_side_fails_and_leaves_no_one_waiting() -> None:
+    replica, never = cast("Any", _Replica()), threading.Event()
+    started = time.monotonic()
+    with pytest.raises(EngineError, match="no"):
+        await _both(never.wait, replica, "transfer")
+
+    def fails() -> None:
+        raise RuntimeError("NCCL error: unhandled")
+
+    with pytest.raises(EngineError, match="weights did not reach the replica by nccl: RuntimeError: NCCL error"):
+        await _both(fails, cast("Any", _Replica(60.0)), "transfer")
+    assert time.monotonic() - started < 10
+    never.set()
+
+
+def test_what_a_transfer_tells_its_receiver() -> None:
+    weights = [("a", torch.zeros(2, 3, dtype=torch.bfloat16)), ("b", torch.zeros(4))]
+    assert update_of(weights) == {"names": ["a", "b"], "dtype_names": ["bfloat16", "float32"], "shapes": [[2, 3], [4]]}
+    assert [own_address(one) for one in ("", "http://localhost:8000", "http://127.0.0.1:1")] == ["127.0.0.1"] * 3
+
+
+def test_the_command_of_a_server() -> None:
+    plain = command("model", ["--port", "1", "--host", "0.0.0.0"], gpu=False, scale_out=False)
+    assert plain[:2] == ["serve", "model"] and plain[-4:] == ["--port", "1", "--host", "0.0.0.0"]
+    full = command("model", [], gpu=True, scale_out=True)
+    assert full[full.index("--weight-transfer-config") + 1] == '{"backend": "nccl"}' and "--enable-scale-out" in full
