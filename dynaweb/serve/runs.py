@@ -93,7 +93,8 @@ def listed(path: str, folder: Path, matrix: str = "") -> ListedRun:
             seconds=cost_totals(data).get("seconds"),
             matrix=matrix,
         )
-    except (CheckpointError, OSError) as error:
+    except (CheckpointError, OSError, *MALFORMED) as error:
+        # One run that nobody foresaw must not end the list of the others.
         return ListedRun(path, kind, "damaged", printable(masked(str(error))), matrix=matrix)
 
 
