@@ -41,20 +41,20 @@ def runs_below(root: Path) -> dict[str, Path]:
 
     Hidden folders, and folders inside a run, are passed over.
     """
-    found: dict[str, Path] = {}
+    runs: dict[str, Path] = {}
     waiting = [(root, "", DEPTH)]
     while waiting:
         folder, path, depth = waiting.pop()
         if is_run(folder):
-            found[path] = folder
+            runs[path] = folder
             continue
         below = folder
         if is_matrix(folder):
-            found[path] = folder
+            runs[path] = folder
             below, depth = folder / "cells", 1
         if depth:
             waiting += [(each, each.relative_to(root).as_posix(), depth - 1) for each in _folders(below)]
-    return dict(sorted(found.items()))
+    return dict(sorted(runs.items()))
 
 
 def _folders(folder: Path) -> list[Path]:
