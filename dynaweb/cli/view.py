@@ -53,7 +53,7 @@ def view(
 def _export(runs: Path, folder: Path, open_browser: bool) -> None:
     from dynaweb.serve.export import export
 
-    first = export(runs, folder, told=lambda page: typer.echo(f"writing {page}", err=True))
+    first = export(runs, folder, progress=lambda page: typer.echo(f"writing {page}", err=True))
     typer.echo(str(first))
     if open_browser:
         import webbrowser

@@ -114,11 +114,11 @@ def _sections(data: ReportData, files: Sequence[EpisodeFile], linked: Linked | N
 
 def _contents(parts: Sequence[Html]) -> Html | None:
     """Links to the sections; nothing where there are few."""
-    found = [match for part in parts for match in re.findall(r'<section id="([^"]+)"><h2>([^<]+)<', part)]
-    if len(found) < 3:
+    titles = [match for part in parts for match in re.findall(r'<section id="([^"]+)"><h2>([^<]+)<', part)]
+    if len(titles) < 3:
         return None
     # The words are those of the headings, which are escaped there.
-    links = [el("a", Html(title), href=f"#{anchor}") for anchor, title in found]
+    links = [el("a", Html(title), href=f"#{anchor}") for anchor, title in titles]
     return el("nav", *links, class_="contents", aria_label="sections")
 
 

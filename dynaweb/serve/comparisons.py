@@ -107,8 +107,8 @@ def _naming(groups: list[Group]) -> dict[str, list[object]]:
     """The settings that tell groups apart: of a plugin its name, since its other settings come with it."""
     differences = {path: values for path, values in differing(groups).items() if not path.startswith(NO_RESULT)}
     plugins = {path.removesuffix(".name") for path in differences if path.endswith(".name")}
-    kept = {path: values for path, values in differences.items() if path.partition(".")[0] not in plugins}
-    return {plugin: differences[f"{plugin}.name"] for plugin in sorted(plugins)} | kept
+    others = {path: values for path, values in differences.items() if path.partition(".")[0] not in plugins}
+    return {plugin: differences[f"{plugin}.name"] for plugin in sorted(plugins)} | others
 
 
 def _group(group: Group, label: str, arms: Mapping[str, str], paths: Mapping[Path, str]) -> ComparedGroup:

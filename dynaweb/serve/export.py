@@ -14,8 +14,8 @@ MARK = ".dynaweb-site"
 """Names a folder that an earlier export has written, and that may be written again."""
 
 
-def export(root: Path, out: Path, *, told: Callable[[str], None] = lambda words: None) -> Path:
-    """Write every page of `root` into the folder `out`, and return the page to begin with; `told` hears of each run.
+def export(root: Path, out: Path, *, progress: Callable[[str], None] = lambda words: None) -> Path:
+    """Write every page of `root` into the folder `out`, and return the first; `progress` hears of each.
 
     Pages of an earlier export are replaced, and those of runs that are gone removed. Damaged runs have a row in the
     list, and no page. Raises `ConfigError` for a folder with anything else in it, `CheckpointError` where `root` holds
@@ -35,12 +35,12 @@ def export(root: Path, out: Path, *, told: Callable[[str], None] = lambda words:
     names: list[str] = []
     for address in site.addresses():
         if address.endswith(".html"):
-            told(address)
+            progress(address)
         try:
             answer = site.answer(f"/{quote(address)}")
         except (DynawebError, OSError) as error:
             # The list says that it is damaged; the others have their pages.
-            told(f"{address} is left out: {error}")
+            progress(f"{address} is left out: {error}")
             continue
         if answer is None:  # a run that has gone meanwhile
             continue

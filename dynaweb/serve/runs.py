@@ -41,20 +41,20 @@ def runs_below(root: Path) -> dict[str, Path]:
 
     Hidden folders, and folders inside a run, are passed over.
     """
-    found: dict[str, Path] = {}
+    runs: dict[str, Path] = {}
     waiting = [(root, "", DEPTH)]
     while waiting:
         folder, path, depth = waiting.pop()
         if is_run(folder):
-            found[path] = folder
+            runs[path] = folder
             continue
         below = folder
         if is_matrix(folder):
-            found[path] = folder
+            runs[path] = folder
             below, depth = folder / "cells", 1
         if depth:
             waiting += [(each, each.relative_to(root).as_posix(), depth - 1) for each in _folders(below)]
-    return dict(sorted(found.items()))
+    return dict(sorted(runs.items()))
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -93,7 +93,8 @@ def listed(path: str, folder: Path, matrix: str = "") -> ListedRun:
             seconds=cost_totals(data).get("seconds"),
             matrix=matrix,
         )
-    except (CheckpointError, OSError) as error:
+    except (CheckpointError, OSError, *MALFORMED) as error:
+        # One run that nobody foresaw must not end the list of the others.
         return ListedRun(path, kind, "damaged", printable(masked(str(error))), matrix=matrix)
 
 

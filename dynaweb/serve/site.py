@@ -147,8 +147,8 @@ class RunPages:
             yield stem, -(-len(TrajectoryStore(path)) // BLOCK)
 
     def _paths(self) -> dict[str, Path]:
-        found = sorted((self.folder / "trajectories").glob(f"*{SUFFIX}"))
-        return {path.name.removesuffix(SUFFIX): path for path in found}
+        paths = sorted((self.folder / "trajectories").glob(f"*{SUFFIX}"))
+        return {path.name.removesuffix(SUFFIX): path for path in paths}
 
     def _is_read(self) -> bool:
         return all(self._files.get(path, ("",))[0] == _state(path) for path in self._paths().values())
@@ -251,8 +251,7 @@ class Site:
         if self.is_list and path in ("", "index.html"):
             return self._listing()
         if self.is_list and path == "runs.json":
-            found = self._list.rows(self.runs)
-            data = rows(found)
+            data = rows(self._list.rows(self.runs))
             return Answer(json.dumps({"stamp": _digest(data), "runs": data}), "application/json")
         if path == "compare.html":
             return self._comparison(parse_qs(parts.query).get("run", []))
@@ -293,9 +292,9 @@ class Site:
         return stamp_of(folder) if is_matrix(folder) else self._run(folder).stamp
 
     def _listing(self) -> Answer:
-        found = self._list.rows(self.runs, wait=not self.live)
-        stamp = _digest(rows(found)) if self.live else ""
-        return Answer(listing_page(self.root.resolve().name, found, linked=Linked(stamp)))
+        listed_runs = self._list.rows(self.runs, wait=not self.live)
+        stamp = _digest(rows(listed_runs)) if self.live else ""
+        return Answer(listing_page(self.root.resolve().name, listed_runs, linked=Linked(stamp)))
 
     def _report(self, path: str, folder: Path) -> Answer:
         linked = Linked("live" if self.live else "", self._ups(path), self._compare(path, folder))

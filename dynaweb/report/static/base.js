@@ -12,8 +12,9 @@ function node(tag, attributes, ...children) {
   return element;
 }
 
-function shape(tag, attributes) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+// An element of a picture, as the picture's own are.
+function shape(picture, tag, attributes) {
+  const element = document.createElementNS(picture.namespaceURI, tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   return element;
 }
@@ -105,7 +106,7 @@ class Chart {
     if (!this.places.length) return;
     this.tip = node("div", { class: "tip", hidden: true, role: "status" });
     figure.querySelector(".plotted > div").append(this.tip);
-    this.mark = shape("g", { class: "marks" });
+    this.mark = shape(this.svg, "g", { class: "marks" });
     this.svg.append(this.mark);
     this.svg.setAttribute("tabindex", "0");
     this.svg.addEventListener("pointermove", (event) => this.point(event));
@@ -177,12 +178,12 @@ class Chart {
   show(place) {
     this.place = place;
     const x = this.at(this.data.x, place);
-    const marks = [shape("path", { d: `M ${x} ${this.data.y[3]} V ${this.data.y[2]}`, stroke: "var(--muted)", "stroke-dasharray": "2 2" })];
+    const marks = [shape(this.svg, "path", { d: `M ${x} ${this.data.y[3]} V ${this.data.y[2]}`, stroke: "var(--muted)", "stroke-dasharray": "2 2" })];
     const rows = [];
     this.data.series.forEach((line, at) => {
       const point = line.points.find(([where]) => where === place);
       if (!point || this.hidden.has(at)) return;
-      marks.push(shape("circle", { cx: x, cy: this.at(this.data.y, point[1]), r: 3.5, fill: `var(--${line.colour})`, stroke: "var(--surface)" }));
+      marks.push(shape(this.svg, "circle", { cx: x, cy: this.at(this.data.y, point[1]), r: 3.5, fill: `var(--${line.colour})`, stroke: "var(--surface)" }));
       const bar = (line.bars || []).find(([where]) => where === place);
       const range = bar ? ` [${short(bar[1])}, ${short(bar[2])}]` : "";
       const label = this.data.series.length > 1 ? line.label : "";
