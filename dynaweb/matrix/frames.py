@@ -224,16 +224,16 @@ def _episode_rows(run: _Run) -> Iterator[dict[str, Any]]:
     if run.raw is not None:
         for arm, episodes in run.raw.episodes.items():
             for at, one in enumerate(episodes):
-                row = {"task": one.task, "real_steps": one.real_steps, "tokens": one.tokens, "success": one.success}
-                yield known | {"phase": "eval", "arm": arm, "episode": f"{EVAL}{arm}/{at}", "source": "real"} | row
+                played = {"task": one.task, "real_steps": one.real_steps, "tokens": one.tokens, "success": one.success}
+                yield known | {"phase": "eval", "arm": arm, "episode": f"{EVAL}{arm}/{at}", "source": "real"} | played
         return
     path = run.record.folder / "metrics.jsonl"
     rows = [row for row in read_jsonl(path) if row.get("event") == "rollout"]
     arms = dict.fromkeys(str(row["phase"]) for row in rows if str(row.get("phase")).startswith(EVAL))
     tokens = {}
     for phase in arms:
-        played = sum(row.get("phase") == phase for row in rows)
-        tokens[phase] = iter(episode_tokens(run.record.folder, phase.removeprefix(EVAL), played))
+        count = sum(row.get("phase") == phase for row in rows)
+        tokens[phase] = iter(episode_tokens(run.record.folder, phase.removeprefix(EVAL), count))
     with understood(path):
         for row in rows:
             phase, update = str(row["phase"]), int(row.get("index", -1))
