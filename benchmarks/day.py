@@ -340,6 +340,8 @@ class Day:
     reasons: Counter[str] = field(default_factory=Counter)
     kills: Counter[str] = field(default_factory=Counter)
     leaks: Counter[str] = field(default_factory=Counter)
+    left: Counter[str] = field(default_factory=Counter)
+    """What episodes have left, as the same look finds it within them."""
     per_app: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     notices: Counter[str] = field(default_factory=Counter)
@@ -367,6 +369,8 @@ async def look_for_leaks(session: ChromiumSession, base: str, day: Day, chance: 
     for kind in traces:
         day.leaks[kind] += 1
     await session.evaluate("last", LEAVE)
+    # Within the episode it is there: so the look can find it.
+    day.left.update((await session.evaluate("last", LOOK)).keys())
     await session.act(Action("press", text=chance.choice(["Control+foo", "Shift+", "Alt+Meta+nothing"])))
     if chance.random() < 0.25:
         await session.goto(base.replace("://", "://u:p@") + "/auth")
@@ -488,7 +492,8 @@ def summary(day: Day, seconds: float, options: argparse.Namespace) -> dict[str, 
     return {
         "episodes": sum(day.ends.values()), "sessions": options.sessions, "steps": day.steps, "seconds": round(seconds),
         "ends": dict(day.ends), "kills": dict(day.kills), "lost_by_reason": dict(day.reasons),
-        "lost_without_reason": day.unexplained, "leak_checks": day.checks, "leaks": dict(day.leaks),
+        "lost_without_reason": day.unexplained, "leak_checks": day.checks, "left_by_episodes": dict(day.left),
+        "leaks": dict(day.leaks),
         "applications": dict(day.per_app), "notices": dict(day.notices.most_common(8)),
         "refusals": dict(day.refusals.most_common(8)),
     }  # fmt: skip

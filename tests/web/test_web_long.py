@@ -12,7 +12,7 @@ from dynaweb.types import Action, Node, Observation
 from dynaweb.web.actions.grammar import parse_action
 from dynaweb.web.chromium.pool import BrowserPool
 from dynaweb.web.chromium.session import ChromiumSession
-from dynaweb.web.page.options import nearest_labels
+from dynaweb.web.near_options import nearest_labels
 from dynaweb.web.page.text import parse_compact, parse_page, render
 from dynaweb.web.page.view import Viewed, nearest
 from dynaweb.web.static.session import StaticSession

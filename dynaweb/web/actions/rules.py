@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from dynaweb.types import TARGETED, Action, ActionKind, Node, Observation
-from dynaweb.web.page.options import no_option
+from dynaweb.web.near_options import no_option
 from dynaweb.web.quoting import quote
 
 TEXTBOXES = frozenset({"textbox", "searchbox", "spinbutton"})

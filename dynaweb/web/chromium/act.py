@@ -17,7 +17,7 @@ from dynaweb.web.chromium.devtools import TabError, as_error
 from dynaweb.web.chromium.layout import backend_of, frame_of
 from dynaweb.web.chromium.tab import Tab
 from dynaweb.web.chromium.watch import ASK
-from dynaweb.web.page.options import no_option
+from dynaweb.web.near_options import no_option
 from dynaweb.web.quoting import quote
 from dynaweb.web.session import VIEWPORT
 

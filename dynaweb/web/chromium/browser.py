@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from playwright.async_api import Browser, Playwright
 
     from dynaweb.web.chromium.downloads import Budget
-    from dynaweb.web.chromium.endpoints import Tunnels
 
 
 FLAGS = (
@@ -57,7 +56,8 @@ class Running:
         """Its process here; 0 when it runs elsewhere or does not say."""
         self.proxy_port = 0
         """Where it reaches the proxy of its contexts; 0 when it was started behind the host list."""
-        self.tunnels: Tunnels | None = None
+        self.tunnels: Closing | None = None
+        """What carries its connections back to that proxy, where something has to."""
         self.episodes = 0
         self.users = 0
         self._given_up = False
@@ -124,6 +124,14 @@ def expect_lost_drivers(loop: asyncio.AbstractEventLoop) -> None:
             loop.default_exception_handler(context)
 
     loop.set_exception_handler(handler)
+
+
+class Closing(Protocol):
+    """What ends with a browser."""
+
+    def close(self) -> None:
+        """End it; calling it twice is allowed."""
+        ...
 
 
 class Settings(Protocol):

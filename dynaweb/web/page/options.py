@@ -6,14 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from difflib import SequenceMatcher
-
-from dynaweb.web.quoting import quote
-
-_TOLD = 30
-"""Labels of the longest list that a refusal tells in full."""
-_NEAR = 5
+from collections.abc import Iterable
 
 
 def option_labels(options: Iterable[tuple[str, str]], limit: int) -> list[str]:
@@ -36,29 +29,6 @@ def option_labels(options: Iterable[tuple[str, str]], limit: int) -> list[str]:
         taken.add(label)
         labels.append(label)
     return labels
-
-
-def no_option(target: str, label: str, labels: Sequence[str]) -> str:
-    """Why a label cannot be chosen: what there is, of a long list the nearest ones."""
-    refusal = f"{target} has no option {quote(label)}"
-    if len(labels) <= _TOLD:
-        return f"{refusal}; it has {' '.join(map(quote, labels))}"
-    near = " ".join(map(quote, nearest_labels(label, labels)))
-    return f"{refusal}; the nearest of its {len(labels)} are {near}"
-
-
-def nearest_labels(label: str, labels: Sequence[str]) -> list[str]:
-    """Up to five labels that are most like a text: first those that hold it or are held by it."""
-    wanted = " ".join(label.split()).casefold()
-    matcher = SequenceMatcher(b=wanted, autojunk=False)
-
-    def likeness(other: str) -> tuple[bool, float]:
-        text = other.casefold()
-        matcher.set_seq1(text)
-        inside = bool(wanted and text) and (wanted in text or text in wanted)
-        return inside, matcher.ratio()
-
-    return sorted(labels, key=likeness, reverse=True)[:_NEAR]
 
 
 def _cut(text: str, limit: int) -> str:

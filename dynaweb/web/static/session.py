@@ -22,7 +22,7 @@ from dynaweb.types import TARGETED, Action, Observation
 from dynaweb.web.actions.keys import browser_keys
 from dynaweb.web.actions.rules import TEXTBOXES
 from dynaweb.web.chromium.network import LOOPBACK
-from dynaweb.web.page.options import no_option
+from dynaweb.web.near_options import no_option
 from dynaweb.web.page.view import MAX_OPTIONS, NAME_LIMIT, TOTAL, compact_view, left_out, shorten_lists
 from dynaweb.web.quoting import quote
 from dynaweb.web.session import with_scheme
