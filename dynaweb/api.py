@@ -793,6 +793,21 @@ def open_environment(recipe: Recipe, *, world_model: str | Path | None = None) -
     return ServedEnvironment(recipe, world_model=None if world_model is None else Path(world_model))
 
 
+def serve_browsers(
+    *, sessions: int = 1, host: str = "127.0.0.1", port: int = 9300, token: str = "", browser: str = ""
+) -> None:
+    """Offer browsers to runs on other machines until SIGINT or SIGTERM (`dynaweb web serve`).
+
+    `dynaweb.web.chromium.serving.BrowserServer` says what the arguments are, and is the same for an event loop. Raises
+    `ConfigError` for an address that cannot be listened on or needs a token, `MissingError`, `BrowserError`.
+    """
+    import asyncio
+
+    from dynaweb.web.chromium.serving import serve
+
+    asyncio.run(serve(sessions=sessions, host=host, port=port, token=token, browser=browser))
+
+
 def list_tasks(recipe: Recipe, split: str = "", *, count: int = 24) -> list[Task]:
     """Tasks of a split ('': the one that the environment means), drawn with the recipe's seed (`dynaweb tasks`)."""
     return open_environment(recipe).tasks(split, count)

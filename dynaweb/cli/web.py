@@ -29,24 +29,9 @@ def serve(
     filter of hosts. A browser whose client has gone, or that dies, is replaced.
     On another --host than this machine's own, each call needs a token: that in DYNAWEB_SERVE_TOKEN, or a new one.
     """
-    import asyncio
-
+    from dynaweb import api
     from dynaweb.cli.play import serving_token
     from dynaweb.serve.gate import is_local
 
     token = "" if is_local(host) else serving_token()
-    asyncio.run(_serve(sessions, host, port, token, browser))
-
-
-async def _serve(sessions: int, host: str, port: int, token: str, browser: str) -> None:
-    import asyncio
-    import signal
-
-    from dynaweb.web.chromium.serving import BrowserServer
-
-    ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    async with BrowserServer(sessions=sessions, host=host, port=port, token=token, browser=browser) as server:
-        typer.echo(f"{sessions} browsers on http://{host}:{server.port}; Ctrl-C ends it", err=True)
-        await ended.wait()
+    api.serve_browsers(sessions=sessions, host=host, port=port, token=token, browser=browser)

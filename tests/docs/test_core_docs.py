@@ -107,6 +107,7 @@ CALLS = {
     "tasks show": "list_tasks",
     "env serve": "open_environment",
     "env install": "install_environment",
+    "web serve": "serve_browsers",
     "cache list": "list_cache",
     "cache prune": "prune_cache",
 }

@@ -20,7 +20,9 @@ import hmac
 import json
 import logging
 import secrets
+import signal
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -329,6 +331,17 @@ class BrowserServer:
             streams[1].close()
             if tunnel is not None:
                 tunnel.ended.set()
+
+
+async def serve(*, sessions: int, host: str, port: int, token: str, browser: str) -> None:
+    """Serve until SIGINT or SIGTERM; says on stderr where."""
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    async with BrowserServer(sessions=sessions, host=host, port=port, token=token, browser=browser) as server:
+        sys.stderr.write(f"{sessions} browsers on http://{host}:{server.port}; Ctrl-C ends it\n")
+        sys.stderr.flush()
+        await ended.wait()
 
 
 async def _join(one: Streams, other: Streams) -> None:
