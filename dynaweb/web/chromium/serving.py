@@ -429,5 +429,10 @@ async def _devtools(browser: Browser) -> str:
     words = (await cdp.send("SystemInfo.getInfo"))["commandLine"]
     await cdp.detach()
     profile = str(words).partition("--user-data-dir=")[2].partition(" --")[0]
-    port, path = (Path(profile) / "DevToolsActivePort").read_text().split()
-    return f"ws://127.0.0.1:{port}{path}"
+    file = Path(profile) / "DevToolsActivePort"
+    for _ in range(100):
+        lines = file.read_text().split() if file.exists() else []
+        if len(lines) == 2:
+            return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
+        await asyncio.sleep(0.05)
+    raise BrowserError(f"its DevTools do not answer: {file} names no port")
