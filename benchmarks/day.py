@@ -1,12 +1,14 @@
 """A day in the life of the web layer: a random policy on real applications of others, while things are killed.
 
     python benchmarks/day.py [--episodes 500] [--sessions 4] [--kills 0.06] [--minutes 600] [--apps radicale,trac]
+        [--markdown]
 
 The applications come from the package index, each into an environment of its own beside those of `dynaweb env install`,
 and run on ports of 127.0.0.1. Sessions of one pool play side by side. In a share of the episodes a renderer, the
 browser or the application is killed. Before it plays, every episode looks for what an earlier one has left (cookies,
 storage, credentials, keys that are down, permissions, the name of the window, caches, service workers, downloads), and
-then leaves all of these itself. Prints one JSON object: how episodes ended, every reason why one was lost, and leaks.
+then leaves all of these itself. Prints one JSON object: how episodes ended, every reason why one was lost, and leaks;
+with `--markdown` also the table of it that docs/web.md has.
 An episode that ends by anything but the package's own errors has no reason; the exit code is then 1, as for a leak.
 """
 
@@ -28,7 +30,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -290,6 +292,11 @@ LEAVE = """(async () => {
   await Promise.race([registering, new Promise(done => setTimeout(done, 500))]);
   try { Notification.requestPermission(); navigator.geolocation.getCurrentPosition(() => 0); } catch (error) {}
 })()"""
+TRACES = (
+    "cookies, storage, databases, caches, credentials, keys, permissions, `window.name`, service workers, history and "
+    "notices of downloads"
+)
+"""What is looked for, in words."""
 KEYS = """<p id=p>-</p><script>onkeydown = e => {
   if (e.key === 'q') p.textContent = [e.ctrlKey, e.shiftKey, e.altKey, e.metaKey].join(' ');
 }</script><a href=/file download>file</a>"""
@@ -499,6 +506,27 @@ def summary(day: Day, seconds: float, options: argparse.Namespace) -> dict[str, 
     }  # fmt: skip
 
 
+def markdown(day: Mapping[str, Any]) -> str:
+    """A summary as the table of docs/web.md."""
+    kills, ends = Counter(day["kills"]), Counter(day["ends"])
+    reasons: Counter[str] = Counter()
+    for reason, count in day["lost_by_reason"].items():
+        # What was under way when it came, in parentheses, differs from case to case.
+        reasons[reason.partition(" (")[0] or "no words"] += count
+    lost = f"{ends['lost']}, of at most {kills['browser'] * day['sessions']} that were open when a browser was killed"
+    rows = {
+        "episodes (actions)": f"{day['episodes']:,} ({day['steps']:,})",
+        "killed: renderers, browsers, applications": f"{kills['renderer']}, {kills['browser']}, {kills['site']}",
+        "episodes lost": lost,
+        "their reasons": "; ".join(f'"{reason}" {count}' for reason, count in reasons.most_common()) or "none",
+        "episodes lost without a reason": len(day["lost_without_reason"]),
+        f"checks for {TRACES}": f"{day['leak_checks']:,}",
+        "leaks": sum(day["leaks"].values()),
+    }
+    lines = [f"| {what} | {number} |\n" for what, number in rows.items()]
+    return "".join(["| what | number |\n", "| --- | --- |\n", *lines])
+
+
 def main() -> int:
     """Play the day and print what happened."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -508,6 +536,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=600, help="no episode begins later")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--apps", default=",".join(APPS), help=f"of {', '.join(APPS)}")
+    parser.add_argument("--markdown", action="store_true", help="print the table of docs/web.md too")
     options = parser.parse_args()
     unknown = set(options.apps.split(",")) - set(APPS)
     if unknown:
@@ -519,7 +548,10 @@ def main() -> int:
             sites.extend(threads.map(lambda name: Site(name, home), options.apps.split(",")))
         begun = time.perf_counter()
         day = asyncio.run(live(options, sites, home / "downloads"))
-        sys.stdout.write(json.dumps(summary(day, time.perf_counter() - begun, options), indent=1) + "\n")
+        facts = summary(day, time.perf_counter() - begun, options)
+        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+        if options.markdown:
+            sys.stdout.write("\n" + markdown(facts))
     finally:
         for site in sites:
             site.kill()

@@ -111,12 +111,38 @@ def is_masked(value: Any) -> bool:
     return isinstance(value, str) and (value == MASK or f"://{MASK}@" in value)
 
 
-def expanded(path: str, text: str) -> str:
-    """The text of a setting with the environment variables that it names as `$NAME`. Raises `MissingError`."""
+def expanded(path: str, text: str, *, address: bool = False) -> str:
+    """The text of a setting with the environment variables that it names as `$NAME`. Raises `MissingError`.
+
+    In an `address`, what stands for a user, a password, a part of the path or of the query is quoted, so that any
+    character may be in it. A variable may also hold `USER:PASSWORD`, the host with its port, or the whole address.
+    """
     missing = [name for name in re.findall(_VARIABLE, text) if name not in os.environ]
     if missing:
         raise MissingError(f"{path} names the environment variable {missing[0]}, which is not set")
-    return re.sub(_VARIABLE, lambda name: os.environ[name[1]].strip(), text)
+
+    def value(name: re.Match[str]) -> str:
+        content = os.environ[name[1]].strip()
+        return _quoted(content, text, name.start()) if address else content
+
+    return re.sub(_VARIABLE, value, text)
+
+
+def _quoted(value: str, address: str, position: int) -> str:
+    """The value of a variable as the place in the address where its name begins wants it."""
+    from urllib.parse import quote
+
+    begin = address.find("://") + 3
+    if not 3 <= begin <= position:
+        return value
+    end = min((at for sign in "/?#" if (at := address.find(sign, begin)) >= 0), default=len(address))
+    login = address.rfind("@", begin, end)
+    if position < login:
+        # A user name has no colon: one in the value is that before the password.
+        return quote(value, safe="" if ":" in address[begin:position] else ":")
+    if position < end:
+        return value
+    return quote(value, safe="/" if "?" not in address[:position] else "")
 
 
 def secret_paths(model: Any, data: Mapping[str, Any], above: str) -> set[str]:

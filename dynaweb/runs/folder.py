@@ -37,7 +37,10 @@ from dynaweb.runs.lock import holder, locked
 
 log = logging.getLogger("dynaweb")
 
-NO_RESULT = ("run.observers", "run.observer_settings", "run.log_every", "run.log_metrics", "web.browser", "web.workers")
+NO_RESULT = (
+    "run.observers", "run.observer_settings", "run.log_every", "run.log_metrics",
+    "web.browser", "web.endpoint", "web.proxy_port", "web.workers",
+)  # fmt: skip
 """Settings that change no result."""
 FREE = (*NO_RESULT, "run.time_budget")
 """Settings that may change on resume: they change no result of what is done already."""

@@ -95,7 +95,8 @@ def test_equal_runs_are_one_cell_and_ids_follow_the_recipe(file: Path) -> None:
     assert len({cell.id for cell in made.cells}) == 4
     # 2 is what the recipe says anyway: the id is that of the plain recipe, whatever matrix asks for it.
     assert made.cells[0].id == cell_id(resolve("smoke", seed=0)) == plan("smoke").cells[0].id
-    assert cell_id(resolve("smoke", overrides={"web.workers": 3})) == made.cells[0].id
+    elsewhere = {"web.workers": 3, "web.endpoint": "http://other.test:1", "web.proxy_port": 4001, "web.browser": "/x"}
+    assert cell_id(resolve("smoke", overrides=elsewhere)) == made.cells[0].id
     values = [{"label": label, "rl.updates": 2} for label in ("a", "b")]
     merged = plan_of(Matrix.model_validate({"base": "smoke", "axes": {"x": values}}))
     assert (len(merged.cells), merged.merged) == (1, 1)

@@ -185,7 +185,8 @@ def test_a_run_with_a_changed_recipe_is_not_resumed(recipe: Recipe, tmp_path: Pa
     with pytest.raises(ConfigError) as caught:
         open_run(changed, out=tmp_path / "run", resume=True)
     assert f'\n  data.experts: "few" -> "all"\n  rl.lr: {recipe.rl.lr} -> 0.5\n' in str(caught.value)
-    free = resolve(recipe, overrides={"run.time_budget": 5, "web.workers": 1}, plugins=plugins.current())
+    values = {"run.time_budget": 5, "web.workers": 1, "web.endpoint": "http://other.test:1", "web.proxy_port": 4001}
+    free = resolve(recipe, overrides=values, plugins=plugins.current())
     assert open_run(free, out=tmp_path / "run", resume=True).resumed
 
 

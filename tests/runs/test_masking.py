@@ -157,6 +157,28 @@ def test_a_secret_in_an_environment_variable_is_kept_by_its_name(
         masking.expanded("p", "Bearer $CANARY_LOGIN")
 
 
+@pytest.mark.parametrize(
+    ("address", "value", "result"),
+    [
+        ("http://any:$CANARY@h:1", "a/b@c:d?e#f%g h", "http://any:a%2Fb%40c%3Ad%3Fe%23f%25g%20h@h:1"),
+        ("http://$CANARY:x@h:1", "a@b/c", "http://a%40b%2Fc:x@h:1"),
+        ("http://$CANARY@h:1", "ann:a/b", "http://ann:a%2Fb@h:1"),
+        ("http://any:x@$CANARY/y", "host.test:9300", "http://any:x@host.test:9300/y"),
+        ("http://$CANARY", "host.test:9300", "http://host.test:9300"),
+        ("$CANARY", "ws://u:p@h:1/a?b=c", "ws://u:p@h:1/a?b=c"),
+        ("$CANARY://h:1", "https", "https://h:1"),
+        ("ws://h:1/$CANARY", "a/b?c", "ws://h:1/a/b%3Fc"),
+        ("ws://h:1?mail=a@b&token=$CANARY", "a&b=c/", "ws://h:1?mail=a@b&token=a%26b%3Dc%2F"),
+    ],
+)
+def test_variables_in_an_address_hold_any_character(
+    address: str, value: str, result: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CANARY", f" {value}\n")
+    assert masking.expanded("p", address, address=True) == result
+    assert masking.expanded("p", address) == address.replace("$CANARY", value)
+
+
 def test_documents_are_summed_as_they_are_written(tmp_path: Path) -> None:
     remember(KEY)
     write_json(tmp_path / "x.json", with_sum({"error": f"the key {KEY}", "address": "http://a:b@c"}))

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from base64 import b64decode
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
@@ -219,6 +220,10 @@ async def test_endpoints_of_a_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoints = [seat.endpoint for seat in pool_of(web)._seats]
     assert [str(endpoint) for endpoint in endpoints] == ["http://a.test:1", "ws://b.test:2/x"]
     assert endpoints[0] is not None and "Basic" in endpoints[0].headers["Authorization"]
+    monkeypatch.setenv("BROWSER_TOKEN", "a/b@c:d#e")
+    endpoint = pool_of(web)._seats[0].endpoint
+    assert endpoint is not None and endpoint.address == "http://a.test:1"
+    assert b64decode(endpoint.headers["Authorization"].split()[1]) == b"any:a/b@c:d#e"
     monkeypatch.delenv("BROWSER_TOKEN")
     with pytest.raises(MissingError, match=r"web\.endpoint names the environment variable BROWSER_TOKEN"):
         pool_of(web)

@@ -18,7 +18,7 @@ import asyncio
 import json
 import ssl
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,8 @@ SPARE = 8
 OFFERS = "dynaweb"
 """The key of `/json/version` that tells `dynaweb web serve` from a Chromium."""
 _LONGEST = 2**20
+_PAUSES = (0.5, 10.0)
+"""Seconds before a tunnel that was lost, or could not be opened, is tried again: at first, and at most."""
 
 NO_WEBRTC = "for (const name of ['RTCPeerConnection', 'webkitRTCPeerConnection', 'WebTransport']) delete window[name];"
 """JavaScript: takes from a page what connects past a proxy."""
@@ -144,8 +146,8 @@ async def ask(endpoint: Endpoint, method: str, path: str) -> dict[str, Any]:
     """The JSON object that an endpoint answers with. Raises `BrowserError` for anything else, and `OSError`."""
     reader, writer = await _dial(endpoint, method, path, {"Connection": "close"})
     try:
-        status, _ = await read_head(reader)
-        body = await reader.read(_LONGEST)
+        status, head = await read_head(reader)
+        body = await _body(reader, head)
     finally:
         writer.close()
     try:
@@ -167,6 +169,25 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[int, bytes]:
         raise OSError("it does not speak HTTP") from None
 
 
+async def _body(reader: asyncio.StreamReader, head: bytes) -> bytes:
+    """The body of an HTTP answer: as long as its head says, else to the end of the connection. Raises `OSError`."""
+    lines = (line.partition(b":") for line in head.lower().split(b"\r\n"))
+    try:
+        length = next((int(text) for key, _, text in lines if key.strip() == b"content-length"), None)
+        if not 0 <= (length or 0) <= _LONGEST:
+            raise ValueError
+        if length is not None:
+            return await reader.readexactly(length)
+    except ValueError:
+        raise OSError("the length of its answer is none") from None
+    except asyncio.IncompleteReadError as error:
+        raise OSError(f"its answer ends after {len(error.partial)} of {error.expected} bytes") from None
+    body = b""
+    while len(body) <= _LONGEST and (piece := await reader.read(_LONGEST)):
+        body += piece
+    return body
+
+
 async def _dial(
     endpoint: Endpoint, method: str, path: str, more: Mapping[str, str]
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -180,15 +201,20 @@ async def _dial(
     target = urlunsplit(("", "", parts.path, parts.query, ""))
     headers = {"Host": parts.netloc, **endpoint.headers, "Content-Length": "0", **more}
     lines = [f"{method} {target} HTTP/1.1", *(f"{key}: {text}" for key, text in headers.items())]
-    writer.write("\r\n".join([*lines, "", ""]).encode())
-    await writer.drain()
+    try:
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        await writer.drain()
+    except BaseException:
+        writer.close()
+        raise
     return reader, writer
 
 
 class Tunnels:
     """Connections to `dynaweb web serve` that carry what its browser connects to, back to the proxy of this process.
 
-    A few always wait; one that gets a connection of the browser is followed by another. They live in the proxy's loop.
+    A few always wait: one that gets a connection of the browser, or is lost, is followed by another, which is tried
+    until it can be opened. They live in the proxy's loop.
     """
 
     def __init__(self, endpoint: Endpoint, lease: str, proxy: FilteringProxy) -> None:
@@ -208,41 +234,55 @@ class Tunnels:
             self._proxy.loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._tasks])
 
     async def _first(self) -> None:
-        connections = await asyncio.gather(*(self._connect() for _ in range(SPARE)))
-        for reader, writer in connections:
-            self._start(reader, writer)
+        await asyncio.gather(*(self._task(self._open_one()) for _ in range(SPARE)))
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Work that ends with the tunnels."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _open_one(self) -> None:
+        reader, writer = await self._connect()
+        if self._closed:
+            writer.close()
+        else:
+            self._task(self._carry(reader, writer))
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         upgrade = {"Connection": "Upgrade", "Upgrade": "dynaweb-tunnel"}
         reader, writer = await _dial(self._endpoint, "GET", f"/tunnel/{self._lease}", upgrade)
-        status, _ = await asyncio.wait_for(read_head(reader), CONNECT_SECONDS)
-        if status != 101:
+        try:
+            status, _ = await asyncio.wait_for(read_head(reader), CONNECT_SECONDS)
+            if status != 101:
+                raise OSError(f"the tunnel is refused with the status {status}")
+        except BaseException:
             writer.close()
-            raise OSError(f"the tunnel is refused with the status {status}")
+            raise
         return reader, writer
-
-    def _start(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(self._carry(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            # One byte says that the browser connects.
-            await reader.readexactly(1)
-            if not self._closed:
-                spare = asyncio.get_running_loop().create_task(self._follow())
-                self._tasks.add(spare)
-                spare.add_done_callback(self._tasks.discard)
+            try:
+                # One byte says that the browser connects.
+                await reader.readexactly(1)
+            except (OSError, asyncio.IncompleteReadError):
+                self._task(self._follow(_PAUSES[0]))
+                return
+            self._task(self._follow(0))
             await self._proxy.serve(reader, writer)
-        except (OSError, asyncio.IncompleteReadError):
-            pass  # the other side has gone, and says so on its DevTools connection
         finally:
             writer.close()
 
-    async def _follow(self) -> None:
-        with suppress(OSError, TimeoutError):
-            self._start(*await self._connect())
+    async def _follow(self, pause: float) -> None:
+        """Open another tunnel after a pause, and try again until there is one or all end."""
+        while not self._closed:
+            await asyncio.sleep(pause)
+            try:
+                return await self._open_one()
+            except (OSError, TimeoutError):
+                pause = min(max(2 * pause, _PAUSES[0]), _PAUSES[1])
 
 
 def _reason(error: Exception) -> str:

@@ -50,6 +50,8 @@ log = logging.getLogger("dynaweb")
 DOWNLOADS = "downloads"
 """Folder of downloaded files within a run's."""
 _LAUNCH_SECONDS = 60.0
+_PATIENCE = 5.0
+"""Seconds that an endpoint is waited for while another one has a browser."""
 _RETRY_SECONDS = 5.0
 """Seconds for which an endpoint that gave no browser is not asked again."""
 
@@ -148,11 +150,16 @@ class BrowserPool:
 
     async def close(self) -> None:
         """End every browser; calling it twice is allowed, and a later reset starts a new one."""
+        fillings = [seat.filling for seat in self._seats if seat.filling is not None]
+        if fillings and self._loop is asyncio.get_running_loop():
+            for filling in fillings:
+                filling.cancel()
+            await asyncio.gather(*fillings, return_exceptions=True)
         ending, self._retired = self._retired, []
         for seat in self._seats:
             if seat.running is not None:
                 ending.append(seat.running)
-            seat.running, seat.idle, seat.failure, seat.retry_at = None, [], "", 0.0
+            seat.running, seat.idle, seat.failure, seat.retry_at, seat.filling = None, [], "", 0.0, None
         for running in ending:
             await running.close()
         proxy, self._proxy = self._proxy, None
@@ -215,17 +222,49 @@ class BrowserPool:
         present = any(seat.running is running for seat in self._seats)
         return not present or not running.alive or running.episodes >= self.recycle
 
-    async def _ensure(self) -> tuple[_Seat, Running]:
-        """A browser that runs, and its seat: the one with the fewest sessions."""
+    async def _ensure(self, patience: float | None = _PATIENCE) -> tuple[_Seat, Running]:
+        """A browser that runs, and its seat: the one with the fewest sessions.
+
+        Endpoints without a browser are all tried at once, and go on being tried in the background. While others have
+        one, they are waited for during `patience` (seconds; None = to the end), unless they failed the last time.
+        """
         self._turns()
-        if all(seat.running is None for seat in self._seats):
-            # At the start all of them are tried at once, so that one that does not answer is known then.
-            await asyncio.gather(*(self._fill(seat) for seat in self._seats))
-        for seat in sorted(self._seats, key=lambda seat: seat.running.users if seat.running else 0):
-            running = await self._fill(seat)
-            if running is not None:
-                return seat, running
-        raise BrowserError("; ".join(dict.fromkeys(seat.failure for seat in self._seats)))
+        first = self._seats[0]
+        if first.endpoint is None:
+            running = await self._fill(first)
+            assert running is not None  # only endpoints may have none
+            return first, running
+        empty = [seat for seat in self._seats if seat.running is None or self.outdated(seat.running)]
+        for seat in empty:
+            if seat.filling is None and time.monotonic() >= seat.retry_at:
+                seat.filling = asyncio.get_running_loop().create_task(self._fill_behind(seat))
+        if tasks := [seat.filling for seat in empty if seat.filling is not None and not seat.failure]:
+            await asyncio.wait(tasks, timeout=patience)
+            for seat in empty:
+                if seat.filling is not None and not seat.failure:
+                    seat.failure = f"no browser at {seat.endpoint}: it has not answered yet"
+        while True:
+            full = [(seat, seat.running) for seat in self._seats if seat.running and not self.outdated(seat.running)]
+            if full:
+                return min(full, key=lambda pair: pair[1].users)
+            tasks = [seat.filling for seat in self._seats if seat.filling is not None]
+            if not tasks:
+                if error := next((seat.error for seat in self._seats if seat.error is not None), None):
+                    raise error
+                reasons = (seat.failure or f"the browser at {seat.endpoint} is gone" for seat in self._seats)
+                raise BrowserError("; ".join(dict.fromkeys(reasons)))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _fill_behind(self, seat: _Seat) -> None:
+        """Fill the seat of an endpoint while others are used; why it stays empty is in `seat.failure`."""
+        seat.error = None
+        try:
+            await self._fill(seat)
+        except Exception as error:
+            # Not of the endpoint: something is missing here. It is raised where no other one has a browser.
+            seat.failure, seat.retry_at, seat.error = str(error), time.monotonic() + _RETRY_SECONDS, error
+        finally:
+            seat.filling = None
 
     async def _fill(self, seat: _Seat) -> Running | None:
         """The browser of a seat, started or connected to where that has to be; None for an endpoint without one."""
@@ -242,6 +281,7 @@ class BrowserPool:
                 return seat.running
             try:
                 seat.running = await self._launch(seat.endpoint)
+                seat.failure = ""
             except BrowserError as error:
                 seat.failure, seat.retry_at = str(error), time.monotonic() + _RETRY_SECONDS
                 log.warning("%s", error)
@@ -251,10 +291,12 @@ class BrowserPool:
         running, seat.running, seat.idle = seat.running, None, []
         if running is None:
             return
-        if running.alive and running.users:
-            self._retired.append(running)
-        else:
+        # Also while it is closed, so that `close` ends what an interrupt has left of it.
+        self._retired.append(running)
+        if not (running.alive and running.users):
             await running.close()
+            with suppress(ValueError):
+                self._retired.remove(running)
 
     async def _launch(self, endpoint: Endpoint | None) -> Running:
         try:
@@ -339,7 +381,7 @@ class BrowserPool:
             self._loop = loop
             self._slots = asyncio.Semaphore(self._workers)
             for seat in self._seats:
-                seat.lock = asyncio.Lock()
+                seat.lock, seat.filling = asyncio.Lock(), None
         return self._slots
 
 
@@ -356,6 +398,10 @@ class _Seat:
     """Why the endpoint gave no browser when it was tried last."""
     retry_at: float = 0.0
     """When it may be tried again, as `time.monotonic` counts."""
+    filling: asyncio.Task[None] | None = None
+    """What connects to the endpoint now."""
+    error: Exception | None = None
+    """What kept this process from trying the endpoint."""
 
 
 def pool_of(web: BrowserSettings, folder: Path | None = None, **options: Any) -> BrowserPool:
@@ -367,7 +413,7 @@ def pool_of(web: BrowserSettings, folder: Path | None = None, **options: Any) ->
     downloads = folder / DOWNLOADS if folder is not None else None
     own: dict[str, Any] = {
         "browser": web.browser,
-        "endpoints": tuple(expanded("web.endpoint", endpoint) for endpoint in web.endpoint),
+        "endpoints": tuple(expanded("web.endpoint", endpoint, address=True) for endpoint in web.endpoint),
         "proxy_port": web.proxy_port,
         "workers": web.workers,
         "timeout": web.action_timeout,
@@ -388,7 +434,7 @@ def check_endpoints(web: BrowserSettings) -> dict[str, str]:
     async def versions() -> dict[str, str]:
         async with pool_of(web) as pool:
             try:
-                await pool._ensure()
+                await pool._ensure(patience=None)
             except BrowserError as error:
                 raise MissingError(f"web.endpoint: {error}") from None
             return {seat.running.endpoint: seat.running.browser.version for seat in pool._seats if seat.running}

@@ -23,10 +23,11 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -50,6 +51,10 @@ CLAIM_SECONDS = 30.0
 """Seconds after which a browser that was taken but not spoken to is free again."""
 _CHUNK = 2**16
 _LAUNCH_SECONDS = 60.0
+_DEVTOOLS_SECONDS = 15.0
+_SILENCE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 45_000}
+"""After 20 s of silence a client is asked every 10 s and given up at the third time without an answer; or 45 s (ms
+here) after something was sent to it that it never confirmed."""
 _NOWHERE = 9
 """A port that nobody listens on: what does not go through a client's filter goes nowhere."""
 
@@ -119,19 +124,27 @@ class BrowserServer:
         except ImportError:
             raise MissingError("Playwright is not installed: pip install 'dynaweb[web]'") from None
         try:
-            self._server = await asyncio.start_server(self._serve, self.host, self.port)
+            # The port is taken first, so that one that is in use costs no browser; calls are answered at the end.
+            with self._listening():
+                self._server = await asyncio.start_server(self._serve, self.host, self.port, start_serving=False)
+            self.port = self._server.sockets[0].getsockname()[1]
+            self._playwright = await async_playwright().start()
+            for _ in range(self.sessions):
+                await self._add()
+            with self._listening():
+                await self._server.start_serving()
+        except BaseException:
+            await self.close()
+            raise
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise ConfigError(
                 f"{self.host}:{self.port} cannot be listened on ({error.strerror or error}); choose another --port"
             ) from None
-        self.port = self._server.sockets[0].getsockname()[1]
-        self._playwright = await async_playwright().start()
-        try:
-            for _ in range(self.sessions):
-                await self._add()
-        except BaseException:
-            await self.close()
-            raise
 
     async def close(self) -> None:
         """End everything; calling it twice is allowed."""
@@ -154,18 +167,29 @@ class BrowserServer:
         """Start one more browser. Raises `BrowserError`."""
         assert self._playwright is not None
         chosen = find(self._path)
-        port = _free_port()
-        args = [*FLAGS, *arguments((), _NOWHERE), f"--remote-debugging-port={port}"]
-        launching = self._playwright.chromium.launch(
-            executable_path=str(chosen.path), headless=True, args=args, handle_sigint=False
-        )
+        args = [*FLAGS, *arguments((), _NOWHERE), "--remote-debugging-port=0"]
+        browser: Browser | None = None
         try:
-            browser = await asyncio.wait_for(launching, _LAUNCH_SECONDS)
-            seat = _Seat(browser, await _devtools(port))
-        except Exception as error:
+            # The driver keeps the time: it ends a browser that is too slow, which nobody here knows of yet.
+            browser = await self._playwright.chromium.launch(
+                executable_path=str(chosen.path),
+                headless=True,
+                args=args,
+                handle_sigint=False,
+                timeout=1000 * _LAUNCH_SECONDS,
+            )
+            seat = _Seat(browser, await asyncio.wait_for(_devtools(browser), _DEVTOOLS_SECONDS))
+            browser.on("disconnected", lambda _: self._do(self._replace(seat)))
+            if not browser.is_connected():
+                raise BrowserError("it ended at once")
+        except BaseException as error:
+            if browser is not None:
+                with suppress(Exception):
+                    await asyncio.wait_for(browser.close(), 5.0)
+            if not isinstance(error, Exception):
+                raise
             lines = str(error).splitlines() or [type(error).__name__]
             raise BrowserError(f"{chosen.path} (found by: {chosen.origin}) did not start: {lines[0]}") from None
-        browser.on("disconnected", lambda _: self._do(self._replace(seat)))
         self._seats.append(seat)
         self._free.put_nowait(seat)
 
@@ -223,8 +247,7 @@ class BrowserServer:
         task = asyncio.current_task()
         assert task is not None  # a server runs it as one
         self._tasks.add(task)
-        # A client whose machine has gone says nothing more; without this its browser would be in use for ever.
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        _notice_silence(writer.get_extra_info("socket"))
         try:
             await self._answer(reader, writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, asyncio.CancelledError):
@@ -318,7 +341,7 @@ class BrowserServer:
         seat.tasks.add(task)
         tunnel: _Tunnel | None = None
         try:
-            while tunnel is None or tunnel.streams[0].at_eof():
+            while tunnel is None or tunnel.streams[0].at_eof() or tunnel.streams[1].is_closing():
                 if tunnel is not None:
                     tunnel.ended.set()
                 tunnel = await asyncio.wait_for(seat.tunnels.get(), WAIT_SECONDS)
@@ -389,22 +412,27 @@ def _token_of(headers: Mapping[str, str]) -> str:
     return ""
 
 
-async def _devtools(port: int) -> str:
-    """The address of a browser's DevTools."""
+def _notice_silence(connection: socket.socket) -> None:
+    """Have a connection fail within a minute once the machine at its other end has gone without a word.
+
+    Without this the browser of such a client would be in use for ever, or for hours.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _SILENCE.items():
+        if hasattr(socket, name):  # not every system has all of them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+async def _devtools(browser: Browser) -> str:
+    """The address of a browser's DevTools, whose port it chose itself and wrote into its profile."""
+    cdp = await browser.new_browser_cdp_session()
+    words = (await cdp.send("SystemInfo.getInfo"))["commandLine"]
+    await cdp.detach()
+    profile = str(words).partition("--user-data-dir=")[2].partition(" --")[0]
+    file = Path(profile) / "DevToolsActivePort"
     for _ in range(100):
-        with suppress(OSError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(f"GET /json/version HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n".encode())
-            head = await reader.readuntil(b"\r\n\r\n")
-            length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if b"content-length" in line)
-            answer = json.loads(await reader.readexactly(length))
-            writer.close()
-            return str(answer["webSocketDebuggerUrl"])
+        lines = file.read_text().split() if file.exists() else []
+        if len(lines) == 2:
+            return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
         await asyncio.sleep(0.05)
-    raise BrowserError("its DevTools do not answer")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    raise BrowserError(f"its DevTools do not answer: {file} names no port")
