@@ -62,7 +62,7 @@ def parse_json(text: str, kind: type[T], *, finite: bool = False) -> T:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > DIGITS:
+    if len(digits) > FLOAT_DIGITS:
         raise ValueError(f"it holds a whole number of {len(digits)} digits")
     return int(digits)
 
@@ -74,7 +74,8 @@ def _finite(digits: str) -> float:
     return number
 
 
-DIGITS = sys.float_info.max_10_exp
+FLOAT_DIGITS = sys.float_info.max_10_exp
+"""Of a whole number in a document: one of so many digits is a finite `float` too."""
 _ANY = json.JSONDecoder(parse_int=_integer)
 _FINITE = json.JSONDecoder(parse_int=_integer, parse_float=_finite, parse_constant=_finite)
 

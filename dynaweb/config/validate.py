@@ -272,10 +272,10 @@ def misfits(model: type[BaseModel], data: Mapping[str, Any]) -> Iterator[tuple[s
         elif any(isinstance(leaf, float) and math.isnan(leaf) for leaf in _leaves(value)):
             yield key, f"{_toml(value)}: must be a finite number"
         elif any(_is_long(leaf, kind) for leaf in _leaves(value)):
-            yield key, f"{_short(value)}: must have {DIGITS} digits at most"
+            yield key, f"{_short(value)}: must have {SETTING_DIGITS} digits at most"
 
 
-DIGITS = 18
+SETTING_DIGITS = 18
 """Of a whole number: those of TOML have 64 bits, and arithmetic with longer ones ends in errors far from here."""
 
 
@@ -283,8 +283,8 @@ def _is_long(value: Any, kind: Any) -> bool:
     """Whether a value is a whole number, or the text of one for a field that wants a number, of too many digits."""
     if isinstance(value, str):
         digits = value.strip().lstrip("+-").replace("_", "")
-        return len(digits) > DIGITS and digits.isdecimal() and _is_number(kind) and str not in set(_kinds(kind))
-    return isinstance(value, int) and abs(value) >= 10**DIGITS
+        return len(digits) > SETTING_DIGITS and digits.isdecimal() and _is_number(kind) and str not in set(_kinds(kind))
+    return isinstance(value, int) and abs(value) >= 10**SETTING_DIGITS
 
 
 def _short(value: Any) -> str:

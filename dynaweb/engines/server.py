@@ -11,22 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from dynaweb.config.files import MALFORMED
+from dynaweb.config.server import Server
 from dynaweb.errors import ConfigError, EngineError, InfrastructureError, MissingError
 from dynaweb.masking import MASK, SHORTEST, expanded, masked, remember
 from dynaweb.plugin.discovery import library
-
-if TYPE_CHECKING:
-    from dynaweb.config.files import MALFORMED
-from dynaweb.config.server import Server
 
 log = logging.getLogger("dynaweb")
 
@@ -328,7 +327,9 @@ def read_reply(answer: Any) -> ChatReply:
         raise ReplyError("the server answered with a choice that holds no message")
     text, thought = _text(choice.message)
     logprobs = getattr(choice, "logprobs", None)
-    tokens = [token.logprob for token in getattr(logprobs, "content", None) or () if token.logprob is not None]
+    # The client leaves an entry that it cannot read as it came: a token whose log-probability nobody knows.
+    known = (getattr(token, "logprob", math.nan) for token in getattr(logprobs, "content", None) or ())
+    tokens = [logprob for logprob in known if logprob is not None]
     are_known = bool(tokens) and all(isinstance(one, int | float) and -MOST < one < ROUNDING for one in tokens)
     usage = getattr(answer, "usage", None)
     reason = getattr(choice, "finish_reason", None)

@@ -112,18 +112,28 @@ class GroupSampler:
     async def _judged(
         self, episodes: Sequence[Episode], on_done: Callable[[Trajectory], None] | None
     ) -> list[Trajectory]:
-        """Episodes played and judged: all of them at the end in lockstep, else each as it ends."""
+        """Episodes played and judged: all of them at the end in lockstep, else each as it ends.
+
+        A judge that fails meanwhile ends the playing at once.
+        """
+        loop = asyncio.get_running_loop()
         judging: dict[str, asyncio.Task[Trajectory]] = {}
+        failed: asyncio.Future[asyncio.Task[Trajectory]] = loop.create_future()
 
         def ended(trajectory: Trajectory) -> None:
             if on_done is not None:
                 on_done(trajectory)
             if self.lockstep.free:
-                verdict = judge_one(self.judge, trajectory, spare=self.spare)
-                judging[trajectory.id] = asyncio.get_running_loop().create_task(verdict)
+                verdict = loop.create_task(judge_one(self.judge, trajectory, spare=self.spare))
+                verdict.add_done_callback(judged)
+                judging[trajectory.id] = verdict
 
-        try:
-            played = await play_all(
+        def judged(verdict: asyncio.Task[Trajectory]) -> None:
+            if not verdict.cancelled() and verdict.exception() is not None and not failed.done():
+                failed.set_result(verdict)
+
+        playing = loop.create_task(
+            play_all(
                 episodes,
                 self.source.environment,
                 lambda task: self.policy,
@@ -133,13 +143,19 @@ class GroupSampler:
                 finish=self.source.finish,
                 on_done=ended,
             )
+        )
+        try:
+            await asyncio.wait((playing, failed), return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                failed.result().result()  # raises what the judge raised
+            played = await playing
             if not self.lockstep.free:
                 return await judge_all(self.judge, played, spare=self.spare)
             return list(await asyncio.gather(*(judging[trajectory.id] for trajectory in played)))
         finally:
-            for task in judging.values():
+            for task in (playing, *judging.values()):
                 task.cancel()
-            await asyncio.gather(*judging.values(), return_exceptions=True)
+            await asyncio.gather(playing, *judging.values(), return_exceptions=True)
 
     def _expert_share(self, update: int, index: int, task: Task) -> frozenset[int]:
         if task.id not in self.experts:

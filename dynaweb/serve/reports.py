@@ -10,11 +10,10 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from dynaweb.errors import ConfigError, DynawebError
 from dynaweb.masking import masked, printable
-from dynaweb.serve.site import Answer, Site
+from dynaweb.serve.site import AddressError, Answer, Site, split_address
 
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 PROTECTION = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"}
@@ -41,14 +40,17 @@ def server_for(folder: Path, *, port: int = 0) -> ThreadingHTTPServer:
             if foreign and self.headers.get("Sec-Fetch-Mode") != "navigate":
                 self._answer(403, Answer("only pages of this server may ask", "text/plain"))
                 return
-            if site.is_folder(self.path):
-                # Its own addresses are relative.
-                parts = urlsplit(self.path)
-                query = f"?{parts.query}" if parts.query else ""
-                self._answer(301, Answer("", "text/plain"), location=f"{parts.path}/{query}")
-                return
             try:
+                if site.is_folder(self.path):
+                    # Its own addresses are relative.
+                    parts = split_address(self.path)
+                    query = f"?{parts.query}" if parts.query else ""
+                    self._answer(301, Answer("", "text/plain"), location=f"{parts.path}/{query}")
+                    return
                 answer = site.answer(self.path)
+            except AddressError as error:
+                self._answer(400, Answer(printable(masked(str(error))), "text/plain"))
+                return
             except (DynawebError, OSError) as error:
                 self._answer(500, Answer(printable(masked(str(error))), "text/plain"))
                 return

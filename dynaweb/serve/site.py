@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, Literal
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
 
 from dynaweb.data.store import SUFFIX, TrajectoryStore
 from dynaweb.errors import CheckpointError
@@ -43,8 +43,14 @@ PATIENCE = 1.0
 LIST_PATIENCE = 0.3
 """Seconds that the list waits for the numbers of runs."""
 KEPT_BLOCKS = 64
+BLOCK_DIGITS = 9
+"""Of the number of a block in an address: Python reads no number of thousands of digits."""
 
 Kind = Literal["text/html", "text/plain", "text/javascript", "application/json"]
+
+
+class AddressError(ValueError):
+    """An address that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +251,11 @@ class Site:
         return not is_run(self.root) and not is_matrix(self.root)
 
     def answer(self, address: str) -> Answer | None:
-        """What stands at an address (path and query), None where nothing does."""
-        parts = urlsplit(address)
+        """What stands at an address (path and query), None where nothing does.
+
+        Raises `AddressError` for what is no address.
+        """
+        parts = split_address(address)
         path = unquote(parts.path).strip("/")
         if self.is_list and path in ("", "index.html"):
             return self._listing()
@@ -265,7 +274,7 @@ class Site:
 
     def is_folder(self, address: str) -> bool:
         """Whether an address names a folder without the slash that browsers resolve links by."""
-        path = urlsplit(address).path
+        path = split_address(address).path
         return path != "/" and not path.endswith("/") and unquote(path).strip("/") in self.runs
 
     def addresses(self) -> Iterator[str]:
@@ -357,7 +366,19 @@ class Site:
         if name == "evaluations.js":
             return self._run(folder).evaluations()
         stem, _, number = name.removesuffix(".js").rpartition("/")
-        return self._run(folder).block(stem, int(number)) if number.isdecimal() and name.endswith(".js") else None
+        if not (number.isdecimal() and name.endswith(".js")):
+            return None
+        if len(number) > BLOCK_DIGITS:
+            raise AddressError(f"a block's number has {BLOCK_DIGITS} digits at most")
+        return self._run(folder).block(stem, int(number))
+
+
+def split_address(address: str) -> SplitResult:
+    """The parts of an address. Raises `AddressError` where it has none."""
+    try:
+        return urlsplit(address)
+    except ValueError as error:
+        raise AddressError(f"the address cannot be read: {error}") from error
 
 
 def _digest(data: Any) -> str:

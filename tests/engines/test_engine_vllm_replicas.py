@@ -169,6 +169,28 @@ async def test_a_server_that_is_not_there_or_takes_less_is_refused() -> None:
         await absent.close()
 
 
+@pytest.mark.parametrize(
+    ("path", "reply"),
+    [
+        ("/version", "<!doctype html><title>A shop</title>"),
+        ("/version", {"name": "a shop"}),
+        ("/version", ["a shop"]),
+        ("/v1/models", {"data": []}),
+        ("/v1/models", {"data": [{"id": "m", "max_model_len": "long"}]}),
+        ("/collective_rpc", ["a shop"]),
+        ("/collective_rpc", {"results": []}),
+    ],
+)
+async def test_an_address_that_is_no_vllm_is_refused_in_words(path: str, reply: Any) -> None:
+    with serving(kit.llama(8)) as servers:
+        answer = servers[0].answer
+        servers[0].answer = lambda at, body: reply if at == path else answer(at, body)  # type: ignore[method-assign]
+        policy = on(servers, kit.llama(1))
+        with pytest.raises(EngineError, match=rf"{servers[0].address} is no vLLM server.*vllm.serve MODEL"):
+            await policy.ready()
+        await policy.close()
+
+
 async def test_roles_share_servers_in_turn_and_leave_nothing_behind(servers: list[StandIn]) -> None:
     services: dict[str, Any] = {}
     settings: dict[str, Any] = {"servers": tuple(one.address for one in servers), "share": False}

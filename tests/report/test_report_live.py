@@ -239,6 +239,30 @@ def test_the_address_of_a_cell_gets_its_slash(folder: Path, matrix: Path) -> Non
         assert asked[2] == ("/cells/abc1/version", 200)
 
 
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("http://[/", 400),
+        ("http://[::1/x", 400),
+        ("//[", 404),
+        (f"/data/explore/{'9' * 5000}.js", 400),
+        (f"/data/explore/{'%D9%A3' * 5000}.js", 400),
+        ("/data/explore/999999999.js", 404),
+        ("/data/explore/-1.js", 404),
+    ],
+)
+def test_an_address_that_nobody_can_read_is_no_news(
+    path: str, status: int, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(folder) as address:
+        port = int(address.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as browser, browser.makefile("rb") as reply:
+            browser.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+            assert int(reply.readline().split()[1]) == status
+        assert ask(f"{address}/data/explore/0.js")[0] == 200
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_a_browser_that_leaves_while_a_page_is_sent_is_no_news(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -350,6 +350,36 @@ def test_a_judge_that_fails_ends_the_update_whenever_it_fails() -> None:
             asyncio.run(sampler.of_update(0, [TASK]))
 
 
+@pytest.mark.parametrize("moment", ["at once", "later"])
+def test_a_judge_that_fails_early_ends_the_playing(moment: str) -> None:
+    """The other episodes of the update would never end by themselves."""
+    environments: list[Counter] = []
+
+    class Broken(Yes):
+        async def score(self, trajectory: Trajectory) -> Judgement:
+            if moment == "later":
+                await asyncio.sleep(0.01)
+            raise KeyError("bug of the judge")
+
+    class Endless(Script):
+        async def act(self, *args: object, **kwargs: object) -> Decision:  # type: ignore[override]
+            self.seen.append(())
+            if len(self.seen) > 1:
+                await asyncio.Event().wait()
+            return Decision(STOP)
+
+    def environment() -> Counter:
+        environments.append(Counter())
+        return environments[-1]
+
+    recipe = resolve("smoke", overrides=["rl.n=4", "rl.expert_share=0"])
+    policy, source = cast("ModelPolicy", Endless(STOP)), RolloutSource(environment, 2, Rules(3))
+    sampler = GroupSampler.of(recipe, 0, policy, Broken(), source, Lockstep(free=True), {})
+    with pytest.raises(KeyError, match="bug of the judge"):
+        asyncio.run(asyncio.wait_for(sampler.of_update(0, [TASK]), 20))
+    assert len(environments) == 2 and all(one.closed for one in environments)
+
+
 def test_a_bug_stops_everything_and_is_raised_as_it_is() -> None:
     class Buggy(Script):
         async def act(self, *args: object, **kwargs: object) -> Decision:  # type: ignore[override]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from dynaweb.config.files import DIGITS
+from dynaweb.config.files import FLOAT_DIGITS
 from dynaweb.data.demonstrations import is_hub_name
 from dynaweb.data.importers.report import ImportReport, files_of
 from dynaweb.errors import MissingError
@@ -90,7 +90,7 @@ def _row(line: str, report: ImportReport) -> Iterator[Row]:
 
 def _integer(digits: str) -> int | float:
     """A whole number; nan for one that is longer than any float, with which nothing can be computed."""
-    return int(digits) if len(digits) <= DIGITS else math.nan
+    return int(digits) if len(digits) <= FLOAT_DIGITS else math.nan
 
 
 _DECODER = json.JSONDecoder(parse_int=_integer)

@@ -307,12 +307,15 @@ class VllmEngine(BaseEngine):
         """Weights to the GPUs of all replicas, one replica after the other. One that dies meanwhile is left out."""
         from dynaweb.engines.vllm.nccl import NcclGroup
 
+        for name in vllm.groups.keys() - {replica.name for replica in vllm.live}:
+            await vllm.groups.pop(name).abort()  # it died in a request
         for replica in vllm.live:
             try:
-                group = vllm.groups.get(replica.name)
+                group = vllm.groups.pop(replica.name, None)  # one whose transfer fails is of no more use
                 if group is None:
-                    group = vllm.groups[replica.name] = await NcclGroup.join(replica, weights[0][1].device)
+                    group = await NcclGroup.join(replica, weights[0][1].device)
                 await group.send(weights)
+                vllm.groups[replica.name] = group
             except EngineError as error:
                 if not replica.dead:
                     raise

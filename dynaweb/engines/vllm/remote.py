@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from dynaweb.config.files import MALFORMED
 from dynaweb.engines.vllm.process import memory_folder
 from dynaweb.errors import EngineError, MissingError
 from dynaweb.plugin.discovery import library
@@ -60,7 +61,14 @@ class VllmServer:
 
     async def call(self, call: str, **arguments: Any) -> Any:
         """A call of `Host`. Raises `EngineError` when the server refuses it or cannot be reached."""
-        return await getattr(self, f"_{call}")(**arguments)
+        work = getattr(self, f"_{call}")
+        try:
+            return await work(**arguments)
+        except MALFORMED as error:
+            raise EngineError(
+                f"{self.address} is no vLLM server, or one of another version: what it answers to `{call}` cannot be "
+                f"read ({type(error).__name__}: {error}). {self._advice}"
+            ) from error
 
     def end(self) -> None:
         """Let go of the server, which runs on."""
@@ -85,9 +93,8 @@ class VllmServer:
     async def _start(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
         """See that it is there, has the calls of RL, and takes prompts that are long enough."""
         version = (await self._get("/version"))["version"]
-        models = (await self._get("/v1/models"))["data"]
-        self._model = models[0]["id"]
-        longest = models[0].get("max_model_len") or 0
+        model = (await self._get("/v1/models"))["data"][0]
+        self._model, longest = model["id"], int(model.get("max_model_len") or 0)
         if longest and longest < arguments["max_model_len"]:
             raise EngineError(
                 f"{self.name} takes {longest} tokens, and the engine may ask for {arguments['max_model_len']}; start "
