@@ -24,9 +24,10 @@ from dynaweb.compare.figures import (
     rows_figure,
     save,
 )
-from dynaweb.compare.groups import Group, labels_text
+from dynaweb.compare.groups import Group
 from dynaweb.compare.records import RunRecord
 from dynaweb.compare.tables import Difference
+from dynaweb.config.labels import labels_text
 from dynaweb.stats import SCORE, Estimate, mean
 
 if TYPE_CHECKING:

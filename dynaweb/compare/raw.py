@@ -26,6 +26,7 @@ from typing import Any
 
 from dynaweb.compare.records import RunRecord, arm_rows, judge_errors, named, read_run
 from dynaweb.config.files import RESTORE, parse_json, read_json, understood
+from dynaweb.config.labels import Labels
 from dynaweb.config.layers import flatten
 from dynaweb.errors import CheckpointError, ConfigError
 from dynaweb.masking import masked_data
@@ -52,8 +53,6 @@ UPDATES = (
     "entropy",
 )
 """Numbers of an update of reinforcement learning that a file keeps."""
-Labels = tuple[tuple[str, str], ...]
-"""The settings by which a run differs from the others: name and value, as people read them."""
 
 
 @dataclass(frozen=True, slots=True)

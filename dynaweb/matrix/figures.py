@@ -29,10 +29,11 @@ from dynaweb.compare.figures import (
     rows_figure,
     save,
 )
-from dynaweb.compare.groups import Group, labels_text
+from dynaweb.compare.groups import Group
 from dynaweb.compare.learning import LEARNING, learning_figure, learning_kinds
 from dynaweb.compare.records import COSTS, MAIN
 from dynaweb.compare.tables import Difference
+from dynaweb.config.labels import labels_text
 from dynaweb.errors import ConfigError, hint
 from dynaweb.matrix.effects import factors, interactions
 from dynaweb.matrix.results import MatrixResults, TableRow
