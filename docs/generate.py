@@ -14,7 +14,7 @@ import json
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from types import NoneType, UnionType
+from types import GenericAlias, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
@@ -208,11 +208,21 @@ def _type(field: FieldInfo) -> str:
     kind = field.annotation
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(_alternative(part) for part in get_args(kind))
+    kind = _bare(kind)
     text = kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else str(kind)
     if text.startswith("typing.Literal"):
         text = text.removeprefix("typing.Literal").strip("[]").replace("'", '"')
     limits = [f"{sign} {value}" for sign, value in _limits(field)]
     return f"`{_bar(text.replace('typing.', ''))}`" + (f", {' and '.join(limits)}" if limits else "")
+
+
+def _bare(kind: Any) -> Any:
+    """A type without the notes of its parts: `tuple[str, ...]` of `tuple[Annotated[str, ...], ...]`."""
+    if get_origin(kind) is Annotated:
+        return _bare(get_args(kind)[0])
+    if isinstance(kind, GenericAlias):
+        return GenericAlias(get_origin(kind), tuple(map(_bare, get_args(kind))))
+    return kind
 
 
 def _alternative(kind: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -69,6 +69,8 @@ def compare(
     if bool(runs) == (recipes is not None):
         raise ConfigError("give run folders to compare, or --recipes A,B to run and compare; one of the two")
     to = table_format(to, as_json=as_json)
+    if pairwise and against:
+        raise ConfigError("--pairwise compares every two rows, --against all with one; give one of the two")
     if recipes is None:
         if seeds or sets or out or measures or fail_fast or jobs > 1:
             raise ConfigError("--seeds, --set, --out, --jobs, --fail-fast and --measure go with --recipes")
@@ -111,13 +113,40 @@ def _emit(comparison: Comparison, show: Shown) -> None:
     from dynaweb.compare.comparing import comparison_table, pairs_table
 
     if show.to == "json":
-        print_json(comparison.plain())
+        print_json(comparison.plain() | _more(comparison, show))
     elif show.to == "text" and not show.against and not show.pairwise:
         typer.echo(comparison.text(full=show.full))
     elif show.pairwise:
         typer.echo(pairs_table(comparison, full=show.full).to(show.to))
     else:
         typer.echo(comparison_table(comparison, against=show.against, full=show.full).to(show.to))
+
+
+def _more(comparison: Comparison, show: Shown) -> dict[str, Any]:
+    """What JSON holds beside the comparison with the first group: every pair, or every row against a chosen one."""
+    from dynaweb.stats import estimate_json
+
+    if show.pairwise:
+        return {
+            "pairs": [
+                {
+                    "first": comparison.names(pair.first),
+                    "second": comparison.names(pair.second),
+                    "difference": pair.versus.plain(),
+                }
+                for pair in comparison.pairs()
+            ]
+        }
+    reference = comparison.reference(show.against) if show.against else None
+    if reference is None:
+        return {}
+    pairs = zip(comparison.table_rows(), comparison.differences_of_rows(show.against), strict=True)
+    rows = [
+        {"row": comparison.names(row), "success": estimate_json(row.success)}
+        | ({} if one is None else {"against": one.plain()})
+        for row, one in pairs
+    ]
+    return {"against": comparison.names(reference), "rows": rows}
 
 
 def _plan(recipes: str, sets: list[str] | None, seeds: str | None, block: list[str] | None) -> Plan:

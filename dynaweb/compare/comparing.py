@@ -15,10 +15,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from dynaweb.compare.groups import Group, Labels, common, differing, grouped, labels_text
+from dynaweb.compare.groups import Group, common, differing, grouped
 from dynaweb.compare.raw import RawResults
 from dynaweb.compare.records import MAIN, Episodes, RunRecord, read_run
 from dynaweb.compare.tables import MCNEMAR, Cell, Column, Difference, Table, find_row, level_words, p_words
+from dynaweb.config.labels import Labels, labels_text
 from dynaweb.errors import ConfigError
 from dynaweb.stats import (
     CONFIDENCE,
@@ -154,25 +155,32 @@ class Comparison:
 
         Of one group whose seeds have SFT of different lengths, that arm of all seeds stands there too, by all lengths.
         """
-        rows = self.rows()
-        if len(self.groups) > 1:
-            return rows
-        group, joined = self.groups[0], list[ArmRow]()
-        for name in dict.fromkeys(row.arm for row in rows):
-            of_arm = [row for row in rows if row.arm == name]
+        return self.rows() if len(self.groups) > 1 else self._rows_and_joined()
+
+    def _rows_and_joined(self) -> list[ArmRow]:
+        """The rows, and after those of an SFT of several lengths one of all its lengths, in each group."""
+        joined = list[ArmRow]()
+        for name in dict.fromkeys(row.arm for row in self.rows()):
+            of_arm = [row for row in self.rows() if row.arm == name]
             joined += of_arm
-            if len(of_arm) > 1:
-                joined.append(ArmRow(group, name, f"{' or '.join(row.label for row in of_arm)}, each seed's own"))
+            for group in self.groups:
+                lengths = [row for row in of_arm if row.group is group]
+                if len(lengths) > 1:
+                    label = f"{' or '.join(row.label for row in lengths)}, each seed's own"
+                    joined.append(ArmRow(group, name, label))
         return joined
 
     def reference(self, against: str = "") -> ArmRow | None:
         """The row that the others are compared with; None: each with the first group's row of its own arm.
 
-        Of one group it is by default the best arm of SFT that all seeds have. Raises `ConfigError` for no row.
+        Of one group it is by default the best arm of SFT that all seeds have. `against` may also be an SFT of all its
+        lengths, as in `wm=delta, arm=SFT, 60 updates or SFT, 120 updates, each seed's own`. Raises `ConfigError` for no
+        row.
         """
         rows = self.table_rows()
         if against:
-            return rows[find_row(against, [self.names(row) for row in rows])]
+            every = self._rows_and_joined()
+            return every[find_row(against, [self.names(row) for row in every])]
         if len(self.groups) > 1:
             return None
         runs = self.groups[0].runs

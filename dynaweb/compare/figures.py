@@ -162,6 +162,8 @@ def drawing(style: Style) -> Iterator[None]:
         "mathtext.fontset": "stix" if style.family == "serif" else "dejavusans",
         "figure.dpi": 300,
         "axes.unicode_minus": True,
+        # Labels are others' words: two dollar signs in one begin no formula.
+        "text.parse_math": False,
     }
     with matplotlib.rc_context(settings):
         yield
@@ -385,8 +387,17 @@ def _lines(axes: Axes, panel: Panel, scale: float) -> None:
             axes.xaxis.set_major_formatter(_thousands)
 
 
-def cost_figure(style: Style, series: Sequence[CostSeries], cost: str, value: str, legend: str = "") -> Figure:
-    """Success against a cost, each point with the intervals of both."""
+def cost_figure(
+    style: Style,
+    series: Sequence[CostSeries],
+    cost: str,
+    value: str,
+    legend: str = "",
+    *,
+    scale: float = 100.0,
+    what: str = "episodes",
+) -> Figure:
+    """A value against a cost, each point with the intervals of both."""
     figure, (axes,) = _new(style, max(2.3, min(3.0, style.inches * 0.55)) + 0.2)
     costs = [x.value for one in series for _, x, _ in one.points if x.value is not None]
     is_wide = bool(costs) and min(costs) > 0 and max(costs) / min(costs) > 8
@@ -395,19 +406,19 @@ def cost_figure(style: Style, series: Sequence[CostSeries], cost: str, value: st
     for number, one in enumerate(series):
         colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
         for word, x, y in one.points:
-            at, height = x.value or 0.0, 100 * (y.value or 0.0)
-            _bars(axes, at, y, scale=100, flat=False, color=colour, fmt=marker)
+            at, height = x.value or 0.0, scale * (y.value or 0.0)
+            _bars(axes, at, y, scale=scale, flat=False, color=colour, fmt=marker)
             if x.low is not None and x.high is not None:
                 axes.plot([max(x.low, at / 100), x.high], [height, height], color=colour, linewidth=1.1)
             if word:
                 beside: dict[str, Any] = {"textcoords": "offset points", "xytext": (3, 3)}
                 axes.annotate(word, (at, height), **beside, color=colour, fontsize=style.points * 0.85)
-        xs, ys = [x.value or 0.0 for _, x, _ in one.points], [100 * (y.value or 0.0) for _, _, y in one.points]
+        xs, ys = [x.value or 0.0 for _, x, _ in one.points], [scale * (y.value or 0.0) for _, _, y in one.points]
         line: dict[str, Any] = {"linestyle": LINES[number % len(LINES)] if len(xs) > 1 else "none", "linewidth": 0.8}
         axes.plot(xs, ys, color=colour, marker=marker, label=one.label, **line)
     points = [point for one in series for point in one.points]
     axes.set_xlabel(f"{cost} ({n_words([x for _, x, _ in points], 'runs')} a point)")
-    axes.set_ylabel(f"{value}\n{n_words([y for _, _, y in points])} a point")
+    axes.set_ylabel(f"{value}\n{n_words([y for _, _, y in points], what)} a point")
     _cost_ticks(axes, is_wide)
     axes.grid()
     if len(series) > 1:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dynaweb.compare.records import Episodes, RunRecord
+from dynaweb.config.labels import Labels, labels_text
 from dynaweb.config.resolving import FLAGS
 from dynaweb.runs.folder import NO_RESULT
 from dynaweb.stats import COUNT, PROPORTION, Estimate, Outcomes, estimate, over_seeds, success_rate
@@ -20,11 +21,11 @@ FREE = (*NO_RESULT, "run.seed")
 
 NAMED = 3
 """More settings than this a name of a group has only where fewer do not tell the groups apart."""
+ASIDE = ("controls.", "eval.")
+"""Settings of what a run is measured with: they name a group only where nothing else tells it from another."""
 VALUE = 32
 """Characters of a value in a name."""
 SHORT = {path: flag for flag, path in FLAGS.items()}
-Labels = tuple[tuple[str, str], ...]
-"""Settings by name with their values, as people read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,26 +109,37 @@ def _folders(members: Sequence[RunRecord]) -> str:
 
 
 def _names(groups: Sequence[Group]) -> list[Labels]:
-    """For each group the settings that tell it from all others: those chosen by name first, then by path."""
+    """For each group the settings that tell it from all others: those chosen by name first, then by path.
+
+    Few are all named. Of many, those that somebody has set, unless another one splits the groups alike, and those
+    without which two groups would be called the same.
+    """
     different = {
         path: values
         for path, values in differing(groups).items()
         if not path.startswith(NO_RESULT) and not any(isinstance(value, dict | list | tuple) for value in values)
     }
     # What only some groups have are settings of a plugin, which its name tells.
-    everywhere = {path: values for path, values in different.items() if None not in values}
-    # What somebody has set says more than what a recipe sets beside it.
+    everywhere = [path for path, values in different.items() if None not in values]
     runs = [run for group in groups for run in group.runs]
-    chosen_by_hand = {one.path for run in runs for one in run.data.settings if one.origin.startswith("--")}
-    paths = sorted(everywhere, key=lambda path: (path not in SHORT, path not in chosen_by_hand, path)) or sorted(
-        different
-    )
-    rest = [path for path in sorted(different) if path not in paths]
+    by_hand = {one.path for run in runs for one in run.data.settings if one.origin.startswith("--")}
+    # What somebody has set says more than what a recipe sets beside it.
+    ranked = sorted(different, key=lambda path: (path not in SHORT, path not in by_hand, path))
+    asides = [path for path in ranked if path.startswith(ASIDE)]
+    main = [path for path in ranked if path in everywhere and path not in asides]
+    rest = [path for path in ranked if path not in main and path not in asides]
+    few = main if len(main) <= NAMED else []
     chosen: list[str] = []
-    for path in [*paths, *rest]:
-        if (len(paths) <= NAMED and path in paths) or _kinds(different, [*chosen, path]) > _kinds(different, chosen):
+    for path in [*main, *rest, *asides]:
+        is_meant = path in by_hand and path not in asides and not any(_alike(different, path, one) for one in chosen)
+        if path in few or is_meant or _kinds(different, [*chosen, path]) > _kinds(different, chosen):
             chosen.append(path)
     return [tuple((SHORT.get(path, path), _value(different[path][at])) for path in chosen) for at in range(len(groups))]
+
+
+def _alike(values: Mapping[str, Sequence[Any]], first: str, second: str) -> bool:
+    """Whether two settings split the groups into the same parts."""
+    return _kinds(values, [first]) == _kinds(values, [second]) == _kinds(values, [first, second])
 
 
 def _kinds(values: Mapping[str, Sequence[Any]], paths: Sequence[str]) -> int:
@@ -138,11 +150,6 @@ def _kinds(values: Mapping[str, Sequence[Any]], paths: Sequence[str]) -> int:
 def _value(value: Any) -> str:
     text = "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= VALUE else f"...{text[3 - VALUE :]}"
-
-
-def labels_text(labels: Labels) -> str:
-    """As in `opt=gspo, wm=delta`; '' without any."""
-    return ", ".join(f"{name}={value}" for name, value in labels)
 
 
 def differing(groups: Sequence[Group]) -> dict[str, list[Any]]:

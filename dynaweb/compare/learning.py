@@ -7,8 +7,8 @@ learning        reward of the rollouts by update; `learning-steps`, `learning-to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from dynaweb.compare.comparing import Comparison
@@ -24,9 +24,10 @@ from dynaweb.compare.figures import (
     rows_figure,
     save,
 )
-from dynaweb.compare.groups import Group, labels_text
+from dynaweb.compare.groups import Group
 from dynaweb.compare.records import RunRecord
 from dynaweb.compare.tables import Difference
+from dynaweb.config.labels import labels_text
 from dynaweb.stats import SCORE, Estimate, mean
 
 if TYPE_CHECKING:
@@ -51,9 +52,11 @@ def learning_kinds(groups: Sequence[Group]) -> list[str]:
 def learning_figure(style: Style, name: str, groups: Sequence[tuple[str, Group]], legend: str = "") -> Figure:
     """A learning curve of `LEARNING`, a line for each group."""
     label, spent = LEARNING[name]
-    lines = tuple(_curve(called, group, spent) for called, group in groups)
-    panel = Panel(label, tuple(line for line in lines if line.points), legend=legend)
-    return lines_figure(style, [panel], _learning_words(lines), scale=1.0, what="runs")
+    curves = [_curve(called, group, spent) for called, group in groups]
+    drawn = [(line, window) for line, window in curves if line.points]
+    panel = Panel(label, tuple(line for line, _ in drawn), legend=legend)
+    words = _learning_words({window for _, window in drawn})
+    return lines_figure(style, [panel], words, scale=1.0, what="runs")
 
 
 def write_comparison_figures(
@@ -87,34 +90,44 @@ def write_comparison_figures(
     return paths
 
 
-def _learning(run: RunRecord, spent: Sequence[str]) -> list[tuple[float, float]]:
-    """Reward of the rollouts over updates, or over what had been spent by then; none where that is not known."""
+def _learning(run: RunRecord, spent: Sequence[str]) -> dict[int, tuple[float, float]]:
+    """By update, counted from 1 over all stages: the update or what had been spent by then, and the reward.
+
+    Updates without a reward are left out, yet count and cost; none where what was spent is not known.
+    """
     curves = [one for one in run.data.curves if one.stage.startswith("rl")]
-    points: list[tuple[float, float]] = []
-    total = 0.0
+    points: dict[int, tuple[float, float]] = {}
+    total, before = 0.0, 0
     for stage in dict.fromkeys(one.stage for one in curves if one.metric == "reward"):
-        metrics = {one.metric: [value for _, value in one.points] for one in curves if one.stage == stage}
-        rewards = metrics["reward"]
-        if any(len(metrics.get(name, ())) != len(rewards) for name in spent):
-            return []
-        numbers = [metrics[name] for name in spent] or [[1.0] * len(rewards)]
-        xs = [total + x for x in accumulate(sum(value or 0.0 for value in each) for each in zip(*numbers, strict=True))]
-        total = xs[-1] if xs else total
-        points += [(x, reward) for x, reward in zip(xs, rewards, strict=True) if reward is not None]
+        metrics = {one.metric: {int(at): value for at, value in one.points} for one in curves if one.stage == stage}
+        rewards, costs = metrics["reward"], [metrics.get(name, {}) for name in spent]
+        if any(at not in cost for at in rewards for cost in costs):
+            return {}
+        updates = sorted({*rewards, *(at for cost in costs for at in cost)})
+        for at in updates:
+            total += sum(cost.get(at) or 0.0 for cost in costs)
+            reward = rewards.get(at)
+            if reward is not None:
+                points[before + at] = (total if spent else float(before + at), reward)
+        before += max(updates, default=0)
     return points
 
 
-def _curve(label: str, group: Group, spent: Sequence[str]) -> Series:
-    """Mean over the runs of a group, update by update, with Student's interval."""
+def _curve(label: str, group: Group, spent: Sequence[str]) -> tuple[Series, int]:
+    """Mean over the runs of a group, update by update, with Student's interval; and of how many updates each is one.
+
+    An update stands there when every run has a reward in it, or in one of the updates that its point is the mean of.
+    """
     runs = [points for run in group.runs if (points := _learning(run, spent))]
-    count = min((len(points) for points in runs), default=0)
+    count = min((max(points) for points in runs), default=0)
     window = SMOOTH if count > 4 * SMOOTH else 1
-    smooth = [[(x, _tail(points, at, window)) for at, (x, _) in enumerate(points)] for points in runs]
-    means = (
-        (sum(one[at][0] for one in smooth) / len(smooth), _reward([one[at][1] for one in smooth]))
-        for at in range(window - 1, count)
-    )
-    return Series(label, tuple(means), is_curve=True)
+    means = []
+    for at in range(window, count + 1):
+        each = [[points[one] for one in range(at - window + 1, at + 1) if one in points] for points in runs]
+        if all(each):
+            x = float(at) if not spent else sum(known[-1][0] for known in each) / len(each)
+            means.append((x, _reward([fmean(reward for _, reward in known) for known in each])))
+    return Series(label, tuple(means), is_curve=True), window
 
 
 def _reward(values: Sequence[float]) -> Estimate:
@@ -123,11 +136,8 @@ def _reward(values: Sequence[float]) -> Estimate:
     return SCORE.cut(bare) if all(0 <= value <= 1 for value in values) else bare
 
 
-def _tail(points: Sequence[tuple[float, float]], at: int, window: int) -> float:
-    values = [value for _, value in points[max(0, at + 1 - window) : at + 1]]
-    return sum(values) / len(values)
-
-
-def _learning_words(lines: Sequence[Series]) -> str:
-    smooth = any(line.points and line.points[0][0] > 1 for line in lines) and len(lines[0].points) > 3 * SMOOTH
-    return "Reward of the rollouts" + (f",\nmean of {SMOOTH} updates" if smooth else "")
+def _learning_words(windows: set[int]) -> str:
+    if windows <= {1}:
+        return "Reward of the rollouts"
+    which = f" in lines of more than {4 * SMOOTH}" if 1 in windows else ""
+    return f"Reward of the rollouts,\nmean of {SMOOTH} updates{which}"

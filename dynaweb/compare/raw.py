@@ -19,6 +19,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any
 
 from dynaweb.compare.records import RunRecord, arm_rows, judge_errors, named, read_run
 from dynaweb.config.files import RESTORE, parse_json, read_json, understood
+from dynaweb.config.labels import Labels
 from dynaweb.config.layers import flatten
 from dynaweb.errors import CheckpointError, ConfigError
 from dynaweb.masking import masked_data
@@ -37,6 +39,8 @@ from dynaweb.stats import estimate
 
 FORMAT, VERSION = "dynaweb-results", 1
 SUFFIX = ".jsonl.gz"
+NAME = r"[\w+-][\w.+-]*"
+"""What results may be called."""
 FOLDER = Path("results")
 """Where a repository keeps raw results."""
 LARGEST = 2**30
@@ -52,8 +56,6 @@ UPDATES = (
     "entropy",
 )
 """Numbers of an update of reinforcement learning that a file keeps."""
-Labels = tuple[tuple[str, str], ...]
-"""The settings by which a run differs from the others: name and value, as people read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +156,12 @@ def episode_tokens(folder: Path, arm: str, count: int) -> list[int | None]:
 def write_results(path: Path, results: RawResults) -> None:
     """Write a file of raw results, whole or not at all.
 
-    Raises `ConfigError` for another suffix, and for two runs of one id.
+    Raises `ConfigError` for another suffix, a name that is not the file's, and two runs of one id.
     """
     if not path.name.endswith(SUFFIX):
         raise ConfigError(f"{path} does not end in {SUFFIX}; raw results are compressed JSON Lines")
+    if why := _misnamed(path, results.name):
+        raise ConfigError(f"{why}; give the results the name of their file")
     ids = [run.id for run in results.runs]
     if twice := {id for id in ids if ids.count(id) > 1}:
         raise ConfigError(f"{path}: two runs are called {min(twice)}; each needs a name of its own")
@@ -178,6 +182,13 @@ def write_results(path: Path, results: RawResults) -> None:
     }
     packed = gzip.compress(_line(header).encode() + body, mtime=0)
     write_with(path, lambda temporary: temporary.write_bytes(packed))
+
+
+def _misnamed(path: Path, name: object) -> str:
+    """Why results in this file cannot have the name, of which files and folders are made; '' where they can."""
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
+        return f"{path}: {name!r} is no name of results: letters, digits and `.+-_`, no dot first"
+    return "" if f"{name}{SUFFIX}" == path.name else f"{path} holds results of another name, {name!r}"
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -221,6 +232,8 @@ def _episode_rows(run: RawRun) -> Iterator[dict[str, Any]]:
 def read_results(path: Path) -> RawResults:
     """The runs of a file. Raises `CheckpointError` for what is no such file, and for one that is damaged."""
     header, rows = _read(path)
+    if why := _misnamed(path, header.get("name")):
+        raise CheckpointError(f"{why}; {RESTORE}")
     with understood(path):
         runs = [row for row in rows if row["row"] == "run"]
         episodes: dict[str, list[Mapping[str, Any]]] = {str(run["run"]): [] for run in runs}

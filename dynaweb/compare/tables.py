@@ -133,12 +133,17 @@ def _joined(words: Sequence[str], widths: Sequence[int]) -> str:
 def _markdown(table: Table) -> str:
     count = _labels(table)
     marks = ["---" if at < count else "---:" for at in range(len(table.columns))]
-    lines = [_pipes(_heads(table)), _pipes(marks), *map(_pipes, _texts(table))]
+    rows = [
+        # A p-value such as `< 0.001` opens no tag.
+        [text if isinstance(cell, float) else escape(text, quote=False) for cell, text in zip(row, texts, strict=True)]
+        for row, texts in zip(table.rows, _texts(table), strict=True)
+    ]
+    lines = [_pipes([escape(head, quote=False) for head in _heads(table)]), _pipes(marks), *map(_pipes, rows)]
     return "\n".join([*lines, "", *table.notes])
 
 
 def _pipes(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/').replace(chr(10), ' ').strip() for cell in cells)} |"
+    return f"| {' | '.join(' '.join(cell.replace('|', '/').splitlines()).strip() for cell in cells)} |"
 
 
 def _labels(table: Table) -> int:
@@ -158,7 +163,7 @@ def _csv(table: Table) -> str:
             heads += [f"{column.head} n", f"{column.head} marked"]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(heads)
+    writer.writerow(map(_no_formula, heads))
     for row in table.rows:
         cells = zip(table.columns, row, strict=True)
         writer.writerow([value for column, cell in cells for value in _csv_cells(column, cell)])
@@ -173,7 +178,13 @@ def _csv_cells(column: Column, cell: Cell) -> list[str]:
         numbers = _csv_numbers(known, 100)
         marked = "" if known is None or not isinstance(cell, Difference) else str(cell.is_marked).lower()
         return [*numbers, str(known.n) if known is not None else "", marked]
-    return ["" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell)]
+    return ["" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else _no_formula(str(cell))]
+
+
+def _no_formula(text: str) -> str:
+    """Text that a spreadsheet does not calculate: `'` goes before what begins like a formula and is no number."""
+    is_formula = len(text) > 1 and text.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{text}" if is_formula and not re.fullmatch(r"[+-][0-9.]+(e[+-]?[0-9]+)?", text) else text
 
 
 def _csv_numbers(estimate: Estimate | None, scale: float) -> list[str]:
@@ -264,6 +275,8 @@ _ESCAPES = {
     "`": r"\textasciigrave{}",
     "–": "--",
     "—": "---",
+    # After the end of a row or a rule it would begin an option.
+    "[": "{[}",
     "−": "$-$",
     "×": r"$\times$",
     "±": r"$\pm$",
@@ -278,6 +291,8 @@ def latex_text(text: str) -> str:
     """Plain text as LaTeX shows it: no macro, no group and no comment of it is left; control characters go."""
     clean = (char for char in " ".join(text.split()) if unicodedata.category(char)[0] != "C")
     escaped = "".join(_ESCAPES.get(char, char) for char in clean)
+    # A star after the end of a row belongs to that command.
+    escaped = f"{{*}}{escaped[1:]}" if escaped.startswith("*") else escaped
     # In T1 these pairs would be one sign; an empty group keeps them apart. `--` of a command stays two hyphens.
     return re.sub(r"-(?=-)", "-{}", escaped) if "--" in text else escaped
 

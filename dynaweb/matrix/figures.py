@@ -10,7 +10,7 @@ learning        reward of the rollouts by update; `learning-steps`, `learning-to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,10 +29,11 @@ from dynaweb.compare.figures import (
     rows_figure,
     save,
 )
-from dynaweb.compare.groups import Group, labels_text
+from dynaweb.compare.groups import Group
 from dynaweb.compare.learning import LEARNING, learning_figure, learning_kinds
 from dynaweb.compare.records import COSTS, MAIN
 from dynaweb.compare.tables import Difference
+from dynaweb.config.labels import labels_text
 from dynaweb.errors import ConfigError, hint
 from dynaweb.matrix.effects import factors, interactions
 from dynaweb.matrix.results import MatrixResults, TableRow
@@ -51,16 +52,18 @@ COST_FIGURES = {
 }
 
 
-def kinds(results: MatrixResults) -> list[str]:
-    """The figures that these results can be drawn as."""
-    arm = _arm(results)
+def kinds(results: MatrixResults, measure: str = "") -> list[str]:
+    """The figures that these results can be drawn as, of a measure: by default that of the results."""
+    arm = measure or _arm(results)
     varied = factors(results, arm) if is_share(arm) else []
-    names = ["main"]
-    names += ["effects", "interactions"] if len(varied) > 1 else []
-    names += [f"by-{axis}" for axis in results.plan.axes if _numbers(results, axis)]
+    names = ["main"] if any(_is_known(row.group, arm) for row in _done(results)) else []
+    names += ["effects"] if len(varied) > 1 else []
+    names += ["interactions"] if len(varied) > 1 and interactions(results, arm) else []
+    names += [f"by-{axis}" for axis in results.plan.axes if 0 < len(_lines(results, axis, arm)) <= MOST_LINES]
     runs = [run for row in results.rows for run in row.group.runs]
-    known = [name for name, (cost, _) in COST_FIGURES.items() if all(run.cost(cost) is not None for run in runs)]
-    names += known if len(results.rows) > 1 and len(_cost_series(results, "seconds", arm)) <= MOST_LINES else []
+    known = {name: cost for name, (cost, _) in COST_FIGURES.items() if all(run.cost(cost) is not None for run in runs)}
+    if len(results.rows) > 1:
+        names += [name for name, cost in known.items() if 0 < len(_cost_series(results, cost, arm)) <= MOST_LINES]
     if len(_done(results)) > MOST_LINES:
         return names
     return [*names, *learning_kinds([row.group for row in _done(results)])]
@@ -84,11 +87,17 @@ def write_figures(
     check(style, formats)
     if not any(row.group.runs for row in results.rows):
         raise ConfigError(f"matrix {results.plan.matrix.name} has no cell that is done, so there is nothing to draw")
-    known = kinds(results)
+    arm = measure or _arm(results)
+    known = kinds(results, arm)
+    if not known:
+        raise ConfigError(f"no run that is done has the measure {arm!r}, so there is nothing to draw; choose another")
     for name in names:
+        axis = name.removeprefix("by-")
+        if name.startswith("by-") and axis in results.plan.axes:
+            _check_lines(axis, _lines(results, axis, arm))
         if name not in known:
             raise ConfigError(
-                f"these results have no figure {name!r}; {hint(name, known)}. There are: {', '.join(known)}"
+                f"these results have no figure {name!r} of {arm}; {hint(name, known)}. There are: {', '.join(known)}"
             )
     paths = []
     for name in names or known:
@@ -106,7 +115,8 @@ def draw(results: MatrixResults, name: str, style: Style, measure: str = "") -> 
         return _by_axis(results, name.removeprefix("by-"), arm, style)
     if name in COST_FIGURES:
         cost, label = COST_FIGURES[name]
-        return cost_figure(style, _cost_series(results, cost, arm), label, _words(arm), _cost_legend(results))
+        series, legend = _cost_series(results, cost, arm), _cost_legend(results)
+        return cost_figure(style, series, label, _words(arm), legend, scale=_scale(arm), what=_what(arm))
     if name in LEARNING:
         groups = [(_label(row), row.group) for row in _done(results)]
         return learning_figure(style, name, groups, ", ".join(results.plan.axes))
@@ -147,6 +157,11 @@ def _value(group: Group, measure: str) -> Estimate | None:
     if measure in COSTS:
         return group.cost(measure)
     return group.success(measure) if is_share(measure) else group.measure(measure)
+
+
+def _is_known(group: Group, measure: str) -> bool:
+    estimate = _value(group, measure)
+    return estimate is not None and estimate.value is not None
 
 
 def _scale(measure: str) -> float:
@@ -200,21 +215,31 @@ def _numbers(results: MatrixResults, axis: str) -> dict[str, float]:
     return numbers if len(numbers) > 2 else {}
 
 
-def _by_axis(results: MatrixResults, axis: str, measure: str, style: Style) -> Figure:
+def _lines(results: MatrixResults, axis: str, measure: str) -> dict[str, list[tuple[float, Estimate]]]:
+    """A measure over an axis of numbers, by the combination of the others; none over another axis."""
     numbers = _numbers(results, axis)
     lines: dict[str, list[tuple[float, Estimate]]] = {}
-    others = [other for other in results.plan.axes if other != axis]
-    for row in _done(results):
+    for row in _done(results) if numbers else ():
         labels = dict(row.labels)
         x, estimate = numbers[labels.pop(axis)], _value(row.group, measure)
         name = _label_of(labels)
         if estimate is not None and estimate.value is not None:
             lines.setdefault(name or _words(measure).removesuffix(", %"), []).append((x, estimate))
+    return lines
+
+
+def _check_lines(axis: str, lines: Sized) -> None:
     if len(lines) > MOST_LINES:
         raise ConfigError(
             f"by-{axis} would have {len(lines)} lines, and {MOST_LINES} can be told apart; draw a matrix with fewer "
             "values of the other axes"
         )
+
+
+def _by_axis(results: MatrixResults, axis: str, measure: str, style: Style) -> Figure:
+    lines = _lines(results, axis, measure)
+    _check_lines(axis, lines)
+    others = [other for other in results.plan.axes if other != axis]
     series = tuple(Series(name, tuple(sorted(points, key=lambda point: point[0]))) for name, points in lines.items())
     panel = Panel(axis, series, legend=", ".join(others), baseline=_baseline(results) if measure == MAIN else None)
     return lines_figure(style, [panel], _words(measure), scale=_scale(measure), what=_what(measure))

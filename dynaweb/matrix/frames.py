@@ -16,10 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from dynaweb.compare.groups import Labels, grouped
+from dynaweb.compare.groups import grouped
 from dynaweb.compare.raw import RawResults, RawRun, episode_tokens, is_results, read_results
 from dynaweb.compare.records import COSTS, MAIN, RunRecord
 from dynaweb.config.files import understood
+from dynaweb.config.labels import Labels
 from dynaweb.errors import ConfigError, MissingError, hint
 from dynaweb.matrix.folder import MatrixFolder
 from dynaweb.matrix.plan import PLAN

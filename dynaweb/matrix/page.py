@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dynaweb.compare.records import COSTS
+from dynaweb.config.labels import labels_text
 from dynaweb.matrix.folder import CellStatus, MatrixFolder
-from dynaweb.matrix.plan import RECIPE, by_path, labels_text, value_label
+from dynaweb.matrix.plan import RECIPE, by_path, value_label
 from dynaweb.matrix.results import MatrixResults, TableRow
 from dynaweb.matrix.table import NOTE, is_share, measure_label, value_text
 from dynaweb.report.charts import Series, interval_bar, line_chart

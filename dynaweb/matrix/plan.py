@@ -41,6 +41,7 @@ from pydantic import Field, ValidationError
 
 from dynaweb.config.files import expanded
 from dynaweb.config.keys import digest
+from dynaweb.config.labels import Labels, labels_text
 from dynaweb.config.layers import flatten, read_toml, shipped_recipes, toml_value
 from dynaweb.config.resolving import FLAGS, resolve
 from dynaweb.config.sections import Section
@@ -281,13 +282,6 @@ def _problems(error: ValidationError) -> str:
 
 Values = dict[str, Any]
 """The values of a combination by axis."""
-Labels = tuple[tuple[str, str], ...]
-"""The values of a combination: axis and label, in the order of the axes."""
-
-
-def labels_text(labels: Iterable[Sequence[str]]) -> str:
-    """As in `wm=delta, dream.horizon=4`; '' without axes."""
-    return ", ".join(f"{axis}={label}" for axis, label in labels)
 
 
 def cell_name(labels: Iterable[Sequence[str]], seed: object) -> str:

@@ -134,17 +134,21 @@ def plan_anew(raw: RawResults) -> Plan:
 
 
 def changes(stored: RawResults, anew: RawResults) -> list[str]:
-    """What came out otherwise than in the stored results, a line for each run; none where every episode ended alike."""
-    old = {(run.labels, run.seed): run.record for run in stored.runs}
+    """What came out otherwise than in the stored results, a line for each run and arm, also for those that only one of
+    both has; none where every episode ended alike.
+    """
+    old, new = ({(run.labels, run.seed): run.record.episodes for run in one.runs} for one in (stored, anew))
     lines = []
-    for run in anew.runs:
-        before = old.get((run.labels, run.seed))
-        if before is None:
+    for labels, seed in {**old, **new}:
+        before, after = old.get((labels, seed)), new.get((labels, seed))
+        what = ", ".join([*(f"{axis}={value}" for axis, value in labels), f"seed {seed}"])
+        if before is None or after is None:
+            lines.append(f"{what}: {'not among the stored results' if before is None else 'not done anew'}")
             continue
-        for arm, episodes in run.record.episodes.items():
-            there = before.episodes.get(arm, {})
-            other = sum(there.get(name) != success for name, success in episodes.items())
-            if other or len(there) != len(episodes):
-                what = ", ".join([*(f"{axis}={value}" for axis, value in run.labels), f"seed {run.seed}", arm])
-                lines.append(f"{what}: {other} of {len(episodes)} episodes ended otherwise")
+        for arm in {**before, **after}:
+            there, here = before.get(arm, {}), after.get(arm, {})
+            names = {**there, **here}
+            other = sum((name in there, there.get(name)) != (name in here, here.get(name)) for name in names)
+            if other:
+                lines.append(f"{what}, {arm}: {other} of {len(names)} episodes ended otherwise")
     return lines

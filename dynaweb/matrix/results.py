@@ -12,9 +12,10 @@ from dynaweb.compare.groups import Group
 from dynaweb.compare.raw import RawResults
 from dynaweb.compare.records import COSTS, MAIN, RunRecord, measure_key, read_run
 from dynaweb.compare.tables import find_row
+from dynaweb.config.labels import Labels, labels_text
 from dynaweb.errors import CheckpointError, ConfigError, hint
 from dynaweb.matrix.folder import CellStatus, MatrixFolder
-from dynaweb.matrix.plan import Labels, Plan, labels_text
+from dynaweb.matrix.plan import Plan
 from dynaweb.runs.checksums import CHECKSUMS
 from dynaweb.stats import Estimate, estimate_json
 

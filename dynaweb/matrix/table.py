@@ -9,8 +9,8 @@ from dataclasses import replace
 from dynaweb.compare.comparing import difference_cells
 from dynaweb.compare.records import COSTS, MAIN, measure_key
 from dynaweb.compare.tables import MCNEMAR, Cell, Column, Table, level_words, p_words
+from dynaweb.config.labels import labels_text
 from dynaweb.matrix.folder import CellStatus
-from dynaweb.matrix.plan import labels_text
 from dynaweb.matrix.results import MatrixResults, TableRow
 from dynaweb.report.data import measure_words
 from dynaweb.report.gather import arm_label

@@ -16,7 +16,7 @@ from dynaweb.report.html import Linked, own_page, way_back
 from dynaweb.report.markup import Html, anchor, el, embed, heading, join, section, table, words
 from dynaweb.report.sections import RATES, first_metrics, live_buttons, short_value
 from dynaweb.runs.names import AUDIT
-from dynaweb.stats import Estimate, PairedDifference, interval_text, p_text
+from dynaweb.stats import Estimate, PairedDifference, interval_text
 
 SETTINGS_SHOWN = 12
 """Settings that differ, at most, that are shown without a click."""
@@ -115,7 +115,7 @@ def _success(data: Compared) -> Html | None:
     level = f" at the level corrected for {data.comparisons} comparisons" if data.comparisons > 1 else ""
     note = (
         "Intervals: Wilson for shares (widened by Student's t over seeds when there are several), bootstrap over seeds "
-        f"and episodes for differences; bold where the interval leaves out 0{level}. p: exact McNemar test."
+        f"and episodes for differences; bold where the interval leaves out 0{level}."
     )
     options = [el("option", group.label, value=at) for at, group in enumerate(data.groups)]
     chooser = el("select", *options, id="reference")
@@ -274,6 +274,5 @@ def _difference(pair: tuple[PairedDifference, bool] | None) -> dict[str, Any] | 
     return numbers | {
         "gained": paired.gained,
         "lost": paired.lost,
-        "p": p_text(paired.p),
         "significant": is_significant,
     }

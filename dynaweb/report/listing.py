@@ -9,7 +9,7 @@ from typing import Any, Literal
 from dynaweb.report.html import Linked, own_page
 from dynaweb.report.markup import Html, el, embed, join, with_minus
 from dynaweb.report.sections import STATUS, live_buttons
-from dynaweb.stats import Estimate, PairedDifference, difference_text, duration, interval_text, p_text
+from dynaweb.stats import Estimate, PairedDifference, difference_text, duration, interval_text
 
 ListedStatus = Literal["running", "done", "failed", "interrupted", "damaged"]
 
@@ -68,17 +68,13 @@ class ListedRun:
             data["success"] = [self.success.value, *text]
         if self.gain is not None and self.gain.difference.value is not None:
             words = with_minus(difference_text(self.gain.difference))
-            about = f"n = {self.gain.difference.n}, p {_equals(p_text(self.gain.p))}"
+            about = f"n = {self.gain.difference.n}"
             data["gain"] = [self.gain.difference.value, words, about, self.gain.is_significant, self.control]
         if self.steps is not None:
             data["steps"] = [self.steps, f"{self.steps:,.0f}"]
         if self.seconds is not None:
             data["seconds"] = [self.seconds, duration(self.seconds)]
         return data
-
-
-def _equals(text: str) -> str:
-    return text if text.startswith("<") else f"= {text}"
 
 
 def listing_page(title: str, runs: Sequence[ListedRun], *, linked: Linked) -> str:

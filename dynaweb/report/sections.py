@@ -160,7 +160,7 @@ def stages(data: ReportData) -> Html | None:
     """What each stage cost."""
     if not data.stages:
         return None
-    columns = [one for one in COSTS if one[0] not in RARE or any(stage.cost.get(one[0]) for stage in data.stages)]
+    columns = [one for one in STAGE_COSTS if one[0] not in RARE or any(stage.cost.get(one[0]) for stage in data.stages)]
     head = [("Stage", ""), ("State", "")] + [(label, "n") for _, label in columns]
     total = _total(data.stages)
     rows = [_stage_row(stage, columns) for stage in [*data.stages, total]]
@@ -171,7 +171,7 @@ def stages(data: ReportData) -> Html | None:
 RARE = frozenset(("static_steps", PROMPTS_CUT, PROMPT_TOKENS_LEFT_OUT))
 """Columns that are there when a stage has such a cost: steps in the real environment without a browser, prompts that
 were cut to fit the model, and the tokens left out of them."""
-COSTS = (
+STAGE_COSTS = (
     ("seconds", "Time"),
     ("tokens_generated", "Tokens generated"),
     ("tokens_trained", "Tokens trained"),
@@ -187,7 +187,7 @@ COSTS = (
 def _total(stages: Sequence[Stage]) -> Stage:
     """Sums, and the highest memory."""
     cost: dict[str, float] = {}
-    for key in (PROMPTS, *(key for key, _ in COSTS)):
+    for key in (PROMPTS, *(key for key, _ in STAGE_COSTS)):
         values = [stage.cost[key] for stage in stages if key in stage.cost]
         if values:
             cost[key] = max(values) if key == "peak_memory_mib" else sum(values)

@@ -8,21 +8,19 @@ from pathlib import Path
 
 from dynaweb.compare.comparing import versus
 from dynaweb.compare.groups import Group, differing, grouped
-from dynaweb.compare.records import MAIN, RunRecord, read_run
+from dynaweb.compare.records import COSTS, MAIN, RunRecord, read_run
 from dynaweb.errors import CheckpointError
 from dynaweb.masking import masked, printable
 from dynaweb.report.comparison import Compared, ComparedGroup, ComparedRun, comparison_page
+from dynaweb.report.data import measure_words
 from dynaweb.report.gather import gather
 from dynaweb.report.html import Linked
 from dynaweb.report.sections import cost_text
 from dynaweb.runs.folder import NO_RESULT
 from dynaweb.stats import PairedDifference
 
-COSTS = {"real_steps": "Real steps", "tokens_generated": "Tokens generated", "seconds": "Time"}
 ALL_ARMS = 12
 """With more groups than this only the arms that runs are about are compared: pairs grow with the square."""
-NAMED_BY = 3
-"""Settings in the name of a group, at most."""
 
 
 def compared_page(runs: Mapping[str, Path], linked: Linked) -> str:
@@ -57,7 +55,11 @@ def _groups(records: list[RunRecord]) -> list[Group]:
     its own: whoever chose both wants to see both."""
     # Of such copies the last one counts: one that was evaluated, where there is one.
     groups = grouped(sorted(records, key=lambda record: bool(record.data.arms)))
-    alone = [Group(copy.folder.name, (copy,)) for group in groups for copy in group.copies]
+    alone = [
+        Group(group.label if group.labels else copy.folder.name, (copy,), labels=group.labels)
+        for group in groups
+        for copy in group.copies
+    ]
     order = {id(record): at for at, record in enumerate(records)}
     return sorted([*groups, *alone], key=lambda group: min(order[id(run)] for run in group.runs))
 
@@ -91,24 +93,12 @@ def _arms(groups: list[Group]) -> dict[str, str]:
 
 
 def _labels(groups: list[Group], paths: Mapping[Path, str]) -> list[str]:
-    """What groups are called: by the few settings in which they differ, else by their folders; each differently."""
-    differences = _naming(groups)
+    """What groups are called, as in every other comparison; by their folders too where two are called the same."""
     labels = [group.label for group in groups]
-    if len(groups) > 1 and 1 <= len(differences) <= NAMED_BY:
-        settings = [[f"{path}={values[at]}" for path, values in differences.items()] for at in range(len(groups))]
-        labels = [", ".join(one) for one in settings]
     return [
         label if labels.count(label) == 1 else f"{label} ({paths[group.runs[0].folder]})"
         for label, group in zip(labels, groups, strict=True)
     ]
-
-
-def _naming(groups: list[Group]) -> dict[str, list[object]]:
-    """The settings that tell groups apart: of a plugin its name, since its other settings come with it."""
-    differences = {path: values for path, values in differing(groups).items() if not path.startswith(NO_RESULT)}
-    plugins = {path.removesuffix(".name") for path in differences if path.endswith(".name")}
-    others = {path: values for path, values in differences.items() if path.partition(".")[0] not in plugins}
-    return {plugin: differences[f"{plugin}.name"] for plugin in sorted(plugins)} | others
 
 
 def _group(group: Group, label: str, arms: Mapping[str, str], paths: Mapping[Path, str]) -> ComparedGroup:
@@ -118,8 +108,8 @@ def _group(group: Group, label: str, arms: Mapping[str, str], paths: Mapping[Pat
     )
     success = {arm: group.success(arm) for arm in arms if group.by_seed(arm)}
     costs = {
-        words: cost_text(name, cost.value)
-        for name, words in COSTS.items()
+        "Time" if name == "seconds" else measure_words(name): cost_text(name, cost.value)
+        for name in COSTS
         if (cost := group.cost(name)) and cost.value is not None
     }
     return ComparedGroup(label, runs, success, costs)

@@ -100,8 +100,8 @@ def listed(path: str, folder: Path, matrix: str = "") -> ListedRun:
 
 def _cell_labels(folder: Path) -> str:
     """What distinguishes a cell from others of its matrix, such as `opt=gspo, dream.horizon=3`."""
+    from dynaweb.config.labels import labels_text
     from dynaweb.matrix import MatrixFolder
-    from dynaweb.matrix.plan import labels_text
 
     record = MatrixFolder(folder.parent.parent).plan_records().get(folder.name, {})
     try:

@@ -203,6 +203,21 @@ def test_settings_stand_in_one_order_whoever_has_them(tmp_path: Path) -> None:
     assert list(found) == ["rl.kl", "rl.lr", "rl.updates", "rl.zeta"]
 
 
+def test_controls_name_a_group_only_where_nothing_else_does(tmp_path: Path) -> None:
+    def labels(name: str, *settings: tuple[int, bool]) -> list[str]:
+        folders = []
+        for at, (updates, control) in enumerate(settings):
+            folder = run(tmp_path / f"{name}{at}", 0, outcomes(0, 0.5, 10), updates=updates)
+            recipe = json.loads((folder / "recipe.json").read_text())
+            recipe["settings"]["controls"] = {"filtered_bc": control}
+            (folder / "recipe.json").write_text(json.dumps(recipe))
+            folders.append(folder)
+        return [group.label for group in compare(folders).groups]
+
+    assert labels("a", (40, True), (100, False)) == ["rl.updates=40", "rl.updates=100"]
+    assert labels("b", (40, True), (40, False)) == ["controls.filtered_bc=true", "controls.filtered_bc=false"]
+
+
 def test_a_run_without_an_evaluation(tmp_path: Path) -> None:
     folder = run(tmp_path / "a", 0, outcomes(0, 0.5))
     (folder / "summary.json").unlink()

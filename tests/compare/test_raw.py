@@ -63,7 +63,7 @@ def test_every_episode_has_a_row_of_its_own_settings(tmp_path: Path) -> None:
 
 def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     first = written(tmp_path)
-    write_results(second := tmp_path / "again.jsonl.gz", read_results(first))
+    write_results(second := tmp_path / "again" / first.name, read_results(first))
     assert second.read_bytes() == first.read_bytes()
 
 
@@ -104,12 +104,21 @@ def test_a_damaged_file_is_refused(tmp_path: Path, how: str, why: str) -> None:
         read_results(path)
 
 
+def test_a_file_under_another_name_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with pytest.raises(CheckpointError, match="another name, 'rates'"):
+        read_results(path.rename(tmp_path / "other.jsonl.gz"))
+
+
 def test_what_cannot_be_one_file_is_refused(tmp_path: Path) -> None:
     results = collect(folders(tmp_path), "rates")
     with pytest.raises(ConfigError, match=r"does not end in \.jsonl\.gz"):
         write_results(tmp_path / "rates.json", results)
     with pytest.raises(ConfigError, match="two runs are called 0-0"):
         write_results(tmp_path / "x.jsonl.gz", RawResults("x", (results.runs[0], results.runs[0]), ()))
+    for name in ("../evil", "..", "y"):
+        with pytest.raises(ConfigError, match=r"no name of results|another name"):
+            write_results(tmp_path / "x.jsonl.gz", RawResults(name, results.runs, ()))
     with pytest.raises(ConfigError, match="give the folder of one matrix, or run folders"):
         collect([], "none")
     assert not list(tmp_path.glob("*.gz"))

@@ -79,6 +79,28 @@ def test_text_for_latex(text: str, shown: str) -> None:
     assert latex_text(text) == shown
 
 
+def test_labels_open_no_tag_no_option_and_no_formula() -> None:
+    rows = (("<img onerror=x>", 0.0004), ("[2cm]", 0.5), ("*", 0.5), ("=1+1", 0.5), ("-1", 0.5), ("-", 0.5))
+    table = Table("T", (Column("opt"), Column("p", "p")), rows)
+    assert "| &lt;img onerror=x&gt; | < 0.001 |" in table.to("markdown")
+    lines = table.to("latex").splitlines()
+    assert any(line.startswith("{[}2cm]") for line in lines) and any(line.startswith("{*} &") for line in lines)
+    assert not any(line.startswith(("[", "*")) for line in lines)
+    cells = [row[0] for row in csv.reader(io.StringIO(table.to("csv")))]
+    assert cells == ["opt", "<img onerror=x>", "[2cm]", "*", "'=1+1", "-1", "-"]
+
+
+def test_json_holds_what_is_asked_for(cli: Cli, tmp_path: Path) -> None:
+    write_results(path := tmp_path / "made.jsonl.gz", raw_matrix({"opt": ["a", "b"]}, lambda values: 0.6, n=20))
+    done = cli("compare", str(path), "--to", "json", "--against", "opt=b, dynaweb", "--pairwise")
+    assert done.returncode == 2 and "give one of the two" in done.stderr
+    done = cli("compare", str(path), "--to", "json", "--pairwise")
+    assert [pair["first"]["opt"] for pair in json.loads(done.stdout)["pairs"]] == ["a", "a"], done.stderr
+    done = cli("compare", str(path), "--to", "json", "--against", "opt=b, DynaWeb")
+    data = json.loads(done.stdout)
+    assert data["against"] == {"opt": "b", "arm": "DynaWeb"} and sum("against" not in row for row in data["rows"]) == 1
+
+
 def test_a_row_is_meant_by_what_only_it_has() -> None:
     rows = [{"opt": opt, "wm": wm} for opt in ("gspo", "grpo") for wm in ("delta", "full-state")]
     assert find_row("opt=grpo, wm=delta", rows) == find_row("grpo,delta", rows) == 2
@@ -143,6 +165,14 @@ def test_sft_of_different_lengths_is_never_one_arm(tmp_path: Path) -> None:
     assert "not in all groups, success %: SFT, 120 updates in A (seeds 1)" in str(comparison).replace("\n", " ")
     for row in comparison.rows():
         assert len({arm.label for one in row.group.runs if one.seed in row.played and (arm := one.arm(row.arm))}) == 1
+
+
+def test_an_sft_of_several_lengths_is_a_reference_among_several_groups(tmp_path: Path) -> None:
+    comparison = compare([*lengths(tmp_path, {0: 60, 1: 120}), *lengths(tmp_path, {0: 60, 1: 120}, lr=1)])
+    name = "rl.lr=1, arm=SFT, 60 updates or SFT, 120 updates, each seed's own"
+    reference = comparison.reference(name)
+    assert reference is not None and list(reference.played) == [0, 1] and len(comparison.table_rows()) == 8
+    assert all(one is not None for one in comparison.differences_of_rows(name))
 
 
 def test_one_group_compares_its_arms_and_names_what_it_joins(tmp_path: Path) -> None:

@@ -11,11 +11,15 @@ from core_kit import Cli
 from raw_kit import raw_matrix
 
 from dynaweb.compare.figures import Style, check
+from dynaweb.compare.groups import Group
+from dynaweb.compare.learning import _curve
 from dynaweb.compare.raw import RawResults, write_results
+from dynaweb.compare.records import RunRecord
 from dynaweb.errors import ConfigError
 from dynaweb.matrix.effects import factors, interactions
 from dynaweb.matrix.figures import kinds, write_figures
 from dynaweb.matrix.results import results_of
+from dynaweb.report.data import Curve, ReportData
 from dynaweb.stats import contrast
 
 TWO = raw_matrix(
@@ -66,6 +70,34 @@ def test_there_are_the_figures_that_the_axes_give() -> None:
     assert kinds(results_of(LENGTHS)) == [
         "main", "by-dream.horizon", "real-steps", "tokens", "learning", "learning-steps", "learning-tokens",
     ]  # fmt: skip
+
+
+def test_only_what_can_be_drawn_is_offered(tmp_path: Path) -> None:
+    holed = RawResults("made", tuple(run for run in TWO.runs if run.id[:3] != "b-y"), TWO.axes, matrix=TWO.matrix)
+    assert kinds(results_of(holed))[:2] == ["main", "effects"] and "interactions" not in kinds(results_of(holed))
+    f1 = results_of(TWO, ["element_f1"])
+    assert not {"effects", "interactions"} & {*kinds(f1, "element_f1")}
+    for results, measure in ((results_of(holed), ""), (f1, "element_f1")):
+        assert write_figures(results, tmp_path, measure=measure, formats=["svg"])
+    many = results_of(raw_matrix({"rl.n": [1, 2, 3], "opt": list("abcdefghi")}, lambda values: 0.5, seeds=(0,), n=5))
+    assert "by-rl.n" not in kinds(many)
+    with pytest.raises(ConfigError, match="would have 9 lines"):
+        write_figures(many, tmp_path, names=["by-rl.n"], formats=["svg"])
+
+
+def test_a_learning_curve_is_averaged_by_update_and_says_its_window() -> None:
+    def line(*runs: dict[int, float]) -> tuple[list[tuple[float, float | None]], int]:
+        records = []
+        for at, rewards in enumerate(runs):
+            curve = Curve("rl", "reward", tuple(rewards.items()))
+            records.append(RunRecord(Path("made"), at, {}, ReportData(title="made", curves=(curve,)), {}))
+        series, window = _curve("a", Group("a", tuple(records)), ())
+        return [(x, one.value) for x, one in series.points], window
+
+    assert line({1: 0.0, 2: 0.5, 3: 1.0}, {1: 0.0, 3: 1.0}) == ([(1, 0.0), (3, 1.0)], 1)
+    for count, wanted in ((16, 1), (20, 1), (21, 5)):
+        points, window = line({at + 1: 0.5 for at in range(count)})
+        assert (window, len(points)) == (wanted, count - wanted + 1)
 
 
 def test_every_figure_is_written_in_every_format(tmp_path: Path) -> None:

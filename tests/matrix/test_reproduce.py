@@ -77,6 +77,9 @@ def test_results_without_a_matrix_are_a_table_of_arms() -> None:
 def test_what_came_out_otherwise_is_said() -> None:
     other = raw_matrix({"opt": ["a", "b"]}, lambda values: 0.5 + 0.3 * (values["opt"] == "b"), n=20)
     assert changes(MADE, MADE) == []
+    renamed = raw_matrix({"wm": ["a", "b"]}, lambda values: 0.5, n=20)
+    lines = changes(MADE, renamed)
+    assert len(lines) == 12 and sum("not done anew" in line for line in lines) == 6
     lines = changes(MADE, other)
     assert lines and all(line.startswith("opt=b, seed ") and ", dynaweb: " in line for line in lines)
 

@@ -257,7 +257,7 @@ def test_two_runs_are_compared_as_compare_does(runs: Path, address: str, show: O
     page.check("[aria-label='compare deep/second']")
     page.click(".compare-bar .compare")
     page.wait_for_url("**/compare.html?*")
-    (versus,) = compare([runs / "first", runs / "deep" / "second"]).against_first("main")[1:]
+    (versus,) = compare([runs / "first", runs / "deep" / "second"]).against_first("dynaweb")[1:]
     assert versus is not None and versus.paired is not None
     text = difference_text(versus.paired.difference).replace("-", "\N{MINUS SIGN}")
     cells = page.locator(".arm:visible .difference")

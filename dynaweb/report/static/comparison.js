@@ -78,8 +78,7 @@ class Comparison {
       : [pair.value, pair.low, pair.high];
     const text = value === null ? "-" : `${points(value)} ${low === null ? "[-]" : `[${points(low)}, ${points(high)}]`}`;
     const [gained, lost] = turned ? [pair.lost, pair.gained] : [pair.gained, pair.lost];
-    const p = pair.p.startsWith("<") ? pair.p : `= ${pair.p}`;
-    const about = `n = ${pair.n}: ${gained} gained, ${lost} lost, ${`p ${p}`.replaceAll(" ", "\u00a0")}`;
+    const about = `n = ${pair.n}: ${gained} gained, ${lost} lost`;
     return node("span", {}, pair.significant ? node("b", {}, text) : text, node("small", {}, about));
   }
 }
