@@ -146,7 +146,7 @@ def test_a_run_of_many_updates_draws_its_tasks_by_and_by() -> None:
         def envs(self) -> Few:
             return self
 
-        def tasks(self, split: str, count: int) -> list[Task]:
+        def tasks(self, split: str, count: int, *, enough: int) -> list[Task]:
             asked.append(count)
             return TASKS
 

@@ -45,7 +45,8 @@ class SitesConfig(PageView):
     def _static_is_compact(self) -> Self:
         if self.driver == "static" and self.view != "compact":
             raise ValueError('the driver "static" has the view "compact" only; use driver = "chromium" for "full"')
-        if self.driver == "static" and (self.region != "page" or "max_nodes" in self.model_fields_set):
+        usual = type(self).model_fields["max_nodes"].default
+        if self.driver == "static" and (self.region != "page" or self.max_nodes != usual):
             raise ValueError('the driver "static" knows no window: `region` and `max_nodes` need driver = "chromium"')
         return self
 
