@@ -503,6 +503,14 @@ PARSERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
 }
 """What is tried, and the modules that it stands for."""
 ELSEWHERE: dict[str, str] = {
+    "dynaweb/compare/figures.py": "widths and fonts, which the user types",
+    "dynaweb/compare/tables.py": "single characters and one-line labels, each read once",
+    "dynaweb/matrix/raw.py": "one set of characters of a label",
+    "dynaweb/matrix/reproduce.py": "pages of documentation of this repository",
+    "dynaweb/report/html.py": "titles that the report itself has written",
+    "dynaweb/scaffold/project.py": "the name of a new project",
+    "plugins/observers/dynaweb_obs_mlflow/run.py": "one set of characters of a name",
+    "dynaweb/compare/raw.py": "the name of a file of results",
     "dynaweb/commands/push.py": "names that the user types, and messages of one line",
     "dynaweb/estimate/machine.py": "names of machines, which the user types",
     "dynaweb/scaffold/recipe.py": "answers of the user, and task files of the user's own",

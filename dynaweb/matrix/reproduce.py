@@ -29,7 +29,7 @@ from dynaweb.matrix.raw import plan_of_raw
 from dynaweb.matrix.results import results_of
 from dynaweb.matrix.table import matrix_table, pairs_table
 
-BLOCK = re.compile(r"(<!-- results: (?P<options>[^>\n]*?) -->\n)(?P<table>.*?)(<!-- end of results -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- results: (?P<options>[^>\n]*) -->\n)(?P<table>(?:(?!<!-- ).*\n)*)(<!-- end of results -->)")
 TABLES = {"md": "markdown", "tex": "latex", "csv": "csv"}
 """The formats that tables are written in, by ending."""
 

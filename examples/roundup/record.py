@@ -192,7 +192,7 @@ def source_of(address: str, tasks: Path, **settings: Any) -> WebarenaSource:
         train=str(tasks / "train.json"),
         urls={"tracker": address},
         headers={"tracker": {"Authorization": f"Basic ${ACCOUNT}"}},
-        **settings,
+        **{"max_options": 0, **settings},
     )
     return WebarenaSource(config, EnvironmentContext(web=Web(action_timeout=15.0)))
 

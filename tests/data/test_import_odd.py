@@ -126,7 +126,7 @@ def rows(path: Path, text: str) -> tuple[list[Any], dict[str, int]]:
         ('[{"a": 1}, {"b": ', 1, {"its file is no valid JSON": 1}),
         ("[" * 200_000, 0, {"its file is no valid JSON": 1}),
         ('[{"a": ' + "[" * 200_000 + "]" * 200_000 + "}]", 0, {"its file is no valid JSON": 1}),
-        ('[{"a": ' + "9" * 5000 + "}]", 0, {"its file is no valid JSON": 1}),
+        ('[{"a": ' + "9" * 5000 + "}]", 1, {}),
         ('[{"a": "' + "x" * 100_000 + '"}, {"b": "' + "\\n" * 100_000 + '"}]', 2, {}),
     ],
 )

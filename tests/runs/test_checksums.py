@@ -19,7 +19,7 @@ from dynaweb.matrix.results import results
 from dynaweb.report import build_report, gather
 from dynaweb.runs import RunFolder, open_run, write_json
 from dynaweb.runs.checksums import CHECKSUMS, STATUS, damaged_records, fits_sum, read_summed, with_sum
-from dynaweb.serve.reports import Pages
+from dynaweb.serve.site import Site
 
 Damage = Callable[[Path], object]
 
@@ -81,13 +81,13 @@ DAMAGES: list[tuple[str, Damage]] = [
 @pytest.mark.parametrize(("name", "damage"), DAMAGES)
 def test_every_reader_names_the_damaged_record_and_tells_no_number(run: Path, name: str, damage: Damage) -> None:
     whole = shutil.copytree(run, run.with_name("whole"))
-    assert compare([run, whole]).plain()["arms"] and Pages(run, 8).page("/")
+    assert compare([run, whole]).plain()["arms"] and Site(run).answer("/")
     damage(run / name)
     readers: list[Callable[[], object]] = [
         lambda: gather(run),
         lambda: build_report(run),
         lambda: compare([whole, run]),
-        lambda: Pages(run, 8).page("/"),
+        lambda: Site(run).answer("/"),
     ]
     for read in readers:
         with pytest.raises(CheckpointError, match="damaged") as caught:

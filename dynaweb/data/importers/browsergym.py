@@ -23,8 +23,8 @@ from dynaweb.data.importers.steps import NO_GIVEN_ACTION, NO_PAGE, ForeignStep, 
 from dynaweb.errors import CheckpointError
 
 SOURCE = "browsergym"
-_EXPERIMENT = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_[^/]*_on_([^/]+?)_\d+(?:_\d+)?")
-"""The folder of an experiment of BrowserGym: when it began, the agent, `_on_`, the task, and its seed."""
+_BEGAN = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_")
+"""The folder of an experiment of BrowserGym: when it began, the agent, `_on_`, the task, and one or two numbers."""
 _STEP = re.compile(r"step_(\d+)\.pkl\.gz")
 
 
@@ -63,8 +63,12 @@ def _name(folder: Path) -> str:
         name = None
     if isinstance(name, str) and name:
         return name
-    named = _EXPERIMENT.fullmatch(folder.name)
-    return named[1] if named is not None else folder.name
+    _, is_named, task = folder.name.rpartition("_on_")
+    parts = task.split("_")
+    numbers = 2 if len(parts) > 2 and parts[-2].isdigit() else 1
+    if _BEGAN.match(folder.name) and is_named and len(parts) > numbers and parts[-1].isdigit():
+        return "_".join(parts[:-numbers])
+    return folder.name
 
 
 def _step(order: int, record: Record) -> ForeignStep:
