@@ -141,7 +141,7 @@ def _more(comparison: Comparison, show: Shown) -> dict[str, Any]:
     if reference is None:
         return {}
     pairs = zip(comparison.table_rows(), comparison.differences_of_rows(show.against), strict=True)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"row": comparison.names(row), "success": estimate_json(row.success)}
         | ({} if one is None else {"against": one.plain()})
         for row, one in pairs
