@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from dynaweb.config import Recipe
+    from dynaweb.config.sections import EngineChoice
     from dynaweb.engines.scheduler import Lockstep
     from dynaweb.plugin.registry import Plugins
     from dynaweb.policy.prompt_file import PromptFile
@@ -204,7 +205,7 @@ class Models:
             weights=model,
             batching=self.lockstep,
             role=role,
-            roles=sum(self._recipe.engine_of(one) == choice for one in ROLES),
+            roles=roles_of(self._recipe, choice),
             seed=seed,
             adapter_rank=self._adapter_rank,
             services=self.services,
@@ -297,6 +298,11 @@ class CompletedEngine(BaseEngine):
 def completed(plugin: object) -> Engine:
     """An engine plugin with all of `Engine`."""
     return plugin if isinstance(plugin, Engine) else CompletedEngine(plugin)
+
+
+def roles_of(recipe: Recipe, choice: EngineChoice) -> int:
+    """How many roles choose this engine with these settings: they share a GPU."""
+    return sum(recipe.engine_of(role) == choice for role in ROLES)
 
 
 def answered_elsewhere(recipe: Recipe) -> bool:

@@ -21,7 +21,7 @@ from dynaweb.pipeline import models
 from dynaweb.pipeline.artifacts import Artifact, StageKey
 from dynaweb.pipeline.context import RunContext
 from dynaweb.pipeline.keys import stage_key
-from dynaweb.pipeline.models import answered_elsewhere
+from dynaweb.pipeline.models import answered_elsewhere, roles_of
 
 pytestmark = pytest.mark.timeout(900)  # three small runs in one go
 
@@ -196,8 +196,9 @@ def recording(reads: Reads, patch: pytest.MonkeyPatch) -> None:
 
         return called
 
-    # It says in which order calls are made, which no result depends on where this process answers them.
+    # They say in which order calls are made and how much of a GPU engines take, not what these answer.
     patch.setattr(models, "answered_elsewhere", lambda recipe: answered_elsewhere(recipe.real))
+    patch.setattr(models, "roles_of", lambda recipe, choice: roles_of(recipe.real, choice))
     patch.setattr(RunContext, "__init__", begin)
     patch.setattr(RunContext, "stage", staged)
     for module in [one for name, one in sys.modules.items() if name.startswith("dynaweb.")]:
