@@ -105,10 +105,12 @@ class RunPages:
     def page(self, linked: Linked, *, wait: bool = False) -> str:
         """The report. Where trajectories take long to read it comes without them at first, unless it is to `wait`."""
         if not self._is_read():
-            if self._reader is None or not self._reader.is_alive():
-                self._reader = Thread(target=self._read_all, daemon=True)
-                self._reader.start()
-            self._reader.join(None if wait else PATIENCE)
+            with self._lock:  # several requests may come first
+                if self._reader is None or not self._reader.is_alive():
+                    self._reader = Thread(target=self._read_all, daemon=True)
+                    self._reader.start()
+                reader = self._reader
+            reader.join(None if wait else PATIENCE)
         stamp = self.stamp
         with self._lock:
             if self._page[0] != stamp:

@@ -10,6 +10,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -274,6 +275,11 @@ def test_a_browser_that_leaves_while_a_page_is_sent_is_no_news(
                 browser.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert ask(address)[0] == 200
     assert capsys.readouterr().err == ""
+
+
+def test_many_may_be_the_first_to_ask(folder: Path) -> None:
+    with served(folder) as address, ThreadPoolExecutor(8) as pool:
+        assert {status for status, _ in pool.map(ask, [address] * 32)} == {200}
 
 
 def test_a_damaged_run_is_said_not_crashed(folder: Path, tmp_path: Path) -> None:
