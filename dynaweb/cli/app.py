@@ -17,11 +17,11 @@ COMMANDS = {
     "collect": "stages:collect",
     "eval": "stages:evaluate",
     "compare": "compare:compare",
-    "reproduce": "reproduce:reproduce",
+    "reproduce": "results:reproduce",
     "view": "view:view",
     "report": "view:report",
     "push": "push:push",
-    "init": "init:init",
+    "init": "plugins:init",
     "play": "play:play",
     "setup": "machine:setup",
     "doctor": "machine:doctor",
@@ -38,7 +38,7 @@ GROUPS = {
     "config": "config:config_app",
     "tasks": "tasks:tasks_app",
     "env": "play:env_app",
-    "web": "web:web_app",
+    "web": "machine:web_app",
     "cache": "cache:cache_app",
 }
 """Names of commands and groups, with the module below `dynaweb.cli` and the object that each stands for."""

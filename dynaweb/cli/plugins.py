@@ -1,4 +1,4 @@
-"""`dynaweb plugins list|show|check` and `dynaweb new plugin`: for those who use plugins, and those who write them."""
+"""`dynaweb plugins list|show|check`, `dynaweb new` and `dynaweb init`: what is installed, and how to begin."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ new_app = o.group("Begin something of your own.")
 
 Name = Annotated[str, typer.Argument(help="Name of a plugin, or KIND/NAME such as wm/delta.")]
 MaybeName = Annotated[str | None, typer.Argument(help="Name of a plugin, or KIND/NAME; default: every one.")]
+Project = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the project; default: this one.")]
+Base = Annotated[str, typer.Option("--recipe", metavar="NAME", help="The shipped recipe to begin with.")]
 
 
 @plugins_app.command("list")
@@ -149,6 +151,18 @@ def new_recipe(
     if not as_json:
         notes = "".join(f"note: {note}\n" for note in written.notes)
         typer.echo(f"\n{notes}next: dynaweb run {written.files[0]} --dry-run, then: {written.run}", err=True)
+
+
+def init(folder: Project = Path("."), base: Base = "dynaweb", as_json: o.Json = False, debug: o.Debug = False) -> None:
+    """Begin a project: a recipe of its own, an ablation, a notebook, and a .gitignore."""
+    from dynaweb import api
+    from dynaweb.cli.output import emit
+
+    files = api.new_project(folder, base=base)
+    emit({"folder": folder, "files": files}, "\n".join(map(str, files)), as_json=as_json)
+    if not as_json:
+        there = "" if folder.resolve() == Path.cwd() else f"cd {quote(str(folder))} && "
+        typer.echo(f"\nnext: {there}dynaweb run {files[0].name} --dry-run, then without it", err=True)
 
 
 def _named(loaded: Plugins, name: str) -> list[PluginStatus]:

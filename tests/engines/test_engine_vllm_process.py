@@ -84,13 +84,8 @@ def engine(model: Any, services: Any, rank: int = 0, roles: int = 1, **settings:
 
 
 async def apart(one: VllmEngine) -> float:
-    """The largest difference between log-probabilities that came with sampled tokens, and the model's own."""
-    requests = [GenerateRequest(prompt, 5, 1.0, 1.0, seed) for seed, prompt in enumerate(PROMPTS)]
-    done = await asyncio.gather(*map(one.generate, requests))
-    whole = [(*prompt.ids, *completion.token_ids) for prompt, completion in zip(PROMPTS, done, strict=True)]
-    own = model_logprobs(one.model, whole)
-    pairs = [pair for row, one in zip(own, done, strict=True) for pair in zip(row[2:], one.logprobs, strict=True)]
-    return max(abs(a - b) for a, b in pairs)
+    """See `engine_kit.apart`."""
+    return await kit.apart(one, PROMPTS)
 
 
 def test_one_vllm_serves_all_models_of_a_run(starts: Path, capfd: pytest.CaptureFixture[str]) -> None:

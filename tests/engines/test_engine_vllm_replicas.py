@@ -57,13 +57,8 @@ def on(servers: list[StandIn], model: Any, **more: Any) -> VllmEngine:
 
 
 async def apart(one: VllmEngine) -> float:
-    """The largest difference between log-probabilities that came with sampled tokens, and the model's own."""
-    requests = [GenerateRequest(prompt, 5, 1.0, 1.0, seed) for seed, prompt in enumerate(PROMPTS)]
-    done = await asyncio.gather(*map(one.generate, requests))
-    whole = [(*prompt.ids, *completion.token_ids) for prompt, completion in zip(PROMPTS, done, strict=True)]
-    own = model_logprobs(one.model, whole)
-    pairs = [pair for row, one in zip(own, done, strict=True) for pair in zip(row[2:], one.logprobs, strict=True)]
-    return max(abs(a - b) for a, b in pairs)
+    """See `engine_kit.apart`."""
+    return await kit.apart(one, PROMPTS)
 
 
 def learn(one: VllmEngine) -> None:

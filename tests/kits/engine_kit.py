@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from dynaweb.protocols import TokenRow
+from dynaweb.engines.vllm.probe import model_logprobs
+from dynaweb.protocols import GenerateRequest, TokenRow
 from dynaweb.types import Prompt
 
 VOCABULARY = 96
@@ -126,3 +129,13 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], *, rtol: float 
     for name, value in a.items():
         bound = max(atol * float(b[name].abs().max()), 1e-9)
         torch.testing.assert_close(value, b[name], rtol=rtol, atol=bound, msg=lambda text, name=name: f"{name}: {text}")
+
+
+async def apart(engine: Any, prompts: Sequence[Prompt]) -> float:
+    """The largest difference between log-probabilities that came with sampled tokens, and the model's own."""
+    requests = [GenerateRequest(prompt, 5, 1.0, 1.0, seed) for seed, prompt in enumerate(prompts)]
+    done = await asyncio.gather(*map(engine.generate, requests))
+    whole = [(*prompt.ids, *completion.token_ids) for prompt, completion in zip(prompts, done, strict=True)]
+    own = model_logprobs(engine.model, whole)
+    pairs = [pair for row, one in zip(own, done, strict=True) for pair in zip(row[2:], one.logprobs, strict=True)]
+    return max(abs(a - b) for a, b in pairs)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from dynaweb.report.data import Arm, Curve, JudgeAudit, Measure, ReportData, Sample, Setting, Stage
 from dynaweb.report.outcome import AuditCounts, failure_kind
+from dynaweb.serve.reports import server_for
 from dynaweb.stats import Estimate, mean, wilson
 from dynaweb.types import (
     Action,
@@ -33,6 +37,20 @@ HOSTILE = (
     "'] + window.hacked=4 //\u2028\ud800 &lt;b&gt; &amp; \x00",
 )
 ITEMS = ("Wool Scarf", "Lørvik Cup", "Ténor Lamp", "Copper Kettle", "Größe Tray", "Żagiel Bag", "Piñata Box")
+
+
+@contextmanager
+def served(folder: Path, port: int = 0) -> Iterator[str]:
+    """The address at which the pages of a folder are served."""
+    server = server_for(folder, port=port)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def page(path: str, *body: tuple[str, str] | tuple[str, str, str | None], notice: str = "") -> Observation:

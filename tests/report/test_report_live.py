@@ -6,7 +6,6 @@ import json
 import shutil
 import socket
 import struct
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, sync_playwright
-from report_fakes import HOSTILE, click, episode, home, product
+from report_fakes import HOSTILE, click, episode, home, product, served
 
 from dynaweb.data.store import TrajectoryStore
 from dynaweb.errors import CheckpointError, ConfigError
@@ -60,19 +59,6 @@ def add_update(run: Path, index: int) -> None:
     row = {"event": "update", "stage": "rl", "index": index, "metrics": {"reward": 0.1 * index}}
     with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
-
-
-@contextmanager
-def served(folder: Path, **options: Any) -> Iterator[str]:
-    server = server_for(folder, port=options.get("port", 0))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def ask(address: str, **headers: str) -> tuple[int, str]:

@@ -10,7 +10,6 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import pytest
 from core_kit import Cli
 from folders import ROOT
 from playwright.sync_api import Browser, Page, sync_playwright
-from report_fakes import HOSTILE, episode, hostile
+from report_fakes import HOSTILE, episode, hostile, served
 from test_report_html import CONTRAST, CUT
 
 from dynaweb.compare import compare
@@ -30,7 +29,6 @@ from dynaweb.rl.checkpoints import RolloutLog
 from dynaweb.runs.lock import is_locked, locked
 from dynaweb.serve import site as site_module
 from dynaweb.serve.export import export
-from dynaweb.serve.reports import server_for
 from dynaweb.serve.runs import listed, runs_below
 from dynaweb.serve.site import Site
 from dynaweb.stats import difference_text
@@ -117,19 +115,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     make_matrix(root / "matrix")
     with locked(root / "going" / ".lock", what="going", wait=False):
         yield root
-
-
-@contextmanager
-def served(root: Path) -> Iterator[str]:
-    server = server_for(root)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -465,8 +450,10 @@ def test_an_export_of_one_run_has_its_report_and_its_arms(tmp_path: Path, show: 
     page.locator(".detail .reply").wait_for()
     page.click("text=Two arms side by side")
     page.locator("#pairs .two").wait_for()
+    assert page.url.startswith((tmp_path / "site").as_uri())
     page.click("text=Back to the report")
     page.locator("#viewer").wait_for()
+    assert page.url.partition("#")[0] == first.as_uri()
 
 
 @pytest.mark.parametrize("policy", [True, False], ids=["with its policy", "by escaping alone"])
