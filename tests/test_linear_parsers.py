@@ -597,4 +597,8 @@ def test_what_is_not_linear_is_seen(tmp_path: Path) -> None:
         for end in range(0, len(text), 20):
             text[:end].count("a")
 
-    assert seconds(quadratic, "a", 200_000, tmp_path) > GROWTH * seconds(quadratic, "a", 100_000, tmp_path)
+    # Four times what half of it takes; a busy machine may stretch one of the two, as above.
+    assert any(
+        seconds(quadratic, "a", 200_000, tmp_path) > GROWTH * seconds(quadratic, "a", 100_000, tmp_path)
+        for _ in range(4)
+    )

@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
+from playwright.async_api import Page
 from web_pages import PageServer, serving, text_of
 
 from dynaweb.types import Action
+from dynaweb.web.chromium.context import OpenContext
 from dynaweb.web.chromium.pool import BrowserPool
+from dynaweb.web.chromium.tab import Tab
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -164,4 +167,47 @@ async def test_what_a_closed_tab_has_stored_ends_with_the_episode(
     await session.reset()
     await session.goto(other)
     assert await text_of(session) == "is undefined"
+    await session.close()
+
+
+LEAVES = {
+    "closes at once": "<script>window.close()</script>",
+    "closes soon": "<script>setTimeout(() => window.close(), 20)</script>",
+    "leads on and closes": "<script>location.replace('/closes')</script>",
+    "holds a frame": "<iframe src={third}/stored></iframe><script>setTimeout(() => window.close(), 150)</script>",
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+async def test_what_a_window_stored_before_it_was_attached_to_ends_with_the_episode(
+    pool: BrowserPool, server: PageServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attach = OpenContext._attach
+
+    async def late(self: OpenContext, page: Page) -> Tab:
+        # As on a busy machine: the window has done all that it does before it is known here.
+        if not self._own_page:
+            await asyncio.sleep(0.3)
+        return await attach(self, page)
+
+    monkeypatch.setattr(OpenContext, "_attach", late)
+    store = "<p id=p></p><script>p.textContent = `is ${localStorage.a}`; localStorage.a = 1</script>"
+    hosts = {host: server.url("", host=f"{host}.localhost") for host in ("first", "third")}
+    server.pages["/stored"] = store
+    server.pages["/closes"] = store + LEAVES["closes at once"]
+    server.pages["/stores"] = store + LEAVES[name].replace("{third}", hosts["third"].rstrip("/"))
+    server.pages["/opens"] = f"<a href='{hosts['first'].rstrip('/')}/stores' target=_blank rel=opener>Open</a>"
+    session = await pool.session()
+    await session.reset()
+    await session.goto(server.url("/opens"))
+    page = await session.observe()
+    await session.act(Action("click", page.nodes[0].id))
+    for _ in range(100):
+        if len(session._context().context.pages) == 1 and not session._context()._adopting:
+            break
+        await asyncio.sleep(0.02)
+    await session.reset()
+    for host in hosts.values():
+        await session.goto(f"{host.rstrip('/')}/stored")
+        assert await text_of(session) == "is undefined", host
     await session.close()

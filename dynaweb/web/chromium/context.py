@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from playwright.async_api import BrowserContext, Dialog, Page, Request
+from playwright.async_api import Error as PlaywrightError
 
 from dynaweb.errors import BrowserError
 from dynaweb.web.chromium.devtools import TabError, as_error
@@ -49,7 +50,7 @@ class OpenContext:
         self._adopting: set[asyncio.Task[None]] = set()
         self._own_page = False
         self._closed_origins: set[str] = set()
-        """Origins of tabs that were closed since the last `wipe`."""
+        """Origins of tabs closed since the last `wipe`, and of windows before they were attached to."""
         self._headers: dict[str, str] = {}
         for event, listener in self._listeners().items():
             context.on(event, listener)  # type: ignore[call-overload]
@@ -265,7 +266,7 @@ class OpenContext:
         return {
             "page": self._on_page,
             "dialog": self._on_dialog,
-            "request": lambda request: self._on_address(request.url),
+            "request": self._on_request,
             "requestfailed": self._on_failed,
         }
 
@@ -275,9 +276,16 @@ class OpenContext:
 
     async def _adopt(self, page: Page) -> None:
         opening = next((tab.opening[0] for tab in self.tabs if tab.opening), "")
-        with suppress(BrowserError, TabError):
+        try:
             tab = await self._attach(page)
+        except (BrowserError, TabError):
+            # One that closed in time is forgotten (see `_on_request`); one that is still there cannot be cleaned.
+            if not page.is_closed():
+                self.spoil()
+            return
+        with suppress(BrowserError, TabError):
             if page.is_closed():
+                self._closed_origins |= tab.origins
                 return
             self.tabs.append(tab)
             self._current = tab
@@ -302,6 +310,25 @@ class OpenContext:
         with suppress(Exception):
             # Who accepts a prompt as it is leaves what stands in it.
             await (dialog.accept(dialog.default_value) if accepted else dialog.dismiss())
+
+    def _on_request(self, request: Request) -> None:
+        self._on_address(request.url)
+        if request.is_navigation_request() and not self._watches(request):
+            # A new window may leave a page, or close, before it is attached to: what it stored goes all the same.
+            origin = _origin(request.url)
+            if origin.startswith("http"):
+                self._closed_origins.add(origin)
+
+    def _watches(self, request: Request) -> bool:
+        """Whether a tab that is attached to sees this navigation."""
+        if self._adopting:
+            return False
+        try:
+            page = request.frame.page
+        except PlaywrightError:
+            # The first request of a new window comes before its page.
+            return False
+        return any(tab.page is page for tab in (*self.tabs, *([self._helper] if self._helper else [])))
 
     def _on_address(self, url: str) -> None:
         """Chromium keeps user names and passwords of addresses as long as a context lives."""

@@ -113,7 +113,11 @@ class Tab:
             tab.cdp.on(event, listener)
         _, tree = await asyncio.gather(tab.send("Page.enable"), tab.send("Page.getFrameTree"))
         tab.frame_id = tree["frameTree"]["frame"]["id"]
-        tab.origins.add(tree["frameTree"]["frame"].get("securityOrigin", ""))
+        trees = [tree["frameTree"]]
+        while trees:
+            one = trees.pop()
+            tab.origins.add(one["frame"].get("securityOrigin", ""))
+            trees += one.get("childFrames", [])
         return tab
 
     async def send(self, method: str, **parameters: Any) -> Any:
