@@ -13,10 +13,11 @@ import pytest
 from dynaweb.errors import ConfigError, InfrastructureError, MissingError
 from dynaweb.protocols import EnvironmentContext
 from dynaweb.runs import sidecar
-from dynaweb.types import Action, Observation, Step, Task, Trajectory
+from dynaweb.types import Action, Node, Observation, Step, Task, Trajectory
+from dynaweb.web.chromium.layout import offsets, within
 from dynaweb_env_browsergym import BrowsergymConfig
 from dynaweb_env_browsergym.actions import call_of
-from dynaweb_env_browsergym.env import BrowsergymSource
+from dynaweb_env_browsergym.env import BrowsergymSource, _layout
 from dynaweb_env_browsergym.process import Worker
 from dynaweb_env_miniwob.plans import MiniwobExpert
 
@@ -72,6 +73,51 @@ async def test_refusals_come_back_as_errors_and_a_stop_is_told(environments: Any
     assert result.error
     stopped = Trajectory("e", task, (Step(page, Action("stop", text="done")),), page, "real", "stop")
     assert (await source.evaluate(environment, stopped)).score == 0.0
+
+
+@needs_browsergym
+async def test_settings_say_what_of_a_page_is_shown(environments: Any) -> None:
+    task_id = "browsergym/miniwob.choose-list"
+    source, whole = environments(task_id, max_options=0)
+    (task,) = source.tasks("test", count=1, seed=0)
+    page = await whole.reset(task, 0)
+    names = _options(page)
+    assert len(names) > 3 and not page.truncated and not page.notice
+    wanted = whole.task.intent.partition("Select ")[2].partition(" from")[0]
+
+    _, few = environments(task_id, max_options=1)
+    shown = await few.reset(task, 0)
+    (select,) = [node for node in shown.nodes if node.role == "combobox"]
+    assert _options(shown) == [name for name in names if name in (names[0], select.value)]
+    assert len(_options(shown)) < len(names) and dict(select.props)["total"] == str(len(names))
+    clicked = (await few.step(Action("click", select.id))).observation
+    assert _options(clicked) == names
+    # What is not shown can be chosen by its name.
+    await few.reset(task, 0)
+    after = await few.step(Action("select", select.id, wanted))
+    assert not after.error
+    submit = next(node for node in after.observation.nodes if node.role == "button")
+    assert (await few.step(Action("click", submit.id))).done and few.reward == 1.0
+
+    _, cut = environments(task_id, max_nodes=1)
+    short = await cut.reset(task, 0)
+    assert len(short.nodes) == 1 and short.truncated and "the page is long" in short.notice
+    _, window = environments(task_id, region="viewport")
+    seen = await window.reset(task, 0)
+    assert {(node.role, node.name) for node in seen.nodes} <= {(node.role, node.name) for node in page.nodes}
+    assert any(node.role == "combobox" for node in seen.nodes)
+
+
+def _options(page: Observation) -> list[str]:
+    (node,) = [node for node in page.nodes if node.role == "combobox"]
+    return dict(node.props)["options"].split("|")
+
+
+def test_boxes_are_of_the_window_that_browsergym_has() -> None:
+    layout = _layout({"boxes": {"7": [0, 250, 10, 10], "8": [0, 800, 10, 10]}, "window": [332, 214]})
+    nodes = [Node(1, "button", "near", ref=":7"), Node(2, "button", "far", ref=":8")]
+    assert offsets(nodes, layout) == [36, 586] and within([Node(0, "main", "", ref=":1"), *nodes], layout) == []
+    assert offsets(nodes, _layout({"boxes": {"7": [0, 250, 10, 10]}, "window": []})) == [0, 0]
 
 
 @needs_browsergym

@@ -32,11 +32,10 @@ class Box(NamedTuple):
         """Whether any part of it shows in the window."""
         return self.meets(VIEWPORT["width"], VIEWPORT["height"])
 
-    @property
-    def offset(self) -> float:
-        """CSS pixels between it and the window: negative above or left of it, 0 where they meet."""
-        across = _beyond(self.x, self.x + self.width, VIEWPORT["width"])
-        down = _beyond(self.y, self.y + self.height, VIEWPORT["height"])
+    def offset(self, width: float = VIEWPORT["width"], height: float = VIEWPORT["height"]) -> float:
+        """CSS pixels between it and a window of that size: negative above or left of it, 0 where they meet."""
+        across = _beyond(self.x, self.x + self.width, width)
+        down = _beyond(self.y, self.y + self.height, height)
         return down if abs(down) >= abs(across) else across
 
 
@@ -46,9 +45,11 @@ def _beyond(start: float, end: float, size: float) -> float:
 
 @dataclass(slots=True)
 class Layout:
-    """Boxes by backend node id."""
+    """Boxes by backend node id, and the size of the window in CSS pixels."""
 
     boxes: dict[int, Box] = field(default_factory=dict)
+    width: float = VIEWPORT["width"]
+    height: float = VIEWPORT["height"]
 
 
 def read_layout(snapshot: Mapping[str, Any]) -> Layout:
@@ -90,7 +91,7 @@ def near_nodes(snapshot: Mapping[str, Any], layout: Layout, count: int) -> set[i
     """Backend ids of the `count` nodes of the main document nearest to its window, and of all that they stand in."""
     nodes = snapshot["documents"][0]["nodes"]
     backends, parents = nodes["backendNodeId"], nodes["parentIndex"]
-    boxed = [(abs(box.offset), at) for at, backend in enumerate(backends) if (box := layout.boxes.get(backend))]
+    boxed = [(abs(box.offset()), at) for at, backend in enumerate(backends) if (box := layout.boxes.get(backend))]
     near: set[int] = set()
     for _, start in heapq.nsmallest(count, boxed):
         at = start
@@ -105,7 +106,7 @@ def offsets(nodes: Sequence[Node], layout: Layout) -> list[float]:
     values: list[float] = []
     for node in nodes:
         box = layout.boxes.get(backend_of(node.ref) or 0)
-        values.append(box.offset if box is not None else values[-1] if values else 0.0)
+        values.append(box.offset(layout.width, layout.height) if box is not None else values[-1] if values else 0.0)
     return values
 
 
@@ -134,11 +135,7 @@ def within(raw: Sequence[Node], layout: Layout) -> list[Node]:
             above.pop()
         backend = backend_of(node.ref)
         box = None if backend is None else layout.boxes.get(backend)
-        shows = (
-            (not above or above[-1][1])
-            if box is None or not above
-            else box.meets(VIEWPORT["width"], VIEWPORT["height"])
-        )
+        shows = (not above or above[-1][1]) if box is None or not above else box.meets(layout.width, layout.height)
         above.append((node.depth, shows))
         if shows:
             nodes.append(node)

@@ -92,7 +92,7 @@ async def _read_near(tab: Tab, count: int, verbose: bool) -> Reading:
     near = near_nodes(snapshot, layout, count)
     nodes = snapshot["documents"][0]["nodes"]
     far = {
-        backend: box.offset < 0
+        backend: box.offset() < 0
         for backend, kind in zip(nodes["backendNodeId"], nodes["nodeType"], strict=True)
         if kind == 1 and backend not in near and (box := layout.boxes.get(backend))
     }

@@ -11,12 +11,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from dynaweb.config.sections import Section
+from dynaweb.config.sections import PageView
 from dynaweb.hookspecs import PluginSpec, hookimpl
 from dynaweb.web.observation_formats import format_spec
 
 
-class BrowsergymConfig(Section):
+class BrowsergymConfig(PageView):
     """Settings of the bridge to BrowserGym."""
 
     id: str = "browsergym/miniwob.*"

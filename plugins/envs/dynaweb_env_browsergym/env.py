@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import fnmatch
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.sections import Web
-from dynaweb.errors import ConfigError, InfrastructureError, MissingError, hint, nearest
+from dynaweb.errors import ConfigError, InfrastructureError, MissingError, hint
+from dynaweb.errors import nearest as nearest_name
 from dynaweb.runs import sidecar
 from dynaweb.runs.seeding import derive
-from dynaweb.types import Action, Judgement, Observation, StepResult, Tab, Task, Trajectory
+from dynaweb.types import Action, Judgement, Node, Observation, StepResult, Tab, Task, Trajectory
 from dynaweb.web.actions.grammar import resolve
 from dynaweb.web.chromium.install import find
+from dynaweb.web.chromium.layout import Box, Layout, offsets, within
 from dynaweb.web.environment import FIRST_SEED, run_apart, started
 from dynaweb.web.page.tree import read_page
-from dynaweb.web.page.view import VIEWS
+from dynaweb.web.page.view import VIEWS, Viewed, left_out, nearest, shorten_lists
 from dynaweb_env_browsergym.actions import call_of
 from dynaweb_env_browsergym.formats import browsergym_view
 from dynaweb_env_browsergym.process import Worker
@@ -37,6 +40,7 @@ class BrowsergymEnvironment:
         self._view = _VIEWS[source.config.view]
         self._reply: dict[str, Any] = {}
         self._page: Observation | None = None
+        self._opened: set[str | None] = set()
         self.task: Task | None = None
         """The task with the goal that BrowserGym told."""
         self.reward = 0.0
@@ -46,7 +50,7 @@ class BrowsergymEnvironment:
         """Start the task's own seed; `seed` changes nothing here. Raises `InfrastructureError`."""
         if "gym_id" not in task.meta:
             raise ConfigError(f"Task {task.id!r} is not of BrowserGym: draw it with BrowsergymSource.")
-        self.reward = 0.0
+        self.reward, self._opened = 0.0, set()
         arguments = {"id": task.meta["gym_id"], "seed": task.meta["seed"], "module": self._source.module}
         page = self._read(await self._worker.ask("reset", **arguments))
         self.task = replace(task, intent=str(self._reply["goal"]), start_url=page.url)
@@ -63,6 +67,8 @@ class BrowsergymEnvironment:
             why = f"{action.kind}: BrowserGym knows no id for that element; act on another one"
             return StepResult(replace(page, notice=why), error=why)
         reply = await self._worker.ask("step", action=call)
+        # A list that was clicked shows all its options, once.
+        self._opened = {self._ref(checked)} if checked.kind == "click" else set()
         page = self._read(reply)
         self.reward = max(self.reward, reply["reward"])
         done = reply["terminated"] or reply["truncated"]
@@ -82,17 +88,41 @@ class BrowsergymEnvironment:
     def _read(self, reply: dict[str, Any]) -> Observation:
         self._reply = reply
         tree = read_page(reply["nodes"])
-        viewed = self._view(tree.nodes)
+        viewed, notices = self._viewed(tree.nodes, _layout(reply))
+        if reply["error"]:
+            notices.insert(0, reply["error"])
         tabs = tuple(Tab(title, url, at == reply["current"]) for at, (title, url) in enumerate(reply["tabs"]))
         several = tabs if len(tabs) > 1 else ()
         title = tree.title if self._source.config.view != "compact" else ""
-        self._page = Observation(reply["url"], viewed.nodes, title, several, reply["error"] or "", viewed.truncated)
+        self._page = Observation(reply["url"], viewed.nodes, title, several, "; ".join(notices), viewed.truncated)
         return self._page
 
+    def _viewed(self, raw: Sequence[Node], layout: Layout) -> tuple[Viewed, list[str]]:
+        """What the settings show of a page, and what is to be said of it."""
+        config = self._source.config
+        raw = shorten_lists(raw, config.max_options, self._opened)
+        if config.region == "viewport":
+            raw = within(raw, layout)
+        viewed = self._view(raw, max_nodes=config.max_nodes)
+        if not viewed.truncated or config.region == "viewport":
+            return viewed, []
+        whole = self._view(raw, max_nodes=len(raw))
+        viewed, above, below = nearest(whole, offsets(whole.nodes, layout), max_nodes=config.max_nodes)
+        return viewed, [left_out(above, below)]
+
     def _bid(self, action: Action) -> str:
+        return str(self._reply["bids"].get((self._ref(action) or "").rpartition(":")[2], ""))
+
+    def _ref(self, action: Action) -> str | None:
         node = self._page.node(action.target) if self._page is not None and action.target is not None else None
-        backend = (node.ref or "").rpartition(":")[2] if node is not None else ""
-        return str(self._reply["bids"].get(backend, ""))
+        return node.ref if node is not None else None
+
+
+def _layout(reply: Mapping[str, Any]) -> Layout:
+    layout = Layout({int(backend): Box(*box) for backend, box in reply["boxes"].items()})
+    if reply["window"]:
+        layout.width, layout.height = reply["window"]
+    return layout
 
 
 class BrowsergymSource:
@@ -161,7 +191,7 @@ class BrowsergymSource:
             listed: list[str] = run_apart(self._listed())
             matching = [name for name in listed if fnmatch.fnmatchcase(name, self.config.id)]
             if not matching:
-                near = " or ".join(nearest(self.config.id, listed)) or f"one of {len(listed)}, such as {listed[0]}"
+                near = " or ".join(nearest_name(self.config.id, listed)) or f"one of {len(listed)}, such as {listed[0]}"
                 raise ConfigError(f"{self.module} registers no task {self.config.id!r}; did you mean {near}?")
             self._ids = matching
         return self._ids

@@ -4,8 +4,9 @@
     {"op": "reset", "id": "browsergym/miniwob.click-test", "seed": 3} -> a page, with its goal
     {"op": "step", "action": "click('12')"}                           -> a page, with reward, terminated, truncated
 
-A page is {"goal", "url", "tabs", "current", "nodes", "bids", "error"}: the nodes are those of Chromium's accessibility
-tree, `bids` maps their backend ids to BrowserGym's.
+A page is {"goal", "url", "tabs", "current", "nodes", "bids", "boxes", "window", "error"}: the nodes are those of
+Chromium's accessibility tree, `bids` maps their backend ids to BrowserGym's, and `boxes` to [x, y, width, height] in
+CSS pixels of the `window`, whose [width, height] is told too.
 """
 
 from __future__ import annotations
@@ -117,6 +118,12 @@ class Bridge:
             for n in nodes
             if "backendDOMNodeId" in n and n.get("browsergym_id")
         }
+        properties = observation["extra_element_properties"]
+        boxes = {backend: properties[bid]["bbox"] for backend, bid in spaces.items() if bid in properties}
+        page = self.env.unwrapped.page
+        # Of MiniWoB's pages it tells boxes on an enlarged picture.
+        scale = getattr(page, "_bgym_scale_factor", 1.0)
+        size = page.viewport_size or {}
         return {
             "goal": self.goal,
             "url": observation["url"],
@@ -124,6 +131,8 @@ class Bridge:
             "current": int(observation["active_page_index"][0]),
             "nodes": nodes,
             "bids": spaces,
+            "boxes": {backend: [side / scale for side in box] for backend, box in boxes.items() if box},
+            "window": [size[side] for side in ("width", "height") if side in size],
             "focused": observation["focused_element_bid"],
             "error": observation["last_action_error"],
         }
