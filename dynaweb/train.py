@@ -47,6 +47,7 @@ from dynaweb.rollout.group import GroupSampler, Sampler, by_task, measures, rows
 from dynaweb.runs import write_json
 from dynaweb.runs.names import DREAMS, ROLLOUTS, UPDATES
 from dynaweb.stages.arms import ArmResult, arms, evaluated, has_filtered, n_arms
+from dynaweb.stages.browser_sample import browser_sample, has_sample
 from dynaweb.stages.curriculum import chosen_generator, evolve, phase_roles, tell_phase
 from dynaweb.stages.demos import all_experts, demos, learns, no_demos, playable, plays_all_experts
 from dynaweb.stages.drift import drift
@@ -200,7 +201,7 @@ def stages_of(ctx: RunContext) -> list[StageSpec]:
 
 def n_stages(ctx: RunContext) -> int:
     """How many entries of the stage cache a run goes through, as far as its recipe tells."""
-    return sum(spec.cached(ctx) for spec in stages_of(ctx)) + n_arms(ctx) * (1 + audits(ctx))
+    return sum(spec.cached(ctx) for spec in stages_of(ctx)) + n_arms(ctx) * (1 + audits(ctx)) + has_sample(ctx)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +210,8 @@ class Outcome:
 
     artifacts: Artifacts
     arms: tuple[ArmResult, ...]
+    sample: dict[str, Any] | None = None
+    """What a sample of the last arm's episodes gave in Chromium, where they were played without a browser."""
 
 
 async def run(ctx: RunContext) -> Outcome:
@@ -219,7 +222,8 @@ async def run(ctx: RunContext) -> Outcome:
     """
     ctx.tell(events.Progress(events.STAGES, 0, n_stages(ctx), "stages"))
     have = await _make(ctx, stages_of(ctx))
-    return Outcome(have, tuple([await evaluated(ctx, arm) for arm in arms(ctx, have)]))
+    results = tuple([await evaluated(ctx, arm) for arm in arms(ctx, have)])
+    return Outcome(have, results, await browser_sample(ctx, results[-1]))
 
 
 # --- The RL stage ----------------------------------------------------------------------------------------------------

@@ -91,6 +91,26 @@ class Environments:
             return self.source
         return self._source(*self.eval_settings, "eval")
 
+    @property
+    def browser_settings(self) -> tuple[str, Mapping[str, Any]] | None:
+        """Of an evaluation without a browser (`driver` is "static"), the same in Chromium; None for any other."""
+        name, settings = self.eval_settings
+        if self.resolved(name, settings).get("driver") != "static":
+            return None
+        return name, {**settings, "driver": "chromium"}
+
+    @property
+    def browser_key(self) -> dict[str, Any] | None:
+        """What tasks and pages of `browser_settings` depend on."""
+        return self._key(*self.browser_settings) if self.browser_settings is not None else None
+
+    @cached_property
+    def browser_source(self) -> TaskSource:
+        """The environment of `browser_settings`. Raises `ConfigError` where the evaluation needs no such thing."""
+        if self.browser_settings is None:
+            raise ConfigError('the evaluation has no driver "static", so there is nothing to play again in Chromium')
+        return self._source(*self.browser_settings, "eval")
+
     def _source(self, name: str, settings: Mapping[str, Any], purpose: str) -> TaskSource:
         return cast("TaskSource", self._plugins.create("env", name, settings, self.context(purpose)))
 
@@ -138,7 +158,7 @@ class Environments:
 
     async def close(self) -> None:
         """Close what task environments hold open, such as browsers."""
-        for name in ("source", "eval_source"):
+        for name in ("source", "eval_source", "browser_source"):
             close = getattr(self.__dict__.get(name), "close", None)
             if close is not None:
                 result = close()

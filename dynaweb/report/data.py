@@ -176,6 +176,8 @@ class ReportData:
     seconds: float | None = None
     arms: tuple[Arm, ...] = ()
     episodes_are: str = "held-out episodes in the real browser"
+    browser_sample: str = ""
+    """What episodes that were played without a browser gave in Chromium, a sentence; empty where none was tried."""
     prerequisites: tuple[str, ...] = ()
     curves: tuple[Curve, ...] = ()
     stages: tuple[Stage, ...] = ()

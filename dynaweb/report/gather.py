@@ -173,6 +173,7 @@ def gather(
         seed=seed,
         # Without a summary nobody has said whether there was a browser.
         episodes_are=str(summary.get("episodes_are", "held-out episodes")),
+        browser_sample=str(summary.get("browser_sample", "")),
     )
 
 

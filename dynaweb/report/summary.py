@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb.runs import finite, write_json
 from dynaweb.stages.arms import prerequisites
+from dynaweb.stages.browser_sample import sample_words
 from dynaweb.stages.drift import drift_by_step
 from dynaweb.stages.evaluate import (
     Row,
@@ -134,6 +135,7 @@ def write_summary(ctx: RunContext, outcome: Outcome, folder: Path) -> None:
             "rules": fidelity.get("rules", []),
             "drift": drift_by_step(outcome.artifacts.drift),
             "episodes_are": episodes_are(ctx),
+            "browser_sample": sample_words(outcome.sample) if outcome.sample is not None else "",
         }
     )
     write_json(folder / SUMMARY, document)

@@ -71,7 +71,8 @@ def headline(data: ReportData) -> str:
         label = data.reference.label
         parts.append(_compared(data.against_reference(main), f" to {label}", f" against {label}"))
     known = [words for words in parts if words]
-    return f"{first}{': ' if known else ''}{'; '.join(known)}."
+    sample = f" {data.browser_sample}" if data.browser_sample else ""
+    return f"{first}{': ' if known else ''}{'; '.join(known)}.{sample}"
 
 
 def _compared(against: PairedDifference | None, to: str, than: str) -> str:
