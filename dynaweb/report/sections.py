@@ -88,7 +88,8 @@ def arms(data: ReportData) -> Html | None:
         "Intervals: Wilson for shares (widened by Student's t over seeds when there are several), bootstrap over seeds "
         "and episodes for differences. p: exact McNemar test. Episodes that could not be graded are left out."
     )
-    notes = [el("p", words, class_="note") for words in ([f"{why}."] if why else []) + [note]]
+    sentences = [f"{why}." if why else "", data.browser_sample, note]
+    notes = [el("p", words, class_="note") for words in sentences if words]
     return section("Result", lead, el("div", rows_table, class_="card"), *notes)
 
 

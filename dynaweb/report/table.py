@@ -71,8 +71,7 @@ def headline(data: ReportData) -> str:
         label = data.reference.label
         parts.append(_compared(data.against_reference(main), f" to {label}", f" against {label}"))
     known = [words for words in parts if words]
-    sample = f" {data.browser_sample}" if data.browser_sample else ""
-    return f"{first}{': ' if known else ''}{'; '.join(known)}.{sample}"
+    return f"{first}{': ' if known else ''}{'; '.join(known)}."
 
 
 def _compared(against: PairedDifference | None, to: str, than: str) -> str:
@@ -103,7 +102,8 @@ def made_words(data: ReportData) -> str:
 
 def closing_text(data: ReportData, *, report: Path | None = None, width: int = WIDTH) -> str:
     """The closing table and what belongs to it, lines of at most `width` characters (80 at least), no final newline."""
-    parts = [_head(data, width), _arms(data, width), _measures(data.fidelity, width)]
+    sample = textwrap.fill(data.browser_sample, width)
+    parts = [_head(data, width), sample, _arms(data, width), _measures(data.fidelity, width)]
     parts += [_audits(data, width), _costs(data, width), _cut_prompts(data, width)]
     parts += [textwrap.fill(f"ALARM: {why}", width) for why in data.alarms]
     if report is not None:
@@ -124,7 +124,8 @@ def closing_short(data: ReportData, *, report: Path | None = None, width: int = 
         [*_arm_cells(row), "reference" if row.is_reference else _against_cell(row)] for row in every if row in first
     ]
     reference = data.reference.label if data.reference is not None else "-"
-    parts = [textwrap.fill(headline(data), width, break_on_hyphens=False)]
+    sentences = " ".join(text for text in (headline(data), data.browser_sample) if text)
+    parts = [textwrap.fill(sentences, width, break_on_hyphens=False)]
     if rows:
         parts.append(text_table(["arm", "success %  [95 %]", "n", f"against {reference}"], rows, width=width))
     parts += [textwrap.fill(f"ALARM: {why}", width) for why in data.alarms]
@@ -146,6 +147,7 @@ def closing_json(data: ReportData) -> dict[str, Any]:
     start, reference = data.start, data.reference
     return {
         "headline": headline(data),
+        "browser_sample": data.browser_sample,
         "made_with": data.made_with,
         "start": start.name if start is not None else None,
         "reference": reference.name if reference is not None else None,

@@ -81,9 +81,7 @@ async def browser_sample(ctx: RunContext, result: ArmResult) -> dict[str, Any] |
     try:
         artifact: Artifact = await ctx.stage(BROWSER_SAMPLE, key, body)
     except (MissingError, BrowserError, InfrastructureError) as error:
-        log.warning(
-            "no episode was played again in Chromium: %s", error
-        )
+        log.warning("no episode was played again in Chromium: %s", error)
         return None
     ctx.keep(artifact, BROWSER_SAMPLE)
     facts: dict[str, Any] = artifact.data(COMPARED)

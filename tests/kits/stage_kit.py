@@ -42,8 +42,8 @@ SMALL = (
 )
 
 
-WITHOUT_ARTIFACT = {"curriculum", "eval", "judge-audit"}
-"""Stages of a phase and of an arm: they are not in the list of stages."""
+WITHOUT_ARTIFACT = {"curriculum", "eval", "judge-audit", "browser-sample"}
+"""Stages of a phase, of an arm and of the sample of one: they are not in the list of stages."""
 
 
 def run(out: Path, *sets: str, seed: int = 0, **more: Any) -> Any:

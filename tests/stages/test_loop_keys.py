@@ -235,8 +235,8 @@ def test_the_number_of_updates_done_is_in_the_key_of_a_cut_stage(tmp_path: Path)
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        ((), "in the real browser"),
-        (("env.task_settings.driver=static",), "in env sites without a browser (driver static)"),
+        (("env.task_settings.driver=chromium",), "in the real browser"),
+        ((), "in env sites without a browser (driver static)"),
         # The evaluation environment says where episodes were, not the one that tasks come from.
         (("env.task_settings.driver=static", "eval.env=dream"), "in env dream"),
         (("eval.env=dream",), "in env dream"),
@@ -312,11 +312,17 @@ def test_what_an_update_learns_from(mode: str, learned: list[tuple[float | None,
 @pytest.mark.parametrize(
     ("sets", "said"),
     [
-        ((), "7 unrewarded real episodes of the SFT policy, for the world model, and recalled in dreams."),
-        (("rl.updates=0",), "7 unrewarded real episodes of the SFT policy, for the world model."),
-        (("dream.recall=false",), "7 unrewarded real episodes of the SFT policy, for the world model."),
         (
-            ("dream.memory=pages",),
+            ("dream.memory=none",),
+            "7 unrewarded real episodes of the SFT policy, for the world model, and recalled in dreams.",
+        ),
+        (("rl.updates=0",), "7 unrewarded real episodes of the SFT policy, for the world model."),
+        (
+            ("dream.memory=none", "dream.recall=false"),
+            "7 unrewarded real episodes of the SFT policy, for the world model.",
+        ),
+        (
+            (),
             "7 unrewarded real episodes of the SFT policy, for the world model, and remembered in dreams.",
         ),
         (("explore.episodes=0", "explore.player=random"), None),
