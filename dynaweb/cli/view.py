@@ -9,8 +9,10 @@ import typer
 
 from dynaweb.cli import options as o
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the folder of a matrix.")]
-Runs = Annotated[Path, typer.Argument(metavar="RUNS", help="A folder of runs and matrices; or a run, or a matrix.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, that of a matrix, or `example`.")]
+Runs = Annotated[
+    Path, typer.Argument(metavar="RUNS", help="A folder of runs and matrices, a run, a matrix, or `example`.")
+]
 All = Annotated[bool, typer.Option("--all", help="Every trajectory in the viewer, not a part of them.")]
 Each = Annotated[int, typer.Option("--each", min=1, help="Trajectories of each arm and phase in the viewer.")]
 EACH = 100
@@ -27,8 +29,12 @@ def view(
 ) -> None:
     """Look at runs in the browser, on this machine alone: list, compare, read every step. Ctrl-C ends it.
 
-    Pages follow runs that go on. With --export they are written as a site that needs no server.
+    Pages follow runs that go on. With --export they are written as a site that needs no server. `dynaweb view example`
+    shows a finished run that comes with the package.
     """
+    from dynaweb.runs.example import run_or_example
+
+    runs = run_or_example(runs)
     if export is not None:
         _export(runs, export, open_browser)
         return
@@ -65,7 +71,9 @@ def report(run: Run, each: Each = EACH, every: All = False, as_json: o.Json = Fa
     """Write report.html of a run or a matrix anew, with more trajectories if wished, and print the closing table."""
     from dynaweb.cli.output import emit
     from dynaweb.report import build_report, closing_json, closing_text, gather
+    from dynaweb.runs.example import run_or_example
 
+    run = run_or_example(run)
     if (run / "matrix.json").exists():
         from dynaweb.cli.matrix import Shown, print_table
         from dynaweb.matrix import MatrixFolder

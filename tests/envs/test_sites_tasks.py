@@ -8,7 +8,10 @@ from collections import Counter
 import pytest
 
 from dynaweb.errors import ConfigError, DynawebError, MissingError
+from dynaweb.protocols import EnvironmentContext
 from dynaweb.types import Action, Node, Observation, Task
+from dynaweb_env_sites import SitesConfig
+from dynaweb_env_sites.env import SitesSource
 from dynaweb_env_sites.expert import SitesExpert
 from dynaweb_env_sites.tasks import (
     make_task,
@@ -17,6 +20,7 @@ from dynaweb_env_sites.tasks import (
     site_seeds,
     sites_tasks,
     task_of,
+    templates,
     to_webarena,
 )
 
@@ -27,6 +31,26 @@ def test_there_are_enough_templates_of_every_kind() -> None:
     assert len(registry()) >= 24
     assert {template.kind for template in registry().values()} == KINDS
     assert {template.site for template in registry().values()} == {"shop", "forum", "tracker"}
+
+
+def test_sites_and_length_choose_the_templates() -> None:
+    assert templates(("shop", "forum", "tracker")) == registry()
+    mail, long = templates(("mail",)), templates(long=True)
+    assert {one.kind for one in mail.values()} == KINDS and not {*mail, *long} & {*registry()}
+    assert {one.site for one in long.values()} == {"shop", "forum", "tracker", "mail"}
+    assert {one.kind for one in long.values()} == {"long"} and {*templates(("mail",), long=True)} == {"mail/clear-desk"}
+    # What the usual tasks are does not depend on the others.
+    source = SitesSource(SitesConfig(driver="static"), EnvironmentContext())
+    assert source.tasks("test", count=90, seed=5) == sites_tasks("test", 90, 5)
+    held_out = SitesSource(SitesConfig(driver="static", sites=("mail",)), EnvironmentContext())
+    assert {task.sites for task in held_out.tasks("test", count=40, seed=5)} == {("mail",)}
+    tasks = SitesSource(SitesConfig(driver="static", length="long"), EnvironmentContext()).tasks(
+        "test", count=30, seed=5
+    )
+    assert all(8 <= (task.best_steps or 0) <= 15 and task.sites != ("mail",) for task in tasks)
+    assert all(task_of(task.id) == task for task in tasks)
+    with pytest.raises(ConfigError, match="at most 5 best-case steps"):
+        sites_tasks("test", 3, 0, 5, templates=tuple(long))
 
 
 def test_every_template_makes_a_task_with_a_plan_that_stops() -> None:

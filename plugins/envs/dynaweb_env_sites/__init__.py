@@ -1,9 +1,9 @@
 """Embedded sites: a shop, a forum and a tracker, generated from seeds and served on loopback (`--env sites`).
 
-How the parts fit together: `content` makes names, `goals` says what a task is, `base` what a site is; `shop`, `forum`
-and `tracker` are the sites, each with its `_state` and its `_tasks`; `world_store` keeps one world per episode and
-`server` serves them all; `tasks` draws tasks, `expert` plays them, and `env` is the plugin object that the core talks
-to. Import the modules for their classes; this one stays light.
+How the parts fit together: `content` makes names, `goals` says what a task is, `base` what a site is; `shop`, `forum`,
+`tracker` and `mail` are the sites, each with its `_state` and its `_tasks`; `long_tasks` has long ones of all;
+`world_store` keeps one world per episode and `server` serves them all; `tasks` draws tasks, `expert` plays them, and
+`env` is the plugin object that the core talks to. Import the modules for their classes; this one stays light.
 """
 
 from __future__ import annotations
@@ -36,8 +36,15 @@ class SitesConfig(PageView):
     """Worlds of the split `validation`."""
     test_sites: int = Field(default=24, ge=1, le=10_000)
     """Worlds of the split `test`."""
+    sites: tuple[Literal["shop", "forum", "tracker", "mail"], ...] = Field(
+        default=("shop", "forum", "tracker"), min_length=1
+    )
+    """Sites whose tasks are drawn. The shipped tiny model was never trained on pages of `mail`."""
+    length: Literal["usual", "long"] = "usual"
+    """`long`: tasks of 8 to 15 best-case steps (`data.max_best_steps` must allow them, and `eval.steps` and
+    `dream.horizon` should)."""
     templates: tuple[str, ...] = ()
-    """Names of the task templates to use, such as `shop/add-to-cart`; empty = all."""
+    """Names of the task templates to use, such as `shop/add-to-cart`; empty = those of `sites` and `length`."""
     max_best_steps: int = Field(default=0, ge=0)
     """Longest best-case plan of a task, the closing `stop` included; 0 = any (`data.max_best_steps` holds too)."""
 

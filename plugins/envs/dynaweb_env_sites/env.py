@@ -14,13 +14,14 @@ from dynaweb.web.environment import SessionEnvironment
 from dynaweb.web.evaluators import evaluate
 from dynaweb_env_sites.expert import SitesExpert
 from dynaweb_env_sites.server import SitesApp, SitesServer, create_app
-from dynaweb_env_sites.tasks import site_seeds, sites, sites_tasks, task_of, task_variants
+from dynaweb_env_sites.tasks import site_seeds, sites, sites_tasks, task_of, task_variants, templates
 from dynaweb_env_sites.world_store import HEADER, WorldStore
 
 if TYPE_CHECKING:
     from dynaweb.protocols import Environment, EnvironmentContext
     from dynaweb.web.session import Session
     from dynaweb_env_sites import SitesConfig
+    from dynaweb_env_sites.goals import Template
 
 
 class SitesEnvironment(SessionEnvironment):
@@ -84,9 +85,12 @@ class SitesSource:
             count,
             seed,
             self.config.max_best_steps,
-            templates=self.config.templates or None,
+            templates=self.config.templates or tuple(self._templates()),
             site_seeds=site_seeds(split, sites_of_split),
         )
+
+    def _templates(self) -> Mapping[str, Template]:
+        return templates(self.config.sites, long=self.config.length == "long")
 
     def task(self, task_id: str) -> Task | None:
         """The task of an id such as `shop/add-to-cart:test:30004:17`."""

@@ -81,7 +81,7 @@ class Template:
     """A family of tasks. `make(state, rng)` gives one instance, or None when this state offers none.
 
     `name` is `site/what`, such as `shop/add-to-cart`; `kind` one of navigate, search, read, compare, form, state,
-    impossible.
+    impossible, long.
     """
 
     name: str

@@ -22,19 +22,22 @@ from werkzeug.wrappers import Response
 from dynaweb.errors import InfrastructureError
 from dynaweb.web.session import UrlMap
 from dynaweb_env_sites.base import Site, render
+from dynaweb_env_sites.content import slug
 from dynaweb_env_sites.world_store import DEFAULT_TOKEN, HEADER, WorldStore
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 SITE_NAMES = ("shop", "forum", "tracker")
+HELD_OUT = ("mail",)
+"""Sites that no model of this package was pre-trained on and no default uses, to ask what a result owes to that."""
 CSS_AGE = 86_400
 """Seconds that a browser may keep the style sheet."""
 
 
 def load_sites() -> dict[str, Site[Any]]:
     """All sites by name; each module `dynaweb_env_sites.<name>` has a constant `SITE`."""
-    return {name: import_module(f"dynaweb_env_sites.{name}").SITE for name in SITE_NAMES}
+    return {name: import_module(f"dynaweb_env_sites.{name}").SITE for name in (*SITE_NAMES, *HELD_OUT)}
 
 
 class SitesApp(Flask):
@@ -45,6 +48,7 @@ class SitesApp(Flask):
         self.store = store
         self._hosts = {site.host: name for name, site in store.sites.items()}
         self.jinja_options = {"trim_blocks": True, "lstrip_blocks": True}
+        self.jinja_env.filters["address"] = slug
         for name, site in store.sites.items():
             self.register_blueprint(site.pages, url_prefix=f"/{name}")
             self.add_url_rule(f"/{name}/style.css", endpoint=f"{name}.css", view_func=_style)

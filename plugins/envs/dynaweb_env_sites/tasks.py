@@ -20,7 +20,8 @@ from dynaweb.web.environment import FIRST_SEED, SEEDS_APART
 from dynaweb_env_sites.base import Site
 from dynaweb_env_sites.content import locale_of
 from dynaweb_env_sites.goals import Do, Goal, Template
-from dynaweb_env_sites.server import load_sites
+from dynaweb_env_sites.long_tasks import LONG
+from dynaweb_env_sites.server import SITE_NAMES, load_sites
 
 SITES_PER_SPLIT: Mapping[str, int] = {"pretrain": 400, "train": 8, "validation": 8, "test": 24}
 VARIANTS = 10_000
@@ -37,9 +38,19 @@ def sites() -> dict[str, Site[Any]]:
 
 @lru_cache(maxsize=1)
 def registry() -> dict[str, Template]:
-    """All templates by name, the sites taking turns."""
-    turns = zip_longest(*(site.templates for site in sites().values()))
-    return {template.name: template for template in chain.from_iterable(turns) if template is not None}
+    """The usual templates by name, the sites taking turns."""
+    return {name: template for name, template in templates().items() if template.site in SITE_NAMES}
+
+
+@lru_cache(maxsize=32)
+def templates(chosen: tuple[str, ...] = (), *, long: bool = False) -> dict[str, Template]:
+    """The templates of some sites (default: of all) by name, the sites taking turns; `long`: those of long tasks."""
+    groups = [
+        [template for template in (LONG if long else site.templates) if template.site == name]
+        for name, site in sites().items()
+        if name in (chosen or sites())
+    ]
+    return {one.name: one for one in chain.from_iterable(zip_longest(*groups)) if one is not None}
 
 
 def site_seeds(split: str, count: int = 0) -> range:
@@ -66,7 +77,7 @@ def sites_tasks(
         count: How many; words repeat only when a template has no new ones left.
         seed: Which tasks.
         max_best_steps: Only tasks whose plan is at most this long, the closing `stop` included; 0 = any.
-        templates: Names to use; None = all. Each template draws the same tasks whatever the others are.
+        templates: Names to use; None = the usual ones. Each template draws the same tasks whatever the others are.
         site_seeds: Sites to use; None = the default sites of the split.
 
     Raises:
@@ -111,7 +122,7 @@ def make_task(template: str, split: Split, site_seed: int, number: int) -> Task 
 def task_of(task_id: str) -> Task | None:
     """The task of an id; None when it is no id of these sites."""
     name, split, *numbers = ([*task_id.rsplit(":", 3), "", ""])[:4]
-    if name not in registry() or split not in FIRST_SEED or not all(number.isdecimal() for number in numbers):
+    if name not in _every() or split not in FIRST_SEED or not all(number.isdecimal() for number in numbers):
         return None
     site_seed, number = map(int, numbers)
     # Splits share no site, whatever an id says.
@@ -159,10 +170,14 @@ def _default_seeds(split: str) -> Sequence[int]:
 
 
 def _template(name: str) -> Template:
-    known = registry().get(name)
+    known = _every().get(name)
     if known is None:
-        raise ConfigError(f"There is no task template {name!r}. Valid: {', '.join(registry())}.")
+        raise ConfigError(f"There is no task template {name!r}. Valid: {', '.join(_every())}.")
     return known
+
+
+def _every() -> dict[str, Template]:
+    return templates() | templates(long=True)
 
 
 def _stream(template: Template, split: str, seeds: Sequence[int], seed: int, max_best_steps: int) -> Iterator[Task]:
