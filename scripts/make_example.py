@@ -3,8 +3,9 @@
     dynaweb run --thorough --out runs/thorough
     python scripts/make_example.py runs/thorough
 
-All records stay as they are, but for rollouts in dreams: of each update the first group is kept, for size. Weights stay
-out. The result is `dynaweb/assets/example.tar.xz`.
+All records stay as they are, with two exceptions: of rollouts in dreams the first group of every fifth update is kept,
+for size, and the address of the run folder on this machine becomes its name. Weights stay out. The result is
+`dynaweb/assets/example.tar.xz`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def main() -> None:
                 target = folder / path.relative_to(options.run)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
+        for path in folder.glob("*.json"):
+            path.write_text(path.read_text(encoding="utf-8").replace(str(options.run.resolve()), options.run.name))
         for path in sorted((folder / "trajectories").glob(f"{DREAMS}*.jsonl.gz")):
             thin(path, options.every)
         write_json(folder / STATUS, {**read_json(folder / STATUS, dict), SUM: seal(folder)})
