@@ -57,7 +57,7 @@ def test_the_image_runs_readmes_commands(stage: str, name: str) -> None:
     *parts, last = [part.strip() for part in block[1].split("&&")]
     ran = " && ".join(text for one in dict.fromkeys(["run", stage]) for word, text in stages()[one] if word == "RUN")
     for part in parts:
-        assert part.replace(" .venv/", " ") in ran.replace(" .venv/", " "), part
+        assert part in ran, part
     (command,) = [json.loads(text) for word, text in stages()[stage] if word == "CMD"]
     assert " ".join(command) == last.removeprefix(".venv/bin/")
 
