@@ -823,12 +823,15 @@ def install_environment(name: str) -> Path:
     return Path(sidecar.install(name))
 
 
-def setup() -> tuple[Path, str]:
-    """Find or install a Chromium and start it once (`dynaweb setup`); its path and version."""
-    from dynaweb.web.chromium.install import install, try_out
+def setup(*, system: bool = True) -> tuple[Path, str]:
+    """Find or install a Chromium and start it once (`dynaweb setup`); its path and version.
 
-    chromium = install()
-    return Path(chromium.path), try_out(chromium)
+    As root, and unless `system` is False, with the system's packages that it needs.
+    """
+    from dynaweb.web.chromium.install import set_up
+
+    chromium, version = set_up(system=system, tell=log.warning)
+    return Path(chromium.path), version
 
 
 def doctor(recipe: str = "dynaweb", *, sets: Iterable[str] = ()) -> list[Check]:

@@ -7,6 +7,7 @@ data, not an exception: parse errors, stale elements and refused deltas travel i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 EXIT_FAILED = 1
@@ -103,3 +104,33 @@ def hint(word: str, valid: Iterable[str]) -> str:
     question = f"did you mean {' or '.join(repr(name) for name in near)}? " if near else ""
     more = f" and {len(names) - HINTED} more" if len(names) > HINTED else ""
     return f"{question}valid: {', '.join(names[:HINTED])}{more}"
+
+
+_TELLING = re.compile(
+    r"error\b|\bfail|\bfatal|\bunable|\bcannot|could not|not found|\bdenied|no such|^E: ", re.IGNORECASE
+)
+_FRAME = re.compile(r"\s*(at |File \"|node:|\^|Traceback \(most|The above exception was|During handling of the above)")
+"""Lines of a stack trace: they say where, not what."""
+
+
+def output_end(text: str, lines: int = 3, width: int = 300) -> str:
+    """What a program printed when it failed, for an error message: the first line that names an error, the last ones,
+    and its last line with words, in their order, joined by ` | `; '' where it printed nothing.
+
+    Brackets that close a dump, stack frames and empty lines are left out, so that `}` never stands for a reason.
+    """
+    every = text.splitlines()
+    # Below the `File "..."` of Python's frames may stand the line of the program that was run.
+    frames = {at for at, line in enumerate(every) if line.startswith('  File "')}
+    sources = {at for at, line in enumerate(every) if at - 1 in frames and line.startswith("    ")}
+    worded = [
+        line.strip()
+        for at, line in enumerate(every)
+        if at not in sources and re.search(r"[^\W\d_]{2}", line) and not _FRAME.match(line)
+    ]
+    telling = [line for line in worded if _TELLING.search(line)]
+    # Of a dump after the error, such as `code: 'ENOTFOUND'`, nothing is needed where lines name the error.
+    last = worded[-1:] if not telling or not re.match(r"\w+: '?[\w.-]+'?,?$", worded[-1]) else []
+    ends = [*telling[1:], *last]
+    chosen = [telling[0], *ends[max(0, len(ends) - lines + 1) :]] if telling else worded[-lines:]
+    return " | ".join(line[:width] for line in dict.fromkeys(chosen))

@@ -98,7 +98,9 @@ def check(place: Place, package: Path) -> None:
     # The checkout itself must not be importable; an environment that stands in it may be.
     assert not [line for line in where.splitlines() if str(ROOT) in line and "site-packages" not in line], where
     place.install(str(package))
-    place.python("pytest", "-q", "-p", "no:cacheprovider", cwd=package)
+    output = place.python("pytest", "-q", "-p", "no:cacheprovider", cwd=package)
+    if "warning" in output.lower():
+        sys.exit(f"the tests of {package} print warnings:\n{output[-4000:]}")
 
 
 def run(place: Place, flags: Sequence[str], sets: Sequence[str]) -> None:

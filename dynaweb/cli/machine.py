@@ -12,13 +12,26 @@ from dynaweb.errors import MissingError
 web_app = o.group("Browsers for sessions of other machines.")
 
 
-def setup(as_json: o.Json = False, debug: o.Debug = False) -> None:
-    """Find a Chromium, or install one, and start it once. Nothing else needs setting up."""
-    from dynaweb.cli.output import emit
-    from dynaweb.web.chromium.install import install, try_out
+def setup(
+    system: Annotated[
+        bool,
+        typer.Option(
+            "--system/--no-system",
+            help="As root, install with apt-get what the browser needs of the system, or leave it alone.",
+        ),
+    ] = True,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Find a Chromium, or install one, and start it once. Nothing else needs setting up.
 
-    chromium = install()
-    version = try_out(chromium)
+    Root on Debian or Ubuntu, as in a container, gets the libraries that the browser needs, too; what is installed, and
+    how, is said beforehand. Everybody else is told the one command to type where libraries are missing.
+    """
+    from dynaweb.cli.output import emit
+    from dynaweb.web.chromium.install import set_up
+
+    chromium, version = set_up(system=system, tell=lambda text: typer.echo(text, err=True))
     text = f"Chromium {version}: {chromium.path} (from {chromium.origin})"
     emit({"path": chromium.path, "origin": chromium.origin, "version": version}, text, as_json=as_json)
 

@@ -119,14 +119,15 @@ class Comparison:
     @property
     def arms(self) -> dict[str, str]:
         """Name and label of the arms that every group has, the main one last; `NAME: LABEL` for one of several SFT."""
-        return {key: rows[0].label for key, rows in self._rows_by_arm().items() if len(rows) == len(self.groups)}
+        return {key: rows[0].label for key, rows in self.rows_by_arm().items() if len(rows) == len(self.groups)}
 
     def rows(self, arm: str = "") -> list[ArmRow]:
         """The arm in each group that has it, by its name in `arms`; without a name, every arm of every group."""
-        by_arm = self._rows_by_arm()
+        by_arm = self.rows_by_arm()
         return by_arm[arm] if arm else [row for rows in by_arm.values() for row in rows]
 
-    def _rows_by_arm(self) -> dict[str, list[ArmRow]]:
+    def rows_by_arm(self) -> dict[str, list[ArmRow]]:
+        """Every arm by its name in `arms`, also those that not all groups have: its row in each group that has it."""
         names = dict.fromkeys(name for group in self.groups for name in group.arms())
         rows: dict[str, list[ArmRow]] = {}
         for name in names:
@@ -199,7 +200,7 @@ class Comparison:
         if reference is not None:
             played = reference.played
             return [None if row == reference else versus_of(played, row.played, len(rows) - 1) for row in rows]
-        by_arm = self._rows_by_arm()
+        by_arm = self.rows_by_arm()
         return [one for arm in by_arm for one in self.against_first(arm)]
 
     def pairs(self) -> list[ArmPair]:
@@ -207,7 +208,7 @@ class Comparison:
         if len(self.groups) == 1:
             pairs = list(combinations(self.table_rows(), 2))
         else:
-            pairs = [pair for rows in self._rows_by_arm().values() for pair in combinations(rows, 2)]
+            pairs = [pair for rows in self.rows_by_arm().values() for pair in combinations(rows, 2)]
         return [ArmPair(one, other, versus_of(one.played, other.played, len(pairs))) for one, other in pairs]
 
     def __str__(self) -> str:

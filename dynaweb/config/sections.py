@@ -5,13 +5,17 @@ Every field has its meaning, unit and, where a paper fixes it, the source. Defau
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from dynaweb.config.keys import EVERY, Activity, Matters, NotKeyed
 from dynaweb.config.server import Server
 from dynaweb.masking import Secret
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 
 class Section(BaseModel):
@@ -22,6 +26,33 @@ class Section(BaseModel):
 
     # Validators are built on first use: listing plugins or printing help then costs a third less time.
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _single_words(cls, data: Any) -> Any:
+        """A word or a number where a list belongs is a list of one; commas separate several words."""
+        if not isinstance(data, dict):
+            return data
+        single = {
+            name: _parts(data[name])
+            for name, info in cls.model_fields.items()
+            if isinstance(data.get(name), str | int | float) and not isinstance(data[name], bool) and _is_list(info)
+        }
+        return data | single if single else data
+
+
+def _is_list(info: FieldInfo) -> bool:
+    """Whether a setting is a list of any length, and takes no single word by a validator of its own."""
+    kinds = [kind for kind in get_args(info.annotation) or () if kind is not NoneType]
+    # Of `tuple[str, ...] | None` the list, of a list itself its own.
+    kind = info.annotation if get_origin(info.annotation) in (tuple, list) else kinds[0] if len(kinds) == 1 else None
+    if any(isinstance(one, BeforeValidator) for one in info.metadata):
+        return False
+    return get_origin(kind) is list or (get_origin(kind) is tuple and get_args(kind)[1:] == (Ellipsis,))
+
+
+def _parts(value: str | float) -> list[Any]:
+    return [part for one in value.split(",") if (part := one.strip())] if isinstance(value, str) else [value]
 
 
 COLDEST = 0.01

@@ -18,6 +18,7 @@ from dynaweb.masking import is_masked, secret_paths
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
+    from pydantic_core import ErrorDetails
 
     from dynaweb.config.sections import Eval, Run
     from dynaweb.hookspecs import Kind
@@ -191,12 +192,12 @@ def _explain(
     has one text."""
     texts: list[str] = []
     wrong: dict[str, tuple[Any, list[str]]] = {}
-    for problem in error.errors(include_url=False, include_context=False):
+    for problem in error.errors(include_url=False):
         loc = problem["loc"]
         if problem["type"] == "extra_forbidden":
             texts.append(_unknown(model, section, loc, layers))
             continue
-        message = problem["msg"].removeprefix("Value error, ")
+        message = _plain(model, problem) or problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "missing":
             texts.append(f"{'.'.join([section, *map(str, loc)])} has no value: {message}")
             continue
@@ -206,6 +207,27 @@ def _explain(
     for path, (value, messages) in wrong.items():
         texts.append(f"{_where(layers, path)}: {path} = {_short(value)}: {', or '.join(dict.fromkeys(messages))}")
     return texts
+
+
+_PLAIN: Mapping[str, str] = {
+    **dict.fromkeys(("tuple_type", "list_type", "set_type", "frozen_set_type"), "must be a list such as {list}"),
+    **dict.fromkeys(("dict_type", "mapping_type", "model_type"), "must be a table such as {{ key = value }}"),
+    "too_short": "must have at least {min_length} values, not {actual_length}",
+    "too_long": "must have at most {max_length} values, not {actual_length}",
+}
+"""Problems whose words in pydantic are Python's, by their type, in those of a recipe."""
+
+
+def _plain(model: type[BaseModel], problem: ErrorDetails) -> str:
+    """The problem in words of a recipe; '' where pydantic's own are plain."""
+    form, value, loc = _PLAIN.get(problem["type"], ""), problem["input"], problem["loc"]
+    info = model.model_fields.get(str(loc[0])) if len(loc) == 1 else None
+    example: Any = ["a", "b"]
+    if info is not None and isinstance(info.default, tuple) and info.default:
+        example = [round(one, 2) if isinstance(one, float) else one for one in info.default]
+    elif isinstance(value, int | float | str) and not isinstance(value, bool):
+        example = [value]
+    return form.format(list=_short(example).replace("'", '"'), **problem.get("ctx", {}))
 
 
 def _unknown(model: type[BaseModel], section: str, loc: tuple[int | str, ...], layers: Layers) -> str:

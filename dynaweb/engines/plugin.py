@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dynaweb.config.sections import Section
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
 
@@ -28,10 +29,8 @@ class TransformersConfig(BaseModel):
     key-value cache is kept between batches. False launches every kernel by itself."""
 
 
-class VllmConfig(BaseModel):
+class VllmConfig(Section):
     """vLLM beside the trainer; new weights are pushed to it after every update."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
         {"replicas", "servers", "folder", "memory", "tensor_parallel", "eager", "sleep", "share", "probe_tolerance"}

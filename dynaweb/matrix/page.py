@@ -59,7 +59,7 @@ def _measure(results: MatrixResults, name: str) -> Html:
     with_difference = name == results.measures[0]
     heads = [*axes, el("th", measure_label(name), class_="n"), el("th", _unit(name, scale)), el("th", "n", class_="n")]
     if with_difference:
-        heads += [el("th", "Against the first", class_="n"), el("th", "p", class_="n")]
+        heads += [el("th", "Against the first", class_="n")]
     rows = [_row(row, name, scale, with_difference) for row in results.rows]
     table = el("table", el("thead", el("tr", *heads)), el("tbody", *rows), class_="stack")
     title = "Result" if with_difference else _title(name)
@@ -101,20 +101,17 @@ def _row(row: TableRow, name: str, scale: tuple[float, float], with_difference: 
         el("td", bar, data_label=_unit(name, scale)) if bar is not None else el("td"),
         el("td", el("span", n, seeds), class_="n", data_label="n"),
     ]
-    return el("tr", *values, *cells, *(_against(row) if with_difference else ()))
+    return el("tr", *values, *cells, _against(row) if with_difference else None)
 
 
-def _against(row: TableRow) -> list[Html]:
+def _against(row: TableRow) -> Html:
     if row.is_reference:
-        return [el("td", el("span", "reference", class_="muted"), class_="n", data_label="Against the first"), el("td")]
+        return el("td", el("span", "reference", class_="muted"), class_="n", data_label="Against the first")
     if row.against is None:
-        return [el("td"), el("td")]
+        return el("td")
     text = with_minus(row.against.text.removesuffix("*").strip())
     cell = el("b", text) if row.against.is_significant else text
-    return [
-        el("td", el("span", cell), class_="n", data_label="Against the first"),
-        el("td", el("span", row.against.p), class_="n", data_label="p"),
-    ]
+    return el("td", el("span", cell), class_="n", data_label="Against the first")
 
 
 def _unit(name: str, scale: tuple[float, float]) -> str:
@@ -204,8 +201,7 @@ def _cell(status: CellStatus, base: Path, linked: bool) -> Html:
 
 INTERVALS = (
     "Intervals: for success the wider of Wilson's over episodes and Student's over seeds; for differences a bootstrap "
-    "over seeds and episodes. p is McNemar's exact test over the episodes of all seeds pooled, so p and the interval "
-    "can disagree: bold follows the interval."
+    "over seeds and episodes."
 )
 
 

@@ -20,7 +20,6 @@ from dynaweb.stats import (
     difference_text,
     duration,
     interval_text,
-    p_text,
 )
 
 STATUS = {"done": "good", "failed": "bad", "interrupted": "warn", "running": "warn"}
@@ -86,7 +85,7 @@ def arms(data: ReportData) -> Html | None:
     why = reference_words(data)
     note = (
         "Intervals: Wilson for shares (widened by Student's t over seeds when there are several), bootstrap over seeds "
-        "and episodes for differences. p: exact McNemar test. Episodes that could not be graded are left out."
+        "and episodes for differences. Episodes that could not be graded are left out."
     )
     sentences = [f"{why}." if why else "", data.browser_sample, note]
     notes = [el("p", words, class_="note") for words in sentences if words]
@@ -139,14 +138,10 @@ def _difference_cell(label: str, against: PairedDifference | str | None) -> Html
     if isinstance(against, str):
         return el("td", el("span", against, class_="muted"), class_="n", data_label=label)
     difference = against.difference
-    counts = f"n = {difference.n}: {against.gained} gained, {against.lost} lost, p {_equals(p_text(against.p))}"
+    counts = f"n = {difference.n}: {against.gained} gained, {against.lost} lost"
     text = with_minus(difference_text(difference))
     cell = el("b", text) if against.is_significant else text
     return el("td", el("span", cell, el("small", counts)), class_="n", data_label=label)
-
-
-def _equals(text: str) -> str:
-    return text if text.startswith("<") else f"= {text}"
 
 
 def prerequisites(data: ReportData) -> Html | None:

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dynaweb.errors import InfrastructureError, MissingError
+from dynaweb.errors import InfrastructureError, MissingError, output_end
 from dynaweb.runs.cache import default_root
 
 FOLDER = "environments"
@@ -117,7 +117,7 @@ def ask(
         raise InfrastructureError(f"{script.name} in {python}: {error}") from None
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
-        raise InfrastructureError(f"{script.name} in {python} failed: {_last(done.stderr) or 'it said nothing'}")
+        raise InfrastructureError(f"{script.name} in {python} failed: {output_end(done.stderr) or 'it said nothing'}")
     try:
         return json.loads(lines[-1])
     except ValueError:
@@ -157,9 +157,4 @@ def _uv() -> str | None:
 def _run(command: Sequence[str], what: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=clean_variables(), check=False)
     if done.returncode:
-        raise InfrastructureError(f"{what} failed: {_last(done.stderr) or _last(done.stdout)}")
-
-
-def _last(text: str) -> str:
-    lines = [line for line in text.strip().splitlines() if line.strip()]
-    return lines[-1][:400] if lines else ""
+        raise InfrastructureError(f"{what} failed: {output_end(done.stderr) or output_end(done.stdout)}")

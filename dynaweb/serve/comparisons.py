@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 
-from dynaweb.compare.comparing import versus
+from dynaweb.compare.comparing import ArmRow, Comparison, versus_of
 from dynaweb.compare.groups import Group, differing, grouped
 from dynaweb.compare.records import COSTS, MAIN, RunRecord, read_run
 from dynaweb.errors import CheckpointError
@@ -39,11 +39,16 @@ def compared(runs: Mapping[str, Path]) -> Compared:
             problems[path] = printable(masked(str(error)))
     paths = {folder: path for path, folder in runs.items()}
     groups = _groups(records)
-    arms = _arms(groups)
+    # Arms of SFT of different lengths have one name and are not one arm.
+    rows = Comparison(tuple(groups)).rows_by_arm()
+    arms = _arms(groups, rows)
+    rows[MAIN] = [row for group in groups if (row := ArmRow(group, MAIN, "")).played]
     return Compared(
-        tuple(_group(group, label, arms, paths) for group, label in zip(groups, _labels(groups, paths), strict=True)),
+        tuple(
+            _group(group, label, arms, rows, paths) for group, label in zip(groups, _labels(groups, paths), strict=True)
+        ),
         arms,
-        {arm: _pairs(groups, arm) for arm in arms} if len(groups) > 1 else {},
+        {arm: _pairs(groups, rows[arm]) for arm in arms} if len(groups) > 1 else {},
         max(1, len(groups) - 1),
         {path: values for path, values in differing(groups).items() if not path.startswith(NO_RESULT)},
         problems,
@@ -75,21 +80,20 @@ def _record(folder: Path) -> RunRecord:
         return RunRecord(folder, data.seed, {item.path: item.value for item in data.settings}, data, {})
 
 
-def _arms(groups: list[Group]) -> dict[str, str]:
+def _arms(groups: list[Group], rows: Mapping[str, list[ArmRow]]) -> dict[str, str]:
     """Labels of the arms to compare by name: what the runs are about, then those that several groups have."""
     evaluated = [group for group in groups if group.arms()]
     if not evaluated:
         return {}
-    named = [group.arms() for group in evaluated]
     mains = dict.fromkeys(one.label for group in evaluated if (one := group.runs[0].arm(MAIN)) is not None)
     label = next(iter(mains)) if len(mains) == 1 else "the main arm"
     if len(groups) == 1:
-        return named[0]
+        return {arm: of_arm[0].label for arm, of_arm in rows.items()}
     if len(groups) > ALL_ARMS:
         return {MAIN: label}
     main = {one.name for group in evaluated if (one := group.runs[0].arm(MAIN)) is not None}
-    shared = {name: words for arms in named for name, words in arms.items() if name not in main}
-    return {MAIN: label} | {name: words for name, words in shared.items() if sum(name in arms for arms in named) > 1}
+    shared = {arm: of_arm for arm, of_arm in rows.items() if of_arm[0].arm not in main and len(of_arm) > 1}
+    return {MAIN: label} | {arm: of_arm[0].label for arm, of_arm in shared.items()}
 
 
 def _labels(groups: list[Group], paths: Mapping[Path, str]) -> list[str]:
@@ -101,12 +105,14 @@ def _labels(groups: list[Group], paths: Mapping[Path, str]) -> list[str]:
     ]
 
 
-def _group(group: Group, label: str, arms: Mapping[str, str], paths: Mapping[Path, str]) -> ComparedGroup:
+def _group(
+    group: Group, label: str, arms: Mapping[str, str], rows: Mapping[str, list[ArmRow]], paths: Mapping[Path, str]
+) -> ComparedGroup:
     runs = tuple(
         ComparedRun(paths[run.folder], run.seed, run.data.status, run.data.curves, bool(run.data.arms))
         for run in sorted(group.runs, key=lambda run: run.seed)
     )
-    success = {arm: group.success(arm) for arm in arms if group.by_seed(arm)}
+    success = {arm: row.success for arm in arms for row in rows[arm] if row.group is group}
     costs = {
         "Time" if name == "seconds" else measure_words(name): cost_text(name, cost.value)
         for name in COSTS
@@ -115,10 +121,12 @@ def _group(group: Group, label: str, arms: Mapping[str, str], paths: Mapping[Pat
     return ComparedGroup(label, runs, success, costs)
 
 
-def _pairs(groups: list[Group], arm: str) -> dict[tuple[int, int], tuple[PairedDifference, bool] | None]:
+def _pairs(groups: list[Group], rows: list[ArmRow]) -> dict[tuple[int, int], tuple[PairedDifference, bool] | None]:
+    """The difference of every two groups that have the arm, by their numbers."""
     pairs: dict[tuple[int, int], tuple[PairedDifference, bool] | None] = {}
-    for (first, one), (second, other) in combinations(enumerate(groups), 2):
-        if one.by_seed(arm) and other.by_seed(arm):
-            against = versus(one, other, arm, len(groups) - 1)
-            pairs[first, second] = (against.paired, against.is_significant) if against.paired is not None else None
+    at = {id(group): number for number, group in enumerate(groups)}
+    for one, other in combinations(rows, 2):
+        against = versus_of(one.played, other.played, len(groups) - 1)
+        numbers = at[id(one.group)], at[id(other.group)]
+        pairs[numbers] = (against.paired, against.is_significant) if against.paired is not None else None
     return pairs

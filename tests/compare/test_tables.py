@@ -19,6 +19,7 @@ from dynaweb.compare.tables import Column, Difference, Table, find_row, latex_te
 from dynaweb.errors import ConfigError
 from dynaweb.matrix.results import results_of
 from dynaweb.matrix.table import matrix_table, matrix_text
+from dynaweb.serve.comparisons import compared
 from dynaweb.stats import Estimate
 
 HOSTILE = '</td><script>x</script> | \\input{a} & 50% $x$ #1 _a^b~ {c} "q" `d` --opt\n--e\x00'
@@ -165,6 +166,20 @@ def test_sft_of_different_lengths_is_never_one_arm(tmp_path: Path) -> None:
     assert "not in all groups, success %: SFT, 120 updates in A (seeds 1)" in str(comparison).replace("\n", " ")
     for row in comparison.rows():
         assert len({arm.label for one in row.group.runs if one.seed in row.played and (arm := one.arm(row.arm))}) == 1
+
+
+def test_the_page_of_a_comparison_has_an_arm_for_each_length(tmp_path: Path) -> None:
+    folders = [*lengths(tmp_path, {0: 60, 1: 120}), *lengths(tmp_path, {0: 60, 1: 30}, lr=1)]
+    page = compared({folder.name: folder for folder in folders})
+    assert list(page.arms) == ["main", "sft", "sft-long: SFT, 60 updates"]
+    assert [group.success["sft-long: SFT, 60 updates"].n for group in page.groups] == [40, 40]
+    pair = page.pairs["sft-long: SFT, 60 updates"][0, 1]
+    assert pair is not None and pair[0].difference.n == 40
+    # Of one group all arms are there, each under its own label.
+    (tmp_path / "alone").mkdir()
+    alone = compared({folder.name: folder for folder in lengths(tmp_path / "alone", {0: 60, 1: 120})})
+    assert list(alone.arms.values()) == ["sft", "SFT, 60 updates", "SFT, 120 updates", "dynaweb"]
+    assert [alone.groups[0].success[arm].n for arm in alone.arms] == [80, 40, 40, 80]
 
 
 def test_an_sft_of_several_lengths_is_a_reference_among_several_groups(tmp_path: Path) -> None:

@@ -516,7 +516,7 @@ async def graded(source: WebarenaSource, answer: str) -> Judgement:
     (task,) = source.catalogue("test")
     page = Observation(task.start_url, ())
     stopped = Trajectory(task.id, task, (Step(page, Action("stop", text=answer)),), page, "real", "stop")
-    return await source.grader.grade(stopped, PageTexts(), None)  # type: ignore[arg-type]
+    return await source.grader.grade(stopped, PageTexts(), None, {})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("evaluator", ["repaired", "upstream"])

@@ -52,6 +52,13 @@ def test_a_report_has_one_minus_sign() -> None:
     assert "\N{MINUS SIGN}1.5e\N{MINUS SIGN}7" in shown
 
 
+def test_one_statement_stands_beside_a_difference() -> None:
+    """Its interval. McNemar's p, which may say otherwise, is for those who ask for the whole table."""
+    shown = visible(render(fake_report()))
+    assert re.search(r"n = \d+: \d+ gained, \d+ lost", shown)
+    assert not re.search(r"\bp\s*[=<]|McNemar", shown) and "McNemar p" in closing_text(fake_report())
+
+
 def test_a_terminal_has_the_sign_of_its_keyboard() -> None:
     assert "\N{MINUS SIGN}" not in closing_text(losing()) + headline(losing())
     assert "-50.0 [-" in closing_text(losing()) and "-50.0 points [-" in headline(losing())

@@ -1,4 +1,6 @@
-"""Finding a Chromium, installing one, and trying whether it starts. Playwright is imported for the trial only.
+"""Finding a Chromium, installing one with the libraries that it needs, and trying whether it starts.
+
+Playwright is imported for the trial only. Packages of the system are installed for root alone, and said beforehand.
 
 The headless shell is preferred where there is one: the same engine without a user interface loads pages in two thirds
 of the time of a full Chromium.
@@ -7,17 +9,19 @@ of the time of a full Chromium.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from dynaweb.config.files import expanded
-from dynaweb.errors import MissingError
+from dynaweb.errors import MissingError, output_end
 
 ENVIRONMENT_VARIABLE = "DYNAWEB_CHROMIUM"
 _ON_PATH = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -40,6 +44,12 @@ _ADVICE = (
 
 
 _TRIAL_SECONDS = 30.0
+_PLAYWRIGHT = (sys.executable, "-m", "playwright")
+_SYSTEM_CHROMIUM = ("chromium-headless-shell", "chromium")
+"""Packages of Debian's that hold a browser, the quicker one first. Ubuntu has none that works in a container."""
+_NO_PLAYWRIGHT = "Playwright is not installed; run: pip install 'dynaweb[web]'"
+_FONTS = "fonts-dejavu-core"
+_QUIET: Mapping[str, str] = {"DEBIAN_FRONTEND": "noninteractive"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +79,109 @@ def find(setting: str = "") -> Chromium:
     )
 
 
-def install() -> Chromium:
-    """Use a Chromium that is there, else let Playwright install its own. Raises `MissingError` if that fails."""
+def set_up(*, system: bool = True, tell: Callable[[str], None] = lambda text: None) -> tuple[Chromium, str]:
+    """A Chromium that starts, and its version: the one that is there, else one that is installed now.
+
+    As root, and unless `system` is False, the system's package manager brings the libraries that it lacks, or a whole
+    browser where Playwright's downloads cannot be had; `tell` gets one line on what and how before anything is
+    installed. A browser that was named by hand is taken as it is. Raises `MissingError` that says what failed and,
+    where packages of the system are lacking, the command to type.
+    """
+    by_system = system and _is_root() and shutil.which("apt-get") is not None
     try:
-        return find()
+        chromium = find()
     except MissingError:
-        command = [sys.executable, "-m", "playwright", "install", "--only-shell", "chromium"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        tail = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        if os.environ.get(ENVIRONMENT_VARIABLE):
+            raise
+        return _installed(by_system, tell)
+    try:
+        return chromium, try_out(chromium)
+    except MissingError as error:
+        if not by_system or chromium.origin == "environment" or not _lacks_libraries(str(error)):
+            raise
+    _install_libraries(tell)
+    return chromium, try_out(chromium)
+
+
+def _installed(by_system: bool, tell: Callable[[str], None]) -> tuple[Chromium, str]:
+    """Playwright's headless shell with its libraries; where that fails, the system's browser."""
+    if find_spec("playwright") is None:
+        raise MissingError(_NO_PLAYWRIGHT)
+    command = [*_PLAYWRIGHT, "install", *(["--with-deps"] if by_system else []), "--only-shell", "chromium"]
+    libraries = ", and with apt-get the libraries that it needs (--no-system leaves those out)" if by_system else ""
+    what = f"Playwright's headless shell into {_playwright_folder()}{libraries}"
+    tell(f"no Chromium here; installing {what}: {_typed(command)}")
+    failure = _run(command)
+    if failure and by_system:
+        tell(f"that failed: {failure}")
+        _install_from_system(failure, tell)
+    elif failure:
         raise MissingError(
-            f"`{' '.join(command[1:])}` failed ({tail[0] if tail else done.returncode}). "
-            f"Without access to Playwright's downloads use the system's browser. {_ADVICE}"
+            f"`{_typed(command)}` failed: {failure}. Type `{_sudo()}apt-get install -y {_SYSTEM_CHROMIUM[0]}` "
+            f"(Debian), or name a browser: {ENVIRONMENT_VARIABLE}=/path/to/chromium"
         )
-    return find()
+    chromium = find()
+    return chromium, try_out(chromium)
+
+
+def _install_libraries(tell: Callable[[str], None]) -> None:
+    """The libraries of a browser that is there. Raises `MissingError` when neither way works."""
+    command = [*_PLAYWRIGHT, "install-deps", "chromium"]
+    tell(
+        "the browser lacks libraries; installing them with apt-get (--no-system leaves the system's packages alone): "
+        f"{_typed(command)}"
+    )
+    if failure := _run(command):
+        tell(f"that failed: {failure}")
+        _install_from_system(failure, tell)
+
+
+def _install_from_system(failure: str, tell: Callable[[str], None]) -> None:
+    """The first package of `_SYSTEM_CHROMIUM` that apt knows; it brings the libraries, too."""
+    update = ["apt-get", "update", "-q"]
+    troubles = [failure, _run(update)]
+    for package in _SYSTEM_CHROMIUM:
+        if _run(["apt-cache", "show", package]):
+            continue
+        command = ["apt-get", "install", "-y", "-q", "--no-install-recommends", package, _FONTS]
+        tell(f"installing the system's browser: {_typed(command)}")
+        trouble = _run(command)
+        if not trouble:
+            return
+        troubles.append(f"`{_typed(command)}`: {trouble}")
+    raise MissingError(
+        f"no Chromium could be installed: {'; '.join(dict.fromkeys(filter(None, troubles)))}. Install one by hand, and "
+        f"name it: {ENVIRONMENT_VARIABLE}=/path/to/chromium"
+    )
+
+
+def _run(command: Sequence[str]) -> str:
+    """Run a command to its end: '', or why it failed."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **_QUIET})
+    except OSError as error:
+        return f"{command[0]}: {error.strerror}"
+    if done.returncode == 0:
+        return ""
+    return output_end(done.stderr) or output_end(done.stdout) or f"exit code {done.returncode}"
+
+
+def _typed(command: Sequence[str]) -> str:
+    """A command as one types it."""
+    return shlex.join(command)
+
+
+def _is_root() -> bool:
+    return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
+def _sudo() -> str:
+    """What stands before a command that root alone may run."""
+    return "" if _is_root() else "sudo "
+
+
+def _lacks_libraries(message: str) -> bool:
+    return "error while loading" in message or "missing dependencies" in message
 
 
 def try_out(chromium: Chromium) -> str:
@@ -94,7 +193,7 @@ def try_out(chromium: Chromium) -> str:
     try:
         from playwright.sync_api import Error, sync_playwright
     except ImportError:
-        raise MissingError("Playwright is not installed; run: pip install 'dynaweb[web]'") from None
+        raise MissingError(_NO_PLAYWRIGHT) from None
     try:
         with sync_playwright() as playwright:
             path, limit = str(chromium.path), 1000 * _TRIAL_SECONDS
@@ -118,11 +217,12 @@ def _reason(message: str) -> str:
 
 
 def _repair(chromium: Chromium) -> str:
+    command = f"`{_sudo()}{_typed([*_PLAYWRIGHT, 'install-deps', 'chromium'])}`"
     if chromium.origin == "playwright":
-        return f"Install the libraries that it needs with `{sys.executable} -m playwright install-deps chromium`"
+        return f"Type {command}, which installs the libraries that it needs"
     return (
-        "Install the system's browser again (Debian: `apt-get install --reinstall chromium`), or the libraries that it "
-        f"needs with `{sys.executable} -m playwright install-deps chromium`"
+        f"Install the system's browser again (Debian: `{_sudo()}apt-get install --reinstall chromium`), or the "
+        f"libraries that it needs with {command}"
     )
 
 

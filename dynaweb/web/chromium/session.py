@@ -76,6 +76,8 @@ class ChromiumSession:
 
     def __init__(self, pool: Contexts) -> None:
         self._pool = pool
+        self.urls: UrlMap = pool.urls
+        """Real <-> canonical addresses of this session: the pool's, unless somebody sets others before `reset`."""
         self._open: OpenContext | None = None
         self._last: Observation | None = None
         self._layout: Layout | None = None
@@ -154,7 +156,7 @@ class ChromiumSession:
         """See `Session.evaluate`. Raises `ConfigError` for a script that throws (it belongs to a task's evaluation)."""
         async with self._pool.slot():
             opened = self._context()
-            tab = opened.current if url == "last" else await self._second_page(opened, self._pool.urls.real(url))
+            tab = opened.current if url == "last" else await self._second_page(opened, self.urls.real(url))
             try:
                 return await tab.evaluate(script, wait=True)
             except TabError as error:
@@ -262,15 +264,15 @@ class ChromiumSession:
             url, title, nodes = tab.failed_url or url, "", _UNAVAILABLE
         elif not nodes and url.startswith("http"):
             opened.notices.extend(await _empty(tab))
-        if pool.urls.origins:
-            nodes = tuple(replace(n, address=pool.urls.canonical(n.address)) if n.address else n for n in nodes)
+        if self.urls.origins:
+            nodes = tuple(replace(n, address=self.urls.canonical(n.address)) if n.address else n for n in nodes)
         opened.notices.extend(self._remarks(tab))
         notice = "; ".join(dict.fromkeys(opened.notices))
         opened.notices.clear()
         if pool.view == "compact":
-            return Observation(pool.urls.canonical(url), nodes, notice=notice, truncated=viewed.truncated)
+            return Observation(self.urls.canonical(url), nodes, notice=notice, truncated=viewed.truncated)
         tabs = await self._open_tabs(opened)
-        return Observation(pool.urls.canonical(url), nodes, title, tabs, notice, viewed.truncated)
+        return Observation(self.urls.canonical(url), nodes, title, tabs, notice, viewed.truncated)
 
     async def _viewed(self, opened: OpenContext, tab: Tab, page: Reading) -> Viewed:
         """What the pool's view shows of a page; of one that is too long for its budgets, what is near the window."""
@@ -320,7 +322,7 @@ class ChromiumSession:
     async def _open_tabs(self, opened: OpenContext) -> tuple[OpenTab, ...]:
         titles = await asyncio.gather(*(_title(tab) for tab in opened.tabs))
         return tuple(
-            OpenTab(title, self._pool.urls.canonical(tab.page.url), tab is opened.current)
+            OpenTab(title, self.urls.canonical(tab.page.url), tab is opened.current)
             for title, tab in zip(titles, opened.tabs, strict=True)
         )
 
@@ -351,7 +353,7 @@ class ChromiumSession:
 
     async def _goto(self, opened: OpenContext, url: str) -> str:
         tab = opened.current
-        return await self._load(await opened.renewed(tab) if tab.crashed else tab, self._pool.urls.real(url))
+        return await self._load(await opened.renewed(tab) if tab.crashed else tab, self.urls.real(url))
 
     async def _load(self, tab: Tab, url: str) -> str:
         no_address = f"goto {quote(url[:120])}: this is no address; write one such as 'shop.localhost/cart'"

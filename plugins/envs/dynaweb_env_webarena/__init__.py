@@ -2,7 +2,8 @@
 
 How the parts fit together: `files` finds and reads task files, `sites` knows where the sites are and how to log in,
 `upstream` repeats WebArena's own evaluators (the repaired ones are `dynaweb.web.evaluators`), `judge` asks a model
-where text has to be compared by meaning, `verified` scores through the package webarena-verified, and `env` plays.
+where text has to be compared by meaning, `verified` scores through the package webarena-verified, `copies` gives each
+episode sites of its own, and `env` plays.
 """
 
 from __future__ import annotations
@@ -50,9 +51,10 @@ class WebarenaConfig(PageView):
     evaluator: Literal["repaired", "upstream", "verified"] = "repaired"
     """`repaired`: WebArena's evaluators without their known mistakes. `upstream`: with them. `verified`: the package
     webarena-verified, on the recorded traffic."""
-    urls: Mapping[str, str] = Field(default_factory=dict)
+    urls: Mapping[str, str | tuple[str, ...]] = Field(default_factory=dict)
     """Address of each site by its name (shopping, shopping_admin, reddit, gitlab, map, wikipedia, homepage, or names of
-    your own); else the variables SHOPPING, REDDIT... or WA_SHOPPING, WA_REDDIT..."""
+    your own); else the variables SHOPPING, REDDIT... or WA_SHOPPING, WA_REDDIT... A list holds the addresses of copies
+    of the site: each episode has a copy to itself, the first addresses of all lists, or the second ones, and so on."""
     headers: Annotated[Mapping[str, Mapping[str, str]], Secret("headers")] = Field(default_factory=dict)
     """Extra headers by site; a task's requests carry those of all its sites. `$NAME` stands for an environment
     variable, so that no file holds a secret."""
@@ -62,8 +64,12 @@ class WebarenaConfig(PageView):
     """Folder of stored logins."""
     reset_url: str = ""
     """Base address of a reset server: `GET /reset`, then `/status` until it says that it is ready; empty = no reset."""
+    reset_copy: str = ""
+    """Resets a copy of the sites before each episode that finds it changed, where `urls` has lists: an address that is
+    fetched and answers when it is done, or a command. `{copy}` stands for the copy's number, from 1, `{sites}` for the
+    sites to reset, with commas. Empty = what an episode has changed stays."""
     reset_timeout: float = Field(default=900.0, gt=0)
-    """Seconds that a full reset may take."""
+    """Seconds that a reset may take."""
     view: Literal["compact", "full"] = "full"
     """What the policy sees: a flat list for small models, or the filtered accessibility tree."""
     settle: float | None = Field(default=None, ge=0)

@@ -22,6 +22,7 @@ from dynaweb.web.chromium.pool import BrowserPool, pool_of
 from dynaweb.web.chromium.session import ChromiumSession
 from dynaweb.web.environment import SessionEnvironment
 from dynaweb_env_webarena import files, sites
+from dynaweb_env_webarena.copies import Copies, Copy, address_sets
 from dynaweb_env_webarena.grading import Grader
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ AND = " |AND| "
 
 
 class WebarenaEnvironment(SessionEnvironment):
-    """Plays one episode at a time in a browsing context of its own; the sites are shared by everybody."""
+    """Plays one episode at a time in a browsing context of its own, on shared sites or on a copy of them."""
 
     def __init__(self, source: WebarenaSource) -> None:
         self.session: ChromiumSession
@@ -43,6 +44,8 @@ class WebarenaEnvironment(SessionEnvironment):
         self._source = source
         self.har: Path | None = None
         """The traffic of the episode, complete once the session is closed."""
+        self.copy: Copy | None = None
+        """The copy of the sites that this environment has to itself; None where it shares them."""
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """A clean context, logged in to the task's sites, on its start pages. `seed` changes nothing here.
@@ -52,7 +55,13 @@ class WebarenaEnvironment(SessionEnvironment):
         if "raw" not in task.meta:
             raise ConfigError(f"Task {task.id!r} is not of WebArena's format: draw it with WebarenaSource.")
         self.har = self._source.new_recording()
-        login = await self._source.login(task)
+        await self._source.reset_once()
+        copies = self._source.copies
+        if copies.several:
+            self.copy = self.copy or await copies.take()
+            self.session.urls = self.copy.addresses
+            await copies.prepare(self.copy, task.sites)
+        login = await self._source.login(task, self.copy)
         await self.session.reset(headers=self._source.headers(task), storage_state=login, har=self.har)
         first, *others = task.start_url.split(AND)
         await opened(self.session, first)
@@ -63,6 +72,21 @@ class WebarenaEnvironment(SessionEnvironment):
             await self.session.act(Action("tab_focus", index=0))
         return await self._look()
 
+    async def close(self) -> None:
+        """See `SessionEnvironment.close`; the copy is free for others."""
+        try:
+            await super().close()
+        finally:
+            if self.copy is not None:
+                self._source.copies.give_back(self.copy)
+            self.copy = None
+
+    async def _look(self) -> Observation:
+        page = await super()._look()
+        if self.copy is not None:
+            self._source.copies.look_at(self.copy, page.url)
+        return page
+
 
 class WebarenaSource:
     """The plugin object: tasks whose sites are configured, environments, and verdicts."""
@@ -71,9 +95,14 @@ class WebarenaSource:
         self.config = config
         self._context = context
         self.web = context.web or Web()
-        self.urls = sites.addresses(config)
+        known = sites.addresses(config)
+        sets = address_sets(known)
+        self.copies = Copies(config, sets, None if context.web is None else context.web.contexts)
+        self.urls: Mapping[str, str] = sets[0]
+        """Address of each site; of copies the first one's, which tasks and observations hold."""
+        self._hosts = sites.hosts(url for urls in sets for url in urls.values())
         self.accounts = sites.accounts(config)
-        self.grader = Grader(config, self.urls)
+        self.grader = Grader(config)
         self._pool: BrowserPool | None = None
         self._folder: Path | None = None
         self._resetting: asyncio.Lock | None = None
@@ -143,7 +172,8 @@ class WebarenaSource:
         if environment.har is not None:
             # The recording is whole only when its context is closed.
             await environment.session.close()
-        return await self.grader.grade(trajectory, environment.session, environment.har)
+        urls = self.urls if environment.copy is None else environment.copy.urls
+        return await self.grader.grade(trajectory, environment.session, environment.har, urls)
 
     async def close(self) -> None:
         """End the browser and drop the recordings; calling it twice is allowed."""
@@ -162,7 +192,7 @@ class WebarenaSource:
             self._pool = pool_of(
                 self.web,
                 self._context.folder,
-                hosts=(*sites.hosts(self.urls.values()), *self.config.hosts),
+                hosts=(*self._hosts, *self.config.hosts),
                 view=self.config.view,
                 **self.config.view_options,
                 settle=self.config.settle,
@@ -186,18 +216,21 @@ class WebarenaSource:
         self._recordings += 1
         return self._folder / f"{self._recordings}.har"
 
-    async def login(self, task: Task) -> Path | None:
-        """A stored login for the sites of a task: checked for every episode, made again once when it has expired.
-
-        One that the task brings is checked where `env.logins` says how, and never made again. The sites are reset
-        before the first episode when a reset server is configured. Raises `InfrastructureError` when a site does not
-        answer or a login does not hold.
-        """
+    async def reset_once(self) -> None:
+        """Reset all sites before the first episode, when a reset server is configured."""
         self._resetting = self._resetting or asyncio.Lock()
         async with self._resetting:
             if self.config.reset_url and not self._was_reset:
                 await sites.full_reset(self.config.reset_url, self.config.reset_timeout)
+                self.copies.were_reset()
                 self._was_reset = True
+
+    async def login(self, task: Task, copy: Copy | None = None) -> Path | None:
+        """A stored login for the sites of a task: checked for every episode, made again once when it has expired.
+
+        One that the task brings is checked where `env.logins` says how, and never made again. Each copy of the sites
+        has logins of its own. Raises `InfrastructureError` when a site does not answer or a login does not hold.
+        """
         own = self._own_state(task.meta["raw"])
         # The pages that the benchmark's accounts are known by say nothing about another account.
         known = self.accounts if own is None else self.config.logins
@@ -205,9 +238,12 @@ class WebarenaSource:
         wanted = sites.together(wanted, self.urls)
         if not wanted:
             return own
-        path = own or Path(self.config.auth) / f"{'.'.join(sorted(wanted))}_state.json"
+        folder = Path(self.config.auth) / (copy.auth if copy is not None else "")
+        path = own or folder / f"{'.'.join(sorted(wanted))}_state.json"
         # A session of its own: neither the history nor the recording of the episode holds what was looked at.
         session = ChromiumSession(self.browser())
+        if copy is not None:
+            session.urls = copy.addresses
         try:
             stored = sites.stored_login(path, {self.urls[site]: account for site, account in wanted.items()})
             if own is None:

@@ -25,20 +25,25 @@ FUZZY = "fuzzy_match"
 class Grader:
     """Grades by the configured evaluator."""
 
-    def __init__(self, config: WebarenaConfig, urls: Mapping[str, str]) -> None:
-        self.config, self.urls = config, urls
+    def __init__(self, config: WebarenaConfig) -> None:
+        self.config = config
         self._judge = MeaningJudge(config.judge) if config.judge.model else None
 
-    async def grade(self, trajectory: Trajectory, session: Session, har: Path | None) -> Judgement:
-        """The verdict on an episode. One without `stop` has failed, except that upstream grades it as it stands."""
+    async def grade(
+        self, trajectory: Trajectory, session: Session, har: Path | None, urls: Mapping[str, str]
+    ) -> Judgement:
+        """The verdict on an episode. One without `stop` has failed, except that upstream grades it as it stands.
+
+        `urls` are the addresses of the sites that it was played on.
+        """
         upstreams = self.config.evaluator == "upstream"
         if trajectory.final is None or (trajectory.answer is None and not upstreams):
             return Judgement(0.0, why=f"the episode was not ended by stop ({trajectory.end})")
         if self.config.evaluator == "verified":
-            return await self._verified(trajectory, har)
+            return await self._verified(trajectory, har, urls)
         url = trajectory.final.url
         try:
-            evaluation = await self._plain(trajectory.task.evaluation, url)
+            evaluation = await self._plain(trajectory.task.evaluation, url, urls)
         except InfrastructureError as error:
             return Judgement(None, why=str(error))
         if upstreams:
@@ -57,9 +62,9 @@ class Grader:
         if self._judge is not None:
             await self._judge.close()
 
-    async def _plain(self, evaluation: Mapping[str, Any], url: str) -> dict[str, Any]:
+    async def _plain(self, evaluation: Mapping[str, Any], url: str, urls: Mapping[str, str]) -> dict[str, Any]:
         targets = evaluation.get("program_html") or ()
-        located = [await functions.resolved(target, url=url, urls=self.urls) for target in targets]
+        located = [await functions.resolved(target, url=url, urls=urls) for target in targets]
         return {**evaluation, "program_html": located}
 
     async def _repaired(
@@ -105,9 +110,9 @@ class Grader:
             return Judgement(None, why=str(error))
         return Judgement(float(good), why="the judge agrees" if good else "the judge does not agree")
 
-    async def _verified(self, trajectory: Trajectory, har: Path | None) -> Judgement:
+    async def _verified(self, trajectory: Trajectory, har: Path | None, urls: Mapping[str, str]) -> Judgement:
         if har is None or not har.exists():
             return Judgement(None, why="the traffic of the episode was not recorded")
         python = sidecar.python_of("webarena-verified", self.config.verified_python)
         raw = trajectory.task.meta["raw"]
-        return await asyncio.to_thread(verified.score, python, raw, trajectory.answer, har, self.urls)
+        return await asyncio.to_thread(verified.score, python, raw, trajectory.answer, har, urls)

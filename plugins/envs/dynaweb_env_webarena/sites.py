@@ -60,8 +60,9 @@ ACCOUNTS: Mapping[str, Account] = {
 }
 
 
-def addresses(config: WebarenaConfig) -> dict[str, str]:
-    """Address by site: from the settings, else from the variables `SHOPPING` or `WA_SHOPPING` and their like.
+def addresses(config: WebarenaConfig) -> dict[str, str | tuple[str, ...]]:
+    """Address by site, or those of its copies: from the settings, else from the variables `SHOPPING` or `WA_SHOPPING`
+    and their like.
 
     Raises `ConfigError` for what is no address.
     """
@@ -70,7 +71,10 @@ def addresses(config: WebarenaConfig) -> dict[str, str]:
         variable = next((key for key in (name.upper(), f"WA_{name.upper()}") if os.environ.get(key)), "")
         if name not in config.urls and variable:
             known[name] = (f"the variable {variable}", os.environ[variable])
-    return {name: _checked(url, origin) for name, (origin, url) in known.items()}
+    return {
+        name: _checked(url, origin) if isinstance(url, str) else tuple(_checked(one, origin) for one in url)
+        for name, (origin, url) in known.items()
+    }
 
 
 def _checked(url: str, origin: str) -> str:

@@ -1,0 +1,222 @@
+"""Copies of the sites: every environment plays on one of its own, which is reset before an episode.
+
+A copy is one address of each site, those at the same place of the lists in `env.urls`. Tasks, observations and stored
+trajectories hold the first copy's addresses, whichever copy was played on: what is learned does not depend on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import shlex
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+from dynaweb.errors import ConfigError, InfrastructureError, output_end
+from dynaweb.runs.lock import locked
+from dynaweb.web.session import UrlMap
+
+if TYPE_CHECKING:
+    from dynaweb_env_webarena import WebarenaConfig
+
+log = logging.getLogger("dynaweb")
+
+POLL_SECONDS = 0.5
+_OTHER = ".other-copy.invalid"
+"""Ends the host name under which an address of another copy is shown: no page of an episode may have it."""
+
+
+@dataclass(slots=True)
+class Copy:
+    """One copy of the sites. `number` counts from 1, `urls` has its address of each site; `addresses` maps them to the
+    first copy's for a session.
+    """
+
+    number: int
+    urls: Mapping[str, str]
+    addresses: UrlMap = field(default_factory=UrlMap)
+    unclean: set[str] = field(default_factory=set)
+    """Sites that may not be as they were published."""
+
+    @property
+    def auth(self) -> Path:
+        """Where its stored logins are, below `env.auth`: a login holds on the copy that it was made on."""
+        return Path(f"copy-{self.number}") if self.number > 1 else Path()
+
+
+def address_sets(urls: Mapping[str, str | Sequence[str]]) -> list[dict[str, str]]:
+    """The addresses of each copy by site, out of `env.urls`; one where no site has a list.
+
+    A site with one address has the same in all copies. Raises `ConfigError` for lists of different lengths, an address
+    that is there twice, and copies whose path differs.
+    """
+    lists = {site: list(value) for site, value in urls.items() if not isinstance(value, str)}
+    if not lists:
+        return [{site: value for site, value in urls.items() if isinstance(value, str)}]
+    counts = {site: len(value) for site, value in lists.items()}
+    if len(set(counts.values())) > 1 or 0 in counts.values():
+        words = ", ".join(f"{site} has {count}" for site, count in counts.items())
+        raise ConfigError(
+            f"the lists of env.urls name the copies of the sites and must be of one length ({words}); a site that all "
+            "copies share, because nothing can be changed on it, has one address instead of a list"
+        )
+    origins: dict[str, str] = {}
+    for site, addresses in lists.items():
+        for address in addresses:
+            if (other := origins.setdefault(_origin(address), site)) != site or addresses.count(address) > 1:
+                raise ConfigError(f"env.urls has {address} for {other} and {site}; each copy has an address of its own")
+            if urlsplit(address).path != urlsplit(addresses[0]).path:
+                raise ConfigError(f"env.urls.{site}: {address} has another path than {addresses[0]}")
+    count = next(iter(counts.values()))
+    return [
+        {site: value if isinstance(value, str) else lists[site][at] for site, value in urls.items()}
+        for at in range(count)
+    ]
+
+
+class Copies:
+    """The copies of a run. Each is used by one environment at a time, also where several processes name them."""
+
+    def __init__(self, config: WebarenaConfig, sets: Sequence[Mapping[str, str]], at_once: int | None) -> None:
+        """`at_once`: episodes that the run has open at once. Raises `ConfigError` where that is more than copies."""
+        self.several = any(not isinstance(value, str) for value in config.urls.values())
+        """Whether environments have copies of their own; else all share the one."""
+        self._sites = {site for site, value in config.urls.items() if not isinstance(value, str)}
+        self._reset, self._timeout = config.reset_copy, config.reset_timeout
+        if self._reset and not self.several:
+            raise ConfigError(
+                "env.reset_copy resets a copy before each episode, but env.urls has no list of copies; write the "
+                'addresses of a site as a list such as ["http://my-host:7770"]'
+            )
+        if self.several and at_once is not None and at_once > len(sets):
+            raise ConfigError(
+                f"web.contexts = {at_once} episodes would be open at once, and env.urls names {len(sets)} "
+                f"{'copies' if len(sets) > 1 else 'copy'} of the sites; set web.contexts to {len(sets)} (`--workers` "
+                "of `dynaweb eval`), or name more copies"
+            )
+        self.every = [
+            Copy(at + 1, urls, _addresses(sets, at, self._sites), set(self._sites)) for at, urls in enumerate(sets)
+        ]
+        self._taken: dict[int, ExitStack] = {}
+        self._fresh: set[int] = set()
+        """Numbers of copies that were reset with all others and not taken since."""
+
+    @property
+    def shared(self) -> Copy:
+        """The first copy, which is the only one where there are no lists."""
+        return self.every[0]
+
+    async def take(self) -> Copy:
+        """A copy that nobody uses; waits for one. Raises `InfrastructureError` after `env.reset_timeout` seconds."""
+        began, has_waited = time.monotonic(), False
+        while time.monotonic() - began < self._timeout:
+            for copy in self.every:
+                if copy.number not in self._taken and self._lock(copy):
+                    return copy
+            if not has_waited:
+                log.info("all %d copies of the sites are in use; waiting for one", len(self.every))
+                has_waited = True
+            await asyncio.sleep(POLL_SECONDS)
+        raise InfrastructureError(
+            f"all {len(self.every)} copies of the sites were in use for {self._timeout:g} s; close environments, or "
+            "name more copies in env.urls"
+        )
+
+    def give_back(self, copy: Copy) -> None:
+        """Whoever has it is done; twice is allowed."""
+        if (lock := self._taken.pop(copy.number, None)) is not None:
+            lock.close()
+
+    def were_reset(self) -> None:
+        """All sites are as they were published: a reset server says so."""
+        for copy in self.every:
+            copy.unclean.clear()
+            self._fresh.add(copy.number)
+
+    async def prepare(self, copy: Copy, sites: Iterable[str]) -> None:
+        """Reset what earlier episodes may have changed on a copy, for an episode on `sites`.
+
+        Raises `InfrastructureError` when that fails; the next episode then tries again.
+        """
+        if self._reset and copy.unclean:
+            began = time.monotonic()
+            await asyncio.to_thread(self._do_reset, copy, sorted(copy.unclean))
+            seconds = time.monotonic() - began
+            log.info("%s of copy %d reset in %.1f s", ", ".join(sorted(copy.unclean)), copy.number, seconds)
+            copy.unclean.clear()
+        copy.unclean.update(self._sites.intersection(sites))
+
+    def look_at(self, copy: Copy, url: str) -> None:
+        """Note which site an episode has come to. Raises `InfrastructureError` for a page of another copy."""
+        host = urlsplit(url).hostname or ""
+        if host.endswith(_OTHER):
+            site, number = host.removesuffix(_OTHER).rsplit("-", 1)
+            raise InfrastructureError(
+                f"copy {copy.number} led to copy {number} of {site}, so that episodes would share its state; the base "
+                "address that this copy was set up with is wrong (docs/containers.md)"
+            )
+        origin = _origin(url)
+        copy.unclean.update(site for site in self._sites if _origin(self.shared.urls[site]) == origin)
+
+    def _lock(self, copy: Copy) -> bool:
+        name = hashlib.sha256("\n".join(sorted(copy.urls[site] for site in self._sites)).encode()).hexdigest()[:16]
+        path = Path(tempfile.gettempdir()) / f"dynaweb-copies-{os.getuid()}" / f"{name}.lock"
+        former = path.read_text(encoding="utf-8") if path.exists() else ""
+        with ExitStack() as stack:
+            if not stack.enter_context(locked(path, what=f"copy {copy.number}", wait=False)):
+                return False
+            if former != str(os.getpid()) and copy.number not in self._fresh:
+                # Another process has played on it since, or nobody knows who has.
+                copy.unclean.update(self._sites)
+            self._fresh.discard(copy.number)
+            self._taken[copy.number] = stack.pop_all()
+        return True
+
+    def _do_reset(self, copy: Copy, sites: Sequence[str]) -> None:
+        names = ",".join(sites)
+        if self._reset.startswith(("http://", "https://")):
+            url = self._reset.replace("{copy}", str(copy.number)).replace("{sites}", quote(names, safe=","))
+            try:
+                # The operator's own server, whose address no page can change.
+                with urllib.request.urlopen(url, timeout=self._timeout) as answer:
+                    answer.read()
+            except OSError as error:
+                raise InfrastructureError(f"resetting copy {copy.number} failed: {url}: {error}") from None
+            return
+        command = [
+            word.replace("{copy}", str(copy.number)).replace("{sites}", names) for word in shlex.split(self._reset)
+        ]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=self._timeout, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise InfrastructureError(f"resetting copy {copy.number} failed: {error}") from None
+        if done.returncode:
+            why = output_end(done.stderr) or output_end(done.stdout) or f"exit code {done.returncode}"
+            raise InfrastructureError(f"resetting copy {copy.number} failed: `{shlex.join(command)}`: {why}")
+
+
+def _addresses(sets: Sequence[Mapping[str, str]], at: int, sites: Iterable[str]) -> UrlMap:
+    """The map of a copy: its own addresses to the first's, and those of other copies to names that give them away."""
+    origins: dict[str, str] = {}
+    for site in sites:
+        for other, urls in enumerate(sets):
+            if other != at:
+                origins[_origin(urls[site])] = f"http://{site.replace('_', '-')}-{other + 1}{_OTHER}"
+        if at:
+            origins[_origin(sets[at][site])] = _origin(sets[0][site])
+    return UrlMap(origins)
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
