@@ -13,7 +13,7 @@ import pytest
 from dynaweb.config.sections import Rl
 from dynaweb.protocols import Credit, CreditInput, TokenRow, Wants, wants
 from dynaweb.rl.batch import BatchMaker, contributing_groups, credit_input
-from dynaweb.rl.importance import engine_logprobs
+from dynaweb.rl.importance import Correction, engine_logprobs
 from dynaweb.rl.replay import GROUP
 from dynaweb.rl.updater import over_steps
 from dynaweb.trainer.kl import penalties
@@ -88,12 +88,12 @@ def drawn(reward: float | None, **settings: Any) -> Trajectory:
 
 def test_a_correction_and_several_steps_use_the_same_numbers_of_the_policy() -> None:
     batches, now, _ = maker(epochs=2)
-    batch = replace(batches, cap=2.0).make([drawn(0.0), drawn(1.0)])
+    batch = replace(batches, correction=Correction(2.0)).make([drawn(0.0), drawn(1.0)])
     assert now.asked == 4, "each row once"
     assert batch.old == [[-1.0, -1.0]] * 4
     assert batch.weights is not None and np.asarray(batch.weights) == pytest.approx(math.exp(0.5))
     batches, now, _ = maker()
-    batch = replace(batches, cap=2.0).make([drawn(0.0), drawn(1.0)])
+    batch = replace(batches, correction=Correction(2.0)).make([drawn(0.0), drawn(1.0)])
     assert now.asked == 4 and batch.old is None and batch.mismatch["engine.logprob_gap"] == pytest.approx(0.5)
 
 
