@@ -307,7 +307,7 @@ ALL = (
     "opt.dynamic_sampling=true",
     "opt.refills=1",
     "rl.sampling=adaptive",
-    "rl.expert_share=0.4",
+    "rl.expert_share=0.5",
     "rl.validate_every=2",
     "controls.sft_validation=2",
     "controls.sft_steps=[]",
@@ -343,7 +343,7 @@ def updates(folder: Path) -> list[dict[str, float]]:
     return [row["metrics"] for row in rows(folder, "update") if row["stage"] == "rl"]
 
 
-@pytest.mark.parametrize(("most", "kills"), [(1, (7, 19)), (2, (1, 13))])
+@pytest.mark.parametrize(("most", "kills"), [(1, (19,)), (2, (7,))])
 def test_a_killed_run_whose_rollouts_ran_ahead_goes_on_to_the_same_bits(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, kills: tuple[int, ...]
 ) -> None:
@@ -362,8 +362,7 @@ def test_a_killed_run_whose_rollouts_ran_ahead_goes_on_to_the_same_bits(
     names = [f"staleness.{name}" for name in ("mean", "max", "share")]
     ages = [[metrics[name] for name in names] for metrics in updates(tmp_path / "whole")]
     assert ages == [[float(age := min(update, most)), float(age), float(age > 0)] for update in range(4)]
-    learned = [metrics for metrics in updates(tmp_path / "whole") if "ratio_ess" in metrics]
-    assert learned and all(0 < metrics["ratio_ess"] <= 1 + 1e-9 for metrics in learned)
+    assert all(metrics["updated"] for metrics in updates(tmp_path / "whole")), "no two versions are the same"
     kept = list(TrajectoryStore(tmp_path / "whole" / "trajectories" / "dreams.jsonl.gz"))
     ages_kept = {t.facts.update: {t.facts.update - step.policy_version for step in t.steps} for t in kept}  # type: ignore
     assert all(found <= {min(update, most)} for update, found in ages_kept.items() if update is not None)

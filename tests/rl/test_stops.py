@@ -118,8 +118,10 @@ def fails_once(patch: pytest.MonkeyPatch, owner: type, name: str, at: int) -> No
         (SEVERAL, (TorchTrainer, "policy_step"), 4),
         (SEVERAL, (TorchTrainer, "policy_step"), 6),
         (SEVERAL, (RolloutLog, "save"), 1),
+        (("rl.max_staleness=1",), (TorchTrainer, "policy_step"), 1),
+        (("rl.max_staleness=2",), (RolloutLog, "save"), 1),
     ],
-    ids=["the only step", "the first of several", "a later one", "after all steps"],
+    ids=["the only step", "the first of several", "a later one", "after all steps", "one ahead", "two ahead"],
 )
 def test_a_run_that_was_stopped_inside_an_update_and_goes_on_ends_like_one_that_was_not(
     prepared: Path,
