@@ -355,7 +355,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
         on_offender=lambda words: ctx.tell(events.Failure(where=name, error=words)),
     )
 
-    # Rollouts, which may run ahead of training; with an engine that has weights of its own, while the trainer works.
+    # Rollouts, which may run ahead of training.
     history = History()
 
     async def played(update: int, outcomes: Sequence[Sequence[Outcome]]) -> list[Trajectory]:
@@ -369,9 +369,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
         return rollouts
 
     most = rl.max_staleness if sampler.on_policy else 0
-    one_process = ctx.models.team is None and ctx.recipe.backend.name == "torch"
-    at_once = most > 0 and one_process and engine.detach()
-    ahead = RunAhead(played, most=most, last=rl.updates, outcomes=history.outcomes, at_once=at_once)
+    ahead = RunAhead(played, most=most, last=rl.updates, outcomes=history.outcomes)
 
     # What is saved with the policy. A run that was killed goes on from the last whole checkpoint.
     log = RolloutLog(stage.scratch)
@@ -395,6 +393,8 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     if audit is not None:
         audit.refuse_alarm(lambda: None)  # the state that it would save was just read
     engine.weights_version = phase.updates_before + first
+    if most and ctx.models.team is None and ctx.recipe.backend.name == "torch":
+        ahead.at_once = engine.detach()  # from now on, since the weights were just read
     advance = ctx.progress(name, rl.updates, "updates", done=first)
 
     def finish(target: Stage, updates: int) -> None:
@@ -424,7 +424,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
                 if sampler.on_policy:
                     refuse_stale(rollouts, engine.weights_version, most)
                 trained_from = time.monotonic()
-                if not at_once:
+                if not ahead.at_once:
                     await ctx.models.rest()
 
                 # Rewards -> advantages -> loss -> gradient steps -> weights to the engine.
@@ -433,7 +433,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
                 metrics |= {**batch.mismatch, **engine.mismatch}
                 if most:
                     metrics |= staleness(rollouts, engine.weights_version)
-                if at_once:
+                if ahead.at_once:
                     await engine.take_weights()
                 else:
                     engine.weights_changed()

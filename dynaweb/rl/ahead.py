@@ -43,8 +43,8 @@ class RunAhead:
     """The rollouts of the updates of an RL stage, and those that wait for theirs; a partner of its checkpoints.
 
     `play` plays those of one update, one update after the other. `most` is `rl.max_staleness`, `last` the number of
-    updates, beyond which nothing is played, `outcomes` are those of the updates that are done. With `at_once` playing
-    goes on while updates are made. Close it when the updates are over.
+    updates, beyond which nothing is played, `outcomes` are those of the updates that are done. With `at_once`, which is
+    set before the first rollouts, playing goes on while updates are made. Close it when the updates are over.
     """
 
     def __init__(self, play: Play, *, most: int, last: int, outcomes: Outcomes = (), at_once: bool = False) -> None:

@@ -28,10 +28,13 @@ from dynaweb.engines.vllm.engine import VllmEngine, own_gpus
 from dynaweb.engines.vllm.nccl import _both, own_address, update_of
 from dynaweb.engines.vllm.probe import model_logprobs
 from dynaweb.engines.vllm.serve import command
-from dynaweb.errors import ConfigError, EngineError
+from dynaweb.errors import ConfigError, EngineError, TrainingError
+from dynaweb.observers import read_metrics
 from dynaweb.pipeline.artifacts import LoadedModel
 from dynaweb.pipeline.fit import with_adapters
 from dynaweb.protocols import EngineContext, GenerateRequest
+from dynaweb.trainer.models import load_model
+from dynaweb.trainer.torch_trainer import TorchTrainer
 from dynaweb.types import Prompt
 
 FAKE = Path(__file__).parents[1] / "kits" / "fake_vllm"
@@ -399,32 +402,42 @@ def test_an_engine_that_sleeps_while_the_trainer_works_does_not_go_on(
     assert one.detach() is detaches and (one.model is model) is not detaches
 
 
-def test_an_asynchronous_run_with_a_server_plays_on_while_it_trains(
+def test_an_asynchronous_run_with_a_server_plays_on_while_it_trains_and_goes_on_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps carry the version that drew them; some rollouts are one update old, none is older."""
-    from dynaweb.observers import read_metrics
-    from dynaweb.trainer.models import load_model
-    from dynaweb.trainer.torch_trainer import TorchTrainer
+    """Steps carry the version that drew them; some rollouts are one update old, none is older. What plays after a
+    restart are the weights that were read."""
+    threads: set[str] = set()
+    copies: list[torch.Tensor] = []
+    step, detach = TorchTrainer.policy_step, VllmEngine.detach
+
+    def policy_step(self: Any, *given: Any, **named: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        if self.steps == 2 and len(copies) == 1:
+            raise TrainingError("lost")
+        return step(self, *given, **named)
+
+    def detached(self: Any) -> bool:
+        done = detach(self)
+        copies.append(torch.cat([parameter.flatten() for parameter in self.model.parameters()]))
+        return done
 
     monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "cache"))
-    threads: set[str] = set()
-    real = TorchTrainer.policy_step
-
-    def step(self: Any, *given: Any, **named: Any) -> Any:
-        threads.add(threading.current_thread().name)
-        return real(self, *given, **named)
-
-    monkeypatch.setattr(TorchTrainer, "policy_step", step)
+    monkeypatch.setattr(TorchTrainer, "policy_step", policy_step)
+    monkeypatch.setattr(VllmEngine, "detach", detached)
     monkeypatch.setattr(VllmEngine, "require", staticmethod(lambda: None))
+    monkeypatch.setattr("dynaweb.plugin.registry.missing_requirements", lambda *of: [])
     sets = ["env.driver=static", "model.threads=1", "data.demos=4", "sft.steps=4", "sft.batch=8", "rl.updates=3"]
     sets += ["rl.tasks=2", "rl.n=2", "rl.bc_batch=4", "dream.horizon=2", "policy.max_new_tokens=10", "eval.episodes=2"]
     sets += ["eval.steps=1", "controls.sft_steps=[]", "rl.max_staleness=1", "policy.engine.name=vllm"]
+    more: dict[str, Any] = {"out": tmp_path / "run", "env": "sites", "reward": "checker", "opt": "grpo"}
     with serving(load_model("tiny", "float32", "cpu")) as servers:
         sets.append(f'policy.engine.servers=["{servers[0].address}"]')
-        dynaweb.run("dynaweb", overrides=sets, out=tmp_path / "run", env="sites", reward="checker", opt="grpo")
-        assert "/inference/v1/generate" in servers[0].asked
+        with pytest.raises(TrainingError, match="lost"):
+            dynaweb.run("dynaweb", overrides=sets, **more)
+        dynaweb.run("dynaweb", overrides=sets, resume=True, **more)
     rows = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl", times=False) if row["event"] == "update"]
     ages = [row["metrics"]["staleness.max"] for row in rows if row["stage"] == "rl"]
     assert ages[0] == 0 and set(ages) <= {0, 1} and len(ages) == 3
     assert threads and all(name.startswith("trainer") for name in threads)
+    assert len(copies) == 2 and not torch.equal(*copies), "two updates had been made"
