@@ -32,9 +32,11 @@ from pathlib import Path
 from typing import Any
 
 from dynaweb.api import plan_matrix, run, run_matrix
+from dynaweb.config.labels import labels_text
 from dynaweb.events import Update
 from dynaweb.hookspecs import hookimpl
 from dynaweb.matrix.folder import MatrixFolder
+from dynaweb.matrix.table import matrix_text
 from dynaweb.observers import read_metrics
 from dynaweb.plugin.registry import current
 from dynaweb.stats import Estimate, interval_text, mean, text_table
@@ -76,21 +78,21 @@ def matrix(given: argparse.Namespace, out: Path) -> str:
         seeds=[int(seed) for seed in given.seeds.split(",")],
         max_cells=1000,
     )
-    table = run_matrix(plan, out=out, jobs=given.jobs)
+    table = matrix_text(run_matrix(plan, out=out, jobs=given.jobs))
     by_combination: dict[str, dict[str, list[float]]] = {}
     for cell in plan.cells:
-        values = by_combination.setdefault(", ".join(f"{name} {value}" for name, value in cell.labels), {})
-        for row in read_metrics(MatrixFolder(out).cell(cell.id) / "metrics.jsonl", times=False):
+        values = by_combination.setdefault(labels_text(cell.labels), {})
+        metrics = MatrixFolder(out).cell(cell.id) / "metrics.jsonl"
+        for row in read_metrics(metrics, times=False) if metrics.exists() else ():
             if row["event"] == "update" and row["stage"] == "rl":
                 for name in MEASURES:
                     if row["metrics"].get(name) is not None:
                         values.setdefault(name, []).append(row["metrics"][name])
-    head = ["combination", *MEASURES, "n (updates)"]
-    rows = [
-        [name, *(_text(mean(values.get(one, []))) for one in MEASURES), str(len(values.get("reward", [])))]
-        for name, values in by_combination.items()
-    ]
-    return f"{table}\n\nMeans over updates, with 95 % intervals:\n{text_table(head, rows)}"
+    parts = [table, "Means over updates with 95 % intervals, n updates:"]
+    for measure in MEASURES:
+        means = [(name, mean(values.get(measure, []))) for name, values in by_combination.items()]
+        parts.append(text_table([measure, "mean [95 %]", "n"], [[name, _text(one), str(one.n)] for name, one in means]))
+    return "\n\n".join(parts)
 
 
 def _text(estimate: Estimate) -> str:

@@ -428,7 +428,7 @@ def test_an_asynchronous_run_with_a_server_plays_on_while_it_trains_and_goes_on_
     monkeypatch.setattr(VllmEngine, "require", staticmethod(lambda: None))
     monkeypatch.setattr("dynaweb.plugin.registry.missing_requirements", lambda *of: [])
     sets = ["env.driver=static", "model.threads=1", "data.demos=4", "sft.steps=4", "sft.batch=8", "rl.updates=3"]
-    sets += ["rl.tasks=2", "rl.n=2", "rl.bc_batch=4", "dream.horizon=2", "policy.max_new_tokens=10", "eval.episodes=2"]
+    sets += ["rl.tasks=2", "rl.n=2", "rl.bc_batch=4", "dream.horizon=2", "policy.max_new_tokens=6", "eval.episodes=2"]
     sets += ["eval.steps=1", "controls.sft_steps=[]", "rl.max_staleness=1", "policy.engine.name=vllm"]
     more: dict[str, Any] = {"out": tmp_path / "run", "env": "sites", "reward": "checker", "opt": "grpo"}
     with serving(load_model("tiny", "float32", "cpu")) as servers:

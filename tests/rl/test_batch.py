@@ -181,6 +181,9 @@ def test_what_an_optimizer_says_of_stale_rollouts_is_what_its_loss_does(
     gradients = []
     for shift in (0.0, 5e-5):
         sample = batch()
+        if kind == "any":  # credit by row
+            count_S = sample.mask_RT.sum(1)
+            sample = replace(sample, row_R=torch.arange(8), advantage_S=torch.ones(8).double(), tokens_S=count_S)
         moved = replace(sample, old_logp_RT=sample.logp_RT.detach() - shift, log_ratio_sum_N=None)
         optimizer.loss(moved).loss.backward()
         gradients.append(moved.logp_RT.grad.clone())
