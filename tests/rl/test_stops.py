@@ -143,6 +143,22 @@ def test_a_run_that_was_stopped_inside_an_update_and_goes_on_ends_like_one_that_
     assert any(metrics["replay_buffer"] for metrics in expected[-1].values()), "something is remembered"
 
 
+def test_rollouts_that_ran_ahead_of_the_end_of_a_time_budget_are_learned_from_later(
+    prepared: Path,
+    whole: Callable[[tuple[str, ...]], tuple[Any, ...]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sets = ("rl.max_staleness=2",)
+    expected = whole(sets)
+    copied(prepared, tmp_path / "cache", monkeypatch)
+    run(tmp_path / "cut", *sets, time_budget=0.0001)
+    assert [row["index"] for row in updates(tmp_path / "cut")] == [0]
+    run(tmp_path / "later", *sets)
+    assert (tmp_path / "later" / "checkpoints" / "dynaweb" / "model.safetensors").read_bytes() == expected[0]
+    assert {row["index"]: row["metrics"] for row in updates(tmp_path / "later")}[2] == expected[-1][2]
+
+
 def test_a_time_budget_that_is_used_up_begins_no_further_phase(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
