@@ -330,10 +330,11 @@ def run(out: Path, *sets: str, **more: Any) -> Any:
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache with all stages before reinforcement learning."""
-    cache = tmp_path_factory.mktemp("prepared")
+    folder = tmp_path_factory.mktemp("ahead")
+    cache = folder / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DYNAWEB_CACHE", str(cache))
-        run(cache.parent / "prepared-run", "rl.updates=0")
+        run(folder / "run", "rl.updates=0")
     return cache
 
 
