@@ -398,6 +398,12 @@ class Wants:
     """`credit` reads `CreditRow.values`, and `critic_loss` trains what gives them."""
     refills: int = 0
     """Rounds of further groups played for those that `credit` leaves out, at most."""
+    off_policy: Literal["ratio", "weights", "any", "never"] = "ratio"
+    """How the loss takes rollouts that an earlier version of the policy played (`rl.max_staleness`). `ratio`: by its
+    ratio to `LossInput.old_logp_RT`, which are then the sampler's. `weights`: it has no ratio, so that each token's
+    gradient is weighed with a truncated importance weight. `any`: it is right for rollouts of any policy, such as a
+    regression, and nothing is corrected. `never`: it is right for the policy's own rollouts only, and others are
+    refused before the run begins."""
 
 
 def wants(optimizer: PolicyOptimizer) -> Wants:
@@ -630,11 +636,16 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Sampled tokens with their natural-log probabilities under the distribution they were drawn from."""
+    """Sampled tokens with their natural-log probabilities under the distribution they were drawn from.
+
+    `weights_version` is the `Engine.weights_version` that drew them, where weights may change while a request waits;
+    None: the one that the engine had when it was asked.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finished: bool
+    weights_version: int | None = None
 
 
 @dataclass(slots=True)
@@ -695,6 +706,18 @@ class Engine(Protocol):
         """
         ...
 
+    def detach(self) -> bool:
+        """Answer from a copy of the weights from now on, so that rollouts go on while the trainer changes the model.
+
+        False where the engine cannot: it computes with the trainer's own weights, or gives it the memory.
+        """
+        ...
+
+    async def take_weights(self) -> None:
+        """`weights_changed` of a detached engine, also while requests are on their way: the copy becomes the model as
+        it is. Requests that run end with the old weights; later ones are answered with the new ones."""
+        ...
+
     async def rest(self) -> None:
         """Give memory to the trainer until the next request."""
         ...
@@ -725,6 +748,14 @@ class BaseEngine:
         """Advance the version, where it is counted."""
         if self.weights_version is not None:
             self.weights_version += 1
+
+    def detach(self) -> bool:
+        """Not possible."""
+        return False
+
+    async def take_weights(self) -> None:
+        """The model's own weights are in use."""
+        self.weights_changed()
 
     async def rest(self) -> None:
         """Nothing to give."""

@@ -11,8 +11,9 @@ episodes, `dynaweb.rl` makes batches and keeps checkpoints, `dynaweb.trainer` co
 random derives from (seed, update), so a run that goes on from the checkpoint of update u repeats what it would have
 done, bit for bit on one machine.
 
-Left out on purpose: rollouts that run ahead of training (every update plays with the weights of the update before it),
-and more than one policy at a time.
+Rollouts are those of the weights of the update before it or, with `rl.max_staleness`, of somewhat earlier ones: then
+the first line of the loop runs ahead of the others (`dynaweb.rl.ahead`). Left out on purpose: more than one policy at a
+time.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from dynaweb.pipeline.context import make_optimizer
 from dynaweb.pipeline.fit import count_skipped, new_trainer, with_adapters
 from dynaweb.pipeline.judge import make_judge, to_fit
 from dynaweb.protocols import wants
+from dynaweb.rl.ahead import RunAhead
 from dynaweb.rl.audit import Auditor
-from dynaweb.rl.batch import BatchMaker, contributing_groups, imitated, replayed
+from dynaweb.rl.batch import Batch, BatchMaker, contributing_groups, imitated, replayed
 from dynaweb.rl.checkpoints import BestWeights, Checkpointed, Checkpoints, History, RolloutLog, keep_best
-from dynaweb.rl.importance import checked_correction, refuse_stale
+from dynaweb.rl.importance import correction_of, refuse_stale, staleness
 from dynaweb.rl.key import Mode, rl_key, stage_of
 from dynaweb.rl.refresh import Refresher
 from dynaweb.rl.replay import ReplayBuffer
@@ -62,7 +64,7 @@ from dynaweb.stages.world_model import fit_world_model
 if TYPE_CHECKING:
     from dynaweb.pipeline.context import RunContext
     from dynaweb.protocols import Engine, Judge, PolicyOptimizer
-    from dynaweb.rollout.curriculum import Curriculum
+    from dynaweb.rollout.curriculum import Curriculum, Outcome
     from dynaweb.runs import Stage
     from dynaweb.types import Trajectory
 
@@ -344,8 +346,8 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     weighs_experts = rl.expert_share > 0 and rl.expert_ratio == "sft"
     referenced = want.reference_in_loss or want.reference_in_credit or weighs_experts or rl.ref_kl_rows > 0
     reference = trainer_on(ctx.models.load(start)) if mode == "policy" and referenced else None
-    cap = checked_correction(engine, rl.temperature, on_policy=sampler.on_policy)
-    batches = BatchMaker(rl, optimizer, trainer, reference, cap)
+    correction = correction_of(rl, engine, want, on_policy=sampler.on_policy)
+    batches = BatchMaker(rl, optimizer, trainer, reference, correction)
     updater = Updater(
         rl,
         trainer,
@@ -357,12 +359,29 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
         on_offender=lambda words: ctx.tell(events.Failure(where=name, error=words)),
     )
 
+    # Rollouts, which may run ahead of training.
+    history = History()
+
+    async def played(update: int, outcomes: Sequence[Sequence[Outcome]]) -> list[Trajectory]:
+        tasks = curriculum.of_update(update, outcomes)
+        rollouts = await sampler.of_update(update, tasks, ctx.count_steps)
+        if mode == "policy":
+            rollouts += await refills(update, rollouts, curriculum, sampler, optimizer, ctx.count_steps)
+        own = [t for t in rollouts if t.source != "expert"]
+        refuse_total_failure(own, f"update {update}")
+        refuse_silent_judge(own, f"update {update}")
+        return rollouts
+
+    most = rl.max_staleness if sampler.on_policy else 0
+    ahead = RunAhead(played, most=most, last=rl.updates, outcomes=history.outcomes)
+
     # What is saved with the policy. A run that was killed goes on from the last whole checkpoint.
-    history, log = History(), RolloutLog(stage.scratch)
+    log = RolloutLog(stage.scratch)
     replay = ReplayBuffer.of(ctx, phase) if mode == "policy" else None
     audit = Auditor(ctx, judge, name) if ctx.recipe.audit.every else None
     best = BestWeights(stage.scratch, history.marks)
     partners: list[Checkpointed] = [one for one in (history, replay, audit, refresher, best) if one is not None]
+    partners += [ahead] if most else []
     checkpoints = Checkpoints(
         stage.scratch,
         trainer,
@@ -378,6 +397,8 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     if audit is not None:
         audit.refuse_alarm(lambda: None)  # the state that it would save was just read
     engine.weights_version = phase.updates_before + first
+    if most and ctx.models.team is None and ctx.recipe.backend.name == "torch":
+        ahead.at_once = engine.detach()  # from now on, since the weights were just read
     advance = ctx.progress(name, rl.updates, "updates", done=first)
 
     def finish(target: Stage, updates: int) -> None:
@@ -388,34 +409,39 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
         progress = {"done": updates, "planned": rl.updates, "skipped": skipped}
         write_json(target.folder / UPDATES, {**progress, "phase": phase.number, "before": phase.updates_before})
 
+    def learned(update: int, rollouts: Sequence[Trajectory]) -> tuple[Batch, dict[str, float]]:
+        """Advantages -> loss -> gradient steps."""
+        if mode == "filtered-bc":
+            batch = imitated(optimizer, rollouts)
+        elif replay is not None:
+            batch = replayed(batches, replay, update, rollouts)
+        else:
+            batch = batches.make(rollouts)
+        return batch, {**batches.ref_kl(batch), **updater.steps(batch), **batch.credit.metrics}
+
     try:
         for update in range(first, rl.updates):
             with checkpoints.guard(update, updater.offending):
                 # Tasks -> rollouts -> rewards.
                 started = time.monotonic()
-                tasks = curriculum.of_update(update, history.outcomes)
-                rollouts = await sampler.of_update(update, tasks, ctx.count_steps)
-                if mode == "policy":
-                    rollouts += await refills(update, rollouts, curriculum, sampler, optimizer, ctx.count_steps)
-                own = [t for t in rollouts if t.source != "expert"]
-                refuse_total_failure(own, f"update {update}")
-                refuse_silent_judge(own, f"update {update}")
+                rollouts = await ahead.of_update(update)
                 if sampler.on_policy:
-                    refuse_stale(own, engine.weights_version)
+                    refuse_stale(rollouts, engine.weights_version, most)
                 trained_from = time.monotonic()
-                await ctx.models.rest()
+                if not ahead.at_once:
+                    await ctx.models.rest()
 
                 # Rewards -> advantages -> loss -> gradient steps -> weights to the engine.
-                if mode == "filtered-bc":
-                    batch = imitated(optimizer, rollouts)
-                elif replay is not None:
-                    batch = replayed(batches, replay, update, rollouts)
-                else:
-                    batch = batches.make(rollouts)
-                metrics = {**batches.ref_kl(batch), **updater.steps(batch), **batch.credit.metrics}
+                batch, metrics = await ahead.compute(partial(learned, update, rollouts))
                 history.stepped(metrics)
                 metrics |= {**batch.mismatch, **engine.mismatch}
-                engine.weights_changed()
+                if most:
+                    metrics |= staleness(rollouts, engine.weights_version)
+                if ahead.at_once:
+                    await engine.take_weights()
+                else:
+                    engine.weights_changed()
+                ahead.advance()
 
                 # What observers and later updates see of it.
                 log.save(update, rollouts, batch.advantages)
@@ -437,8 +463,9 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
                     ctx.tell(events.Failure(where=f"{name} update {update}", error=warning))
             if audit is not None and audit.due(update):
                 await audit.after(update, log.read(update), history.rewards)
-            if refresher is not None:
-                await refresher.after(update + 1, exploration_policy(ctx, engine, policy.format))
+            if refresher is not None and refresher.due(update + 1):
+                async with ahead.paused():  # no dream shall see a world model that is just being fitted
+                    await refresher.after(update + 1, exploration_policy(ctx, engine, policy.format))
 
             done = update + 1
             advance(reward=history.rewards[-1])
@@ -454,6 +481,8 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
         if done > first and done == checkpoints.updates:
             checkpoints.save()
         raise
+    finally:
+        await ahead.close()
     finish(stage, done)
 
 

@@ -123,6 +123,7 @@ def _saved(out: Path, block: list[str] | None) -> Recipe:
 
 def _plan(recipe: Recipe, options: o.WholeOptions, nproc: int, on: str) -> None:
     from dynaweb.estimate.refusals import examined
+    from dynaweb.rl.ahead import order_of_work
 
     result = examined(recipe, nproc, on)
     estimate = result.estimate
@@ -135,8 +136,9 @@ def _plan(recipe: Recipe, options: o.WholeOptions, nproc: int, on: str) -> None:
         "missing": missing,
     }
     plan |= {"sources": result.sources.plain(), "estimate": None if estimate is None else estimate.plain()}
+    plan |= {"asynchronous": asynchronous} if (asynchronous := order_of_work(recipe)) else {}
     unknown = f"No estimate: the size of {recipe.model.path} is known once its config.json is here"
-    parts = [str(recipe), unknown if estimate is None else str(estimate), str(result.sources)]
+    parts = [str(recipe), unknown if estimate is None else str(estimate), asynchronous, str(result.sources)]
     if on and result.missing:
         parts.append("\n".join(["Not installed here, and needed there:", *(f"  {error}" for error in result.missing)]))
     options.emit(plan, "\n\n".join(part for part in parts if part))

@@ -108,6 +108,11 @@ def check_offline(recipe: Recipe, plugins: Plugins) -> None:
             f"offline.episodes records real episodes, and env {recipe.env.name!r} dreams; use --env sites, or set "
             "offline.episodes = 0"
         )
+    if recipe.offline.episodes and recipe.rl.max_staleness:
+        raise ConfigError(
+            f"rl.max_staleness = {recipe.rl.max_staleness} lets rollouts run ahead of training, and offline.episodes "
+            "plays none while the policy learns; set one of the two to 0"
+        )
     if recipe.offline.episodes and recipe.phases.count > 1:
         raise ConfigError(
             "recorded episodes are of the environment's own tasks; set offline.episodes = 0, or phases.count = 1"

@@ -49,6 +49,7 @@ Activity = Literal[
     "real-rollouts",
     "policy-gradient",
     "replay",
+    "run-ahead",
     "audit",
     "refresh",
     "validation",

@@ -407,6 +407,17 @@ class Rl(Section):
     minibatches: int = Field(default=1, ge=1)
     """Optimizer steps of one pass. GSPO's ratio and clip window act from an update's second optimizer step on, so
     never with 1 here and in `epochs`."""
+    max_staleness: Annotated[int, Matters("run-ahead")] = Field(default=0, ge=0)
+    """Asynchronous training: rollouts run ahead, and an update learns from rollouts that a policy of at most so many
+    updates earlier has played. 0 = on-policy: every update plays with the weights of the update before it. More keeps
+    an engine with weights of its own (vLLM on GPUs of its own, servers) busy while the trainer works; the engine in
+    this process plays first and trains then, in the same order in every run."""
+    stale_ratio: Annotated[Literal["sampler", "decoupled"], Matters("run-ahead")] = "sampler"
+    """With `max_staleness`: what ratios are taken against. `sampler`: the log-probabilities that tokens were drawn
+    with. `decoupled`: the policy before the update, as without staleness, while each token's gradient is weighed with
+    its probability under that policy divided by the sampler's, up to `stale_cap` (arXiv 2110.00641, 2505.24298)."""
+    stale_cap: Annotated[float, Matters("run-ahead")] = Field(default=2.0, gt=0)
+    """With `max_staleness`: cap of these weights, which plain policy gradients without a ratio have in either case."""
     expert_share: float = Field(default=0.0, ge=0, le=1)
     """Probability that a rollout is replaced by an expert trajectory of the same task (DynaWeb: 0.5)."""
     bc_weight: float = Field(default=0.2, ge=0)

@@ -207,6 +207,10 @@ def _partners(recipe: Recipe, shape: Shape, setup: Setup, machine: Machine, serv
     if recipe.reward.name == "orm" or getattr(reward, "model", "") == "base":
         parts["judge"] = own
         roles.append("reward")
+    engine = recipe.engine_of("policy")
+    awake = engine.settings.get("replicas") or engine.settings.get("servers") or engine.settings.get("sleep") is False
+    if recipe.rl.max_staleness and engine.name == "vllm" and (awake or machine.is_cpu):
+        parts["weights of rollouts"] = own
     if recipe.rl.ref_kl_rows or getattr(recipe.opt.config, "beta", 0):
         parts["reference"] = own
     if hasattr(recipe.opt.config, "critic_lr"):

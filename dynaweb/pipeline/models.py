@@ -281,6 +281,18 @@ class CompletedEngine(BaseEngine):
         super().weights_changed()
         getattr(self._plugin, "weights_changed", lambda: None)()
 
+    def detach(self) -> bool:
+        """Hand on."""
+        return bool(getattr(self._plugin, "detach", lambda: False)())
+
+    async def take_weights(self) -> None:
+        """Count, and hand on: a plugin that cannot detach is told by `weights_changed`."""
+        if hasattr(self._plugin, "take_weights"):
+            super().weights_changed()
+            await self._awaited("take_weights")
+        else:
+            self.weights_changed()
+
     async def rest(self) -> None:
         """Hand on."""
         await self._awaited("rest")

@@ -101,6 +101,7 @@ def _sections(data: ReportData, files: Sequence[EpisodeFile], linked: Linked | N
         sections.arms(data),
         sections.prerequisites(data),
         sections.audited(data),
+        sections.asynchronous(data),
         sections.curves(data),
         sections.stages(data),
         sections.fidelity(data),

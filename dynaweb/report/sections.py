@@ -20,6 +20,7 @@ from dynaweb.stats import (
     difference_text,
     duration,
     interval_text,
+    mean,
 )
 
 STATUS = {"done": "good", "failed": "bad", "interrupted": "warn", "running": "warn"}
@@ -381,6 +382,40 @@ def audited(data: ReportData) -> Html | None:
         el("div", line_chart("Judge and environment", lines, rate=True), class_="charts") if lines else None,
         el("p", note, class_="note") if note else None,
     )
+
+
+STALE_STAGE = "rl"
+"""The stage whose rollouts may run ahead."""
+STALE_MEASURES = {
+    "staleness.mean": (
+        "updates that tokens were behind",
+        "how far the policy had moved on, mean of tokens",
+    ),
+    "staleness.max": ("updates that the oldest token was behind", ""),
+    "staleness.share": ("share of stale tokens", "drawn by an earlier policy than the one in training"),
+    "ratio_ess": (
+        "effective sample size",
+        "of the importance ratios, as a share of the tokens: 1 = as good as fresh",
+    ),
+}
+"""Metrics of asynchronous training: their label and meaning."""
+
+
+def asynchronous(data: ReportData) -> Html | None:
+    """How old the rollouts were that updates learned from; None for a run that trained on-policy."""
+    curves = {curve.metric: curve for curve in data.curves if curve.stage == STALE_STAGE}
+    if not curves.keys() & (STALE_MEASURES.keys() - {"ratio_ess"}):
+        return None
+    measures = [
+        Measure(label, mean(value for _, value in curves[name].points), meaning, name)
+        for name, (label, meaning) in STALE_MEASURES.items()
+        if name in curves
+    ]
+    lead = (
+        "Rollouts ran ahead of training: updates learned from those of earlier policies. Means over updates; fewer "
+        "updates have ratios where all groups of some were dead."
+    )
+    return section("Asynchronous training", lead, measure_table(measures))
 
 
 def _numbers(curve: Curve) -> str:

@@ -1,9 +1,10 @@
 """What the RL stage of a run is made of; `dynaweb.train` has its loop.
 
 sources      where rollouts come from: dreams, real pages, recorded episodes
+ahead        rollouts that run ahead of training
 rows         steps as token rows with their log-probabilities
 batch        rollouts as token rows with advantages, old and reference log-probabilities
-importance   importance weights between an engine's probabilities and the trainer's
+importance   importance sampling: engines, and policies, that are not the one in training
 updater      the gradient steps of one update
 replay       WebRL's replay buffer
 audit        rollouts repeated on real pages: is the judge still right?

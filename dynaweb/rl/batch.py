@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dynaweb.judges.reward import SUCCESS
 from dynaweb.plugin import contracts
 from dynaweb.protocols import Credit, CreditInput, CreditRow, PolicyOptimizer, TokenRow, wants
-from dynaweb.rl.importance import corrected, engine_logprobs
+from dynaweb.rl.importance import Correction, corrected, engine_logprobs, sampler_logprobs
 from dynaweb.rl.replay import ReplayBuffer, keep_of
 from dynaweb.rl.rows import logprobs, part_of, step_rows
 from dynaweb.trainer.advantages import compute_advantages
@@ -67,8 +67,8 @@ class BatchMaker:
     optimizer: PolicyOptimizer
     trainer: TorchTrainer
     reference: TorchTrainer | None
-    cap: float = 0.0
-    """Of the importance weights between engine and trainer; 0 = the engine's probabilities are the trainer's."""
+    correction: Correction = field(default_factory=Correction)
+    """What is done about tokens that another distribution drew than the policy in training."""
 
     def make(self, rollouts: Sequence[Trajectory], *, keep: Sequence[bool] | None = None) -> Batch:
         """The graded rollouts of an update as a batch; rows that the optimizer does not keep are left out.
@@ -78,7 +78,10 @@ class BatchMaker:
         graded = [t for t in rollouts if t.reward is not None]
         rows, want = step_rows(graded), wants(self.optimizer)
         everything = [True] * len(rows)
-        old = logprobs(self.trainer, rows, everything) if want.old_in_credit else None
+        drawn: list[Sequence[float]] = [()] * len(rows)
+        if self.correction.sampler_is_old:
+            drawn = sampler_logprobs(graded)
+        old = self._before(rows, drawn, everything) if want.old_in_credit else None
         reference = self._reference(rows, everything) if want.reference_in_credit else None
         values = self.trainer.critic.values(rows) if self.trainer.critic is not None else None
         credit = compute_advantages(self.optimizer, credit_input(graded, old=old, reference=reference, values=values))
@@ -88,18 +91,18 @@ class BatchMaker:
         chosen = [i for i in range(len(rows)) if credit.row_mask is None or credit.row_mask[i]]
         chosen = chosen if keep is None else [i for i in chosen if keep[i]]
         credit = credit.part(range(len(graded)), chosen).scaled(self.rl.negative_scale)
-        rows, old = [rows[i] for i in chosen], part_of(old, chosen)
+        rows, drawn, old = [rows[i] for i in chosen], [drawn[i] for i in chosen], part_of(old, chosen)
         moving = [want.reference_in_loss or credit.moves(i, row.trajectory) for i, row in enumerate(rows)]
         anchored = self._reference(rows, moving) if want.reference_in_loss else None
-        if old is None and (self._several or self.cap):
-            old = logprobs(self.trainer, rows, moving)
-        batch = Batch(graded, rows, credit, self._old(graded, rows, moving, old), anchored, reported)
-        if not self.cap:
+        if old is None and (self._several or self.correction.cap):
+            old = self._before(rows, drawn, moving)
+        batch = Batch(graded, rows, credit, self._old(graded, rows, moving, old, drawn), anchored, reported)
+        if not self.correction.cap:
             return batch
         assert old is not None, "a correction computes them"
         logps = engine_logprobs(graded)
-        drawn = [logps[i] if moves else () for i, moves in zip(chosen, moving, strict=True)]
-        weights, mismatch = corrected(drawn, old, self.cap)
+        engine = [logps[i] if moves else () for i, moves in zip(chosen, moving, strict=True)]
+        weights, mismatch = corrected(engine, old, self.correction.cap, stale=self.rl.max_staleness > 0)
         return replace(batch, weights=weights, mismatch=mismatch)
 
     def ref_kl(self, batch: Batch) -> dict[str, float]:
@@ -127,20 +130,33 @@ class BatchMaker:
         assert self.reference is not None, "an optimizer that wants a reference has one"
         return logprobs(self.reference, rows, wanted)
 
+    def _before(self, rows: Sequence[TokenRow], drawn: Sequence[Sequence[float]], wanted: Sequence[bool]) -> Logps:
+        """Log-probabilities of the policy that played: the sampler's where it says them, else the trainer's own before
+        the update."""
+        ask = [wants and not said for wants, said in zip(wanted, drawn, strict=True)]
+        own = logprobs(self.trainer, rows, ask)
+        return [said or values for said, values in zip(drawn, own, strict=True)]
+
     def _old(
-        self, rollouts: Sequence[Trajectory], rows: Sequence[TokenRow], moving: Sequence[bool], known: Logps | None
+        self,
+        rollouts: Sequence[Trajectory],
+        rows: Sequence[TokenRow],
+        moving: Sequence[bool],
+        known: Logps | None,
+        drawn: Sequence[Sequence[float]],
     ) -> OldLogps | None:
         """Old log-probabilities of each row; None where the ratio is 1: in a first and only step, or by `expert_ratio`.
 
-        `known` are the policy's own before the update, there where there are several steps.
+        `known` are those before the update, there where there are several steps; `drawn` those of the sampler, where
+        ratios are taken against these, which no step has ratio 1 with.
         Experts' tokens were not sampled from the policy. What their ratio is taken against is a choice: the policy
         before the update (so it starts at 1), nothing (so it is always 1), or the policy that SFT made of such experts.
         """
         expert = [rollouts[row.trajectory].source == "expert" for row in rows]
         against_sft = self.rl.expert_ratio == "sft" and any(expert)
-        if not (self._several or against_sft):
+        if not (self._several or against_sft or any(drawn)):
             return None
-        own: OldLogps = [None] * len(rows)
+        own: OldLogps = [said or None for said in drawn]
         if self._several:
             assert known is not None, "several steps need them"
             own = list(known)

@@ -26,6 +26,7 @@ def rl_key(ctx: RunContext, have: Artifacts, mode: Mode, *, done: int | None = N
     does: list[Activity] = ["rl", "dreams" if dreams else "real-rollouts"]
     does += ["policy-gradient"] if mode == "policy" else []
     does += ["replay"] if mode == "policy" and recipe.replay.capacity else []
+    does += ["run-ahead"] if recipe.rl.max_staleness else []
     does += ["audit"] if recipe.audit.every else []
     does += ["refresh"] if dreams and recipe.wm_fit.refresh_every else []
     does += ["validation"] if recipe.rl.validate_every else []

@@ -78,9 +78,13 @@ class Refresher:
         before = have.phase.before
         return cls(ctx, model, have.explore.episodes(), before.folder if before is not None else None, memory)
 
+    def due(self, done: int) -> bool:
+        """Whether it is time after `done` policy updates."""
+        return done in self._refresh_updates
+
     async def after(self, done: int, player: Player) -> None:
         """Refresh, if it is time after `done` policy updates."""
-        if done not in self._refresh_updates:
+        if not self.due(done):
             return
         fresh = await self._collect(done, player)
         self._learn_from(fresh)

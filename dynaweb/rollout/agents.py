@@ -101,7 +101,7 @@ class ModelPolicy:
             prompt=prompt,
             response_ids=completion.token_ids,
             logprobs=completion.logprobs,
-            policy_version=version,
+            policy_version=version if completion.weights_version is None else completion.weights_version,
         )
 
 

@@ -31,6 +31,8 @@ def check_together(ctx: RunContext) -> None:
         chosen_generator(ctx, recipe.phases)
     if recipe.rl.updates and recipe.rl.mode == "policy":
         check_policy_loss(make_optimizer(ctx))
+    if recipe.rl.max_staleness and recipe.rl.updates and recipe.rl.mode == "policy":
+        check_staleness(ctx, optimizer_wants(ctx))
     if recipe.replay.capacity and recipe.rl.updates:
         check_replay(ctx, optimizer_wants(ctx))
     if recipe.offline.episodes and recipe.rl.updates and recipe.rl.mode == "policy":
@@ -87,6 +89,16 @@ def check_replay(ctx: RunContext, wants: Wants) -> None:
         raise ConfigError(
             f"replay.capacity asks for a replay buffer, and opt {ctx.recipe.opt.name!r} compares the rollouts of a "
             "task with each other; use --opt webrl, awr or digirl, or set replay.capacity = 0"
+        )
+
+
+def check_staleness(ctx: RunContext, wants: Wants) -> None:
+    """Raise `ConfigError` for rollouts of earlier policies where the optimizer is right for the policy's own alone."""
+    if wants.off_policy == "never":
+        raise ConfigError(
+            f"rl.max_staleness = {ctx.recipe.rl.max_staleness} has updates learn from rollouts of earlier policies, "
+            f"and opt {ctx.recipe.opt.name!r} says that it learns from those of the policy in training only; set "
+            "rl.max_staleness = 0, or use another optimizer, such as --opt gspo"
         )
 
 

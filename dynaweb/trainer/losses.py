@@ -160,9 +160,13 @@ class PolicyTally:
     """Collects what is reported of one update, in float64 on the CPU."""
 
     trajectories: int
+    ratios: bool = False
+    """Whether ratios are taken against log-probabilities that are not the present model's own."""
     log_ratio: list[float] = field(init=False)
     tokens: list[int] = field(init=False)
     kl: float = 0.0
+    ratio: float = 0.0
+    squared_ratio: float = 0.0
     ref_kl: float = 0.0
     referred: bool = False
     entropy: float = 0.0
@@ -176,6 +180,9 @@ class PolicyTally:
         """Take in one micro-batch. KL estimates are k3, r - 1 - log r, which is never negative."""
         log_ratio_RT = torch.where(inputs.mask_RT, inputs.logp_RT.detach() - inputs.old_logp_RT, 0.0).double()
         self.kl += float(exp_excess(log_ratio_RT).sum())
+        ratio_RT = torch.where(inputs.mask_RT, clamped(log_ratio_RT).exp(), 0.0)
+        self.ratio += float(ratio_RT.sum())
+        self.squared_ratio += float(ratio_RT.square().sum())
         if inputs.ref_logp_RT is not None:
             away_RT = torch.where(inputs.mask_RT, inputs.ref_logp_RT - inputs.logp_RT.detach(), 0.0).double()
             self.ref_kl += float(exp_excess(away_RT).sum())
@@ -189,7 +196,8 @@ class PolicyTally:
             self.sums[name] = self.sums.get(name, 0.0) + float(value)
 
     def metrics(self) -> dict[str, float]:
-        """Ratio quantiles over trajectories (of exp(mean log-ratio)), KL and entropy per token, the loss's own sums."""
+        """Ratio quantiles over trajectories (of exp(mean log-ratio)), KL and entropy per token, the loss's own sums;
+        where ratios are not 1 by themselves, `ratio_ess`, the effective sample size of those of tokens as a share."""
         out = {name.removesuffix("_sum"): value for name, value in self.sums.items()}
         tokens = sum(self.tokens)
         if not tokens:
@@ -198,6 +206,8 @@ class PolicyTally:
         ratio = torch.tensor([total / count for total, count in pairs if count], dtype=torch.float64).exp()
         for name, share in (("min", 0.0), ("p10", 0.1), ("p50", 0.5), ("p90", 0.9), ("max", 1.0)):
             out[f"ratio_{name}"] = float(ratio.quantile(share))
+        if self.ratios:
+            out["ratio_ess"] = self.ratio**2 / (tokens * self.squared_ratio)
         out["approx_kl"] = self.kl / tokens
         out["entropy"] = self.entropy / tokens
         if self.referred:
@@ -207,6 +217,8 @@ class PolicyTally:
     def merge(self, other: PolicyTally) -> None:
         """Add what another rank has seen."""
         self.kl += other.kl
+        self.ratio += other.ratio
+        self.squared_ratio += other.squared_ratio
         self.ref_kl += other.ref_kl
         self.referred = self.referred or other.referred
         self.entropy += other.entropy

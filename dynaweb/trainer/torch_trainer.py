@@ -140,7 +140,7 @@ class TorchTrainer:
         targets, and it takes a step too.
 
         Returns what `supervised_step` does and `policy_loss`, `supervised_loss`, `clip_frac_low/high` and other sums of
-        the loss, `ratio_*` quantiles over trajectories, `approx_kl`, `ref_kl` (with a reference), `entropy`,
+        the loss, `ratio_*` of `PolicyTally.metrics`, `approx_kl`, `ref_kl` (with a reference), `entropy`,
         `dead_share` (trajectories with advantage 0), `rows`, `rows_skipped`, and what `Critic.report` returns. Raises
         `TrainingError` after three unsound updates in a row, with policy and critic as they were.
         """
@@ -360,7 +360,7 @@ class UpdatePass:
             log_ratio_sum = self._log_ratio_sums(batch, micros)
             self._even_out(count, gradient=False)
             self._ranks.add(log_ratio_sum)
-        tally, loss = PolicyTally(len(batch.advantages)), 0.0
+        tally, loss = PolicyTally(len(batch.advantages), batch.old is not None), 0.0
         for micro in micros:
             logp_N, entropy_N = self._scorer.logprobs(micro, self._temperature)
             inputs, _ = batch.loss_input(micro, logp_N, log_ratio_sum)
@@ -375,7 +375,7 @@ class UpdatePass:
         """Losses and tallies of all ranks as one."""
         if self._ranks.size == 1:
             return loss, tally
-        whole = PolicyTally(len(batch.advantages))
+        whole = PolicyTally(len(batch.advantages), batch.old is not None)
         parts = self._ranks.gather((loss, tally))
         for _, part in parts:
             whole.merge(part)

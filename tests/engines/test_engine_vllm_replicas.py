@@ -20,6 +20,7 @@ import pytest
 import torch
 from vllm_server_kit import StandIn, serving
 
+import dynaweb
 from dynaweb.engines.plugin import VllmConfig
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.engines.vllm import remote
@@ -27,10 +28,13 @@ from dynaweb.engines.vllm.engine import VllmEngine, own_gpus
 from dynaweb.engines.vllm.nccl import _both, own_address, update_of
 from dynaweb.engines.vllm.probe import model_logprobs
 from dynaweb.engines.vllm.serve import command
-from dynaweb.errors import ConfigError, EngineError
+from dynaweb.errors import ConfigError, EngineError, TrainingError
+from dynaweb.observers import read_metrics
 from dynaweb.pipeline.artifacts import LoadedModel
 from dynaweb.pipeline.fit import with_adapters
 from dynaweb.protocols import EngineContext, GenerateRequest
+from dynaweb.trainer.models import load_model
+from dynaweb.trainer.torch_trainer import TorchTrainer
 from dynaweb.types import Prompt
 
 FAKE = Path(__file__).parents[1] / "kits" / "fake_vllm"
@@ -307,3 +311,133 @@ def test_the_command_of_a_server() -> None:
     assert plain[:2] == ["serve", "model"] and plain[-4:] == ["--port", "1", "--host", "0.0.0.0"]
     full = command("model", [], gpu=True, scale_out=True)
     assert full[full.index("--weight-transfer-config") + 1] == '{"backend": "nccl"}' and "--enable-scale-out" in full
+
+
+# Weights that change while the trainer works
+
+
+def stir(model: Any) -> None:
+    """Other weights, in the middle of a step of the trainer: nobody was told."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+
+
+async def test_a_detached_engine_answers_from_its_copy_until_it_takes_the_weights(servers: list[StandIn]) -> None:
+    model = kit.llama(1)
+    policy = on(servers, model)
+    policy.weights_version = 4
+    assert policy.detach() and policy.detach() and policy.model is not model
+    assert await apart(policy) < 1e-4
+    stir(model)
+    policy.vllm.leave(policy)  # as after another role's turn: the weights are pushed again, in mid-step
+    assert await apart(policy) < 1e-4
+    before = [parameter.clone() for parameter in policy.model.parameters()]
+    await policy.take_weights()
+    assert await apart(policy) < 1e-4 and policy.weights_version == 5
+    assert any(not torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), policy.model.parameters(), strict=True))
+    await policy.close()
+
+
+async def test_a_request_on_its_way_ends_with_the_weights_that_it_began_with(servers: list[StandIn]) -> None:
+    """And says which; later ones wait for it, and get the new ones. The stand-in refuses requests while paused."""
+    model = kit.llama(1)
+    policy = on(servers[:1], model)
+    policy.weights_version = 0
+    policy.detach()
+    request = GenerateRequest(PROMPTS[0], 12, 1.0, 1.0, 3)
+    old = await policy.generate(request)
+    servers[0].slow = 0.3
+    on_its_way = asyncio.ensure_future(policy.generate(request))
+    await asyncio.sleep(0.1)
+    pauses = servers[0].asked.count("/pause")
+    stir(model)
+    await policy.take_weights()
+    later = asyncio.ensure_future(policy.generate(request))
+    await asyncio.sleep(0.05)
+    assert servers[0].asked.count("/pause") == pauses, "no push while it is answered"
+    first, second = await asyncio.gather(on_its_way, later)
+    assert (first.token_ids, first.logprobs, first.weights_version) == (old.token_ids, old.logprobs, 0)
+    assert second.weights_version == 1 and second.logprobs != first.logprobs
+    assert servers[0].asked.count("/pause") == pauses + 1
+    servers[0].slow = 0.0
+    assert await apart(policy) < 1e-4
+    await policy.close()
+
+
+async def test_requests_of_two_roles_go_on_while_the_trainer_works(servers: list[StandIn]) -> None:
+    """They use the servers in turn, so that the policy's weights go over again and again, whole."""
+    model, other = kit.llama(1), kit.llama(2)
+    services: dict[str, Any] = {}
+    policy, world = (on(servers, one, services=services) for one in (model, other))
+    policy.weights_version = 0
+    policy.detach()
+    stop = threading.Event()
+
+    def train() -> None:
+        while not stop.is_set():
+            stir(model)
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    try:
+        jobs = [one.generate(GenerateRequest(p, 6, 1.0, 1.0, 1)) for p in PROMPTS[:4] for one in (policy, world)]
+        done = await asyncio.gather(*jobs)
+    finally:
+        stop.set()
+        trainer.join()
+    assert {one.weights_version for one in done[::2]} == {0} and {one.weights_version for one in done[1::2]} == {None}
+    for shared in services.values():
+        await shared.close()
+
+
+@pytest.mark.parametrize(("level", "detaches"), [(0, True), (2, False)])
+def test_an_engine_that_sleeps_while_the_trainer_works_does_not_go_on(
+    level: int, detaches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = kit.llama(1)
+    one = engine(model)
+    monkeypatch.setattr(one, "_sleep_level", lambda: level)
+    assert one.detach() is detaches and (one.model is model) is not detaches
+
+
+def test_an_asynchronous_run_with_a_server_plays_on_while_it_trains_and_goes_on_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps carry the version that drew them; some rollouts are one update old, none is older. What plays after a
+    restart are the weights that were read."""
+    threads: set[str] = set()
+    copies: list[torch.Tensor] = []
+    step, detach = TorchTrainer.policy_step, VllmEngine.detach
+
+    def policy_step(self: Any, *given: Any, **named: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        if self.steps == 2 and len(copies) == 1:
+            raise TrainingError("lost")
+        return step(self, *given, **named)
+
+    def detached(self: Any) -> bool:
+        done = detach(self)
+        copies.append(torch.cat([parameter.flatten() for parameter in self.model.parameters()]))
+        return done
+
+    monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(TorchTrainer, "policy_step", policy_step)
+    monkeypatch.setattr(VllmEngine, "detach", detached)
+    monkeypatch.setattr(VllmEngine, "require", staticmethod(lambda: None))
+    monkeypatch.setattr("dynaweb.plugin.registry.missing_requirements", lambda *of: [])
+    sets = ["env.driver=static", "model.threads=1", "data.demos=4", "sft.steps=4", "sft.batch=8", "rl.updates=3"]
+    sets += ["rl.tasks=2", "rl.n=2", "rl.bc_batch=4", "dream.horizon=2", "policy.max_new_tokens=6", "eval.episodes=2"]
+    sets += ["eval.steps=1", "controls.sft_steps=[]", "rl.max_staleness=1", "policy.engine.name=vllm"]
+    more: dict[str, Any] = {"out": tmp_path / "run", "env": "sites", "reward": "checker", "opt": "grpo"}
+    with serving(load_model("tiny", "float32", "cpu")) as servers:
+        sets.append(f'policy.engine.servers=["{servers[0].address}"]')
+        with pytest.raises(TrainingError, match="lost"):
+            dynaweb.run("dynaweb", overrides=sets, **more)
+        dynaweb.run("dynaweb", overrides=sets, resume=True, **more)
+    rows = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl", times=False) if row["event"] == "update"]
+    ages = [row["metrics"]["staleness.max"] for row in rows if row["stage"] == "rl"]
+    assert ages[0] == 0 and set(ages) <= {0, 1} and len(ages) == 3
+    assert threads and all(name.startswith("trainer") for name in threads)
+    assert len(copies) == 2 and not torch.equal(*copies), "two updates had been made"

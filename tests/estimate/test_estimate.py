@@ -213,7 +213,10 @@ def test_the_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_dry_run_says_what_it_takes_and_refuses_what_cannot_be(cli: Cli, tmp_path: Path) -> None:
+    ahead = cli("run", "--dry-run", "--json", "--set", "rl.max_staleness=2")
+    assert json.loads(ahead.stdout)["asynchronous"].startswith("Asynchronous: rollouts of at most 2 updates earlier")
     done = cli("run", "--dry-run")
+    assert "Asynchronous" not in done.stdout
     assert done.returncode == 0
     assert "most memory of a process: " in done.stdout and "tokens: at most" in done.stdout
     done = cli("run", "paper-8xh100", "--nproc", "8", "--dry-run", "--json")

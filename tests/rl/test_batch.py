@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from dynaweb.config.sections import Rl
-from dynaweb.protocols import Credit, CreditInput, TokenRow, Wants, wants
+from dynaweb.protocols import Credit, CreditInput, PluginContext, TokenRow, Wants, wants
 from dynaweb.rl.batch import BatchMaker, contributing_groups, credit_input
-from dynaweb.rl.importance import engine_logprobs
+from dynaweb.rl.importance import Correction, engine_logprobs
 from dynaweb.rl.replay import GROUP
 from dynaweb.rl.updater import over_steps
 from dynaweb.trainer.kl import penalties
@@ -88,18 +88,106 @@ def drawn(reward: float | None, **settings: Any) -> Trajectory:
 
 def test_a_correction_and_several_steps_use_the_same_numbers_of_the_policy() -> None:
     batches, now, _ = maker(epochs=2)
-    batch = replace(batches, cap=2.0).make([drawn(0.0), drawn(1.0)])
+    batch = replace(batches, correction=Correction(2.0)).make([drawn(0.0), drawn(1.0)])
     assert now.asked == 4, "each row once"
     assert batch.old == [[-1.0, -1.0]] * 4
     assert batch.weights is not None and np.asarray(batch.weights) == pytest.approx(math.exp(0.5))
     batches, now, _ = maker()
-    batch = replace(batches, cap=2.0).make([drawn(0.0), drawn(1.0)])
+    batch = replace(batches, correction=Correction(2.0)).make([drawn(0.0), drawn(1.0)])
     assert now.asked == 4 and batch.old is None and batch.mismatch["engine.logprob_gap"] == pytest.approx(0.5)
 
 
 def test_only_what_the_policy_of_the_moment_drew_is_corrected() -> None:
     rollouts = [drawn(1.0, steps=1), drawn(1.0, steps=1, group=f"{GROUP}t"), drawn(1.0, steps=1, source="expert")]
     assert engine_logprobs(rollouts) == [(-1.5, -1.5), (), ()]
+
+
+SAMPLER = Correction(sampler_is_old=True)
+"""Log-probabilities here: the sampler's -1.5, the trainer's -1, those of the policy after SFT -2."""
+
+
+@pytest.mark.parametrize(
+    ("ratio", "steps", "expert", "replayed"),
+    [
+        ("old-policy", 1, None, None),
+        ("one", 1, None, None),
+        ("sft", 1, [-2.0, -2.0], None),
+        ("old-policy", 2, [-1.0, -1.0], [-1.0, -1.0]),
+        ("one", 2, None, [-1.0, -1.0]),
+        ("sft", 2, [-2.0, -2.0], [-1.0, -1.0]),
+    ],
+)
+def test_stale_tokens_are_old_as_the_sampler_said_and_experts_and_replayed_ones_as_ever(
+    ratio: Any, steps: int, expert: Any, replayed: Any
+) -> None:
+    """What the sampler said is not computed again, and no weight comes on top of the ratio."""
+    batches, now, _ = maker(expert_ratio=ratio, epochs=steps, max_staleness=1)
+    again = [drawn(reward, group=f"{GROUP}t", steps=1) for reward in (1.0, 0.0)]
+    rollouts = [drawn(1.0, source="expert", steps=1), drawn(0.0, steps=2), *again]
+    batch = replace(batches, correction=SAMPLER).make(rollouts)
+    assert batch.old == [expert, (-1.5, -1.5), (-1.5, -1.5), replayed, replayed]
+    assert batch.weights is None and batch.mismatch == {}
+    assert now.asked == (3 if steps > 1 else 0)
+
+
+def test_decoupled_ratios_are_to_the_policy_before_the_update_and_tokens_are_weighed() -> None:
+    batches, now, _ = maker(max_staleness=1)
+    batch = replace(batches, correction=Correction(1.2)).make([drawn(0.0), drawn(1.0)])
+    assert batch.old is None, "a first and only step has ratio 1 to it"
+    assert batch.weights is not None and np.asarray(batch.weights) == pytest.approx(1.2), "exp(0.5), cut"
+    assert batch.mismatch["ratio_ess"] == 1.0 and batch.mismatch["staleness.capped"] == 1.0
+    assert batch.mismatch["staleness.logprob_gap"] == 0.5 and now.asked == 4
+    assert not any(name.startswith("engine") for name in batch.mismatch)
+    several, now, _ = maker(max_staleness=1, minibatches=2)
+    assert replace(several, correction=Correction(1.2)).make([drawn(0.0), drawn(1.0)]).old == [[-1.0, -1.0]] * 4
+
+
+def test_a_kl_in_the_reward_is_of_the_policy_that_played() -> None:
+    batches, now, start = maker(Grpo(GrpoConfig(beta=0.1, kl_in="reward", kl="k1", scale="none")), max_staleness=1)
+    batch = replace(batches, correction=SAMPLER).make([drawn(1.0, steps=1), drawn(0.0, steps=3)])
+    # 2 and 6 agent tokens at -1.5 - (-2) = 0.5 each: rewards 1 - 0.1 and 0 - 0.3.
+    assert batch.advantages == pytest.approx([0.6, -0.6])
+    assert (now.asked, start.asked) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "sets", "kind"),
+    [
+        ("gspo", {}, "ratio"),
+        ("grpo", {}, "ratio"),
+        ("ppo", {}, "ratio"),
+        ("reinforce-pp", {}, "ratio"),
+        ("cispo", {}, "ratio"),
+        ("gigpo", {}, "ratio"),
+        ("rloo", {"surrogate": "clip"}, "ratio"),
+        ("rloo", {}, "weights"),
+        ("webrl", {}, "any"),
+        ("awr", {}, "any"),
+        ("digirl", {}, "any"),
+    ],
+)
+def test_what_an_optimizer_says_of_stale_rollouts_is_what_its_loss_does(
+    name: str, sets: dict[str, Any], kind: str
+) -> None:
+    """A loss takes them by its ratio where, and only where, its gradient depends on old log-probabilities."""
+    import torch
+
+    from dynaweb.plugin.registry import current
+    from dynaweb.testing.optimizers import batch
+
+    plugin = current().find("opt", name)
+    optimizer: Any = current().create("opt", name, plugin.spec.config.model_validate(sets), PluginContext())
+    assert wants(optimizer).off_policy == kind
+    gradients = []
+    for shift in (0.0, 5e-5):
+        sample = batch()
+        if kind == "any":  # credit by row
+            count_S = sample.mask_RT.sum(1)
+            sample = replace(sample, row_R=torch.arange(8), advantage_S=torch.ones(8).double(), tokens_S=count_S)
+        moved = replace(sample, old_logp_RT=sample.logp_RT.detach() - shift, log_ratio_sum_N=None)
+        optimizer.loss(moved).loss.backward()
+        gradients.append(moved.logp_RT.grad.clone())
+    assert torch.equal(*gradients) != (kind == "ratio")
 
 
 def test_a_reference_in_the_loss_is_computed_for_dead_groups_too() -> None:

@@ -21,13 +21,14 @@ from dynaweb.judges.alarm import Mark
 from dynaweb.pipeline.artifacts import LoadedModel
 from dynaweb.pipeline.context import RunContext
 from dynaweb.plugin.registry import current
+from dynaweb.rl.ahead import RunAhead
 from dynaweb.rl.audit import Auditor
 from dynaweb.rl.checkpoints import BestWeights, Checkpointed, Checkpoints, History
 from dynaweb.rl.refresh import Refresher
 from dynaweb.rl.replay import ReplayBuffer
 from dynaweb.rollout.agents import RandomPolicy
 from dynaweb.runs import StageCache
-from dynaweb.types import Prompt
+from dynaweb.types import Prompt, Trajectory
 
 Change = Callable[[int], Awaitable[None]]
 Maker = Callable[[Path], tuple[Checkpointed, Change]]
@@ -96,7 +97,21 @@ def refresher(scratch: Path) -> tuple[Checkpointed, Change]:
     return one, change
 
 
-PARTNERS = (history, replay, audits, best, refresher)
+def ahead(scratch: Path) -> tuple[Checkpointed, Change]:
+    async def play(update: int, outcomes: Any) -> list[Trajectory]:
+        return [replace(episode(str(update)), id=f"{update}/0/0", reward=update / 10)]
+
+    outcomes: list[Any] = []
+    one = RunAhead(play, most=2, last=9, outcomes=outcomes)
+
+    async def change(update: int) -> None:
+        await one.of_update(update - 1)
+        outcomes.append([])
+
+    return one, change
+
+
+PARTNERS = (history, replay, audits, best, refresher, ahead)
 
 
 def files(folder: Path) -> Iterator[tuple[str, bytes]]:

@@ -118,8 +118,10 @@ def fails_once(patch: pytest.MonkeyPatch, owner: type, name: str, at: int) -> No
         (SEVERAL, (TorchTrainer, "policy_step"), 4),
         (SEVERAL, (TorchTrainer, "policy_step"), 6),
         (SEVERAL, (RolloutLog, "save"), 1),
+        (("rl.max_staleness=1",), (TorchTrainer, "policy_step"), 1),
+        (("rl.max_staleness=2",), (RolloutLog, "save"), 1),
     ],
-    ids=["the only step", "the first of several", "a later one", "after all steps"],
+    ids=["the only step", "the first of several", "a later one", "after all steps", "one ahead", "two ahead"],
 )
 def test_a_run_that_was_stopped_inside_an_update_and_goes_on_ends_like_one_that_was_not(
     prepared: Path,
@@ -139,6 +141,22 @@ def test_a_run_that_was_stopped_inside_an_update_and_goes_on_ends_like_one_that_
     run(folder, *sets, resume=True)
     assert result(folder, cache) == expected
     assert any(metrics["replay_buffer"] for metrics in expected[-1].values()), "something is remembered"
+
+
+def test_rollouts_that_ran_ahead_of_the_end_of_a_time_budget_are_learned_from_later(
+    prepared: Path,
+    whole: Callable[[tuple[str, ...]], tuple[Any, ...]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sets = ("rl.max_staleness=2",)
+    expected = whole(sets)
+    copied(prepared, tmp_path / "cache", monkeypatch)
+    run(tmp_path / "cut", *sets, time_budget=0.0001)
+    assert [row["index"] for row in updates(tmp_path / "cut")] == [0]
+    run(tmp_path / "later", *sets)
+    assert (tmp_path / "later" / "checkpoints" / "dynaweb" / "model.safetensors").read_bytes() == expected[0]
+    assert {row["index"]: row["metrics"] for row in updates(tmp_path / "later")}[2] == expected[-1][2]
 
 
 def test_a_time_budget_that_is_used_up_begins_no_further_phase(

@@ -36,7 +36,14 @@ EVERYTHING = (
     ),
     *("wm_fit.holdout=0.4", "wm_fit.refresh_every=1", "wm_fit.refresh_episodes=1", "wm_fit.refresh_steps=1"),
     *("rl.updates=2", "rl.epochs=2", "rl.validate_every=1", "rl.expert_share=0.5", "rl.sampling=adaptive"),
-    *("rl.ref_kl_rows=2", "data.experts=all", "audit.every=1", "audit.episodes=1"),
+    *(
+        "rl.max_staleness=1",
+        "rl.stale_ratio=decoupled",
+        "rl.ref_kl_rows=2",
+        "data.experts=all",
+        "audit.every=1",
+        "audit.episodes=1",
+    ),
     *("controls.sft_steps=[4,5]", "controls.sft_validation=2", "controls.filtered_bc=true"),
     *("agent.kind=lookahead", "agent.candidates=1", "agent.depth=1", "eval.episodes=2", "eval.steps=2"),
 )
@@ -66,6 +73,7 @@ ANYWAY: Mapping[tuple[str, str], str] = {
 SWITCHES: Mapping[str, Activity] = {
     "audit.every": "audit",
     "replay.capacity": "replay",
+    "rl.max_staleness": "run-ahead",
     "rl.validate_every": "validation",
     "wm_fit.refresh_every": "refresh",
     "opt": "policy-gradient",

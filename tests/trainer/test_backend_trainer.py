@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import math
 import random
 from collections.abc import Sequence
@@ -17,7 +19,10 @@ from trainer_kit import ADVANTAGES, WIDE, old_logps, spy_of, trainer_of, weights
 from dynaweb.engines.local.engine import TransformersEngine
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.protocols import Credit, GenerateRequest, LossInput, LossOutput, TokenRow
+from dynaweb.rl.importance import effective_share
 from dynaweb.types import Prompt
+from dynaweb_opt_grpo import GrpoConfig
+from dynaweb_opt_grpo.grpo import Grpo
 from dynaweb_opt_gspo import GspoConfig
 from dynaweb_opt_gspo.gspo import Gspo
 
@@ -213,7 +218,42 @@ def test_metrics_tell_ratio_kl_and_clipping() -> None:
     assert metrics["approx_kl"] == pytest.approx(math.expm1(0.1) - 0.1, rel=1e-3)
     assert metrics["clip_frac_high"] == pytest.approx(0.5)
     assert metrics["clip_frac_low"] == 0
+    assert metrics["ratio_ess"] == pytest.approx(1.0), "equal weights"
     assert 0 < metrics["entropy"] < math.log(kit.VOCABULARY)
+
+
+@pytest.mark.parametrize("micro_tokens", [1, 100_000])
+def test_the_effective_sample_size_is_that_of_the_ratios_of_all_tokens(micro_tokens: int) -> None:
+    rows = kit.rows_of(2)
+    trainer = trainer_of(micro_tokens=micro_tokens)
+    logps, rng = trainer.logprobs(rows), random.Random(1)
+    old = [tuple(float(value) - rng.gauss(0, 0.5) for value in values) for values in logps]
+    gaps = [float(a) - b for now, before in zip(logps, old, strict=True) for a, b in zip(now, before, strict=True)]
+    metrics = trainer.policy_step(rows, Gspo(GspoConfig()), (1.0, -1.0, 0.5, -0.5), old)
+    assert metrics["ratio_ess"] == pytest.approx(effective_share(gaps), rel=1e-4) and metrics["ratio_ess"] < 0.95
+    assert "ratio_ess" not in trainer.policy_step(rows, Gspo(GspoConfig()), ADVANTAGES), "ratios that are 1"
+
+
+async def test_a_gradient_on_stale_tokens_is_the_ratio_to_what_their_sampler_said() -> None:
+    """Tokens of an engine, weights that moved since, and the update that plain arithmetic gives."""
+    model, advantages = kit.llama(), (1.0, -1.0)
+    engine = TransformersEngine(model, Lockstep())
+    prompts = [Prompt((5, 6, 7)), Prompt((8, 9))]
+    drawn = await asyncio.gather(*(engine.generate(GenerateRequest(prompt, 6, 1.0, 1.0, 3)) for prompt in prompts))
+    rows = [TokenRow(p, done.token_ids, i) for i, (p, done) in enumerate(zip(prompts, drawn, strict=True))]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
+    trainer, plain = spy_of(model), copy.deepcopy(model)
+    optimizer = Grpo(GrpoConfig(clip_low=0.9, clip_high=9.0))
+    metrics = trainer.policy_step(rows, optimizer, advantages, [done.logprobs for done in drawn])
+    means = []
+    for row, done, advantage in zip(rows, drawn, advantages, strict=True):
+        ratio = (kit.naive_logprobs(plain, row) - torch.tensor(done.logprobs)).exp()
+        means.append((ratio * advantage).mean())
+    (-torch.stack(means).mean()).backward()
+    kit.same(trainer.seen, kit.gradients(plain), rtol=1e-3, atol=1e-4)
+    assert metrics["approx_kl"] > 1e-6, "the weights have moved"
 
 
 @pytest.mark.parametrize("kind", [kit.llama, kit.gpt2])

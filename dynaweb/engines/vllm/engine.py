@@ -7,11 +7,12 @@ made them.
 
 A run starts vLLM once and keeps it from stage to stage (`dynaweb.engines.vllm.shared`): an engine here is one model's
 right to it. A model changes between two moments only: `weights_changed` marks it, and the next request waits for the
-push. `rest` frees GPU memory while the trainer works.
+push. `rest` frees GPU memory while the trainer works; a `detach`ed engine goes on meanwhile, from a copy of the model.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -68,6 +69,7 @@ class VllmEngine(BaseEngine):
         self._shared: SharedVllm | None = None
         self._probe: Probe | None = None
         self._own: tuple[int, list[list[float]]] | None = None
+        self._source: torch.nn.Module | None = None
 
     @staticmethod
     def require() -> None:
@@ -90,10 +92,11 @@ class VllmEngine(BaseEngine):
             "stop_token_ids": list(request.stop_ids),
             "ignore_eos": True,
         }
-        reply = await self._ask("generate", request.prompt.ids, params=params, unwritten=self._unwritten)
+        ids = request.prompt.ids
+        reply, version = await self._answer("generate", ids, params=params, unwritten=self._unwritten)
         tokens, logps = tuple(reply["tokens"]), tuple(reply["logprobs"])
         self.stats.new_tokens += len(tokens)
-        done = Completion(tokens, logps, bool(tokens) and tokens[-1] in request.stop_ids)
+        done = Completion(tokens, logps, bool(tokens) and tokens[-1] in request.stop_ids, version)
         return cut(done, request.stop, self._tokenizer.decode) if request.stop else done
 
     async def choice_logprobs(self, prompt: Prompt, choices: tuple[int, ...]) -> tuple[float, ...]:
@@ -116,6 +119,31 @@ class VllmEngine(BaseEngine):
         """The model has new weights: they are pushed before the next request is answered."""
         super().weights_changed()
         self.version += 1
+
+    def detach(self) -> bool:
+        """Push from a copy of the model from now on; not where vLLM sleeps while the trainer works.
+
+        vLLM holds weights of its own. The copy is what they are pushed from and compared with, whenever that is:
+        another role may have used vLLM while the trainer is in the middle of a step.
+        """
+        if self._sleep_level():
+            return False
+        if self._source is None:
+            self._source, self.model = self.model, copy.deepcopy(self.model).requires_grad_(False)
+        return True
+
+    async def take_weights(self) -> None:
+        """The copy becomes the model as it is. Requests that run end with the old weights, then the new ones are
+        pushed."""
+        source = self._source
+        if source is None:
+            self.weights_changed()
+            return
+        async with self.vllm.unread():
+            with torch.no_grad():
+                for mine, theirs in zip(self.model.parameters(), source.parameters(), strict=True):
+                    mine.copy_(theirs)
+            self.weights_changed()
 
     async def rest(self) -> None:
         """Give GPU memory back until the next request."""
@@ -337,15 +365,20 @@ class VllmEngine(BaseEngine):
         return vllm.adapter if self._rank else None
 
     async def _ask(self, call: str, ids: tuple[int, ...], **arguments: Any) -> Any:
+        return (await self._answer(call, ids, **arguments))[0]
+
+    async def _answer(self, call: str, ids: tuple[int, ...], **arguments: Any) -> tuple[Any, int | None]:
+        """A reply, and the `weights_version` that gave it; None where nobody counts."""
         vllm = self.vllm
         async with vllm.turn(self):
+            played = self.weights_version  # those of a later moment may be another's
             started = time.monotonic()
             self.stats.requests += 1
             self.stats.prompt_tokens += len(ids)
             reply = await vllm.call(call, ids=ids, adapter=self._adapter(vllm), **arguments)
             # Requests overlap: this is waiting added up, not work.
             self.stats.seconds += time.monotonic() - started
-        return reply
+        return reply, played
 
 
 def own_gpus(replicas: int, each: int) -> tuple[str, ...]:

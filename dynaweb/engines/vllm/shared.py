@@ -156,21 +156,37 @@ class SharedVllm:
     async def turn(self, tenant: Tenant) -> AsyncIterator[None]:
         """`async with vllm.turn(tenant): ...` around calls that want the tenant's weights, which are there then.
 
-        Raises `EngineError` when vLLM cannot be started or does not get the weights.
+        Weights change between requests: those that run end with the old ones, and those that came later wait for the
+        new ones (vLLM's pause mode `wait`), so that one request is answered by one version, and the version inside is
+        `tenant.version`. Raises `EngineError` when vLLM cannot be started or does not get the weights.
         """
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._enter_loop(loop)
         await self._admission(tenant)
         try:
-            if not self._is_ready_for(tenant):
+            while not self._is_ready_for(tenant):
                 # A request that is given up must not leave weights half pushed.
                 preparing = loop.create_task(self._prepare(tenant))
                 preparing.add_done_callback(lambda task: task.cancelled() or task.exception())
                 await asyncio.shield(preparing)
-            yield
+            self._running += 1
+            try:
+                yield
+            finally:
+                self._running -= 1
+                self._ended.set()
         finally:
             self._leave()
+
+    @asynccontextmanager
+    async def unread(self) -> AsyncIterator[None]:
+        """No weights of any tenant are being pushed or compared while inside: they may be replaced."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._enter_loop(loop)
+        async with self._lock:
+            yield
 
     def leave_out(self, replica: Replica, error: EngineError) -> None:
         """Go on without a replica that died. Raises its error where it was the last one."""
@@ -217,6 +233,7 @@ class SharedVllm:
         """Start clean: requests of an event loop that has ended can never be answered."""
         self._loop, self._lock = loop, asyncio.Lock()
         self._guests = 0
+        self._running, self._ended = 0, asyncio.Event()
         self._current: Tenant | None = None
         self._waiting: deque[tuple[Tenant, asyncio.Future[None]]] = deque()
 
@@ -270,6 +287,9 @@ class SharedVllm:
                 self._checked = True
 
     async def _push(self, tenant: Tenant) -> None:
+        while self._running:  # they are answered with the weights that they began with
+            self._ended.clear()
+            await self._ended.wait()
         base, version = self._base is not tenant, tenant.version
         self._holder, self._checked = None, False
         if base:

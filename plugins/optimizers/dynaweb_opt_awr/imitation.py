@@ -36,7 +36,10 @@ class Imitation(ABC):
     needs_trajectory_ratio = False
 
     def __init__(self, critic_lr: float, critic_max_grad_norm: float) -> None:
-        self.wants = Wants(critic=CriticSpec(critic_lr, outputs=CLASSES, at="rows", max_grad_norm=critic_max_grad_norm))
+        self.wants = Wants(
+            critic=CriticSpec(critic_lr, outputs=CLASSES, at="rows", max_grad_norm=critic_max_grad_norm),
+            off_policy="any",
+        )
 
     def advantages(self, rewards: Sequence[float | None], groups: Sequence[str]) -> list[float]:
         """The rewards as they are (None = 0): there is no group baseline. What steps weigh comes from `credit`."""

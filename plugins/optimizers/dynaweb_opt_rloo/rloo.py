@@ -29,7 +29,11 @@ class Rloo:
     def __init__(self, config: RlooConfig, context: PluginContext | None = None) -> None:
         self.config = config
         self.needs_trajectory_ratio = config.surrogate == "clip" and config.level == "trajectory"
-        self.wants = Wants(old_in_credit=config.kl_coef > 0, reference_in_credit=config.kl_coef > 0)
+        self.wants = Wants(
+            old_in_credit=config.kl_coef > 0,
+            reference_in_credit=config.kl_coef > 0,
+            off_policy="weights" if config.surrogate == "pg" else "ratio",
+        )
         self._window = Window(config.clip_low, config.clip_high)
 
     def advantages(self, rewards: Sequence[float | None], groups: Sequence[str]) -> list[float]:

@@ -51,6 +51,7 @@ class Webrl:
             old_in_credit=c.perplexity is not None,
             reference_in_loss=True,
             critic=CriticSpec(c.critic_lr, outputs=2 * self._heads, at="rows", max_grad_norm=c.critic_max_grad_norm),
+            off_policy="any",
         )
 
     def advantages(self, rewards: Sequence[float | None], groups: Sequence[str]) -> list[float]:
