@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from dynaweb.errors import ConfigError
+from dynaweb.errors import ConfigError, EngineError
 from dynaweb.policy import tokenizer as marks
 from dynaweb.policy.policy_prompt import CUT_REPLY, PolicyPrompt, numbered, with_page
 from dynaweb.policy.settings import AS_IT_IS, PLAIN, PromptSettings, uncounted
@@ -29,13 +31,17 @@ from dynaweb.worldmodels.prompts import REWRITE, SYSTEM, doing
 
 if TYPE_CHECKING:
     from dynaweb.policy.prompt_file import PromptFile
-    from dynaweb.types import Action, Observation, Task, Trajectory
+    from dynaweb.policy.settings import Modality
+    from dynaweb.protocols import Vision
+    from dynaweb.types import Action, Image, Observation, Task, Trajectory
 
 
 MOST = 8192
 """Longest prompt of a chat model, in tokens, where nobody says otherwise."""
 LEAST = 128
 """Tokens for a goal and a page, below which a prompt is of no use."""
+PICTURED = "(the picture shows it)"
+"""What stands for the text of a page that is shown as a picture alone."""
 CACHED = 65_536
 """Pieces of text whose tokens are remembered."""
 _SPLIT = re.compile(r"'((?:[^'\\\n]|\\.)*+)('?)")
@@ -294,7 +300,8 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, settings: PromptSettings = PLAIN) -> None:
         self.policy = self.words(settings.file)
         self.tokenizer = tokenizer
-        self.template = ChatTemplate(tokenizer, ends=settings.ends, arguments=settings.template)
+        more = {"arguments": settings.template, "vision": settings.vision}
+        self.template = ChatTemplate(tokenizer, ends=settings.ends, **more)
         self.stop_ids = self.template.stop_ids
         self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.stop_ids[0]
         self.yes_id, self.no_id = self.template.first_id("YES"), self.template.first_id("NO")
@@ -330,12 +337,40 @@ class ChatFormat:
         """System instructions, then objective, earlier actions and the page."""
         system, *around = self.policy.question(task, observation, history)
         last, earlier = history[-1] if history else None, self.policy.earlier(history)
-        return self._chat(system, (around[0], around[1]), observation, last, policy=True, earlier=earlier)
+        images = self.images_of(observation)
+        return self._chat(
+            system, (around[0], around[1]), observation, last, policy=True, earlier=earlier, images=images
+        )
+
+    def images_of(self, page: Observation) -> tuple[Image, ...]:
+        """What the policy is shown of a page as a picture: nothing with `modality` text.
+
+        Raises `EngineError` for a page without a screenshot.
+        """
+        if self._settings.modality == "text":
+            return ()
+        if page.screenshot is None:
+            raise EngineError(
+                f"the page {page.url} has no screenshot, and the policy is to see one (observation.modality = "
+                f"{self._settings.modality}); take pages in a browser that makes them, or set observation.modality = text"
+            )
+        return (page.screenshot.image,)
+
+    def with_modality(self, modality: Modality) -> ChatFormat:
+        """The same prompt layer for pages that are shown otherwise."""
+        other = copy(self)
+        other._settings = replace(self._settings, modality=modality)
+        return other
 
     def policy_messages(
         self, task: Task, observation: Observation, history: Sequence[Action], action: Action, reasoning: str = ""
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """`policy_prompt` and `policy_reply` as turns of a chat, for trainers that apply the template themselves."""
+        if self._settings.modality != "text":
+            raise ConfigError(
+                "turns of a chat are written as text, and observation.modality shows pages as pictures; set "
+                "observation.modality = text to export them"
+            )
         system, *around = self.policy.question(task, observation, history)
         last, earlier = history[-1] if history else None, self.policy.earlier(history)
         user, _ = self._fitted(system, (around[0], around[1]), observation, last, policy=True, earlier=earlier)
@@ -409,9 +444,11 @@ class ChatFormat:
         ends: bool = False,
         answer: bool = False,
         earlier: str = "",
+        images: tuple[Image, ...] = (),
     ) -> Prompt:
         """A system turn, and the user's with the page in what is `around` it; of a long page, what matters most."""
-        _, prompt = self._fitted(system, around, page, action, policy=policy, ends=ends, answer=answer, earlier=earlier)
+        more: dict[str, Any] = {"policy": policy, "ends": ends, "answer": answer, "earlier": earlier, "images": images}
+        _, prompt = self._fitted(system, around, page, action, **more)
         self._settings.on_prompt(prompt)
         return prompt
 
@@ -426,18 +463,44 @@ class ChatFormat:
         ends: bool = False,
         answer: bool = False,
         earlier: str = "",
+        images: tuple[Image, ...] = (),
     ) -> tuple[str, Prompt]:
-        """The user's text as far as there is room for it, and the prompt that it makes."""
+        """The user's text as far as there is room for it, and the prompt that it makes; images are never cut.
+
+        Raises `ConfigError` where the images alone leave no room for a text.
+        """
         room = self._room(policy=policy)
-        parts = around[0], render(page, "webarena"), around[1]
+        shown = PICTURED if images and self._settings.modality == "screenshot" else render(page, "webarena")
+        parts = around[0], shown, around[1]
+        pictures = [self._vision.expansion(image) for image in images]
+
+        def write(text: str) -> tuple[int, ...]:
+            return self.template.prompt(system, text, answer=answer, images=pictures)
+
         text = "".join(parts)
-        ids = self.template.prompt(system, text, answer=answer)
+        ids = write(text)
         if len(ids) <= room:
-            return text, Prompt(ids)
+            return text, Prompt(ids, images)
         whole, size = len(ids), self.template.size
-        spare = room - len(self.template.prompt(system, "", answer=answer))
+        spare = room - len(write(""))
+        if images and spare < LEAST:
+            sizes = ", ".join(f"{image.width}x{image.height}" for image in images)
+            raise ConfigError(
+                f"a prompt of {room} tokens has no room for a goal beside images of {sizes} pixels: with the "
+                f"instructions they take {room - spare}; lower observation.max_pixels, or raise "
+                "policy.max_prompt_tokens"
+            )
         while len(ids) > room and spare > 0:
             text = shortened(parts, page, action, spare, size, ends=ends, earlier=earlier)
-            ids = self.template.prompt(system, text, answer=answer)
+            ids = write(text)
             spare -= max(1, len(ids) - room)
-        return text, Prompt(ids, cut=whole - len(ids))
+        return text, Prompt(ids, images, cut=whole - len(ids))
+
+    @property
+    def _vision(self) -> Vision:
+        if self._settings.vision is None:
+            raise ConfigError(
+                "observation.modality asks the policy to see pages, and nobody knows how its model sees; set "
+                "observation.modality = text, or choose a model with a processor"
+            )
+        return self._settings.vision
