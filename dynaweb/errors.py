@@ -63,6 +63,10 @@ class FileError(DynawebError):
     """A file or folder cannot be read or written: no permission, a folder where a file belongs, too long a name."""
 
 
+class ImageError(DynawebError):
+    """A picture is missing, damaged, too large, or no PNG."""
+
+
 class TrainingError(DynawebError):
     """Training cannot go on: repeated non-finite updates, or a batch that carries no agent token."""
 

@@ -132,6 +132,10 @@ class WorldModelContext(PluginContext):
     """Sites that the model is measured on: no transition of theirs may be shown, wherever it comes from."""
     count: Callable[[Counted], None] = uncounted
     """To be told of every engine that the plugin makes itself, so that its tokens count in the costs of the run."""
+    observation: PictureSettings | None = None
+    """Whether and how the policy is shown pictures, for a world model that draws. None: it is shown none."""
+    images: Images | None = None
+    """Where a world model that draws keeps its pictures. None: nowhere, so that it draws none."""
 
 
 # --- Environments: a place to act in, the tasks that come with it, and experts that solve them.
@@ -257,12 +261,62 @@ class BrowserSettings(Protocol):
         ...
 
 
+class Images(Protocol):
+    """Where the bytes of pictures lie, by their content (`dynaweb.data.images.ImageStore`)."""
+
+    def put(self, data: bytes) -> Image:
+        """Keep the bytes of a PNG file. Raises `ImageError` for anything else, and for one that is too large."""
+        ...
+
+    def get(self, image: Image) -> bytes:
+        """The bytes of a picture. Raises `ImageError` when they are missing or damaged."""
+        ...
+
+
+class PictureSettings(Protocol):
+    """Pictures of pages: the recipe's section `observation` (`dynaweb.config.sections.ObservationSettings`)."""
+
+    @property
+    def modality(self) -> str:
+        """What the policy is given of a page: `text`, `screenshot` or `both`."""
+        ...
+
+    @property
+    def pictures(self) -> bool:
+        """Whether pictures of pages are taken: any other modality than `text`."""
+        ...
+
+    @property
+    def marks(self) -> bool:
+        """Whether elements are framed and numbered in pictures."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Width of the window in CSS pixels."""
+        ...
+
+    @property
+    def height(self) -> int:
+        """Height of the window in CSS pixels."""
+        ...
+
+    @property
+    def picture_scale(self) -> float:
+        """Pixels of a picture for one CSS pixel."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentContext(PluginContext):
     """What a task source is given."""
 
     web: BrowserSettings | None = None
     """Settings of the browser. None: the defaults of the recipe's section `web`."""
+    observation: PictureSettings | None = None
+    """Whether and how pictures of pages are taken. None: none are."""
+    images: Images | None = None
+    """Where pictures are kept. None: nowhere, so that none can be taken."""
     max_best_steps: int | None = None
     """Tasks with a longer shortest solution (closing `stop` included) are not used by the run. None: all are."""
 

@@ -19,7 +19,7 @@ from typing import Literal
 
 from dynaweb.config.files import read_json
 from dynaweb.errors import CheckpointError, ConfigError
-from dynaweb.runs.cache import MANIFEST, PARTIAL, USED, default_root
+from dynaweb.runs.cache import IMAGES, MANIFEST, PARTIAL, USED, default_root
 
 State = Literal["done", "unfinished", "in use"]
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -45,7 +45,8 @@ class CachedStage:
 def cached_stages(root: Path | None = None) -> list[CachedStage]:
     """Every stage of the cache, finished or not, the one that was used last first."""
     root = root if root is not None else default_root()
-    stages = [_stage(folder) for home in _folders(root) for folder in _folders(home)]
+    homes = (home for home in _folders(root) if home.name != IMAGES)
+    stages = [_stage(folder) for home in homes for folder in _folders(home)]
     return sorted(stages, key=lambda stage: (stage.age, stage.name, stage.key))
 
 

@@ -27,6 +27,7 @@ def check_together(ctx: RunContext) -> None:
     check_model(ctx)
     agreement.check_lookahead(recipe, ctx.plugins)
     agreement.check_offline(recipe, ctx.plugins)
+    agreement.check_pictures(recipe, ctx.plugins)
     if recipe.phases.count > 1 and recipe.rl.updates:
         chosen_generator(ctx, recipe.phases)
     if recipe.rl.updates and recipe.rl.mode == "policy":

@@ -86,7 +86,7 @@ def dynaweb_environments() -> Sequence[PluginSpec]:
             config=WebarenaConfig,
             summary="WebArena-format tasks on your own sites; WebArena, Lite, Verified",
             extra="web",
-            capabilities=frozenset({"tasks", "real", "browser"}),
+            capabilities=frozenset({"tasks", "real", "browser", "pictures"}),
         )
     ]
 

@@ -59,7 +59,7 @@ def dynaweb_environments() -> Sequence[PluginSpec]:
             config=WebvoyagerConfig,
             summary="WebVoyager's open questions on live sites, or your own in its format",
             extra="web",
-            capabilities=frozenset({"tasks", "real", "browser"}),
+            capabilities=frozenset({"tasks", "real", "browser", "pictures"}),
         )
     ]
 
