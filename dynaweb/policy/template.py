@@ -103,9 +103,7 @@ class ChatTemplate:
         self.stop_ids: tuple[int, ...] = tuple(sorted(stops))
         """Ids that end a reply."""
 
-    def prompt(
-        self, system: str, user: str, *, answer: bool = False, images: Sequence[str] = ()
-    ) -> tuple[int, ...]:
+    def prompt(self, system: str, user: str, *, answer: bool = False, images: Sequence[str] = ()) -> tuple[int, ...]:
         """Everything before a reply; with `answer` also what goes before its answer, such as the end of a thought.
 
         `images` are the texts that stand for images (`Vision.expansion`), which the user's turn begins with.

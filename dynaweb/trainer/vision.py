@@ -10,13 +10,12 @@ Shapes: B rows, T tokens.
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaweb.errors import ConfigError, DynawebError, EngineError, MissingError
+from dynaweb.errors import ConfigError, DynawebError, EngineError, ImageError, MissingError
 from dynaweb.plugin.discovery import library
 from dynaweb.trainer.models import NATIVE, NO_VISION, quiet, sees, unknown_model, without_code
 from dynaweb.types import Image, Prompt
@@ -142,8 +141,8 @@ class ModelVision:
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             raise EngineError(f"the processor of {self.source} cannot take images of {sizes} pixels ({why})") from error
 
-    def save(self, folder: Path) -> None:
-        """Write the processor beside the weights in a folder."""
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the processor, tokenizer and template among it, beside the weights in a folder."""
         self.processor.save_pretrained(folder)
 
 
@@ -153,17 +152,16 @@ def read_processor(source: str) -> Any:
     Raises `ConfigError` where there is none, `MissingError` for packages that it needs, `CheckpointError` for a folder
     whose processor cannot be read.
     """
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    from transformers import AutoProcessor, ProcessorMixin
-
-    load: Any = AutoProcessor.from_pretrained
     try:
+        from transformers import AutoProcessor, ProcessorMixin
+
+        load: Any = AutoProcessor.from_pretrained
         with quiet(), without_code(source):
             processor = load(source, **NATIVE)
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # torchvision that was built for another torch raises the latter
         needs = str(error).strip().splitlines()[0]
         raise MissingError(
-            f"the processor of {source} needs a package that is not installed ({needs}); run: pip install "
+            f"the processor of {source} needs a package that is not installed, or not for this torch ({needs}); run: pip install "
             f"'dynaweb[{EXTRA}]'"
         ) from error
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -189,16 +187,16 @@ def _without_processor(source: str) -> ConfigError:
 
 
 def opened(data: bytes, image: Image) -> Any:
-    """An image of Pillow in RGB. Raises `EngineError` for bytes that are no picture, or one of another size."""
+    """An image of Pillow in RGB. Raises `ImageError` for bytes that are no picture, or one of another size."""
     from PIL import Image as Pillow
 
     try:
         picture = Pillow.open(io.BytesIO(data)).convert("RGB")
     except Exception as error:  # the library raises what it likes at a damaged file
         why = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise EngineError(f"the image {image.sha256[:12]} cannot be read as a picture ({why}); take it again") from error
+        raise ImageError(f"the image {image.sha256[:12]} cannot be read as a picture ({why}); take it again") from error
     if picture.size != (image.width, image.height):
-        raise EngineError(
+        raise ImageError(
             f"the image {image.sha256[:12]} has {picture.width}x{picture.height} pixels, and the prompt says "
             f"{image.width}x{image.height}; it belongs to another observation"
         )

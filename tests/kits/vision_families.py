@@ -28,7 +28,9 @@ def torchvision_works() -> bool:
     try:
         for name in ("nms", "qnms"):
             if not hasattr(torch.ops.torchvision, name):
-                torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                torch.library.define(
+                    f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                )
         import torchvision.transforms.v2.functional  # noqa: F401
     except (ImportError, RuntimeError):
         return False
@@ -130,6 +132,10 @@ class SeeingFamily:
         model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id)
         return model, processor
 
+    def end_ids(self, tokenizer: Any) -> tuple[int, ...]:
+        """The ids that its generation_config lists."""
+        return tuple(tokenizer.convert_tokens_to_ids(name) for name in self.ends)
+
     def write(self, folder: Path, seed: int = 0) -> Path:
         """A model folder with its processor."""
         model, processor = self.build(seed)
@@ -171,9 +177,22 @@ def _qwen(kind: str) -> Callable[[Any], tuple[Any, Any]]:
         config_of, processor_of = (getattr(transformers, kind + what) for what in ("Config", "Processor"))
         ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(text) for name, text in VISION_MARKS.items()}
         rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
-        text = {"vocab_size": _vocabulary(tokenizer), "rope_parameters": rope, **DENSE, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
+        text = {
+            "vocab_size": _vocabulary(tokenizer),
+            "rope_parameters": rope,
+            **DENSE,
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+        }
         patch = 8
-        seeing = {"depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": patch, "out_hidden_size": 32}
+        seeing = {
+            "depth": 2,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_heads": 2,
+            "patch_size": patch,
+            "out_hidden_size": 32,
+        }
         if kind == "Qwen3VL":
             text |= {"head_dim": 8, "pad_token_id": 0}
             text["rope_parameters"] = {**rope, "mrope_interleaved": True}
@@ -198,7 +217,13 @@ VISION_MARKS = {
 
 def _gemma(tokenizer: Any) -> tuple[Any, Any]:
     ids = {name: tokenizer.convert_tokens_to_ids(text) for name, text in GEMMA_MARKS.items()}
-    text = {**DENSE, "vocab_size": _vocabulary(tokenizer), "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 24}
+    text = {
+        **DENSE,
+        "vocab_size": _vocabulary(tokenizer),
+        "head_dim": 8,
+        "query_pre_attn_scalar": 8,
+        "sliding_window": 24,
+    }
     text |= {"layer_types": ["sliding_attention", "full_attention"]}
     config = transformers.Gemma3Config(
         text_config=text,
@@ -217,9 +242,22 @@ GEMMA_MARKS = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "
 
 
 def _llama(tokenizer: Any) -> tuple[Any, Any]:
-    text = {**DENSE, "vocab_size": _vocabulary(tokenizer), "head_dim": 8, "intermediate_size_mlp": 48, "pad_token_id": 0}
+    text = {
+        **DENSE,
+        "vocab_size": _vocabulary(tokenizer),
+        "head_dim": 8,
+        "intermediate_size_mlp": 48,
+        "pad_token_id": 0,
+    }
     text |= {"num_local_experts": 4, "attention_chunk_size": 64, "no_rope_layers": [1, 0], "num_hidden_layers": 2}
-    seeing = {**SIGLIP, "image_size": 32, "patch_size": 8, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
+    seeing = {
+        **SIGLIP,
+        "image_size": 32,
+        "patch_size": 8,
+        "vision_output_dim": 16,
+        "projector_input_dim": 16,
+        "projector_output_dim": 16,
+    }
     config = transformers.Llama4Config(
         text_config=text,
         vision_config={**seeing, "intermediate_size": 64},
@@ -232,7 +270,15 @@ def _llama(tokenizer: Any) -> tuple[Any, Any]:
 
 
 _ROWS = tuple(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))
-_IDEFICS = ("<|endoftext|>", "<|im_start|>", "<end_of_utterance>", "<fake_token_around_image>", "<global-img>", "<image>", *_ROWS)
+_IDEFICS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<end_of_utterance>",
+    "<fake_token_around_image>",
+    "<global-img>",
+    "<image>",
+    *_ROWS,
+)
 _QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *VISION_MARKS.values())
 _LLAMA = (
     "<|finetune_right_pad|>",

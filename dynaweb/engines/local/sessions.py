@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -428,7 +427,9 @@ class GenericRunner:
 
     def _seeing(self, prompts: Sequence[Prompt], room: int) -> Session:
         """The same for prompts of which some have images; those without are computed among themselves."""
-        seeing, blind = ([row for row, prompt in enumerate(prompts) if bool(prompt.images) is kind] for kind in (True, False))
+        seeing, blind = (
+            [row for row, prompt in enumerate(prompts) if bool(prompt.images) is kind] for kind in (True, False)
+        )
         parts: list[tuple[Session, Sequence[int]]] = []
         if blind:
             parts.append((self._session([prompts[row] for row in blind], room), blind))
@@ -471,7 +472,9 @@ class GenericRunner:
         mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         mask_BT = torch.tensor(mask, device=self.device)
         ids_BT = torch.tensor(ids, device=self.device)
-        return GenericSession(self._forward, ids_BT, mask_BT, Sight.of(self._model, self._vision, prompts, ids_BT, mask_BT))
+        return GenericSession(
+            self._forward, ids_BT, mask_BT, Sight.of(self._model, self._vision, prompts, ids_BT, mask_BT)
+        )
 
     def _refuse_broken_cache(self) -> None:
         name = type(self._model).__name__
@@ -544,7 +547,7 @@ class Sight:
     are those of the prompts, and `shift_B` is what the positions of later tokens are moved by.
     """
 
-    inputs: Mapping[str, torch.Tensor] = MappingProxyType({})
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
     position: torch.Tensor | None = None
     shift_B: torch.Tensor | None = None
 
