@@ -5,6 +5,7 @@ Every field has its meaning, unit and, where a paper fixes it, the source. Defau
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -245,7 +246,7 @@ class ObservationSettings(Section):
     def picture_scale(self) -> float:
         """The scale that pictures are taken at: `scale`, or less where they would have too many pixels."""
         most = min(self.max_pixels or MAX_PIXELS, MAX_PIXELS)
-        return min(self.scale, (most / (self.width * self.height)) ** 0.5)
+        return min(self.scale, math.sqrt(most / (self.width * self.height)))
 
 
 class PageView(Section):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dynaweb.types import Node
-from dynaweb.web.session import VIEWPORT
+from dynaweb.web.session import WINDOW
 
 STYLES = ("cursor", "visibility")
 """The computed styles that a snapshot has, in this order (for `dynaweb.web.chromium.clickable`)."""
@@ -27,16 +27,10 @@ class Box(NamedTuple):
         inside = self.x < width and self.y < height and self.x + self.width > 0 and self.y + self.height > 0
         return inside and self.width > 0 and self.height > 0
 
-    @property
-    def shows(self) -> bool:
-        """Whether any part of it shows in the window."""
-        return self.meets(VIEWPORT["width"], VIEWPORT["height"])
-
-    @property
-    def offset(self) -> float:
-        """CSS pixels between it and the window: negative above or left of it, 0 where they meet."""
-        across = _beyond(self.x, self.x + self.width, VIEWPORT["width"])
-        down = _beyond(self.y, self.y + self.height, VIEWPORT["height"])
+    def offset(self, width: float, height: float) -> float:
+        """CSS pixels between it and a window of that size: negative above or left of it, 0 where they meet."""
+        across = _beyond(self.x, self.x + self.width, width)
+        down = _beyond(self.y, self.y + self.height, height)
         return down if abs(down) >= abs(across) else across
 
 
@@ -46,14 +40,15 @@ def _beyond(start: float, end: float, size: float) -> float:
 
 @dataclass(slots=True)
 class Layout:
-    """Boxes by backend node id."""
+    """Boxes by backend node id, and the size of the window in CSS pixels."""
 
     boxes: dict[int, Box] = field(default_factory=dict)
+    window: tuple[int, int] = WINDOW
 
 
-def read_layout(snapshot: Mapping[str, Any]) -> Layout:
+def read_layout(snapshot: Mapping[str, Any], window: tuple[int, int] = WINDOW) -> Layout:
     """Read the answer of `DOMSnapshot.captureSnapshot`; boxes in frames are off by the width of the frame's border."""
-    layout = Layout()
+    layout = Layout(window=window)
     documents = snapshot["documents"]
     pending = [(0, 0.0, 0.0)] if documents else []
     while pending:
@@ -77,7 +72,7 @@ def visible_nodes(snapshot: Mapping[str, Any], layout: Layout) -> set[int]:
     listening: set[int] = set()
     for start, backend in enumerate(backends):
         box = layout.boxes.get(backend)
-        if box is None or not box.shows:
+        if box is None or not box.meets(*layout.window):
             continue
         at = start
         while at >= 0 and backends[at] not in listening:
@@ -90,7 +85,10 @@ def near_nodes(snapshot: Mapping[str, Any], layout: Layout, count: int) -> set[i
     """Backend ids of the `count` nodes of the main document nearest to its window, and of all that they stand in."""
     nodes = snapshot["documents"][0]["nodes"]
     backends, parents = nodes["backendNodeId"], nodes["parentIndex"]
-    boxed = [(abs(box.offset), at) for at, backend in enumerate(backends) if (box := layout.boxes.get(backend))]
+    window = layout.window
+    boxed = [
+        (abs(box.offset(*window)), at) for at, backend in enumerate(backends) if (box := layout.boxes.get(backend))
+    ]
     near: set[int] = set()
     for _, start in heapq.nsmallest(count, boxed):
         at = start
@@ -105,7 +103,7 @@ def offsets(nodes: Sequence[Node], layout: Layout) -> list[float]:
     values: list[float] = []
     for node in nodes:
         box = layout.boxes.get(backend_of(node.ref) or 0)
-        values.append(box.offset if box is not None else values[-1] if values else 0.0)
+        values.append(box.offset(*layout.window) if box is not None else values[-1] if values else 0.0)
     return values
 
 
@@ -134,11 +132,7 @@ def within(raw: Sequence[Node], layout: Layout) -> list[Node]:
             above.pop()
         backend = backend_of(node.ref)
         box = None if backend is None else layout.boxes.get(backend)
-        shows = (
-            (not above or above[-1][1])
-            if box is None or not above
-            else box.meets(VIEWPORT["width"], VIEWPORT["height"])
-        )
+        shows = (not above or above[-1][1]) if box is None or not above else box.meets(*layout.window)
         above.append((node.depth, shows))
         if shows:
             nodes.append(node)

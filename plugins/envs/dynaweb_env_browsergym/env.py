@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 import random
+from base64 import b64decode
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.sections import Web
-from dynaweb.errors import ConfigError, InfrastructureError, MissingError, hint, nearest
+from dynaweb.data.images import png_size
+from dynaweb.errors import ConfigError, ImageError, InfrastructureError, MissingError, hint, nearest
 from dynaweb.runs import sidecar
 from dynaweb.runs.seeding import derive
-from dynaweb.types import Action, Judgement, Observation, StepResult, Tab, Task, Trajectory
+from dynaweb.types import Action, Judgement, Node, Observation, Screenshot, StepResult, Tab, Task, Trajectory
 from dynaweb.web.actions.grammar import resolve
 from dynaweb.web.chromium.install import find
+from dynaweb.web.chromium.layout import Box
 from dynaweb.web.environment import FIRST_SEED, run_apart, started
 from dynaweb.web.page.tree import read_page
 from dynaweb.web.page.view import VIEWS
+from dynaweb.web.pictures import marked, pictures_wanted
 from dynaweb_env_browsergym.actions import call_of
 from dynaweb_env_browsergym.formats import browsergym_view
 from dynaweb_env_browsergym.process import Worker
@@ -48,7 +54,9 @@ class BrowsergymEnvironment:
             raise ConfigError(f"Task {task.id!r} is not of BrowserGym: draw it with BrowsergymSource.")
         self.reward = 0.0
         arguments = {"id": task.meta["gym_id"], "seed": task.meta["seed"], "module": self._source.module}
-        page = self._read(await self._worker.ask("reset", **arguments))
+        pictures = self._source.pictures
+        look = "" if pictures is None else "marks" if pictures.marks else "plain"
+        page = await self._read(await self._worker.ask("reset", **arguments, look=look))
         self.task = replace(task, intent=str(self._reply["goal"]), start_url=page.url)
         return page
 
@@ -63,7 +71,7 @@ class BrowsergymEnvironment:
             why = f"{action.kind}: BrowserGym knows no id for that element; act on another one"
             return StepResult(replace(page, notice=why), error=why)
         reply = await self._worker.ask("step", action=call)
-        page = self._read(reply)
+        page = await self._read(reply)
         self.reward = max(self.reward, reply["reward"])
         done = reply["terminated"] or reply["truncated"]
         return StepResult(page, done=done, error=reply["error"], info={"reward": reply["reward"]})
@@ -79,20 +87,41 @@ class BrowsergymEnvironment:
         self._page = None
         await self._worker.end()
 
-    def _read(self, reply: dict[str, Any]) -> Observation:
+    async def _read(self, reply: dict[str, Any]) -> Observation:
         self._reply = reply
         tree = read_page(reply["nodes"])
         viewed = self._view(tree.nodes)
         tabs = tuple(Tab(title, url, at == reply["current"]) for at, (title, url) in enumerate(reply["tabs"]))
         several = tabs if len(tabs) > 1 else ()
         title = tree.title if self._source.config.view != "compact" else ""
-        self._page = Observation(reply["url"], viewed.nodes, title, several, reply["error"] or "", viewed.truncated)
+        notice = reply["error"] or ""
+        try:
+            picture = await asyncio.to_thread(self._picture, reply, viewed.nodes)
+        except (ImageError, OSError, LookupError, TypeError, ValueError) as error:
+            picture, notice = None, "; ".join(filter(None, (notice, f"there is no picture of this page: {error}")))
+        self._page = Observation(reply["url"], viewed.nodes, title, several, notice, viewed.truncated, picture)
         return self._page
+
+    def _picture(self, reply: dict[str, Any], nodes: Sequence[Node]) -> Screenshot | None:
+        """The picture that BrowserGym took, in a window of the benchmark's own size; None where none is wanted."""
+        pictures = self._source.pictures
+        if pictures is None:
+            return None
+        if "picture" not in reply:
+            raise LookupError(reply.get("no_picture", "BrowserGym gave none"))
+        png = b64decode(reply["picture"])
+        window = png_size(png)
+        by_bid = {bid: Box(*box) for bid, box in reply.get("boxes", {}).items()}
+        boxes = {node.id: box for node in nodes if (box := by_bid.get(self._bid_of(node))) is not None}
+        own = replace(pictures, viewport=window, scale=min(1.0, pictures.scale))
+        return own.keep(png, marked(nodes, boxes, window))
 
     def _bid(self, action: Action) -> str:
         node = self._page.node(action.target) if self._page is not None and action.target is not None else None
-        backend = (node.ref or "").rpartition(":")[2] if node is not None else ""
-        return str(self._reply["bids"].get(backend, ""))
+        return self._bid_of(node) if node is not None else ""
+
+    def _bid_of(self, node: Node) -> str:
+        return str(self._reply["bids"].get((node.ref or "").rpartition(":")[2], ""))
 
 
 class BrowsergymSource:
@@ -102,6 +131,7 @@ class BrowsergymSource:
         """Raises `MissingError` without BrowserGym's environment, `ConfigError` for an id without a benchmark."""
         self.config = config
         self.web = context.web or Web()
+        self.pictures = pictures_wanted(context)
         self.python = sidecar.python_of("browsergym", config.python)
         self.module = config.module or _module(config.id)
         self._ids: list[str] | None = None

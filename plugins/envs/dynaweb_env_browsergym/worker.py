@@ -5,14 +5,17 @@
     {"op": "step", "action": "click('12')"}                           -> a page, with reward, terminated, truncated
 
 A page is {"goal", "url", "tabs", "current", "nodes", "bids", "error"}: the nodes are those of Chromium's accessibility
-tree, `bids` maps their backend ids to BrowserGym's.
+tree, `bids` maps their backend ids to BrowserGym's. With `"look": "plain"` at the reset it also has a `picture`, with
+`"marks"` the `boxes` of elements too.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
 import importlib
 import importlib.util
+import io
 import json
 import os
 import sys
@@ -64,6 +67,7 @@ class Bridge:
         self.env: Any = None
         self.id = ""
         self.goal = ""
+        self.look = ""
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """Do what is asked."""
@@ -80,9 +84,11 @@ class Bridge:
             return {"missing": str(error)}
         return {"ids": sorted(name for name in gymnasium.registry if name.startswith("browsergym/"))}
 
-    def do_reset(self, id: str, seed: int, module: str) -> dict[str, Any]:
-        """Start an episode."""
+    def do_reset(self, id: str, seed: int, module: str, look: str = "") -> dict[str, Any]:
+        """Start an episode. `look`: pages come with a picture (`plain`), and with boxes of elements too (`marks`)."""
         import gymnasium
+
+        self.look = look
 
         importlib.import_module(module)
         if self.id != id:
@@ -118,6 +124,7 @@ class Bridge:
             if "backendDOMNodeId" in n and n.get("browsergym_id")
         }
         return {
+            **(self.picture(observation) if self.look else {}),
             "goal": self.goal,
             "url": observation["url"],
             "tabs": list(zip(observation["open_pages_titles"], observation["open_pages_urls"], strict=True)),
@@ -127,6 +134,21 @@ class Bridge:
             "focused": observation["focused_element_bid"],
             "error": observation["last_action_error"],
         }
+
+    def picture(self, observation: dict[str, Any]) -> dict[str, Any]:
+        """`picture` as PNG in base64, and `boxes` by BrowserGym's ids; or `no_picture` with the reason."""
+        try:
+            from PIL import Image
+
+            out = io.BytesIO()
+            Image.fromarray(observation["screenshot"]).save(out, "PNG")
+            answer: dict[str, Any] = {"picture": base64.b64encode(out.getvalue()).decode()}
+            if self.look == "marks":
+                known = observation["extra_element_properties"]
+                answer["boxes"] = {bid: one["bbox"] for bid, one in known.items() if one.get("bbox")}
+            return answer
+        except Exception as error:
+            return {"no_picture": f"{type(error).__name__}: {error}"}
 
 
 def plain(value: object) -> object:

@@ -21,6 +21,7 @@ from dynaweb.web.chromium.logins import Logins, opened
 from dynaweb.web.chromium.pool import BrowserPool, pool_of
 from dynaweb.web.chromium.session import ChromiumSession
 from dynaweb.web.environment import SessionEnvironment
+from dynaweb.web.pictures import pictures_wanted
 from dynaweb_env_webarena import files, sites
 from dynaweb_env_webarena.grading import Grader
 
@@ -165,6 +166,7 @@ class WebarenaSource:
                 hosts=(*sites.hosts(self.urls.values()), *self.config.hosts),
                 view=self.config.view,
                 **self.config.view_options,
+                pictures=pictures_wanted(self._context),
                 settle=self.config.settle,
             )
         return self._pool
