@@ -210,7 +210,8 @@ def mean_loss(trainer: TorchTrainer, rows: Sequence[TokenRow]) -> float:
 def with_adapters(model: LoadedModel, rank: int, *, seed: int) -> LoadedModel:
     """The model with low-rank adapters of that rank on every linear layer as the only trained weights; itself for 0.
 
-    Of a model that sees, the linear layers of its language model, unless its vision is trained (`model.train_vision`).
+    Of a model that sees, the linear layers of its language model, unless its vision is trained too
+    (`observation.train_vision`).
 
     LoRA: Hu et al., arXiv 2106.09685. The adapters are put into the given model, so it trains with them, and are merged
     into its weights when training ends: what a stage leaves is a plain model. Raises `MissingError` without the package

@@ -352,7 +352,8 @@ class ChatFormat:
         if page.screenshot is None:
             raise EngineError(
                 f"the page {page.url} has no screenshot, and the policy is to see one (observation.modality = "
-                f"{self._settings.modality}); take pages in a browser that makes them, or set observation.modality = text"
+                f"{self._settings.modality}); play the episode again in a browser that takes them, or set "
+                "observation.modality = text"
             )
         return (page.screenshot.image,)
 

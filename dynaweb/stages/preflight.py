@@ -65,8 +65,8 @@ def check_vision(ctx: RunContext) -> None:
     modality = f"observation.modality = {recipe.observation.modality}"
     if not hasattr(ctx.models.format, "with_modality"):
         raise ConfigError(
-            f"{modality} shows pages as pictures, and the prompt layer of model.format = {recipe.model.format!r} writes "
-            "text alone; set model.format = chat, or observation.modality = text"
+            f"{modality} shows pages as pictures, and the prompt layer of model.format = {recipe.model.format!r} "
+            "writes text alone; set model.format = chat, or observation.modality = text"
         )
     engine = recipe.engine_of("policy").name
     if "sees" not in ctx.plugins.find("engine", engine).spec.capabilities:

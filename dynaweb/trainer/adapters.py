@@ -20,7 +20,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def language_part(model: Any) -> Any:
-    """The language model within a model that sees, without its output head; the model itself where it reads text alone."""
+    """The language model within a model that sees, without its output head; a model that reads text alone itself."""
     if getattr(model.config, "vision_config", None) is None:
         return model
     decoder = getattr(model, "get_decoder", lambda: None)()

@@ -152,7 +152,7 @@ def pick_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def load_model(path: str | Path, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu") -> Any:
-    """A causal language model in evaluation mode, all parameters on `device` in `dtype`; with its vision, if it has any.
+    """A causal language model in evaluation mode, all parameters on `device` in `dtype`; with its vision, if it sees.
 
     Weights are read from safetensors only, and code that comes with them is never run. Raises `MissingError` (not
     there), `CheckpointError` (weights truncated, broken, not finite, pickled or not of this model) and `EngineError`

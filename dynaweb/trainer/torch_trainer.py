@@ -45,8 +45,9 @@ class TorchTrainer:
     tokens at `temperature`: logits are divided by it in policy updates and `logprobs`, and not in supervised ones,
     which imitate. `critic` is a model of its own and what the optimizer says of the critic to make of it: it learns
     beside the policy, on the same schedule, and shares its checkpoints. With several `ranks` each is given the same
-    rows and computes a part of them. `offender` is the trajectory that made the last policy update unsound, where one
-    alone does. `vision` makes inputs of prompts with images; without it such rows are refused. `moves` counts the steps, since the trainer was made, that changed weights, the critic's included.
+    rows and computes a part of them. `vision` makes inputs of prompts with images; without it such rows are refused.
+    `offender` is the trajectory that made the last policy update unsound, where one alone does. `moves` counts the
+    steps, since the trainer was made, that changed weights, the critic's included.
     """
 
     def __init__(

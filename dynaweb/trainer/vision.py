@@ -94,8 +94,8 @@ class ModelVision:
             return str(offsets["text_replacement_offsets"][0][0]["replacement"])
         except (KeyError, IndexError, TypeError):
             raise ConfigError(
-                f"the processor of {self.source} ({type(self.processor).__name__}) does not say what stands for an image "
-                "in its prompts; take a newer transformers (5.24 does), or another model"
+                f"the processor of {self.source} ({type(self.processor).__name__}) does not say what stands for an "
+                "image in its prompts; take a newer transformers (5.24 does), or another model"
             ) from None
 
     # What the forward pass takes.
@@ -161,8 +161,8 @@ def read_processor(source: str) -> Any:
     except (ImportError, RuntimeError) as error:  # torchvision that was built for another torch raises the latter
         needs = str(error).strip().splitlines()[0]
         raise MissingError(
-            f"the processor of {source} needs a package that is not installed, or not for this torch ({needs}); run: pip install "
-            f"'dynaweb[{EXTRA}]'"
+            f"the processor of {source} needs a package that is not installed, or not for this torch ({needs}); run: "
+            f"pip install 'dynaweb[{EXTRA}]'"
         ) from error
     except (OSError, ValueError, TypeError, KeyError) as error:
         if not _has_processor(source):

@@ -123,7 +123,7 @@ class SeeingFamily:
         model = AutoModelForImageTextToText.from_config(config, dtype=dtype).eval()
         draw = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for name, value in model.named_parameters():
+            for value in model.parameters():
                 # Loud enough that what an image shows changes what is said.
                 if value.dim() > 1:
                     value.copy_(torch.randn(value.shape, generator=draw) * (1.2 / value.shape[-1] ** 0.5))

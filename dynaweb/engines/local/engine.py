@@ -49,7 +49,8 @@ class TransformersEngine(BaseEngine):
     `model` is shared, not copied: weights that a trainer changes in place are used from the next batch on. `pad_id` is
     any valid token id. With `static`, decoding steps are recorded on a GPU (`recording`). The model is put into
     evaluation mode for each batch (dropout off) and put back after it. `unwritten` are ids that stand for no text; they
-    are never drawn. `vision` makes inputs of prompts with images; without it they are refused. Raises `EngineError` or `ConfigError` for a model that cannot generate right.
+    are never drawn. `vision` makes inputs of prompts with images; without it they are refused. Raises `EngineError` or
+    `ConfigError` for a model that cannot generate right.
     """
 
     def __init__(

@@ -427,9 +427,8 @@ class GenericRunner:
 
     def _seeing(self, prompts: Sequence[Prompt], room: int) -> Session:
         """The same for prompts of which some have images; those without are computed among themselves."""
-        seeing, blind = (
-            [row for row, prompt in enumerate(prompts) if bool(prompt.images) is kind] for kind in (True, False)
-        )
+        seeing = [row for row, prompt in enumerate(prompts) if prompt.images]
+        blind = [row for row, prompt in enumerate(prompts) if not prompt.images]
         parts: list[tuple[Session, Sequence[int]]] = []
         if blind:
             parts.append((self._session([prompts[row] for row in blind], room), blind))
@@ -543,8 +542,8 @@ PADDED_IMAGES = frozenset({"smolvlm", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwe
 class Sight:
     """What a pass over prompts takes besides their tokens.
 
-    `inputs` are the images' own. Where images take fewer positions than tokens (Qwen's three axes), `position` [3, B, T]
-    are those of the prompts, and `shift_B` is what the positions of later tokens are moved by.
+    `inputs` are of the images. Where images take fewer positions than tokens (Qwen's three axes), `position` has those
+    of the prompts, [3, B, T], and `shift_B` is what the positions of later tokens are moved by.
     """
 
     inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
