@@ -393,6 +393,8 @@ class JudgeContext(PluginContext):
     """Makes a judge out of its name and its settings, for a judge that is made of others. None outside a run."""
     count: Callable[[Counted], None] = uncounted
     """To be told of every engine that the plugin makes itself, so that its tokens count in the costs of the run."""
+    images: Images | None = None
+    """Where pictures of pages are kept. None outside a run."""
 
 
 # --- Policy optimizers: advantages (or finer credit) of an update, then the loss of each of its micro-batches.

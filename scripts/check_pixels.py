@@ -1,10 +1,11 @@
 """A policy that sees, through a whole run: python scripts/check_pixels.py [--family idefics3] [--out FOLDER] [--lora]
 
-A tiny random vision-language model in a family's ways (`tests/kits/vision_families.py`) goes through `dynaweb run smoke`
-from the command line: demonstrations with screenshots in Chromium, SFT on them, exploration, a world model, RL in dreams
-as text with experts that have pictures, and the evaluation in Chromium. Then the run folder is looked at: replies were
-sampled from prompts with images whose files are there, prompts of dreams have none, losses are finite, the language
-model moved, its vision did not, and what the run leaves can be loaded and sees. Exits with 1 where something is wrong.
+A tiny random vision-language model in a family's ways (`tests/kits/vision_families.py`) goes through `dynaweb run`
+from the command line: demonstrations with screenshots in Chromium, SFT on them, exploration, a world model, RL in
+dreams as text with experts that have pictures, and the evaluation in Chromium. Then the run folder is looked at:
+replies were sampled from prompts with images whose files are there, prompts of dreams have none, losses are finite,
+the language model moved, its vision did not, and what the run leaves can be loaded and sees. Exits with 1 where
+something is wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "kits"))
 
-import torch  # noqa: E402, TID253  (a script, run on its own)
+import torch  # noqa: E402  (a script, run on its own)
 from vision_families import FAMILIES  # noqa: E402
 
 from dynaweb.cli import main as main_of_dynaweb  # noqa: E402

@@ -16,9 +16,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from dynaweb.errors import ConfigError, EngineError
+from dynaweb.errors import ConfigError
 from dynaweb.policy import tokenizer as marks
-from dynaweb.policy.policy_prompt import CUT_REPLY, PolicyPrompt, numbered, with_page
+from dynaweb.policy.policy_prompt import CUT_REPLY, PICTURED, PolicyPrompt, numbered, shown_images, with_page
 from dynaweb.policy.settings import AS_IT_IS, PLAIN, PromptSettings, uncounted
 from dynaweb.policy.shortening import shortened
 from dynaweb.policy.template import ChatTemplate
@@ -40,8 +40,6 @@ MOST = 8192
 """Longest prompt of a chat model, in tokens, where nobody says otherwise."""
 LEAST = 128
 """Tokens for a goal and a page, below which a prompt is of no use."""
-PICTURED = "(the picture shows it)"
-"""What stands for the text of a page that is shown as a picture alone."""
 CACHED = 65_536
 """Pieces of text whose tokens are remembered."""
 _SPLIT = re.compile(r"'((?:[^'\\\n]|\\.)*+)('?)")
@@ -337,25 +335,10 @@ class ChatFormat:
         """System instructions, then objective, earlier actions and the page."""
         system, *around = self.policy.question(task, observation, history)
         last, earlier = history[-1] if history else None, self.policy.earlier(history)
-        images = self.images_of(observation)
+        images = shown_images(observation, self._settings.modality)
         return self._chat(
             system, (around[0], around[1]), observation, last, policy=True, earlier=earlier, images=images
         )
-
-    def images_of(self, page: Observation) -> tuple[Image, ...]:
-        """What the policy is shown of a page as a picture: nothing with `modality` text.
-
-        Raises `EngineError` for a page without a screenshot.
-        """
-        if self._settings.modality == "text":
-            return ()
-        if page.screenshot is None:
-            raise EngineError(
-                f"the page {page.url} has no screenshot, and the policy is to see one (observation.modality = "
-                f"{self._settings.modality}); play the episode again in a browser that takes them, or set "
-                "observation.modality = text"
-            )
-        return (page.screenshot.image,)
 
     def with_modality(self, modality: Modality) -> ChatFormat:
         """The same prompt layer for pages that are shown otherwise."""
@@ -421,11 +404,15 @@ class ChatFormat:
 
         The next token begins the answer: a thought that the template begins is ended, an answer's channel is open.
         """
+        return self.judge_prompt_with(trajectory, ())
+
+    def judge_prompt_with(self, trajectory: Trajectory, images: tuple[Image, ...]) -> Prompt:
+        """The same with pictures of its last pages, oldest first."""
         actions = [step.action for step in trajectory.steps if step.action is not None]
         page = trajectory.final or trajectory.steps[-1].observation
         answer = trajectory.answer if trajectory.answer is not None else "(it did not stop)"
         head = f"OBJECTIVE: {trajectory.task.intent}\nACTIONS:\n{numbered(actions)}\nANSWER: {answer}"
-        return self._chat(_JUDGE, with_page(head, page), page, ends=True, answer=True)
+        return self._chat(_JUDGE, with_page(head, page), page, ends=True, answer=True, images=images)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The answer in sampled tokens: without stop tokens and thoughts; '' where a thought does not end."""
@@ -471,7 +458,8 @@ class ChatFormat:
         Raises `ConfigError` where the images alone leave no room for a text.
         """
         room = self._room(policy=policy)
-        shown = PICTURED if images and self._settings.modality == "screenshot" else render(page, "webarena")
+        pictured = policy and images and self._settings.modality == "screenshot"
+        shown = PICTURED if pictured else render(page, "webarena")
         parts = around[0], shown, around[1]
         pictures = [self._vision.expansion(image) for image in images]
 
@@ -489,7 +477,7 @@ class ChatFormat:
             raise ConfigError(
                 f"a prompt of {room} tokens has no room for a goal beside images of {sizes} pixels: with the "
                 f"instructions they take {room - spare}; lower observation.max_pixels, or raise "
-                "policy.max_prompt_tokens"
+                f"{'policy' if policy else 'model'}.max_prompt_tokens"
             )
         while len(ids) > room and spare > 0:
             text = shortened(parts, page, action, spare, size, ends=ends, earlier=earlier)
