@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 
 from dynaweb.config.sections import MAX_PIXELS
@@ -132,6 +133,28 @@ def png_size(data: bytes) -> tuple[int, int]:
     return size
 
 
+def as_png(data: bytes) -> bytes:
+    """A picture of another kind as PNG, and a PNG as it is.
+
+    Raises `ImageError` for what is no picture, or is too large, and without the package pillow.
+    """
+    if data.startswith(_SIGNATURE):
+        return data
+    try:
+        from PIL import Image as Pillow
+    except ImportError:
+        raise ImageError("a picture is no PNG, and converting it needs pillow: pip install 'dynaweb[vision]'") from None
+    try:
+        with Pillow.open(BytesIO(data)) as opened:
+            if opened.width * opened.height > MAX_PIXELS:
+                raise ImageError(f"a picture of {opened.width} x {opened.height} pixels is too large")
+            out = BytesIO()
+            opened.convert("RGB").save(out, "PNG")
+    except (OSError, SyntaxError, ValueError, Pillow.DecompressionBombError) as error:
+        raise ImageError(f"a file is no picture that can be read ({type(error).__name__})") from None
+    return out.getvalue()
+
+
 def _size(data: bytes) -> tuple[int, int] | None:
     """None where a part is missing, cut or changed."""
     size, at, filled = None, len(_SIGNATURE), False
@@ -149,6 +172,11 @@ def _size(data: bytes) -> tuple[int, int] | None:
             return size if filled else None
         at = end + 4
     return None
+
+
+def beside(store: Path) -> ImageStore:
+    """Where the pictures of a store outside of runs are kept: in `images/` beside its file."""
+    return ImageStore(store.parent / IMAGES)
 
 
 def images_of(path: Path) -> ImageStore:

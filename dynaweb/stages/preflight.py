@@ -27,7 +27,6 @@ def check_together(ctx: RunContext) -> None:
     check_model(ctx)
     agreement.check_lookahead(recipe, ctx.plugins)
     agreement.check_offline(recipe, ctx.plugins)
-    agreement.check_pictures(recipe, ctx.plugins)
     if recipe.phases.count > 1 and recipe.rl.updates:
         chosen_generator(ctx, recipe.phases)
     if recipe.rl.updates and recipe.rl.mode == "policy":
@@ -43,8 +42,10 @@ def check_model(ctx: RunContext) -> None:
     """Raise `MissingError` when there is no base model, or when one that has to be downloaded cannot be.
 
     Its tokenizer says so before anything is spent: it is small, and needed anyway. Raise `ConfigError` when its chat
-    template cannot be used, its context is too short, or adapters that are asked for do not reach its layers.
+    template cannot be used, its context is too short, adapters that are asked for do not reach its layers, or it is to
+    see pages that nothing takes a picture of.
     """
+    agreement.check_pictures(ctx.recipe, ctx.plugins)
     getattr(ctx.models.format, "check", lambda: None)()
     recipe = ctx.recipe
     check_vision(ctx)
