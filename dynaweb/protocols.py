@@ -393,6 +393,8 @@ class JudgeContext(PluginContext):
     """Makes a judge out of its name and its settings, for a judge that is made of others. None outside a run."""
     count: Callable[[Counted], None] = uncounted
     """To be told of every engine that the plugin makes itself, so that its tokens count in the costs of the run."""
+    images: Images | None = None
+    """Where pictures of pages are kept. None outside a run."""
 
 
 # --- Policy optimizers: advantages (or finer credit) of an update, then the loss of each of its micro-batches.
@@ -696,7 +698,7 @@ class Completion:
 class EngineStats:
     """What an engine has done: requests, all and distinct prompt tokens, new tokens, batches, and seconds of work.
 
-    `starts` counts servers that it started, such as vLLM.
+    `image_tokens` are those prompt tokens that stand for images. `starts` counts servers that it started, such as vLLM.
     """
 
     requests: int = 0
@@ -706,6 +708,7 @@ class EngineStats:
     batches: int = 0
     seconds: float = 0.0
     starts: int = 0
+    image_tokens: int = 0
 
 
 @runtime_checkable
@@ -830,6 +833,52 @@ class Weights(Protocol):
     @property
     def format(self) -> PromptFormat:
         """The prompt layer for the tokenizer."""
+        ...
+
+    @property
+    def vision(self) -> Vision | None:
+        """How the model sees; None for one that reads text alone."""
+        ...
+
+
+class Vision(Protocol):
+    """What makes a model's inputs of prompts with images: its processor, and where the bytes of images are.
+
+    Shapes: B rows, T tokens.
+    """
+
+    image_id: int
+    """The token that stands for a part of an image."""
+    unwritten: tuple[int, ...]
+    """Ids that stand for images and videos; a model that wrote one would be asked for an image that is not there."""
+
+    @property
+    def template(self) -> str:
+        """The processor's chat template; '' where it has none."""
+        ...
+
+    @property
+    def placeholder(self) -> str:
+        """What the chat template writes for an image."""
+        ...
+
+    @property
+    def control(self) -> str:
+        """A text with all control tokens of images."""
+        ...
+
+    def expansion(self, image: Image) -> str:
+        """The text of control tokens that stands for an image in a prompt; it depends on the image's size alone."""
+        ...
+
+    def inputs(self, prompts: Sequence[Prompt]) -> dict[str, torch.Tensor]:
+        """What the model's forward pass takes of the prompts' images, such as `pixel_values`, in the order of the
+        prompts; empty without images. Raises `EngineError` for an image that is missing, damaged or does not fit the
+        prompt."""
+        ...
+
+    def token_types(self, ids_BT: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the forward pass takes to tell tokens of images from text ([B, T]); empty where it needs nothing."""
         ...
 
 

@@ -227,6 +227,9 @@ class ObservationSettings(Section):
     max_pixels: int = Field(default=0, ge=0)
     """Most pixels of a picture: one that would have more is taken at a smaller scale. 0 = no limit but that of all
     pictures (50 million)."""
+    train_vision: bool = False
+    """Train the model's vision too, with all of its weights or with adapters (`lora_rank`); else its language model and
+    its output head alone."""
 
     @model_validator(mode="after")
     def _is_readable(self) -> ObservationSettings:

@@ -46,10 +46,11 @@ class RunContext:
         """What the stage in progress costs."""
         self.deadline: float | None = None
         """When the time budget ends (`time.monotonic()`); None without one."""
-        self.models = Models(recipe, plugins, self.seed, lambda engine: self.meter.engines.append(engine))
-        self.models.on_prompt = lambda prompt: self.meter.prompts.add(prompt)
         self.images = ImageStore(cache.root / IMAGES)
         """The pictures that the stages of all runs refer to."""
+        tell = lambda engine: self.meter.engines.append(engine)  # noqa: E731
+        self.models = Models(recipe, plugins, self.seed, tell, self.images)
+        self.models.on_prompt = lambda prompt: self.meter.prompts.add(prompt)
         run = folder.path if folder is not None else None
         self.envs = Environments(recipe, plugins, self.seed, run, self.images)
 
