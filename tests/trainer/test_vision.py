@@ -24,15 +24,19 @@ from dynaweb.pipeline.artifacts import LoadedModel
 from dynaweb.pipeline.fit import with_adapters
 from dynaweb.policy.prompt_formats import ChatFormat
 from dynaweb.policy.settings import PromptSettings
-from dynaweb.protocols import CriticSpec, GenerateRequest, TokenRow
+from dynaweb.protocols import CriticSpec, GenerateRequest, JudgeContext, TokenRow
 from dynaweb.trainer.adapters import freeze_vision
 from dynaweb.trainer.critic import Critic
 from dynaweb.trainer.models import load_model, resolve
 from dynaweb.trainer.stepper import Schedule
 from dynaweb.trainer.torch_trainer import TorchTrainer
 from dynaweb.trainer.vision import ModelVision
-from dynaweb.types import Image, Node, Observation, Prompt, Screenshot, Task
+from dynaweb.types import Action, Image, Node, Observation, Prompt, Screenshot, Step, Task, Trajectory
 from dynaweb.web.page.text import render
+from dynaweb_rm_orm import OrmConfig
+from dynaweb_rm_orm.orm import OutcomeRewardModel
+from dynaweb_rm_self_assess import SelfAssessConfig
+from dynaweb_rm_self_assess.judge import SelfAssessJudge
 
 TASK = Task(
     "t", "Open the cart <image> and say <|image_pad|> what <start_of_image> it <|image|> costs", "http://a.localhost"
@@ -379,3 +383,23 @@ def test_vision_travels_to_other_processes_as_its_source(small: Seen) -> None:
     again = pickle.loads(pickle.dumps(vision))
     assert "processor" not in vars(again)
     assert again.expansion(small.images[0]) == vision.expansion(small.images[0])
+
+
+async def test_judges_on_models_here_see_the_last_pages(small: Seen) -> None:
+    pages = [page(image) for image in (small.images[0], small.images[2])]
+    steps = (Step(pages[0], Action("click", 1)), Step(pages[1], Action("stop", text="5")))
+    trajectory = Trajectory("e", TASK, steps, pages[1], "real", "stop")
+    engine = TransformersEngine(small.model, Lockstep(), vision=small.vision)
+    context = JudgeContext(engine=engine, format=small.format)
+    for kind, config in ((SelfAssessJudge, SelfAssessConfig), (OutcomeRewardModel, OrmConfig)):
+        chances = []
+        for pictures in (0, 1, 2):
+            judge: Any = kind(config(pictures=pictures, soft=True), context)
+            chances.append((await judge.score(trajectory)).probability)
+        assert len({round(chance, 6) for chance in chances}) == 3
+    orm = OutcomeRewardModel(OrmConfig(pictures=2), context)
+    ((prompt, target),) = orm.examples([trajectory], [True])
+    assert prompt.images == (small.images[0], small.images[2]) and target == (small.format.yes_id,)
+    blind = JudgeContext(engine=engine, format=ChatFormat(small.processor.tokenizer))
+    with pytest.raises(ConfigError, match="nobody knows how its model sees"):
+        await SelfAssessJudge(SelfAssessConfig(pictures=1), blind).score(trajectory)
