@@ -106,6 +106,21 @@ class RemembersSites(Protocol):
 
 
 @runtime_checkable
+class DrawsPages(Protocol):
+    """A world model that draws (capability `draws`) offers this besides `predict`.
+
+    `Prediction.image` is the picture of a page that it predicts. A dream shows other pages too: the one that it begins
+    on, where no picture of it was taken, and those that code makes of dreamed ones, such as with a value typed into a
+    field. It asks for their pictures here.
+    """
+
+    async def draw(self, page: Observation) -> Image | None:
+        """A picture of a page, in the window and with the marks that `WorldModelContext.observation` asks for, kept in
+        `WorldModelContext.images`; None where nobody asks for pictures. The same page gives the same picture."""
+        ...
+
+
+@runtime_checkable
 class TrainableWorldModel(WorldModel, Protocol):
     """A world model that can be fitted on real transitions."""
 

@@ -142,6 +142,8 @@ class Environments:
             start_page=start_page,
             tasks=self.source,
             fidelity_floor=floor,
+            observation=self._recipe.observation,
+            images=self._images,
         )
         source = cast("TaskSource", self._plugins.create("env", choice.name, choice.config, context))
         return source.environment

@@ -206,6 +206,8 @@ class Models:
             transitions=transitions,
             held_out=held_out,
             count=self.count,
+            observation=self._recipe.observation,
+            images=self._images,
         )
         return cast("WorldModel", self._plugins.create("wm", self._recipe.wm.name, self._recipe.wm.config, context))
 

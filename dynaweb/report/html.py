@@ -69,7 +69,8 @@ def own_page(
     """A self-contained page in the report's style, as HTML source.
 
     It has no script unless it is `interactive`: then `body` holds the buttons of `sections.live_buttons`, that for news
-    only with a stamp. With `pictures` it may show those that lie beside it. `scripts` and `styles` are files of `static` besides those of every page.
+    only with a stamp. With `pictures` it may show those beside it. `scripts` and `styles` are files of `static`
+    besides those of every page.
     """
     style = "".join(map(_static, ("report.css", *styles)))
     policy, script = f"default-src 'none'; style-src {_hash(style)}", Html("")

@@ -18,8 +18,10 @@ def export(root: Path, out: Path, *, progress: Callable[[str], None] = lambda wo
     """Write every page of `root` into the folder `out`, and return the first; `progress` hears of each.
 
     Pages of an earlier export are replaced, and those of runs that are gone removed. Pictures that trajectories show
-    are copied. Damaged runs have a row in the list, and no page. Raises `ConfigError` for a folder with anything else in it, `CheckpointError` where `root` holds
-    no run, or is a damaged one.
+    are copied. Damaged runs have a row in the list, and no page.
+
+    Raises `ConfigError` for a folder with anything else in it, `CheckpointError` where `root` holds no run, or is a
+    damaged one.
     """
     site = Site(root, live=False)
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / MARK).exists())):

@@ -273,11 +273,11 @@ class ChromiumSession:
         picture = await self._picture(opened, tab, nodes)
         notice = "; ".join(dict.fromkeys(opened.notices))
         opened.notices.clear()
-        own = {"notice": notice, "truncated": viewed.truncated, "screenshot": picture}
+        address = pool.urls.canonical(url)
         if pool.view == "compact":
-            return Observation(pool.urls.canonical(url), nodes, **own)
+            return Observation(address, nodes, notice=notice, truncated=viewed.truncated, screenshot=picture)
         tabs = await self._open_tabs(opened)
-        return Observation(pool.urls.canonical(url), nodes, title, tabs, **own)
+        return Observation(address, nodes, title, tabs, notice, viewed.truncated, picture)
 
     async def _picture(self, opened: OpenContext, tab: Tab, nodes: Sequence[Node]) -> Screenshot | None:
         """The picture of a page that was just read, where pictures are wanted. Why there is none is a notice."""
