@@ -22,7 +22,7 @@ from torch import nn
 from dynaweb.engines.local.architecture import RopeLimit, attention_named, has_plain_cache, near, read_attention
 from dynaweb.engines.local.llama import HALF
 from dynaweb.errors import TrainingError
-from dynaweb.protocols import TokenRow
+from dynaweb.protocols import TokenRow, text_ids
 from dynaweb.runs.seeding import derive
 from dynaweb.types import Prompt
 
@@ -180,11 +180,15 @@ def _fits_packed(part: Sequence[Unit], micro_tokens: int) -> bool:
     return sum(unit.size for unit in part) <= micro_tokens
 
 
-def collate(rows: Sequence[TokenRow], part: Sequence[Unit], device: torch.device) -> MicroBatch:
+def collate(rows: Sequence[TokenRow], part: Sequence[Unit], device: torch.device, *, sees: bool = False) -> MicroBatch:
     """The tensors of one micro-batch. Padding is token 0 behind each prefix and each tail.
 
-    Raises `ValueError` for several units of which one has images.
+    Raises `EngineError` for prompts with images where the scorer does not `see` them, and `ValueError` where one that
+    has some shares its micro-batch.
     """
+    if not sees:
+        for unit in part:
+            text_ids(unit.prompt, "the trainer")
     images = [unit.prompt for unit in part if unit.prompt.images]
     if images and len(part) > 1:
         raise ValueError("a prompt with images shares its micro-batch with others; it is computed by itself")

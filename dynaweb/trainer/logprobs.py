@@ -26,7 +26,7 @@ from dynaweb.engines.local import llama
 from dynaweb.engines.local.architecture import RopeLimit, body_of, near, refuse_unfit, rope_limit
 from dynaweb.engines.local.llama import HALF, widen
 from dynaweb.engines.local.sessions import seen
-from dynaweb.protocols import TokenRow, Vision, text_ids
+from dynaweb.protocols import TokenRow, Vision
 from dynaweb.trainer import batching, packed
 from dynaweb.trainer.batching import Layout, MicroBatch, Windows, packable, packed_attention, run_packed
 from dynaweb.trainer.models import frozen
@@ -90,16 +90,14 @@ def micro_batches(
     """
     units = batching.units(rows, chosen, share=scorer.shares_prompts)
     seeing = [unit for unit in units if unit.prompt.images]
-    if scorer.vision is None:
-        for unit in seeing:
-            text_ids(unit.prompt, "the trainer")
     parts = [
         part
         for alike in batching.apart([unit for unit in units if not unit.prompt.images], scorer.rope)
         for part in batching.plan(alike, micro_tokens, packed=scorer.packs)
     ]
     parts += [[unit] for alike in batching.apart(seeing, scorer.rope) for unit in alike]
-    return [batching.collate(rows, part, device) for part in parts]
+    sees = scorer.vision is not None
+    return [batching.collate(rows, part, device, sees=sees) for part in parts]
 
 
 class LlamaScorer:

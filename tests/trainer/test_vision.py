@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,16 +16,27 @@ import torch
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from vision_families import FAMILIES, Album
 
+from dynaweb.data.images import ImageStore
 from dynaweb.engines.local.engine import TransformersEngine
 from dynaweb.engines.scheduler import Lockstep
-from dynaweb.errors import ConfigError
+from dynaweb.errors import ConfigError, EngineError, ImageError
+from dynaweb.pipeline.artifacts import LoadedModel
+from dynaweb.pipeline.fit import with_adapters
 from dynaweb.policy.prompt_formats import ChatFormat
 from dynaweb.policy.settings import PromptSettings
-from dynaweb.protocols import GenerateRequest, TokenRow
+from dynaweb.protocols import CriticSpec, GenerateRequest, JudgeContext, TokenRow
+from dynaweb.trainer.adapters import freeze_vision
+from dynaweb.trainer.critic import Critic
+from dynaweb.trainer.models import load_model, resolve
+from dynaweb.trainer.stepper import Schedule
 from dynaweb.trainer.torch_trainer import TorchTrainer
 from dynaweb.trainer.vision import ModelVision
-from dynaweb.types import Image, Node, Observation, Prompt, Screenshot, Task
+from dynaweb.types import Action, Image, Node, Observation, Prompt, Screenshot, Step, Task, Trajectory
 from dynaweb.web.page.text import render
+from dynaweb_rm_orm import OrmConfig
+from dynaweb_rm_orm.orm import OutcomeRewardModel
+from dynaweb_rm_self_assess import SelfAssessConfig
+from dynaweb_rm_self_assess.judge import SelfAssessJudge
 
 TASK = Task(
     "t", "Open the cart <image> and say <|image_pad|> what <start_of_image> it <|image|> costs", "http://a.localhost"
@@ -198,3 +213,193 @@ def test_log_probabilities_and_gradients_are_those_of_a_naive_forward(seen: Seen
             assert float((own - gradient).abs().max()) <= 2e-3 * largest, name
     assert update.image_tokens == sum(row.prompt.ids.count(seen.vision.image_id) for row in rows)
     model.zero_grad()
+
+
+# What is the same for all families is shown on one that needs no package besides Pillow.
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    return Seen("idefics3", tmp_path_factory.mktemp("small") / "model")
+
+
+def copied(model: Any) -> Any:
+    return copy.deepcopy(model)
+
+
+def test_bad_images_are_told_in_one_line(small: Seen, tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "images")
+    image = small.images[0]
+    png = small.album.read(image)
+    other = store.put(small.album.read(small.images[1]))
+    told: list[str] = []
+
+    def refused(kind: type[Exception], words: str, read: Any, named: Image = image) -> None:
+        vision = ModelVision(small.vision.source, read)
+        prompt = replace(small.prompts[0], images=(named,))
+        with pytest.raises(kind, match=words) as error:
+            vision.inputs([prompt])
+        told.append(str(error.value))
+
+    refused(ImageError, "cannot be read", store.get)
+    refused(ImageError, "cannot be read as a picture", lambda image: b"GIF89a")
+    refused(ImageError, "cannot be read as a picture", lambda image: png[: len(png) // 2])
+    refused(ImageError, "has 64x48 pixels, and the prompt says 65x48", lambda image: png, Image(image.sha256, 65, 48))
+    refused(EngineError, "tokens of images and its 1 images take", lambda image: store.get(other), other)
+    assert not [words for words in told if "\n" in words]
+    with pytest.raises(ImageError, match=r"the page http://a\.localhost/ has no screenshot"):
+        small.format.policy_prompt(TASK, page(None), ())
+
+
+def test_who_cannot_see_refuses_images_in_one_line(small: Seen) -> None:
+    blind_model = load_model("tiny")
+    prompt = Prompt((1, 2, 3), (small.images[0],))
+    told = []
+    for call in (
+        lambda: asyncio.run(TransformersEngine(blind_model, Lockstep()).generate(GenerateRequest(prompt, 2))),
+        lambda: asyncio.run(TransformersEngine(blind_model, Lockstep()).choice_logprobs(prompt, (1, 2))),
+        lambda: TorchTrainer(blind_model, lr=1e-3, total_steps=1).logprobs([TokenRow(prompt, (4,))]),
+        lambda: TorchTrainer(small.model, lr=1e-3, total_steps=1).logprobs([TokenRow(small.prompts[0], (4,))]),
+    ):
+        with pytest.raises(EngineError, match="cannot see") as error:
+            call()
+        told.append(str(error.value))
+    assert not [words for words in told if "\n" in words]
+
+
+def test_models_that_read_text_alone_or_lack_a_processor_are_refused_in_one_line(small: Seen, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="reads text alone") as text:
+        ModelVision(resolve("tiny"), small.album.read)
+    small.model.save_pretrained(tmp_path)
+    small.processor.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="has no processor") as without:
+        ModelVision(str(tmp_path), small.album.read).expansion(small.images[0])
+    assert "\n" not in f"{text.value}{without.value}"
+
+
+def test_a_template_that_writes_no_image_is_refused(small: Seen) -> None:
+    vision = ModelVision(small.vision.source, small.album.read)
+    vision.processor.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {% for p in m.content %}{{ p.text }}{% endfor %}\n{% endfor %}"
+    )
+    with pytest.raises(ConfigError, match="writes no <image> for an image"):
+        ChatFormat(vision.processor.tokenizer, replace(small.settings(), vision=vision))
+
+
+def test_images_are_never_cut_and_need_room(small: Seen) -> None:
+    settings = small.settings(policy_prompt=700)
+    long = page(small.images[0], 80)
+    prompt = ChatFormat(small.processor.tokenizer, settings).policy_prompt(TASK, long, ())
+    assert prompt.cut > 0 and len(prompt) <= 700
+    assert prompt.ids.count(small.vision.image_id) == small.prompts[0].ids.count(small.vision.image_id)
+    large = small.album.add(640, 480, seed=9)
+    tight = ChatFormat(small.processor.tokenizer, replace(settings, policy_prompt=580))
+    with pytest.raises(ConfigError, match="no room for a goal beside images of 640x480 pixels") as error:
+        tight.policy_prompt(TASK, page(large, 80), ())
+    assert "\n" not in str(error.value)
+
+
+def test_a_page_shown_as_a_picture_alone_has_no_text_and_one_shown_as_text_no_picture(small: Seen) -> None:
+    shown = page(small.images[0], 2)
+    texts = {}
+    for modality in ("text", "screenshot", "both"):
+        prompt = small.format.with_modality(modality).policy_prompt(TASK, shown, ())
+        texts[modality] = small.processor.tokenizer.decode(prompt.ids)
+        assert prompt.images == (() if modality == "text" else (small.images[0],))
+    assert "buy 1" in texts["both"] and "buy 1" in texts["text"] and "buy 1" not in texts["screenshot"]
+    assert texts["screenshot"].count("http://a.localhost/") == 1
+
+
+def test_the_vision_is_frozen_unless_it_is_named(small: Seen, tmp_path: Path) -> None:
+    rows = rows_of(small)
+    for trained in (False, True):
+        model = copied(small.model)
+        if not trained:
+            freeze_vision(model)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        trainer = TorchTrainer(model, lr=1e-2, total_steps=4, vision=small.vision)
+        trainer.supervised_step(rows)
+        moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+        seeing = {name for name in moved if "vision" in name or "connector" in name}
+        assert bool(seeing) is trained
+        assert moved - seeing
+
+
+def test_adapters_go_to_the_language_model_unless_the_vision_is_named(small: Seen, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    rows = rows_of(small)
+    for trained in (False, True):
+        model = copied(small.model)
+        if not trained:
+            freeze_vision(model)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        loaded = LoadedModel(model, small.processor.tokenizer, small.format, small.vision)
+        adapted = with_adapters(loaded, 2, seed=0)
+        trainer = TorchTrainer(model, lr=1e-2, total_steps=8, vision=small.vision)
+        for _ in range(3):
+            trainer.supervised_step(rows)
+        adapted.write(tmp_path / f"early-{trained}")
+        adapted.save(tmp_path / f"{trained}")
+        after = load_model(tmp_path / f"{trained}" / "model")
+        moved = {name for name, value in after.state_dict().items() if not torch.equal(value, before[name])}
+        assert any("vision" in name for name in moved) is trained
+        assert any("text_model" in name for name in moved)
+        assert any(p.requires_grad for name, p in model.named_parameters() if "vision" in name) is trained
+        for name, value in load_model(tmp_path / f"early-{trained}" / "model").state_dict().items():
+            assert torch.allclose(value, after.state_dict()[name])
+        again = ModelVision(str(tmp_path / f"{trained}" / "model"), small.album.read)
+        assert again.expansion(small.images[0]) == small.vision.expansion(small.images[0])
+
+
+def test_a_trainer_goes_on_from_its_checkpoint(small: Seen, tmp_path: Path) -> None:
+    rows = rows_of(small)
+    whole, first, second = (
+        TorchTrainer(copied(small.model), lr=1e-2, total_steps=4, vision=small.vision) for _ in range(3)
+    )
+    wanted = [whole.supervised_step(rows) for _ in range(4)]
+    for _ in range(2):
+        first.supervised_step(rows)
+    first.save(tmp_path)
+    second.load(tmp_path)
+    for metrics in wanted[2:]:
+        assert second.supervised_step(rows)["loss"] == metrics["loss"]
+    assert wanted[0]["image_tokens"] > 0
+    assert wanted[0]["tokens"] == sum(len(row.response_ids) for row in rows), "images are never targets"
+
+
+def test_a_critic_values_pages_that_it_sees(small: Seen) -> None:
+    critic = Critic(copied(small.model), CriticSpec(1e-3), Schedule(1e-3, 4), vision=small.vision)
+    torch.nn.init.normal_(critic.head.weight)
+    same_ids = [
+        TokenRow(Prompt(small.prompts[0].ids, (image,)), (40, 41)) for image in (small.images[0], small.images[2])
+    ]
+    one, other = critic.values(same_ids)
+    assert len(one) == 2 and one != other, "the same ids with another picture are another state"
+
+
+def test_vision_travels_to_other_processes_as_its_source(small: Seen) -> None:
+    vision = ModelVision(small.vision.source, ImageStore(Path("images")).get)
+    vision.expansion(small.images[0])
+    again = pickle.loads(pickle.dumps(vision))
+    assert "processor" not in vars(again)
+    assert again.expansion(small.images[0]) == vision.expansion(small.images[0])
+
+
+async def test_judges_on_models_here_see_the_last_pages(small: Seen) -> None:
+    pages = [page(image) for image in (small.images[0], small.images[2])]
+    steps = (Step(pages[0], Action("click", 1)), Step(pages[1], Action("stop", text="5")))
+    trajectory = Trajectory("e", TASK, steps, pages[1], "real", "stop")
+    engine = TransformersEngine(small.model, Lockstep(), vision=small.vision)
+    context = JudgeContext(engine=engine, format=small.format)
+    for kind, config in ((SelfAssessJudge, SelfAssessConfig), (OutcomeRewardModel, OrmConfig)):
+        chances = []
+        for pictures in (0, 1, 2):
+            judge: Any = kind(config(pictures=pictures, soft=True), context)
+            chances.append((await judge.score(trajectory)).probability)
+        assert len({round(chance, 6) for chance in chances}) == 3
+    orm = OutcomeRewardModel(OrmConfig(pictures=2), context)
+    ((prompt, target),) = orm.examples([trajectory], [True])
+    assert prompt.images == (small.images[0], small.images[2]) and target == (small.format.yes_id,)
+    blind = JudgeContext(engine=engine, format=ChatFormat(small.processor.tokenizer))
+    with pytest.raises(ConfigError, match="nobody knows how its model sees"):
+        await SelfAssessJudge(SelfAssessConfig(pictures=1), blind).score(trajectory)

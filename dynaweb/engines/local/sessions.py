@@ -391,7 +391,7 @@ class GenericRunner:
 
     def start(self, prompts: Sequence[Prompt], room: int) -> Session:
         """Compute the distinct prompts and, where the model takes that, repeat their cache for rows that share them."""
-        if any(prompt.images for prompt in prompts) or not self._padded_together(prompts, room):
+        if self._sees(prompts) or not self._padded_together(prompts, room):
             return self._session(prompts, room)
         distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
         session = self._padded(list(distinct))
@@ -415,7 +415,7 @@ class GenericRunner:
 
     def _session(self, prompts: Sequence[Prompt], room: int) -> Session:
         """The prompts in batches that they may share."""
-        if any(prompt.images for prompt in prompts):
+        if self._sees(prompts):
             return self._seeing(prompts, room)
         together: dict[str | int, list[int]] = {}
         for row, prompt in enumerate(prompts):
@@ -424,6 +424,10 @@ class GenericRunner:
             return self._padded(prompts)
         parts = [(self._part(kind, [prompts[row] for row in rows]), rows) for kind, rows in together.items()]
         return JoinedSession(parts)
+
+    def _sees(self, prompts: Sequence[Prompt]) -> bool:
+        """Whether some of the prompts have images that the model is shown."""
+        return self._vision is not None and any(prompt.images for prompt in prompts)
 
     def _seeing(self, prompts: Sequence[Prompt], room: int) -> Session:
         """The same for prompts of which some have images; those without are computed among themselves."""
