@@ -33,7 +33,7 @@ from dynaweb.data.images import ImageStore
 from dynaweb.protocols import EnvironmentContext
 from dynaweb.stats import Estimate, mean
 from dynaweb.types import Observation
-from dynaweb.web.chromium.layout import Box
+from dynaweb.web.boxes import Box
 from dynaweb_env_sites import SitesConfig
 from dynaweb_env_sites.env import SitesSource
 

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from dynaweb.data.images import ImageStore
-from dynaweb.stats import interval_text, mean
+from dynaweb.stats import mean
 from dynaweb.types import Observation
 from dynaweb.web.chromium.pool import BrowserPool
 from dynaweb.web.pictures import Pictures, drawn, marked
@@ -36,8 +36,10 @@ PATHS = ("/", "/category/1", "/category/2", "/cart")
 
 def report(what: str, milliseconds: list[float], **more: Any) -> None:
     """One line."""
-    median = round(statistics.median(milliseconds), 2)
-    line = {"what": what, "n": len(milliseconds), "ms": median, "mean_ms": interval_text(mean(milliseconds)), **more}
+    average = mean(milliseconds)
+    interval = None if average.low is None or average.high is None else [round(average.low, 2), round(average.high, 2)]
+    numbers = {"median_ms": round(statistics.median(milliseconds), 2), "mean_ms": round(average.value or 0.0, 2)}
+    line = {"what": what, "n": len(milliseconds), **numbers, "interval_95": interval, **more}
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 

@@ -16,7 +16,7 @@ from dynaweb.data.images import ImageStore
 from dynaweb.errors import ConfigError, ImageError
 from dynaweb.protocols import EnvironmentContext
 from dynaweb.web import pictures as drawing
-from dynaweb.web.chromium.layout import Box
+from dynaweb.web.boxes import Box
 from dynaweb.web.pictures import COLORS, Pictures, drawn, pictures_wanted
 from dynaweb_env_sites import SitesConfig
 from dynaweb_env_sites.env import SitesSource

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from dynaweb.types import Node, Observation
-from dynaweb.web.chromium.layout import Box
+from dynaweb.web.boxes import Box
 from dynaweb.web.pictures import drawn, marked
 
 MARGIN, GAP, LINE, TEXT, HEADING = 8, 10, 24, 15, 22
