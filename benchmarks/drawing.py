@@ -60,9 +60,9 @@ def overlap(one: Box, other: Box) -> float:
     return common / (one.width * one.height + other.width * other.height - common)
 
 
-def words(page: Observation, shown: set[int]) -> Counter[str]:
+def words(page: Observation, visible: set[int]) -> Counter[str]:
     """The words of the elements that a window shows."""
-    texts = (f"{node.name} {node.value or ''}" for node in page.nodes if node.id in shown)
+    texts = (f"{node.name} {node.value or ''}" for node in page.nodes if node.id in visible)
     return Counter(word for text in texts for word in text.split())
 
 

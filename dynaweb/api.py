@@ -625,11 +625,11 @@ def import_data(
     `checked` or `judged` to be successes. The report counts what was taken, and what was left out and why.
     Pictures of pages go to `images/` beside the store."""
     from dynaweb.data.demonstrations import one_of
-    from dynaweb.data.images import beside
+    from dynaweb.data.images import images_next_to
     from dynaweb.data.importers import ImportReport, read_foreign, read_trajectories
     from dynaweb.data.store import TrajectoryStore, TransitionStore
 
-    report, images = ImportReport(), beside(Path(store))
+    report, images = ImportReport(), images_next_to(Path(store))
     if trajectories:
         wanted = one_of(only) if only else None
         TrajectoryStore(Path(store)).extend(read_trajectories(name, str(source), report, wanted, images))

@@ -42,9 +42,9 @@ def test_elements_stand_in_the_order_of_the_tree_and_do_not_cover_each_other() -
     placed = list(layout(many(60), 640))
     assert [one.node.id for one in placed] == list(range(1, 61))
     for first, second in pairwise(placed):
-        beside = second.box.y == first.box.y and second.box.x >= first.box.x + first.box.width
+        right = second.box.y == first.box.y and second.box.x >= first.box.x + first.box.width
         below = second.box.y >= first.box.y + first.box.height
-        assert beside or below
+        assert right or below
     assert all(one.box.x + one.box.width <= 640 for one in placed)
 
 
