@@ -7,7 +7,7 @@ window shows of it:
 
     layout overlap   intersection over union of the boxes of an element, here and there, mean over those in both windows
     in both windows  share of the elements in either window that are in both
-    text overlap     F1 of the words that the two windows show
+    text overlap     F1 of the words that the two windows show; one with letters that the font lacks is not shown
 
 A page counts once. Intervals are 95 %, over the sites that pages are of: pages of one site look alike.
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "dynaweb-wm-drawing"))
 
-from dynaweb_wm_drawing.drawing import layout
+from dynaweb_wm_drawing.drawing import drawable, layout
 
 from dynaweb.config.sections import ObservationSettings
 from dynaweb.data.images import ImageStore
@@ -73,6 +73,8 @@ def compared(site: str, page: Observation, real: dict[int, Box]) -> Page:
     common = there.keys() & here.keys()
     overlaps = [overlap(there[number], here[number]) for number in common]
     first, second = words(page, set(there)), words(page, set(here))
+    # A word with boxes for letters cannot be read.
+    second = Counter({word: count for word, count in second.items() if all(map(drawable, word))})
     total = first.total() + second.total()
     return Page(
         site,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dynaweb_wm_drawing import drawing
 from dynaweb_wm_drawing.drawing import draw_page, layout
 from PIL import Image as Pillow
 
@@ -73,6 +74,17 @@ def test_any_page_can_be_drawn(nodes: tuple[Node, ...]) -> None:
 
 def test_what_lies_below_the_window_is_not_drawn() -> None:
     assert opened(draw_page(many(400), (640, 400))).tobytes() == opened(draw_page(many(500), (640, 400))).tobytes()
+
+
+def test_letters_that_a_font_lacks_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for fonts in (drawing.FONTS, ()):
+        drawing._font.cache_clear()
+        drawing.drawable.cache_clear()
+        monkeypatch.setattr(drawing, "FONTS", fonts)
+        assert drawing.drawable("a") and drawing.drawable(" ") and not drawing.drawable("\U0010fffe")
+    assert not drawing.drawable("\u0416"), "Pillow's own font has no Cyrillic letters"
+    drawing._font.cache_clear()
+    drawing.drawable.cache_clear()
 
 
 @pytest.fixture
