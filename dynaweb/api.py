@@ -622,19 +622,21 @@ def import_data(
 ) -> ImportReport:
     """Add other people's data (`nnetnav`, `webarena`, `browsergym`, `mind2web`) or a `run` of ours to a store
     (`dynaweb data import`): its transitions, or with `trajectories` its whole episodes; `only` those that were
-    `checked` or `judged` to be successes. The report counts what was taken, and what was left out and why."""
+    `checked` or `judged` to be successes. The report counts what was taken, and what was left out and why.
+    Pictures of pages go to `images/` beside the store."""
     from dynaweb.data.demonstrations import one_of
+    from dynaweb.data.images import images_next_to
     from dynaweb.data.importers import ImportReport, read_foreign, read_trajectories
     from dynaweb.data.store import TrajectoryStore, TransitionStore
 
-    report = ImportReport()
+    report, images = ImportReport(), images_next_to(Path(store))
     if trajectories:
         wanted = one_of(only) if only else None
-        TrajectoryStore(Path(store)).extend(read_trajectories(name, str(source), report, wanted))
+        TrajectoryStore(Path(store)).extend(read_trajectories(name, str(source), report, wanted, images))
     elif only:
         raise ConfigError("only whole episodes are successes or not; import them with --trajectories")
     else:
-        TransitionStore(Path(store)).extend(read_foreign(name, str(source), report))
+        TransitionStore(Path(store)).extend(read_foreign(name, str(source), report, images))
     return report
 
 
@@ -678,12 +680,15 @@ def export_data(
 
 
 def data_stats(store: str | Path) -> Summary | EpisodeSummary:
-    """Count what a store of transitions or of whole episodes holds (`dynaweb data stats`)."""
+    """Count what a store of transitions or of whole episodes holds (`dynaweb data stats`), pictures too."""
+    from dynaweb.data.images import images_of
     from dynaweb.data.inspect import summarise, summarise_episodes
     from dynaweb.data.store import TransitionStore, open_store
 
     records = open_store(Path(store))
-    return summarise(records) if isinstance(records, TransitionStore) else summarise_episodes(records)
+    counted = summarise(records) if isinstance(records, TransitionStore) else summarise_episodes(records)
+    counted.pictures.store = images_of(Path(store))
+    return counted
 
 
 def data_record(store: str | Path, index: int = 0) -> Transition | Trajectory:
@@ -877,12 +882,16 @@ def prune_cache(
     Those not used for so long (`"12h"`, `"7d"`), the oldest until the rest takes no more than `max_size` (`"2G"`), or
     `every` one. With `dry_run` nothing is deleted. Raises `ConfigError` where nothing says which.
     """
-    from dynaweb.runs.pruning import bytes_of, cached_stages, chosen_stages, seconds_of, take_out
+    from dynaweb.runs.pruning import bytes_of, cached_stages, chosen_stages, drop_pictures, seconds_of, take_out
 
     age = None if older_than is None else seconds_of(older_than)
     size = None if max_size is None else bytes_of(max_size)
     chosen = chosen_stages(cached_stages(), older_than=age, max_size=size, every=every)
-    return chosen if dry_run else take_out(chosen)
+    if dry_run:
+        return chosen
+    gone = take_out(chosen)
+    drop_pictures()
+    return gone
 
 
 def _matrix_folder(plan: Plan, out: str | Path | None) -> MatrixFolder:

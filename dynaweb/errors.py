@@ -64,6 +64,10 @@ class FileError(DynawebError):
     """A file or folder cannot be read or written: no permission, a folder where a file belongs, too long a name."""
 
 
+class ImageError(InfrastructureError):
+    """A picture is missing, damaged, too large, or no PNG. An episode that cannot go on without it gets no reward."""
+
+
 class TrainingError(DynawebError):
     """Training cannot go on: repeated non-finite updates, or a batch that carries no agent token."""
 

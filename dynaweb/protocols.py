@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from dynaweb.types import (
         Action,
+        Image,
         Judgement,
         Observation,
         Prediction,
@@ -105,6 +106,21 @@ class RemembersSites(Protocol):
 
 
 @runtime_checkable
+class DrawsPages(Protocol):
+    """A world model that draws (capability `draws`) offers this besides `predict`.
+
+    `Prediction.image` is the picture of a page that it predicts. A dream shows other pages too: the one that it begins
+    on, where no picture of it was taken, and those that code makes of dreamed ones, such as with a value typed into a
+    field. It asks for their pictures here.
+    """
+
+    async def draw(self, page: Observation) -> Image | None:
+        """A picture of a page, in the window and with the marks that `WorldModelContext.observation` asks for, kept in
+        `WorldModelContext.images`; None where nobody asks for pictures. The same page gives the same picture."""
+        ...
+
+
+@runtime_checkable
 class TrainableWorldModel(WorldModel, Protocol):
     """A world model that can be fitted on real transitions."""
 
@@ -131,6 +147,10 @@ class WorldModelContext(PluginContext):
     """Sites that the model is measured on: no transition of theirs may be shown, wherever it comes from."""
     count: Callable[[Counted], None] = uncounted
     """To be told of every engine that the plugin makes itself, so that its tokens count in the costs of the run."""
+    observation: PictureSettings | None = None
+    """Whether and how the policy is shown pictures, for a world model that draws. None: it is shown none."""
+    images: Images | None = None
+    """Where a world model that draws keeps its pictures. None: nowhere, so that it draws none."""
 
 
 # --- Environments: a place to act in, the tasks that come with it, and experts that solve them.
@@ -256,12 +276,62 @@ class BrowserSettings(Protocol):
         ...
 
 
+class Images(Protocol):
+    """Where the bytes of pictures lie, by their content (`dynaweb.data.images.ImageStore`)."""
+
+    def put(self, data: bytes) -> Image:
+        """Keep the bytes of a PNG file. Raises `ImageError` for anything else, and for one that is too large."""
+        ...
+
+    def get(self, image: Image) -> bytes:
+        """The bytes of a picture. Raises `ImageError` when they are missing or damaged."""
+        ...
+
+
+class PictureSettings(Protocol):
+    """Pictures of pages: the recipe's section `observation` (`dynaweb.config.sections.ObservationSettings`)."""
+
+    @property
+    def modality(self) -> str:
+        """What the policy is given of a page: `text`, `screenshot` or `both`."""
+        ...
+
+    @property
+    def pictures(self) -> bool:
+        """Whether pictures of pages are taken: any other modality than `text`."""
+        ...
+
+    @property
+    def marks(self) -> bool:
+        """Whether elements are framed and numbered in pictures."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Width of the window in CSS pixels."""
+        ...
+
+    @property
+    def height(self) -> int:
+        """Height of the window in CSS pixels."""
+        ...
+
+    @property
+    def picture_scale(self) -> float:
+        """Pixels of a picture for one CSS pixel."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentContext(PluginContext):
     """What a task source is given."""
 
     web: BrowserSettings | None = None
     """Settings of the browser. None: the defaults of the recipe's section `web`."""
+    observation: PictureSettings | None = None
+    """Whether and how pictures of pages are taken. None: none are."""
+    images: Images | None = None
+    """Where pictures are kept. None: nowhere, so that none can be taken."""
     max_best_steps: int | None = None
     """Tasks with a longer shortest solution (closing `stop` included) are not used by the run. None: all are."""
 
@@ -338,6 +408,8 @@ class JudgeContext(PluginContext):
     """Makes a judge out of its name and its settings, for a judge that is made of others. None outside a run."""
     count: Callable[[Counted], None] = uncounted
     """To be told of every engine that the plugin makes itself, so that its tokens count in the costs of the run."""
+    images: Images | None = None
+    """Where pictures of pages are kept. None outside a run."""
 
 
 # --- Policy optimizers: advantages (or finer credit) of an update, then the loss of each of its micro-batches.
@@ -652,7 +724,7 @@ class Completion:
 class EngineStats:
     """What an engine has done: requests, all and distinct prompt tokens, new tokens, batches, and seconds of work.
 
-    `starts` counts servers that it started, such as vLLM.
+    `image_tokens` are those prompt tokens that stand for images. `starts` counts servers that it started, such as vLLM.
     """
 
     requests: int = 0
@@ -662,6 +734,7 @@ class EngineStats:
     batches: int = 0
     seconds: float = 0.0
     starts: int = 0
+    image_tokens: int = 0
 
 
 @runtime_checkable
@@ -806,6 +879,52 @@ class Weights(Protocol):
     @property
     def format(self) -> PromptFormat:
         """The prompt layer for the tokenizer."""
+        ...
+
+    @property
+    def vision(self) -> Vision | None:
+        """How the model sees; None for one that reads text alone."""
+        ...
+
+
+class Vision(Protocol):
+    """What makes a model's inputs of prompts with images: its processor, and where the bytes of images are.
+
+    Shapes: B rows, T tokens.
+    """
+
+    image_id: int
+    """The token that stands for a part of an image."""
+    unwritten: tuple[int, ...]
+    """Ids that stand for images and videos; a model that wrote one would be asked for an image that is not there."""
+
+    @property
+    def template(self) -> str:
+        """The processor's chat template; '' where it has none."""
+        ...
+
+    @property
+    def placeholder(self) -> str:
+        """What the chat template writes for an image."""
+        ...
+
+    @property
+    def control(self) -> str:
+        """A text with all control tokens of images."""
+        ...
+
+    def expansion(self, image: Image) -> str:
+        """The text of control tokens that stands for an image in a prompt; it depends on the image's size alone."""
+        ...
+
+    def inputs(self, prompts: Sequence[Prompt]) -> dict[str, torch.Tensor]:
+        """What the model's forward pass takes of the prompts' images, such as `pixel_values`, in the order of the
+        prompts; empty without images. Raises `EngineError` for an image that is missing, damaged or does not fit the
+        prompt."""
+        ...
+
+    def token_types(self, ids_BT: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the forward pass takes to tell tokens of images from text ([B, T]); empty where it needs nothing."""
         ...
 
 

@@ -316,11 +316,12 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     curriculum = curriculum_of(ctx, have, [few[0].task for few in experts.values()], playable(have.need("demos")))
     sampler: Sampler
     if have.offline is None:
+        prompts = ctx.models.dream_prompts(policy.format) if ctx.envs.dreams else policy.format
         actor = ModelPolicy(
-            engine, policy.format, temperature=rl.temperature, max_new_tokens=ctx.recipe.policy.max_new_tokens
+            engine, prompts, temperature=rl.temperature, max_new_tokens=ctx.recipe.policy.max_new_tokens
         )
         seed = ctx.recipe.run.seed if phase.number == 1 else ctx.seed("phase", phase.number)
-        sampler = GroupSampler.of(ctx.recipe, seed, actor, judge, source, ctx.models.lockstep, experts)
+        sampler = GroupSampler.of(ctx.recipe, seed, actor, judge, source, ctx.models.lockstep, experts, policy.format)
     else:
         seed = ctx.seed("offline", phase.number)
         sampler = OfflineRollouts(have.offline.episodes(), judge, rl.tasks * rl.n, seed, stage.scratch / JUDGED)

@@ -105,11 +105,37 @@ class Tab:
     current: bool = False
 
 
+@dataclass(frozen=True, order=True, slots=True)
+class Image:
+    """A picture, named by its content: the SHA-256 of its bytes, in hexadecimal digits, and its size in pixels. The
+    bytes are kept outside (`dynaweb.data.images.ImageStore`)."""
+
+    sha256: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Screenshot:
+    """A picture of what the window shows of a page.
+
+    `viewport` is the size of the window in CSS pixels, `scale` how many pixels of the picture one of these is. `marks`:
+    the elements that can be acted on are framed and numbered in it, with the ids of the observation.
+    """
+
+    image: Image
+    viewport: tuple[int, int]
+    scale: float = 1.0
+    marks: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What the policy sees of a page: url, title, tabs and the accessibility tree in page order.
 
     `notice` is feedback of the environment about the last action (a dialog's message, a refused click, a download).
+    `screenshot` is a picture of the page, where the setting `observation.modality` asks for one; it takes no part in
+    comparisons, since a page is what it says and does.
     """
 
     url: str
@@ -118,6 +144,7 @@ class Observation:
     tabs: tuple[Tab, ...] = ()
     notice: str = ""
     truncated: bool = False
+    screenshot: Screenshot | None = field(default=None, compare=False)
 
     def node(self, node_id: int) -> Node | None:
         """The element with that number, or None. Numbers run from 1 in page order."""
@@ -142,16 +169,6 @@ class Action:
     index: int | None = None
     target_role: str = ""
     target_name: str = ""
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Image:
-    """A picture in a prompt, named by its content: the SHA-256 of its bytes, in hexadecimal digits, and its size in
-    pixels. The bytes are kept outside."""
-
-    sha256: str
-    width: int
-    height: int
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -397,7 +414,8 @@ class Prediction:
     `logprob` is the mean natural-log probability of the tokens of the answer that was read (None = unknown),
     `answer_tokens` how many these are (0 = unknown), `tokens` how many were generated in all `attempts`; `confidence`
     the expected fidelity of the page in [0, 1], where it was calibrated. `recalled`: the page is a real one, which a
-    memory gave. `base` is the real page of the memory that the answer changes, None for the page before.
+    memory gave. `base` is the real page of the memory that the answer changes, None for the page before. `image` is a
+    picture of the dreamed page as the window would show it, by a world model that draws (capability `draws`).
     """
 
     next_observation: Observation | None
@@ -413,3 +431,4 @@ class Prediction:
     answer_tokens: int = 0
     recalled: bool = False
     base: Observation | None = None
+    image: Image | None = None

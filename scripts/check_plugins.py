@@ -154,7 +154,8 @@ def fresh(folder: Path, wheel: Path, kind: str, *, runs: bool) -> Path:
 
 
 def example(folder: Path, wheel: Path, *, runs: bool) -> None:
-    """The package under `examples/`, installed and tested."""
+    """The packages under `examples/`, installed and tested."""
+    check(Place(folder / "drawing", wheel), ROOT / "examples" / "dynaweb-wm-drawing")
     place = Place(folder / "example", wheel)
     check(place, ROOT / "examples" / "dynaweb-wm-example")
     if runs:

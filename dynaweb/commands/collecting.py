@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb import events
 from dynaweb.data.demonstrations import Only, passes, unusable
+from dynaweb.data.images import ImageStore, images_next_to, pictures_of
 from dynaweb.data.store import SUFFIX, TrajectoryStore, existing_trajectories
 from dynaweb.errors import ConfigError, hint
 from dynaweb.judges.reward import grading, judge_all
@@ -22,6 +23,7 @@ from dynaweb.report.summary import StageResult
 from dynaweb.rollout.agents import SERVER, Player
 from dynaweb.rollout.episode import Episode, Rules, play_all, refuse_total_failure
 from dynaweb.rollout.human import GivenUp, HumanPlayer
+from dynaweb.runs.cache import IMAGES
 from dynaweb.stages.demos import training_tasks
 from dynaweb.stages.evaluate import server_policy
 
@@ -69,6 +71,7 @@ async def demonstrate(
     assert ctx.folder is not None  # every job here runs in one
     explore = ctx.recipe.explore
     target = TrajectoryStore(store or ctx.folder.trajectories / f"{COLLECTED}{SUFFIX}")
+    images = images_next_to(store) if store is not None else ImageStore(ctx.folder.path / IMAGES)
     present = {trajectory.task.id for trajectory in target}
     drawn = training_tasks(ctx, explore.episodes, once=True)[: explore.episodes]
     tasks = [task for task in drawn if task.id not in present]
@@ -79,7 +82,9 @@ async def demonstrate(
 
     def keep(batch: list[Trajectory]) -> None:
         nonlocal added
-        added += target.append([one for one in batch if only is None or passes(one, only)])
+        chosen = [one for one in batch if only is None or passes(one, only)]
+        ctx.images.share((image for one in chosen for image in pictures_of(one)), images.folder)
+        added += target.append(chosen)
 
     def finished(trajectory: Trajectory) -> None:
         played.append(trajectory)

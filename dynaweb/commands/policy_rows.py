@@ -9,6 +9,10 @@ A row is one step of a usable demonstration, as SFT sees it.
     parquet        one row a step, all columns text, and no prompt format
     datasets       the same rows as a folder for `datasets.load_from_disk`
 
+Of a store with pictures of pages, rows that learn from them have `images`, paths of the files in
+`<name of the target>.images/` beside it, relative to the target's folder. In messages of `trl` each stands as a part
+`{"type": "image"}`, in those of `llamafactory` as `<image>`; columns have `screenshot`.
+
 Messages give the same ids as a run where a trainer applies the model's template as it is, with these arguments; a page
 that writes control tokens gives others, since a template reads them out of its text.
 """
@@ -24,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.data.demonstrations import as_expert, refused, score_of, unusable
-from dynaweb.data.exports import as_text, check_target, write_columns, write_lines, write_sharegpt
+from dynaweb.data.exports import PictureFiles, as_text, check_target, write_columns, write_lines, write_sharegpt
 from dynaweb.errors import ConfigError
 from dynaweb.rollout.group import with_tokens
 from dynaweb.types import History, Trajectory
@@ -39,6 +43,10 @@ COLUMNS = (
     *("error", "end", "score", "source"),
 )
 """Columns of `parquet` and `datasets`."""
+PICTURE = "screenshot"
+"""The column of stores with pictures."""
+IMAGE_PART = {"type": "image"}
+"""Where a picture stands in a message, as chat templates have it."""
 IGNORED = -100
 """The label of an id that no loss is taken on."""
 
@@ -61,23 +69,26 @@ def export_episodes(
     usable.
     """
     check_target(to, trajectories, out)
+    pictures = PictureFiles.of(trajectories, out)
     if to in ("parquet", "datasets"):
-        steps = (row for trajectory in trajectories for row in plain_rows(trajectory))
-        return Exported(write_columns(steps, COLUMNS, to, out), out, Counter())
+        steps = (row for trajectory in trajectories for row in plain_rows(trajectory, pictures))
+        columns = COLUMNS if pictures is None else (*COLUMNS, PICTURE)
+        return Exported(write_columns(steps, columns, to, out), out, Counter())
     if prompts is None:
         raise ConfigError(f"--to {to} needs a prompt format; name a recipe or a model")
     dropped: Counter[str] = Counter()
     usable = _usable(trajectories, dropped)
     rows: Iterator[dict[str, Any]]
     if to == "trl" and not messages:
-        rows = (row for one in usable for row in id_rows(one, prompts))
+        rows = (row for one in usable for row in id_rows(one, prompts, pictures))
     else:
         chat, of_each = _chat(prompts), message_rows if to == "trl" else sharegpt_rows
-        rows = (row for one in usable for row in of_each(one, chat))
+        rows = (row for one in usable for row in of_each(one, chat, pictures))
     first = next(rows, None)
     if first is None:
         raise ConfigError(refused(str(getattr(trajectories, "path", "the store")), dropped))
-    count = (write_lines if to == "trl" else write_sharegpt)(chain([first], rows), out)
+    rows = chain([first], rows)
+    count = write_lines(rows, out) if to == "trl" else write_sharegpt(rows, out, images=pictures is not None)
     return Exported(count, out, dropped)
 
 
@@ -103,51 +114,85 @@ def _chat(prompts: PromptFormat) -> ChatFormat:
     return prompts
 
 
-def id_rows(trajectory: Trajectory, prompts: PromptFormat) -> Iterator[dict[str, Any]]:
+def id_rows(
+    trajectory: Trajectory, prompts: PromptFormat, pictures: PictureFiles | None = None
+) -> Iterator[dict[str, Any]]:
     """Ids of prompt and reply; labels and a mask say both which of them are the reply's, since versions of TRL differ
-    in which they read."""
+    in which they read. `images` are those that the prompt refers to."""
     for step in with_tokens(trajectory, prompts).steps:
-        if step.response_ids:
+        images = [pictures.file(one) for one in step.prompt.images] if pictures is not None else []
+        # Ids that stand for a picture which is missing would be trained on as something else.
+        if step.response_ids and all(images):
             prompt, reply = list(step.prompt.ids), list(step.response_ids)
             yield {
                 "input_ids": prompt + reply,
                 "labels": [IGNORED] * len(prompt) + reply,
                 "completion_mask": [0] * len(prompt) + [1] * len(reply),
+                **({"images": images} if pictures is not None else {}),
             }
 
 
-def message_rows(trajectory: Trajectory, chat: ChatFormat) -> Iterator[dict[str, Any]]:
+def message_rows(
+    trajectory: Trajectory, chat: ChatFormat, pictures: PictureFiles | None = None
+) -> Iterator[dict[str, Any]]:
     """TRL's conversational prompt and completion."""
-    for prompt, completion in _turns(trajectory, chat):
-        yield {"prompt": prompt, "completion": completion, "chat_template_kwargs": chat.template.arguments}
+    for prompt, completion, images in _turns(trajectory, chat, pictures):
+        more = {"images": images} if pictures is not None else {}
+        yield {
+            "prompt": prompt,
+            "completion": completion,
+            "chat_template_kwargs": chat.template.arguments,
+            **more,
+        }
 
 
-def sharegpt_rows(trajectory: Trajectory, chat: ChatFormat) -> Iterator[dict[str, Any]]:
+def sharegpt_rows(
+    trajectory: Trajectory, chat: ChatFormat, pictures: PictureFiles | None = None
+) -> Iterator[dict[str, Any]]:
     """LLaMA-Factory's ShareGPT form."""
-    for prompt, completion in _turns(trajectory, chat):
+    for prompt, completion, images in _turns(trajectory, chat, pictures):
         system = "".join(_text(turn) for turn in prompt if turn["role"] == "system")
         user = "\n\n".join(_text(turn) for turn in prompt if turn["role"] == "user")
         turns = [{"from": "human", "value": user}, {"from": "gpt", "value": _text(completion[0])}]
-        yield {"conversations": turns, "system": system}
+        yield {"conversations": turns, "system": system, **({"images": images} if pictures is not None else {})}
 
 
-def _turns(trajectory: Trajectory, chat: ChatFormat) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
+Turns = list[dict[str, Any]]
+
+
+def _turns(
+    trajectory: Trajectory, chat: ChatFormat, pictures: PictureFiles | None
+) -> Iterator[tuple[Turns, Turns, list[str]]]:
+    """Prompt, reply and pictures of each step; a prompt has a part for each picture, in their order."""
     history = History()
     for step in trajectory.steps:
         if step.action is None:
             continue
         if not step.error:
-            yield chat.policy_messages(trajectory.task, step.observation, history, step.action, step.reasoning)
+            messages = chat.policy_messages(trajectory.task, step.observation, history, step.action, step.reasoning)
+            prompt, completion = messages
+            path = pictures.path(step.observation) if pictures is not None else ""
+            yield (_seeing(prompt) if path else prompt), completion, [path] if path else []
         history.add(step.observation, step.action)
+
+
+def _seeing(prompt: Turns) -> Turns:
+    """A prompt whose last turn begins with a picture."""
+    *before, last = prompt
+    content = last["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return [*before, {**last, "content": [IMAGE_PART, *(part for part in parts if part != IMAGE_PART)]}]
 
 
 def _text(turn: dict[str, Any]) -> str:
     content = turn["content"]
-    return content if isinstance(content, str) else "".join(str(part["text"]) for part in content)
+    if isinstance(content, str):
+        return content
+    return "".join("<image>" if part == IMAGE_PART else str(part["text"]) for part in content)
 
 
-def plain_rows(trajectory: Trajectory) -> Iterator[dict[str, str]]:
-    """One row of `COLUMNS` for each step."""
+def plain_rows(trajectory: Trajectory, pictures: PictureFiles | None = None) -> Iterator[dict[str, str]]:
+    """One row of `COLUMNS` for each step, with `PICTURE` where there are pictures."""
     score = score_of(trajectory)
     for at, step in enumerate(trajectory.steps):
         values = (
@@ -155,4 +200,5 @@ def plain_rows(trajectory: Trajectory) -> Iterator[dict[str, str]]:
             *(render(step.observation, "compact"), as_text(step.action), step.reasoning, step.reply, step.error),
             *(trajectory.end, "" if score is None else json.dumps(score), trajectory.source),
         )
-        yield dict(zip(COLUMNS, values, strict=True))
+        row = dict(zip(COLUMNS, values, strict=True))
+        yield row if pictures is None else {**row, PICTURE: pictures.path(step.observation)}

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaweb import train
+from dynaweb.config.agreement import check_pictures
 from dynaweb.config.keys import file_key
+from dynaweb.data.images import images_next_to, pictures_of
 from dynaweb.data.store import TransitionStore
 from dynaweb.errors import ConfigError
 from dynaweb.judges.audit import JudgeAudits, report_on
@@ -64,6 +66,9 @@ async def collect(ctx: RunContext, store: Path | None) -> StageResult:
     transitions = [replace(one, info={**one.info, COLLECTED: explored.key}) for one in transitions_of(episodes)]
     target = TransitionStore(store or _folder(ctx) / TRANSITIONS)
     known = any(one.info.get(COLLECTED) == explored.key for one in target)
+    if store is not None:
+        pictures = (image for one in transitions for image in pictures_of(one))
+        ctx.images.share(pictures, images_next_to(store).folder)
     added = 0 if known else target.append(transitions)
     steps = sum(len(episode.steps) for episode in episodes)
     counts = {"episodes": len(episodes), "steps": steps, "transitions": len(transitions), "added": added}
@@ -143,6 +148,7 @@ def evaluation_of(policy: str | Path | None, world_model: Path | None) -> str:
 
 def check_evaluation(ctx: RunContext, policy: str | Path | None) -> None:
     """Raise what the model, and for look-ahead all parts of the recipe together, are refused for."""
+    check_pictures(ctx.recipe, ctx.plugins)
     if str(policy).startswith(SERVER):
         without_weights(str(policy), ctx)
     elif str(policy) not in WITHOUT_MODEL:

@@ -6,8 +6,8 @@ Nothing here imports torch. What only the parts themselves can say (an optimizer
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.resolving import dreamed_tasks
 from dynaweb.config.validate import Problems
@@ -44,6 +44,8 @@ def used_extras(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Optional dependency groups of dynaweb that settings need, each with the setting."""
     if recipe.backend.name == "deepspeed":
         yield "deepspeed", "backend.name = deepspeed"
+    if recipe.observation.pictures:
+        yield "vision", f"observation.modality = {recipe.observation.modality}"
     for name in ("sft", "wm_fit", "rl"):
         if getattr(recipe, name).lora_rank:
             yield "lora", f"{name}.lora_rank"
@@ -56,6 +58,7 @@ def check_agreement(recipe: Recipe, plugins: Plugins) -> None:
         check_scored,
         check_lookahead,
         check_offline,
+        check_pictures,
         *([check_refresh, check_validation] if dreams(recipe, plugins) else []),
     ]
     problems = Problems()
@@ -117,6 +120,45 @@ def check_offline(recipe: Recipe, plugins: Plugins) -> None:
         raise ConfigError(
             "recorded episodes are of the environment's own tasks; set offline.episodes = 0, or phases.count = 1"
         )
+
+
+def check_pictures(recipe: Recipe, plugins: Plugins) -> None:
+    """Raise `ConfigError` where the policy is to see pages that nothing takes a picture of."""
+    modality = recipe.observation.modality
+    if not recipe.observation.pictures:
+        return
+    for path, name, settings in _environments(recipe, plugins):
+        spec = plugins.find("env", name).spec
+        if "pictures" not in spec.capabilities:
+            envs = {one: plugin.spec for (kind, one), plugin in plugins.offers.items() if kind == "env"}
+            able = ", ".join(sorted(one for one, offered in envs.items() if "pictures" in offered.capabilities))
+            raise ConfigError(
+                f"observation.modality = {modality} needs pictures of pages, and {path} {name!r} takes none; use one "
+                f"of {able}, or set observation.modality = text"
+            )
+        if getattr(spec.config.model_validate(settings), "driver", "") == "static":
+            raise ConfigError(
+                f"observation.modality = {modality} needs pictures of pages, and the driver static of {path} {name!r} "
+                "draws none; set its driver to chromium, or observation.modality = text"
+            )
+    draws = "draws" in plugins.find("wm", recipe.wm.name).spec.capabilities
+    if modality == "screenshot" and dreams(recipe, plugins) and not draws:
+        raise ConfigError(
+            f"observation.modality = screenshot leaves nothing to see in dreams: wm {recipe.wm.name!r} writes pages as "
+            "text; set observation.modality = both (text in dreams, pictures on real pages) or text, or use a world "
+            "model that draws"
+        )
+
+
+def _environments(recipe: Recipe, plugins: Plugins) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Setting, name and settings of the environments with real pages: that of the tasks, and that of the evaluation."""
+    settings = recipe.env.config.model_dump()
+    if (dreamed := dreamed_tasks(plugins, recipe.env.name)) is None:
+        yield "env", recipe.env.name, settings
+    else:
+        yield "env.tasks", str(settings.get("tasks", dreamed)), settings.get("task_settings", {})
+    if recipe.eval.env:
+        yield "eval.env", recipe.eval.env, recipe.eval.env_settings
 
 
 def check_refresh(recipe: Recipe, plugins: Plugins) -> None:

@@ -20,6 +20,7 @@ from dynaweb.config.sections import (
     Explore,
     JudgeFit,
     Model,
+    ObservationSettings,
     Offline,
     Phases,
     Policy,
@@ -46,6 +47,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "policy": Policy,
     "backend": Backend,
     "web": Web,
+    "observation": ObservationSettings,
     "data": Data,
     "sft": Sft,
     "explore": Explore,
@@ -103,6 +105,7 @@ class Recipe:
     reward: Choice
     env: Choice
     web: Web
+    observation: ObservationSettings
     data: Data
     sft: Sft
     explore: Explore

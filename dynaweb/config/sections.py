@@ -5,6 +5,7 @@ Every field has its meaning, unit and, where a paper fixes it, the source. Defau
 
 from __future__ import annotations
 
+import math
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin
 
@@ -225,6 +226,58 @@ class Web(Section):
     settle: Annotated[float, Matters("demos", "experts", *MATTERS_TO)] = Field(default=2.0, ge=0)
     """Most seconds that a page is waited for once it has loaded: while requests or short timers are pending, it
     changes, its frames load, or it leads on to another one by itself."""
+
+
+MAX_PIXELS = 50_000_000
+"""Most pixels of one picture: of a file that claims more, reading it could take all memory."""
+
+
+class ObservationSettings(Section):
+    """What the policy is given of a page: its text, a picture of what the window shows, or both.
+
+    With `text` the other settings act on nothing.
+    """
+
+    MATTERS_TO = (
+        *("demos", "experts", "sft", "explore", "graded", "judge-fit", "rl", "eval", "judge-audit"),
+        *("real-rollouts", "refresh", "validation", "eval-weights", "eval-server"),
+    )
+
+    modality: Literal["text", "screenshot", "both"] = "text"
+    """`text`: the accessibility tree. `screenshot`: a picture. `both`. A world model that does not draw dreams in text,
+    so that dreams need `text` or `both`."""
+    marks: bool = False
+    """Frame and number in the picture the elements that can be acted on, with the numbers of the text (set-of-marks,
+    arXiv 2310.11441). The page itself is not touched."""
+    width: int = Field(default=1280, ge=64, le=8192)
+    """Width of the window in CSS pixels."""
+    height: int = Field(default=720, ge=64, le=8192)
+    """Its height."""
+    scale: float = Field(default=1.0, gt=0, le=4)
+    """Pixels of the picture for one CSS pixel."""
+    max_pixels: int = Field(default=0, ge=0)
+    """Most pixels of a picture: one that would have more is taken at a smaller scale. 0 = no limit but that of all
+    pictures (50 million)."""
+    train_vision: bool = False
+    """Train the model's vision too, with all of its weights or with adapters (`lora_rank`); else its language model and
+    its output head alone."""
+
+    @model_validator(mode="after")
+    def _is_readable(self) -> ObservationSettings:
+        if self.max_pixels and self.max_pixels < 64 * 64:
+            raise ValueError(f"nothing can be read in a picture of {self.max_pixels} pixels; give 4096 or more")
+        return self
+
+    @property
+    def pictures(self) -> bool:
+        """Whether environments take pictures of pages."""
+        return self.modality != "text"
+
+    @property
+    def picture_scale(self) -> float:
+        """The scale that pictures are taken at: `scale`, or less where they would have too many pixels."""
+        most = min(self.max_pixels or MAX_PIXELS, MAX_PIXELS)
+        return min(self.scale, math.sqrt(most / (self.width * self.height)))
 
 
 class PageView(Section):

@@ -7,11 +7,16 @@ place when it is whole.
     datasets       the same rows as a folder for `datasets.load_from_disk`
     trl            `{"prompt": [...], "completion": [...]}`, TRL's conversational form: loss on the completion only
     llamafactory   ShareGPT form (`conversations`, `system`) and a `dataset_info.json` beside it that names it
+
+Of a store with pictures of pages, these lie in `<name of the target>.images/` beside it and rows have their relative
+paths: `screenshot` and `next_screenshot` in columns. Questions to a world model stay text; rows of a policy have
+`images` (`dynaweb.commands.policy_rows`).
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -20,15 +25,18 @@ from typing import Any, Literal, get_args
 
 from dynaweb.config.files import read_json
 from dynaweb.data.codec import to_json
+from dynaweb.data.images import ImageStore, images_of, pictures_of
 from dynaweb.errors import ConfigError, hint
 from dynaweb.plugin.discovery import library
 from dynaweb.runs.atomic import write_json, write_with
-from dynaweb.types import Transition
+from dynaweb.types import Image, Observation, Transition
 from dynaweb.web.delta import diff, to_text
 from dynaweb.web.page.text import render
 from dynaweb.worldmodels.change import goal_of, history_of, words_of
 from dynaweb.worldmodels.dynamics import needs_prediction
 from dynaweb.worldmodels.prompts import FORMS, SYSTEM, Form, answer, question, recent
+
+log = logging.getLogger("dynaweb")
 
 Target = Literal["parquet", "datasets", "trl", "llamafactory"]
 TARGETS: tuple[Target, ...] = get_args(Target)
@@ -55,10 +63,54 @@ def export(
     if form not in FORMS:
         raise ConfigError(f"no form is called {form!r}; {hint(form, FORMS)}")
     if to in ("parquet", "datasets"):
-        return write_columns(map(plain_row, transitions), COLUMNS, to, out), out
+        if (pictures := PictureFiles.of(transitions, out)) is None:
+            return write_columns(map(plain_row, transitions), COLUMNS, to, out), out
+        rows = (plain_row(one) | pictures.columns(one.observation, one.next_observation) for one in transitions)
+        return write_columns(rows, (*COLUMNS, *PICTURE_COLUMNS), to, out), out
     row = partial(trl_row if to == "trl" else sharegpt_row, form=form, history=history, goal=goal)
     rows = (row(t) for t in transitions if needs_prediction(t.observation, t.action))
     return (write_lines if to == "trl" else write_sharegpt)(rows, out), out
+
+
+PICTURE_COLUMNS = ("screenshot", "next_screenshot")
+"""Columns of stores with pictures: their paths, relative to the folder of the target; '' where there is none."""
+
+
+class PictureFiles:
+    """The pictures of exported rows: files in a folder beside the target, which rows refer to by relative paths."""
+
+    def __init__(self, images: ImageStore, out: Path) -> None:
+        self._images, self._folder, self._root = images, out.with_name(f"{out.name}.images"), out.parent
+        self.missing: set[Image] = set()
+        """Pictures that are not where they should be: rows have no path of them."""
+
+    @classmethod
+    def of(cls, store: object, out: Path) -> PictureFiles | None:
+        """Those of a store; None where none of its pages has one."""
+        path = getattr(store, "path", None)
+        if path is None or not isinstance(store, Iterable):
+            return None
+        images = images_of(Path(path))
+        if not any(True for record in store for _ in pictures_of(record)):
+            return None
+        return cls(images, out)
+
+    def path(self, page: Observation | None) -> str:
+        """The path of the picture of a page, copied now; '' where it has none, or where that is missing."""
+        return self.file(page.screenshot.image) if page is not None and page.screenshot is not None else ""
+
+    def file(self, image: Image) -> str:
+        """The path of a picture, copied now; '' where it is missing, which is said once."""
+        if self._images.share([image], self._folder):
+            if image not in self.missing:
+                log.warning("the picture %s is missing, so rows are without it", self._images.path(image))
+            self.missing.add(image)
+            return ""
+        return ImageStore(self._folder).path(image).relative_to(self._root).as_posix()
+
+    def columns(self, page: Observation, after: Observation | None) -> dict[str, str]:
+        """`PICTURE_COLUMNS`."""
+        return dict(zip(PICTURE_COLUMNS, (self.path(page), self.path(after)), strict=True))
 
 
 def check_target(to: str, store: object, out: Path) -> None:
@@ -112,9 +164,9 @@ def sharegpt_row(transition: Transition, form: Form, history: int = 0, goal: boo
     }
 
 
-def dataset_entry(file: str) -> dict[str, Any]:
-    """The entry of a file of `sharegpt_row`s in LLaMA-Factory's `dataset_info.json`."""
-    columns = {"messages": "conversations", "system": "system"}
+def dataset_entry(file: str, *, images: bool = False) -> dict[str, Any]:
+    """The entry of a file of `sharegpt_row`s in LLaMA-Factory's `dataset_info.json`; `images`: its rows have some."""
+    columns = {"messages": "conversations", "system": "system", **({"images": "images"} if images else {})}
     return {"file_name": file, "formatting": "sharegpt", "columns": columns}
 
 
@@ -123,12 +175,15 @@ def _user(transition: Transition, history: int, goal: bool) -> str:
     return question(transition.observation, transition.action, past, goal=goal_of(transition) if goal else "")
 
 
-def write_sharegpt(rows: Iterable[dict[str, Any]], out: Path) -> int:
-    """Write rows of the ShareGPT form, and name the file in the `dataset_info.json` next to it; returns how many."""
+def write_sharegpt(rows: Iterable[dict[str, Any]], out: Path, *, images: bool = False) -> int:
+    """Write rows of the ShareGPT form, and name the file in the `dataset_info.json` next to it; returns how many.
+
+    `images`: rows have them.
+    """
     count = write_lines(rows, out)
     index = out.parent / INFO
     known = read_json(index, dict, advice="mend it, or move it away") if index.exists() else {}
-    write_json(index, {**known, out.name.split(".")[0]: dataset_entry(out.name)})
+    write_json(index, {**known, out.name.split(".")[0]: dataset_entry(out.name, images=images)})
     return count
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dynaweb.data.demonstrations import SUCCESS, score_of, unusable
-from dynaweb.types import Observation, Trajectory, Transition
+from dynaweb.data.images import ImageStore, pages_of
+from dynaweb.types import Image, Observation, Trajectory, Transition
 from dynaweb.web.actions.grammar import format_action
 from dynaweb.web.delta import diff, to_text
 from dynaweb.web.page.text import render
@@ -29,6 +30,37 @@ LEVELS = {
     "transition": "an evaluation transition that training saw: the answer is known",
 }
 """What is compared, from loose to strict."""
+
+
+@dataclass(slots=True)
+class Pictured:
+    """Pictures that the pages of a store refer to; `store` says which of them are there."""
+
+    pages: int = 0
+    images: set[Image] = field(default_factory=set)
+    marked: int = 0
+    store: ImageStore | None = None
+
+    def add(self, record: Transition | Trajectory) -> None:
+        """Count the pages of one record."""
+        shots = [page.screenshot for page in pages_of(record) if page.screenshot is not None]
+        self.pages += len(shots)
+        self.marked += sum(shot.marks for shot in shots)
+        self.images.update(shot.image for shot in shots)
+
+    def data(self) -> dict[str, Any]:
+        """Plain data; nothing of a store without pictures."""
+        if not self.pages:
+            return {}
+        sizes = Counter(f"{image.width} x {image.height}" for image in self.images)
+        missing = {"pictures that are missing": sum(one not in self.store for one in self.images)} if self.store else {}
+        return {
+            "pages with a picture": self.pages,
+            "with marks": self.marked,
+            "distinct pictures": len(self.images),
+            **missing,
+            "sizes of pictures": dict(sizes.most_common(20)),
+        }
 
 
 @dataclass(slots=True)
@@ -48,6 +80,7 @@ class Summary:
     most_elements: int = 0
     script_characters: int = 0
     page_characters: int = 0
+    pictures: Pictured = field(default_factory=Pictured)
 
     def add(self, transition: Transition) -> None:
         """Count one transition."""
@@ -66,6 +99,7 @@ class Summary:
         self.most_elements = max(self.most_elements, len(after.nodes))
         self.script_characters += len(to_text(delta))
         self.page_characters += len(render(after))
+        self.pictures.add(transition)
 
     def data(self) -> dict[str, Any]:
         """Plain data; means are per transition."""
@@ -84,6 +118,7 @@ class Summary:
             "actions": dict(self.actions.most_common()),
             "sources": dict(self.sources.most_common()),
             "sites": dict(self.sites.most_common(20)),
+            **self.pictures.data(),
         }
 
 
@@ -114,6 +149,7 @@ class EpisodeSummary:
     sites: Counter[str] = field(default_factory=Counter)
     tasks: set[str] = field(default_factory=set)
     pages: set[bytes] = field(default_factory=set)
+    pictures: Pictured = field(default_factory=Pictured)
 
     def add(self, trajectory: Trajectory) -> None:
         """Count one episode."""
@@ -135,6 +171,7 @@ class EpisodeSummary:
             self.tokens += len(step.response_ids)
             self.actions[step.action.kind if step.action is not None else "none"] += 1
             self.pages.add(page_key(step.observation))
+        self.pictures.add(trajectory)
 
     def data(self) -> dict[str, Any]:
         """Plain data; means are per episode."""
@@ -156,6 +193,7 @@ class EpisodeSummary:
             "ends": dict(self.ends.most_common()),
             "sources": dict(self.sources.most_common()),
             "sites": dict(self.sites.most_common(20)),
+            **self.pictures.data(),
         }
 
 

@@ -83,7 +83,7 @@ def dynaweb_engines() -> Sequence[PluginSpec]:
             config=TransformersConfig,
             summary="Batched generation in this process, on the trainer's own weights",
             extra="train",
-            capabilities=frozenset({"exact"}),
+            capabilities=frozenset({"exact", "sees"}),
         ),
         PluginSpec(
             name="vllm",

@@ -10,6 +10,7 @@ goes nowhere but to the server: not into an error either, though the server may 
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import math
 import os
@@ -51,7 +52,10 @@ class ReplyError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One question. `messages` are (role, text) pairs; `seed` is kept where the server supports it."""
+    """One question. `messages` are (role, text) pairs; `seed` is kept where the server supports it.
+
+    `images` are PNG files that belong to the last message; `logprobs` says whether log-probabilities are of any use.
+    """
 
     messages: tuple[tuple[str, str], ...]
     max_new_tokens: int
@@ -59,6 +63,8 @@ class ChatRequest:
     top_p: float = 1.0
     seed: int = 0
     stop: tuple[str, ...] = ()
+    images: tuple[bytes, ...] = ()
+    logprobs: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +150,7 @@ class OpenAIEngine:
                 text, thought = (masked(one, addresses=False) for one in (reply.text, reply.reasoning))
                 return replace(reply, text=text, reasoning=thought)
             except Exception as error:
-                problem = self._as_error(error)
+                problem = self._as_error(error, request)
                 pause = next(pauses, None) if isinstance(problem, ReplyError) else None
                 if pause is None:
                     raise problem from None
@@ -181,9 +187,13 @@ class OpenAIEngine:
         )
 
     def _arguments(self, request: ChatRequest) -> dict[str, Any]:
+        messages: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in request.messages]
+        if request.images:
+            text = {"type": "text", "text": messages[-1]["content"]}
+            messages[-1]["content"] = [text, *map(_picture, request.images)]
         arguments: dict[str, Any] = {
             "model": self.server.model,
-            "messages": [{"role": role, "content": text} for role, text in request.messages],
+            "messages": messages,
             self.server.token_limit: request.max_new_tokens + self.server.reasoning_tokens,
             "temperature": request.temperature,
             "top_p": request.top_p,
@@ -192,7 +202,8 @@ class OpenAIEngine:
         }
         if request.stop:
             arguments["stop"] = list(request.stop)
-        if self.server.logprobs:
+        # Many multimodal servers refuse to tell them.
+        if self.server.logprobs and request.logprobs and not request.images:
             arguments["logprobs"] = True
         if self.server.reasoning_effort:
             arguments["reasoning_effort"] = self.server.reasoning_effort
@@ -210,7 +221,7 @@ class OpenAIEngine:
     def _where(self) -> str:
         return f"model {self.server.model!r} at {without_login(self.server.base_url) or VENDOR}"
 
-    def _as_error(self, error: Exception) -> Exception:
+    def _as_error(self, error: Exception, request: ChatRequest | None = None) -> Exception:
         import openai
 
         if isinstance(error, ReplyError):
@@ -221,6 +232,12 @@ class OpenAIEngine:
         if isinstance(error, openai.NotFoundError):
             return ConfigError(f"{self._where} does not exist ({why}); check `model` and `base_url`")
         if isinstance(error, openai.BadRequestError | openai.UnprocessableEntityError):
+            if request is not None and request.images:
+                return EngineError(
+                    f"{self._where} refused a request with {len(request.images)} pictures: {why}. If its model reads "
+                    "text alone, choose one that sees, or show it none (observation.modality = text for policies, "
+                    "reward.pictures = 0 for judges)"
+                )
             return EngineError(
                 f"{self._where} refused the request: {why}. If it does not know log-probabilities or the limit of "
                 "tokens, set `server.logprobs = false` or `server.token_limit`"
@@ -254,6 +271,12 @@ class OpenAIEngine:
                 text = text.replace(header, MASK)
         text = masked(text)
         return "".join(sign if sign.isprintable() else " " for sign in " ".join(text[:4000].split()))[:300]
+
+
+def _picture(data: bytes) -> dict[str, Any]:
+    """A picture as part of a message."""
+    text = base64.b64encode(data).decode("ascii")
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}
 
 
 def cost_of(server: Server, prompt_tokens: float, new_tokens: float) -> float:

@@ -27,6 +27,8 @@ class Setup:
     offload: bool = False
     micro_tokens: int = 4096
     checkpointing: bool = False
+    vision: bool = False
+    """The weights that see are trained too."""
 
 
 def frozen(shape: Shape, setup: Setup) -> int:
@@ -37,7 +39,8 @@ def frozen(shape: Shape, setup: Setup) -> int:
 def training(shape: Shape, setup: Setup) -> dict[str, int]:
     """A model that is trained, by what takes the memory; `host` is taken from the host's memory instead."""
     whole = shape.parameters
-    moved = shape.adapters(setup.lora_rank) if setup.lora_rank else whole
+    all_moved = whole if setup.vision else shape.language
+    moved = shape.adapters(setup.lora_rank) if setup.lora_rank else all_moved
     half = setup.bytes_each < 4
     if setup.stage == 0:
         masters = 4 * moved if half else 0

@@ -12,6 +12,7 @@ from dynaweb.errors import ConfigError, DynawebError
 from dynaweb.estimate import memory as mem
 from dynaweb.estimate.machine import GIB, Machine
 from dynaweb.estimate.memory import Setup
+from dynaweb.estimate.pictures import image_tokens
 from dynaweb.estimate.shapes import Shape, shape_of
 from dynaweb.estimate.work import STAGES, Work, work_of
 from dynaweb.pipeline.context import RunContext
@@ -53,6 +54,8 @@ class Estimate:
     seconds: float | None
     unknown: tuple[str, ...] = ()
     """Stages of the run that are in none of these numbers."""
+    image_tokens: int | None = None
+    """Tokens of one picture of a page; 0 where the policy is shown none, None where nothing here says how many."""
     remedies: tuple[str, ...] = ()
     """What would make a recipe fit that does not, each tried out (`dynaweb.estimate.remedies`)."""
 
@@ -111,9 +114,18 @@ class Estimate:
                 *(f"  memory of a process, {name}: {_parts(parts)}" for name, parts in self.memory.items()),
                 f"  most memory of a process: {_gib(need)} (stage {stage})",
                 "  tokens: at most {:,} read, {:,} written, {:,} trained on".format(*tokens),
+                *self._images,
                 f"  time of model work, roughly, at most: {time} (browsers and servers come on top)",
                 *([f"  not in these numbers: {', '.join(self.unknown)}"] if self.unknown else []),
             ]
+        )
+
+    @property
+    def _images(self) -> list[str]:
+        if self.image_tokens is None:
+            return ["  tokens of a picture: not known, and in none of these numbers"]
+        return (
+            [f"  tokens of a picture: {self.image_tokens:,} of each prompt on a real page"] if self.image_tokens else []
         )
 
 
@@ -123,7 +135,8 @@ def estimate(recipe: Recipe, machine: Machine, *, ranks: int = 1) -> Estimate | 
     if shape is None:
         return None
     served, (stages, arms) = _served(recipe.wm.config), _run_of(recipe)
-    work = work_of(recipe, shape, stages, arms=arms, served_world_model=served)
+    images = image_tokens(recipe)
+    work = work_of(recipe, shape, stages, arms=arms, served_world_model=served, image_tokens=images or 0)
     return Estimate(
         model=recipe.model.path,
         parameters=shape.parameters,
@@ -133,6 +146,7 @@ def estimate(recipe: Recipe, machine: Machine, *, ranks: int = 1) -> Estimate | 
         work=work,
         seconds=_seconds(recipe, work, machine, ranks),
         unknown=tuple(name.replace("_", "-") for name in stages if name not in STAGES),
+        image_tokens=images,
     )
 
 
@@ -179,6 +193,7 @@ def _memory(
         offload=recipe.backend.offload,
         micro_tokens=recipe.model.micro_tokens,
         checkpointing=recipe.model.checkpointing,
+        vision=recipe.observation.train_vision,
     )
     memory = {}
     if recipe.sft.steps:

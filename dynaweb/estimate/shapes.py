@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ class Shape:
     tied: bool
     biased: bool = False
     """Queries, keys and values have biases."""
+    vision: int = 0
+    """Weights that see: its vision tower, without what joins it to the language model; 0 = it reads text alone."""
 
     @property
     def attention(self) -> int:
@@ -41,6 +43,11 @@ class Shape:
     @property
     def parameters(self) -> int:
         """All weights."""
+        return self.language + self.vision
+
+    @property
+    def language(self) -> int:
+        """Those of its language model."""
         return self.body + self.vocabulary * self.width * (1 if self.tied else 2)
 
     def adapters(self, rank: int) -> int:
@@ -137,7 +144,13 @@ def shape_of(path: str) -> Shape | None:
     """The shape of a model by the recipe's `model.path`; None where nothing here says it."""
     config = _config(path)
     try:
-        return None if config is None else _shape(config)
+        if config is None:
+            return None
+        text, vision = config.get("text_config"), config.get("vision_config")
+        if not isinstance(text, dict) or not isinstance(vision, dict):
+            return _shape(config)
+        tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
+        return replace(_shape(text), vision=_vision(vision), tied=tied)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
 
@@ -158,8 +171,15 @@ def _shape(config: dict[str, Any]) -> Shape:
     )
 
 
+def _vision(config: dict[str, Any]) -> int:
+    """Weights of a vision tower, whose blocks have a feed-forward layer without a gate."""
+    width, inner = int(config["hidden_size"]), int(config["intermediate_size"])
+    layers = int(config.get("num_hidden_layers") or config["depth"])
+    return layers * (4 * width * width + 2 * width * inner)
+
+
 def _config(path: str) -> dict[str, Any] | None:
-    for folder in _folders(path):
+    for folder in model_folders(path):
         try:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -169,7 +189,7 @@ def _config(path: str) -> dict[str, Any] | None:
     return PUBLISHED.get(ALIASES.get(path, path))
 
 
-def _folders(path: str) -> list[Path]:
+def model_folders(path: str) -> list[Path]:
     """Where the model's files may be: shipped, a folder, or the Hugging Face cache."""
     if path == "tiny":
         return [Path(str(resources.files("dynaweb") / "assets" / "tiny"))]

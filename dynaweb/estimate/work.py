@@ -7,7 +7,7 @@ arXiv 2001.08361, section 2.1); attention over the context is left out, which is
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.estimate.shapes import Shape
@@ -44,26 +44,38 @@ STAGES = {
 
 
 def work_of(
-    recipe: Recipe, shape: Shape, stages: Collection[str], *, arms: int, served_world_model: bool
+    recipe: Recipe,
+    shape: Shape,
+    stages: Collection[str],
+    *,
+    arms: int,
+    served_world_model: bool,
+    image_tokens: int = 0,
 ) -> dict[str, Work]:
-    """Work of models on this machine: of each known one of a run's `stages` that has any, and of evaluating `arms`."""
+    """Work of models on this machine: of each known one of a run's `stages` that has any, and of evaluating `arms`.
+
+    `image_tokens` come on top of a prompt of the policy on a real page.
+    """
     longest = recipe.policy.max_prompt_tokens or recipe.model.max_prompt_tokens or WEB_PROMPT
     prompt = COMPACT_PROMPT if recipe.model.path == "tiny" else min(WEB_PROMPT, longest)
     again = 2 if recipe.model.checkpointing else 0
     count = _Counter(shape, prompt, 6 + again)
+    seeing = replace(count, prompt=prompt + image_tokens)
+    # A world model that does not draw dreams in text; its rows of real experts are few.
+    acting = count if "world_model" in stages else seeing
     explored = recipe.explore.episodes * recipe.explore.steps if recipe.explore.player == "policy" else 0
     fitted, measured = 0, 0
     if not served_world_model:
         fitted = recipe.wm_fit.steps * recipe.wm_fit.batch
         measured = min(recipe.wm_fit.fidelity_steps, recipe.explore.episodes * recipe.explore.steps)
     possible = {
-        "sft": count.training(recipe.sft.steps * recipe.sft.batch, SFT_REPLY),
-        "explore": count.playing(explored, recipe.policy.max_new_tokens),
+        "sft": seeing.training(recipe.sft.steps * recipe.sft.batch, SFT_REPLY),
+        "explore": seeing.playing(explored, recipe.policy.max_new_tokens),
         "world_model": _sum([count.training(fitted, _reply(recipe)), count.playing(measured, _reply(recipe))]),
-        "rl": _rl(recipe, count, dreams_here="world_model" in stages and not served_world_model),
+        "rl": _rl(recipe, acting, dreams_here="world_model" in stages and not served_world_model),
     }
     work = {STAGES[name]: one for name, one in possible.items() if name in stages}
-    work["eval"] = count.playing(arms * recipe.eval.episodes * recipe.eval.steps, recipe.policy.max_new_tokens)
+    work["eval"] = seeing.playing(arms * recipe.eval.episodes * recipe.eval.steps, recipe.policy.max_new_tokens)
     return {name: one for name, one in work.items() if one.read or one.trained}
 
 

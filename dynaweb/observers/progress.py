@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Protocol
 from dynaweb import events
 from dynaweb.hookspecs import hookimpl
 from dynaweb.observers.scalars import finite, of_cached, of_evaluation
-from dynaweb.runs.names import PROMPT_TOKENS_LEFT_OUT, PROMPTS, PROMPTS_CUT
+from dynaweb.runs.names import IMAGE_TOKENS, PROMPT_TOKENS_LEFT_OUT, PROMPTS, PROMPTS_CUT
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
@@ -262,6 +262,7 @@ COST_WORDS = {
     PROMPTS: "prompts",
     PROMPTS_CUT: "of them cut to fit the model",
     PROMPT_TOKENS_LEFT_OUT: "tokens left out of them",
+    IMAGE_TOKENS: "tokens of images read",
     "engine_starts": "starts of vLLM",
 }
 """Counts of `events.Stage.cost`, in words that follow the number."""

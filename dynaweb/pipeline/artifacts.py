@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from dynaweb.protocols import PromptFormat
     from dynaweb.stats import Estimate
+    from dynaweb.trainer.vision import ModelVision
     from dynaweb.types import Trajectory
 
 EPISODES = "trajectories.jsonl.gz"
@@ -160,12 +161,15 @@ class LoadedModel:
     model: nn.Module
     tokenizer: Any
     format: PromptFormat
+    vision: ModelVision | None = None
+    """How the model sees, where the policy is shown pictures of pages."""
 
     def save(self, folder: Path) -> None:
-        """Write the weights into a stage's folder, as a Hugging Face model with its tokenizer."""
+        """Write the weights into a stage's folder, as a Hugging Face model with its tokenizer, and its processor where
+        it sees."""
         from dynaweb.trainer.models import save_model
 
-        save_model(self.model, folder / MODEL, self.tokenizer)
+        save_model(self.model, folder / MODEL, self.tokenizer if self.vision is None else self.vision)
 
     def write(self, folder: Path) -> None:
         """The same in the middle of training, which goes on with the model as it is."""

@@ -5,25 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, cast
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from dynaweb import events
+from dynaweb.config.files import read_json
+from dynaweb.data.images import ImageStore, pictures_of
+from dynaweb.data.store import SUFFIX, Store, open_store
 from dynaweb.pipeline.artifacts import EPISODES, Artifact, StageKey, link
 from dynaweb.pipeline.costs import Meter
 from dynaweb.pipeline.environments import Environments
 from dynaweb.pipeline.models import Models
 from dynaweb.protocols import PluginContext
 from dynaweb.runs import write_json
-from dynaweb.runs.cache import SCRATCH
+from dynaweb.runs.cache import IMAGES, PICTURES, SCRATCH
 from dynaweb.runs.seeding import derive
+from dynaweb.types import Image
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
     from dynaweb.plugin.registry import Plugins
     from dynaweb.protocols import PolicyOptimizer
     from dynaweb.runs import RunFolder, Stage, StageCache
-    from dynaweb.types import Trajectory
+    from dynaweb.types import Trajectory, Transition
 
 Body = Callable[["Stage"], Awaitable[None]]
 COST = "cost.json"
@@ -41,9 +46,13 @@ class RunContext:
         """What the stage in progress costs."""
         self.deadline: float | None = None
         """When the time budget ends (`time.monotonic()`); None without one."""
-        self.models = Models(recipe, plugins, self.seed, lambda engine: self.meter.engines.append(engine))
+        self.images = ImageStore(cache.root / IMAGES)
+        """The pictures that the stages of all runs refer to."""
+        tell = lambda engine: self.meter.engines.append(engine)  # noqa: E731
+        self.models = Models(recipe, plugins, self.seed, tell, self.images)
         self.models.on_prompt = lambda prompt: self.meter.prompts.add(prompt)
-        self.envs = Environments(recipe, plugins, self.seed, folder.path if folder is not None else None)
+        run = folder.path if folder is not None else None
+        self.envs = Environments(recipe, plugins, self.seed, run, self.images)
 
         self._is_run = True
 
@@ -73,6 +82,8 @@ class RunContext:
                 self.meter = Meter(earlier=json.loads(earlier.read_text()) if earlier.exists() else {})
                 await self.models.release()
                 await body(stage)
+                if self.recipe.observation.pictures:
+                    list_pictures(stage.folder)
                 stage.commit(cost=self.meter.cost())
             return Artifact(key.text, stage.folder)
 
@@ -88,6 +99,7 @@ class RunContext:
         """Put a stage's episodes and weights into the run folder too, as links where the disk allows."""
         if self.folder is None:
             return
+        self.images.share(listed_pictures(artifact.folder), self.folder.path / IMAGES)
         if (artifact.folder / EPISODES).exists():
             link(artifact.folder / EPISODES, self.folder.trajectories / f"{episodes_as or name}.jsonl.gz")
         if artifact.model.is_dir():
@@ -150,6 +162,29 @@ class RunContext:
         await self.envs.close()
         if self.models.team is not None:
             self.models.team.close()
+
+
+def list_pictures(stage: Path) -> None:
+    """Write down which pictures the records of a stage refer to: for run folders, and so that pruning keeps them."""
+    images = {
+        image
+        for path in sorted(stage.glob(f"*{SUFFIX}"))
+        if path.stat().st_size
+        for record in _records(open_store(path))
+        for image in pictures_of(record)
+    }
+    if images:
+        write_json(stage / PICTURES, [[one.sha256, one.width, one.height] for one in sorted(images)])
+
+
+def listed_pictures(stage: Path) -> list[Image]:
+    """The pictures that `list_pictures` wrote down; none where there is no list."""
+    path = stage / PICTURES
+    return [Image(*one) for one in read_json(path, list)] if path.exists() else []
+
+
+def _records(store: Store[Any]) -> Iterator[Trajectory | Transition]:
+    yield from store
 
 
 def make_optimizer(ctx: RunContext) -> PolicyOptimizer:

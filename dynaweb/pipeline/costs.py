@@ -13,7 +13,7 @@ from typing import Any
 
 from dynaweb.engines.server import ServerStats
 from dynaweb.protocols import Counted, EngineStats
-from dynaweb.runs.names import PROMPT_TOKENS_LEFT_OUT, PROMPTS, PROMPTS_CUT
+from dynaweb.runs.names import IMAGE_TOKENS, PROMPT_TOKENS_LEFT_OUT, PROMPTS, PROMPTS_CUT
 from dynaweb.types import Prompt
 
 MIB = 1024 * 1024
@@ -94,6 +94,7 @@ class Meter:
             "tokens_generated": float(sum(engine.stats.new_tokens for engine in self.engines)),
             "tokens_trained": float(self.tokens_trained),
             **self.prompts.cost(),
+            **self._images(),
             **self._starts(),
             **self._servers(),
             **{name: float(count) for name, count in self.steps.items()},
@@ -101,6 +102,11 @@ class Meter:
         before = {name: value for name, value in self.earlier.items() if name != HIGHEST}
         total = {name: spent.get(name, 0.0) + before.get(name, 0.0) for name in [*spent, *before.keys() - spent.keys()]}
         return {**total, HIGHEST: max(self.memory, peak_memory_mib(), self.earlier.get(HIGHEST, 0.0))}
+
+    def _images(self) -> dict[str, float]:
+        """Tokens of images that engines here read; nothing where there were none."""
+        read = sum(engine.stats.image_tokens for engine in self.engines if isinstance(engine.stats, EngineStats))
+        return {IMAGE_TOKENS: float(read)} if read else {}
 
     def _starts(self) -> dict[str, float]:
         """How often engines started servers of their own, such as vLLM; nothing where none did."""

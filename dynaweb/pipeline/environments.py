@@ -21,15 +21,23 @@ from dynaweb.rollout.tasks import draw
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
     from dynaweb.plugin.registry import Plugins
-    from dynaweb.protocols import Environment, TaskSource, WorldModel
+    from dynaweb.protocols import Environment, Images, TaskSource, WorldModel
     from dynaweb.types import Observation, Task
 
 
 class Environments:
     """Task sources and dream environments, made when they are first asked for."""
 
-    def __init__(self, recipe: Recipe, plugins: Plugins, seed: Callable[..., int], folder: Path | None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        plugins: Plugins,
+        seed: Callable[..., int],
+        folder: Path | None,
+        images: Images | None = None,
+    ) -> None:
         self._recipe, self._plugins, self._seed, self._folder = recipe, plugins, seed, folder
+        self._images = images
         self._tasks: dict[tuple[int, str, int, int], list[Task]] = {}
 
     @property
@@ -121,6 +129,8 @@ class Environments:
             folder=self._folder,
             web=self._recipe.web,
             max_best_steps=self._recipe.data.max_best_steps,
+            observation=self._recipe.observation,
+            images=self._images,
         )
 
     def tasks(
@@ -152,6 +162,8 @@ class Environments:
             start_page=start_page,
             tasks=self.source,
             fidelity_floor=floor,
+            observation=self._recipe.observation,
+            images=self._images,
         )
         source = cast("TaskSource", self._plugins.create("env", choice.name, choice.config, context))
         return source.environment

@@ -117,6 +117,7 @@ def new_trainer(
         temperature=temperature,
         micro_tokens=ctx.recipe.model.micro_tokens,
         checkpointing=ctx.recipe.model.checkpointing,
+        vision=model.vision,
         seed=ctx.seed("order", name),
     )
 
@@ -209,6 +210,9 @@ def mean_loss(trainer: TorchTrainer, rows: Sequence[TokenRow]) -> float:
 def with_adapters(model: LoadedModel, rank: int, *, seed: int) -> LoadedModel:
     """The model with low-rank adapters of that rank on every linear layer as the only trained weights; itself for 0.
 
+    Of a model that sees, the linear layers of its language model, unless its vision is trained too
+    (`observation.train_vision`).
+
     LoRA: Hu et al., arXiv 2106.09685. The adapters are put into the given model, so it trains with them, and are merged
     into its weights when training ends: what a stage leaves is a plain model. Raises `MissingError` without the package
     `peft`, and `ConfigError` for a model that adapters do not reach (`dynaweb.trainer.adapters`).
@@ -218,15 +222,15 @@ def with_adapters(model: LoadedModel, rank: int, *, seed: int) -> LoadedModel:
     peft = library("peft", "lora", what="lora_rank")
     import torch
 
-    from dynaweb.trainer.adapters import adapter_layers
+    from dynaweb.trainer.adapters import adapter_layers, trains_vision
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        layers = adapter_layers(model.model)
+        layers = adapter_layers(model.model, vision=trains_vision(model.model))
         config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, lora_dropout=0.0)
         with warnings.catch_warnings(action="ignore"):  # that layers of GPT-2 are stored the other way round
             peft.inject_adapter_in_model(config, model.model)
-    return AdaptedModel(model.model, model.tokenizer, model.format)
+    return AdaptedModel(model.model, model.tokenizer, model.format, model.vision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +239,14 @@ class AdaptedModel(LoadedModel):
 
     def save(self, folder: Path) -> None:
         """Merge, and write the weights as those of any model; the model itself is a plain one from then on."""
+        from dynaweb.trainer.adapters import freeze_vision, trains_vision
+
+        sees = trains_vision(self.model)
         _merge(self.model)
         for parameter in self.model.parameters():
             parameter.requires_grad_(True)
+        if not sees:
+            freeze_vision(self.model)
         LoadedModel.save(self, folder)
 
     def write(self, folder: Path) -> None:

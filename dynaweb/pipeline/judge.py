@@ -52,6 +52,7 @@ def judge_named(ctx: RunContext, name: str, settings: Any, policy: Engine, polic
         calibration=calibration,
         judges=lambda part, settings: judge_named(ctx, part, settings, policy, policy_format),
         count=ctx.meter.engines.append,
+        images=ctx.images,
     )
     return cast("Judge", ctx.plugins.create("reward", name, config, context))
 

@@ -36,6 +36,8 @@ def stage_key(ctx: RunContext, *does: Activity, **sources: Any) -> StageKey:
         settings["data"] |= {"demos": source_key(source)}
     if recipe.backend.name == "torch":  # others compute the same but for rounding, which a cached result must not mix
         settings.pop("backend", None)
+    if not recipe.observation.pictures:  # the other settings act on pictures alone
+        settings.pop("observation", None)
     policy = settings.get("policy", {})
     asks_policy = policy.pop("engine", None) is not None
     asked = [role for role in ROLES if (asks_policy if role == "policy" else role in settings)]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from dynaweb.config.files import expanded
 from dynaweb.config.keys import code_of, decisive
+from dynaweb.data.images import ImageStore
 from dynaweb.errors import CheckpointError, MissingError
 from dynaweb.pipeline.artifacts import LoadedModel, files_hash
 from dynaweb.plugin import contracts
@@ -27,6 +28,7 @@ from dynaweb.protocols import (
     GenerateRequest,
     WorldModelContext,
 )
+from dynaweb.runs.cache import IMAGES, default_root
 from dynaweb.trainer.models import WEIGHT_FOLDERS
 from dynaweb.types import Prompt
 
@@ -38,21 +40,30 @@ if TYPE_CHECKING:
     from dynaweb.engines.scheduler import Lockstep
     from dynaweb.plugin.registry import Plugins
     from dynaweb.policy.prompt_file import PromptFile
-    from dynaweb.protocols import Counted, PromptFormat, Service, WorldModel
+    from dynaweb.protocols import Counted, Images, PromptFormat, Service, WorldModel
     from dynaweb.trainer.distributed.team import Team
+    from dynaweb.trainer.vision import ModelVision
     from dynaweb.types import Transition
 
 Role = Literal["policy", "wm", "reward"]
 ROLES: tuple[Role, ...] = get_args(Role)
+DRAWS = "draws"
+"""Capability of a world model that draws the pages that it predicts."""
 
 
 class Models:
     """The models of a run and the engines of the stage in progress; `count` is told of every engine that is made."""
 
     def __init__(
-        self, recipe: Recipe, plugins: Plugins, seed: Callable[..., int], count: Callable[[Counted], None]
+        self,
+        recipe: Recipe,
+        plugins: Plugins,
+        seed: Callable[..., int],
+        count: Callable[[Counted], None],
+        images: Images | None = None,
     ) -> None:
         self._recipe, self._plugins, self._seed, self.count = recipe, plugins, seed, count
+        self._images: Images = images if images is not None else ImageStore(default_root() / IMAGES)
         # RL alone generates with adapters: what SFT and world models learn goes into their weights.
         self._adapter_rank = recipe.rl.lora_rank
         self._engines: list[tuple[nn.Module, str, Engine]] = []
@@ -74,6 +85,8 @@ class Models:
         """
         import torch
 
+        from dynaweb.trainer.adapters import freeze_vision
+
         settings = self._recipe.model
         if settings.threads:
             torch.set_num_threads(settings.threads)
@@ -82,7 +95,9 @@ class Models:
         prompts = self.format if tokenizer is self.tokenizer else self._prompts(tokenizer, str(path))
         model = self._read(str(path or settings.path))
         check_size(path or settings.path, model, tokenizer)
-        return LoadedModel(model, tokenizer, prompts)
+        if not self._recipe.observation.train_vision:
+            freeze_vision(model)
+        return LoadedModel(model, tokenizer, prompts, self.vision)
 
     def _read(self, path: str) -> Any:
         from dynaweb.trainer.models import load_model
@@ -105,6 +120,31 @@ class Models:
         from dynaweb.trainer.models import resolve
 
         return self._prompts(self.tokenizer, resolve(self._recipe.model.path))
+
+    @cached_property
+    def vision(self) -> ModelVision | None:
+        """How the model of the run sees; None where pages are shown as text alone.
+
+        All weights of a run see alike: what they were trained from has the processor. Raises `ConfigError` for a model
+        that reads text alone.
+        """
+        if not self._recipe.observation.pictures:
+            return None
+        from dynaweb.trainer.models import resolve
+        from dynaweb.trainer.vision import ModelVision
+
+        return ModelVision(resolve(self._recipe.model.path), self._images.get)
+
+    def dream_prompts(self, prompts: PromptFormat) -> PromptFormat:
+        """The prompt layer of a policy in dreams: with pages as text alone, where its world model does not draw them.
+
+        A dream begins on a real page, of which there may be a picture; shown there alone, it would say that it is real.
+        """
+        recipe = self._recipe
+        if not recipe.observation.pictures or DRAWS in self._plugins.find("wm", recipe.wm.name).spec.capabilities:
+            return prompts
+        in_text: PromptFormat = cast("Any", prompts).with_modality("text")
+        return in_text
 
     @property
     def prompt_file(self) -> PromptFile:
@@ -130,6 +170,8 @@ class Models:
             prompt=recipe.model.max_prompt_tokens,
             reply=lambda: getattr(recipe.wm.config, "max_new_tokens", 0),
             on_prompt=lambda prompt: self.on_prompt(prompt),
+            modality=recipe.observation.modality,
+            vision=self.vision,
         )
         return format_for(tokenizer, recipe.model.format, settings)
 
@@ -164,6 +206,8 @@ class Models:
             transitions=transitions,
             held_out=held_out,
             count=self.count,
+            observation=self._recipe.observation,
+            images=self._images,
         )
         return cast("WorldModel", self._plugins.create("wm", self._recipe.wm.name, self._recipe.wm.config, context))
 

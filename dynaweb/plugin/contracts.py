@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from dynaweb.errors import PluginError
 from dynaweb.plugin.interface import environment_problems
-from dynaweb.protocols import Completion, Credit, CreditInput, LossOutput, RemembersSites
-from dynaweb.types import Action, Judgement, Node, Observation, Prediction, Prompt, StepFacts, StepResult, Task
+from dynaweb.protocols import Completion, Credit, CreditInput, DrawsPages, LossOutput, RemembersSites
+from dynaweb.types import Action, Image, Judgement, Node, Observation, Prediction, Prompt, StepFacts, StepResult, Task
 
 if TYPE_CHECKING:
     from dynaweb.hookspecs import Kind
@@ -53,7 +53,23 @@ def prediction(model: object, answer: Any) -> Prediction:
     page = answer.next_observation
     if page is not None and not _is_page(page):
         raise _wrong("wm", model, "predict", page, f"{_PAGE} or None in Prediction.next_observation")
+    if answer.image is not None and not isinstance(answer.image, Image):
+        raise _wrong("wm", model, "predict", answer.image, f"{_IMAGE} in Prediction.image")
     return answer
+
+
+def drawn(model: object, answer: Any) -> Image | None:
+    """What a world model draws: an image, or None."""
+    if answer is not None and not isinstance(answer, Image):
+        raise _wrong("wm", model, "draw", answer, _IMAGE)
+    return answer
+
+
+def drawing(world_model: object) -> DrawsPages | None:
+    """The world model that draws among those that a composed one is made of (`world_model`); None where none does."""
+    while world_model is not None and not isinstance(world_model, DrawsPages):
+        world_model = getattr(world_model, "world_model", None)
+    return world_model
 
 
 def judgement(judge: object, answer: Any) -> Judgement:
@@ -194,6 +210,7 @@ def loss_output(optimizer: object, answer: Any, call: str = "loss") -> LossOutpu
 
 _FORMER_FACTS = frozenset({"step_reward", "untrusted", "world_model_error"})
 _PAGE = "a dynaweb.types.Observation with a tuple of nodes"
+_IMAGE = "a dynaweb.types.Image, as WorldModelContext.images.put gives one, or None"
 
 
 def _is_page(page: Any) -> bool:

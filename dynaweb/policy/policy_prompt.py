@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dynaweb.errors import ImageError
 from dynaweb.protocols import ParsedReply
 from dynaweb.types import History
 from dynaweb.web import observation_formats
@@ -18,7 +19,8 @@ from dynaweb.web.page.text import render
 
 if TYPE_CHECKING:
     from dynaweb.policy.prompt_file import PromptFile
-    from dynaweb.types import Action, Observation, Task
+    from dynaweb.policy.settings import Modality
+    from dynaweb.types import Action, Image, Observation, Task
 
 _AGENT = """You operate a web browser to reach an objective. Each turn shows the page as an accessibility tree in which
 elements carry numbers, and your earlier actions. Answer in two sections:
@@ -27,6 +29,8 @@ ACTION: exactly one of
 click [id] | hover [id] | type [id] [text] [1 to press Enter, else 0] | select [id] [option] | press [keys] |
 scroll [down or up] | goto [url] | go_back | go_forward | new_tab | tab_focus [index] | close_tab | stop [answer]
 Use stop when the objective is reached, with the answer if one is asked for, or with N/A if it cannot be reached."""
+PICTURED = "(the picture shows it)"
+"""What stands for the text of a page that is shown as a picture alone."""
 CUT_REPLY = "the reply was cut before its action was whole; policy.max_new_tokens is how many tokens it may have"
 """Why a reply that did not end has no action."""
 _FENCE_MARK = re.compile("```")
@@ -118,6 +122,21 @@ class PolicyPrompt:
     def reply_parts(self, text: str) -> tuple[str, str]:
         """Reasoning, and the part of a reply that holds its action."""
         return _split_reply(text)
+
+
+def shown_images(page: Observation, modality: Modality) -> tuple[Image, ...]:
+    """What a policy is shown of a page as a picture: nothing with `modality` text.
+
+    Raises `ImageError` for a page without a screenshot.
+    """
+    if modality == "text":
+        return ()
+    if page.screenshot is None:
+        raise ImageError(
+            f"the page {page.url} has no screenshot, and the policy is to see one (observation.modality = {modality}); "
+            "play the episode again in a browser that takes them, or set observation.modality = text"
+        )
+    return (page.screenshot.image,)
 
 
 def with_page(text: str, page: Observation) -> tuple[str, str]:

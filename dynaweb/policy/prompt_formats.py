@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.errors import ConfigError
 from dynaweb.policy import tokenizer as marks
-from dynaweb.policy.policy_prompt import CUT_REPLY, PolicyPrompt, numbered, with_page
+from dynaweb.policy.policy_prompt import CUT_REPLY, PICTURED, PolicyPrompt, numbered, shown_images, with_page
 from dynaweb.policy.settings import AS_IT_IS, PLAIN, PromptSettings, uncounted
 from dynaweb.policy.shortening import shortened
 from dynaweb.policy.template import ChatTemplate
@@ -29,7 +31,9 @@ from dynaweb.worldmodels.prompts import REWRITE, SYSTEM, doing
 
 if TYPE_CHECKING:
     from dynaweb.policy.prompt_file import PromptFile
-    from dynaweb.types import Action, Observation, Task, Trajectory
+    from dynaweb.policy.settings import Modality
+    from dynaweb.protocols import Vision
+    from dynaweb.types import Action, Image, Observation, Task, Trajectory
 
 
 MOST = 8192
@@ -294,7 +298,8 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, settings: PromptSettings = PLAIN) -> None:
         self.policy = self.words(settings.file)
         self.tokenizer = tokenizer
-        self.template = ChatTemplate(tokenizer, ends=settings.ends, arguments=settings.template)
+        more = {"arguments": settings.template, "vision": settings.vision}
+        self.template = ChatTemplate(tokenizer, ends=settings.ends, **more)
         self.stop_ids = self.template.stop_ids
         self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.stop_ids[0]
         self.yes_id, self.no_id = self.template.first_id("YES"), self.template.first_id("NO")
@@ -330,12 +335,26 @@ class ChatFormat:
         """System instructions, then objective, earlier actions and the page."""
         system, *around = self.policy.question(task, observation, history)
         last, earlier = history[-1] if history else None, self.policy.earlier(history)
-        return self._chat(system, (around[0], around[1]), observation, last, policy=True, earlier=earlier)
+        images = shown_images(observation, self._settings.modality)
+        return self._chat(
+            system, (around[0], around[1]), observation, last, policy=True, earlier=earlier, images=images
+        )
+
+    def with_modality(self, modality: Modality) -> ChatFormat:
+        """The same prompt layer for pages that are shown otherwise."""
+        other = copy(self)
+        other._settings = replace(self._settings, modality=modality)
+        return other
 
     def policy_messages(
         self, task: Task, observation: Observation, history: Sequence[Action], action: Action, reasoning: str = ""
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """`policy_prompt` and `policy_reply` as turns of a chat, for trainers that apply the template themselves."""
+        if self._settings.modality != "text":
+            raise ConfigError(
+                "turns of a chat are written as text, and observation.modality shows pages as pictures; set "
+                "observation.modality = text to export them"
+            )
         system, *around = self.policy.question(task, observation, history)
         last, earlier = history[-1] if history else None, self.policy.earlier(history)
         user, _ = self._fitted(system, (around[0], around[1]), observation, last, policy=True, earlier=earlier)
@@ -385,11 +404,15 @@ class ChatFormat:
 
         The next token begins the answer: a thought that the template begins is ended, an answer's channel is open.
         """
+        return self.judge_prompt_with(trajectory, ())
+
+    def judge_prompt_with(self, trajectory: Trajectory, images: tuple[Image, ...]) -> Prompt:
+        """The same with pictures of its last pages, oldest first."""
         actions = [step.action for step in trajectory.steps if step.action is not None]
         page = trajectory.final or trajectory.steps[-1].observation
         answer = trajectory.answer if trajectory.answer is not None else "(it did not stop)"
         head = f"OBJECTIVE: {trajectory.task.intent}\nACTIONS:\n{numbered(actions)}\nANSWER: {answer}"
-        return self._chat(_JUDGE, with_page(head, page), page, ends=True, answer=True)
+        return self._chat(_JUDGE, with_page(head, page), page, ends=True, answer=True, images=images)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The answer in sampled tokens: without stop tokens and thoughts; '' where a thought does not end."""
@@ -409,9 +432,11 @@ class ChatFormat:
         ends: bool = False,
         answer: bool = False,
         earlier: str = "",
+        images: tuple[Image, ...] = (),
     ) -> Prompt:
         """A system turn, and the user's with the page in what is `around` it; of a long page, what matters most."""
-        _, prompt = self._fitted(system, around, page, action, policy=policy, ends=ends, answer=answer, earlier=earlier)
+        more: dict[str, Any] = {"policy": policy, "ends": ends, "answer": answer, "earlier": earlier, "images": images}
+        _, prompt = self._fitted(system, around, page, action, **more)
         self._settings.on_prompt(prompt)
         return prompt
 
@@ -426,18 +451,45 @@ class ChatFormat:
         ends: bool = False,
         answer: bool = False,
         earlier: str = "",
+        images: tuple[Image, ...] = (),
     ) -> tuple[str, Prompt]:
-        """The user's text as far as there is room for it, and the prompt that it makes."""
+        """The user's text as far as there is room for it, and the prompt that it makes; images are never cut.
+
+        Raises `ConfigError` where the images alone leave no room for a text.
+        """
         room = self._room(policy=policy)
-        parts = around[0], render(page, "webarena"), around[1]
+        pictured = policy and images and self._settings.modality == "screenshot"
+        shown = PICTURED if pictured else render(page, "webarena")
+        parts = around[0], shown, around[1]
+        pictures = [self._vision.expansion(image) for image in images]
+
+        def write(text: str) -> tuple[int, ...]:
+            return self.template.prompt(system, text, answer=answer, images=pictures)
+
         text = "".join(parts)
-        ids = self.template.prompt(system, text, answer=answer)
+        ids = write(text)
         if len(ids) <= room:
-            return text, Prompt(ids)
+            return text, Prompt(ids, images)
         whole, size = len(ids), self.template.size
-        spare = room - len(self.template.prompt(system, "", answer=answer))
+        spare = room - len(write(""))
+        if images and spare < LEAST:
+            sizes = ", ".join(f"{image.width}x{image.height}" for image in images)
+            raise ConfigError(
+                f"a prompt of {room} tokens has no room for a goal beside images of {sizes} pixels: with the "
+                f"instructions they take {room - spare}; lower observation.max_pixels, or raise "
+                f"{'policy' if policy else 'model'}.max_prompt_tokens"
+            )
         while len(ids) > room and spare > 0:
             text = shortened(parts, page, action, spare, size, ends=ends, earlier=earlier)
-            ids = self.template.prompt(system, text, answer=answer)
+            ids = write(text)
             spare -= max(1, len(ids) - room)
-        return text, Prompt(ids, cut=whole - len(ids))
+        return text, Prompt(ids, images, cut=whole - len(ids))
+
+    @property
+    def _vision(self) -> Vision:
+        if self._settings.vision is None:
+            raise ConfigError(
+                "observation.modality asks the policy to see pages, and nobody knows how its model sees; set "
+                "observation.modality = text, or choose a model with a processor"
+            )
+        return self._settings.vision

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dynaweb.errors import ConfigError
 from dynaweb.policy.prompt_file import PromptFile
 from dynaweb.types import Prompt
+
+if TYPE_CHECKING:
+    from dynaweb.protocols import Vision
+
+Modality = Literal["text", "screenshot", "both"]
 
 
 def uncounted(prompt: Prompt) -> None:
@@ -42,6 +47,10 @@ class PromptSettings:
     """Longest answer of the world model; asked for when a prompt of it, or of a judge, is written."""
     on_prompt: Callable[[Prompt], None] = uncounted
     """Called with every prompt that is written, so that a run can count those that were cut."""
+    modality: Modality = "text"
+    """What the policy sees of a page: its text, its screenshot, or both."""
+    vision: Vision | None = None
+    """How the model sees; None for one that reads text alone."""
 
     def room(self, most: int, *, policy: bool = False) -> int:
         """Longest prompt: as set, else what the model has room for beside the answer, and `most` at most.

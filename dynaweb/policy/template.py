@@ -6,7 +6,8 @@ Three promises hold for every tokenizer and template:
 - A reply ends where the model ends a turn, and what it thinks before is never taken for its answer.
 
 Example: `ChatTemplate(tokenizer).prompt("You browse.", "Open the cart.")` are the ids of a system and a user turn with
-the beginning of the model's own.
+the beginning of the model's own. With images the user's turn begins with them: where the template writes its
+placeholder, the prompt has what the family's processor makes of it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynaweb.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynaweb.protocols import Vision
 
 THOUGHTS: tuple[tuple[str, str], ...] = (
     ("<think>", "</think>"),
@@ -57,15 +61,26 @@ class ChatTemplate:
 
     `ends` are ids that end a reply besides those that tokenizer and template name: those of the model's
     `generation_config`. `arguments` go to the template (`enable_thinking`, `reasoning_effort`); without a template,
-    turns are plain text. Raises `ConfigError` for a template that cannot hold a system and a user text.
+    turns are plain text. `vision` is how the model sees: its processor's template is then the one, and prompts may have
+    images. Raises `ConfigError` for a template that cannot hold a system and a user text, or with `vision` an image.
     """
 
-    def __init__(self, tokenizer: Any, *, ends: Sequence[int] = (), arguments: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        ends: Sequence[int] = (),
+        arguments: Mapping[str, Any] | None = None,
+        vision: Vision | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._source = _source(tokenizer)
+        self._source = (vision.template if vision is not None else "") or _source(tokenizer)
         self._arguments = dict(ARGUMENTS if arguments is None else arguments)
-        self._text = TextEncoder(tokenizer, self._source + "".join(map("".join, THOUGHTS)))
+        control = "" if vision is None else vision.control
+        self._text = TextEncoder(tokenizer, self._source + control + "".join(map("".join, THOUGHTS)))
         self._layout = self._choose_layout()
+        self._placeholder = "" if vision is None else vision.placeholder
+        self._seeing = None if vision is None else self._choose_seeing()
         prompt, whole = self._render(*_SLOTS[:2]), self._render(*_SLOTS[:3])
         self._thoughts = [pair for pair in THOUGHTS if pair[1] in self._source or pair[1] in self._text.marks]
         self._harmony = CHANNEL in self._text.marks and CHANNEL in self._source
@@ -88,9 +103,16 @@ class ChatTemplate:
         self.stop_ids: tuple[int, ...] = tuple(sorted(stops))
         """Ids that end a reply."""
 
-    def prompt(self, system: str, user: str, *, answer: bool = False) -> tuple[int, ...]:
-        """Everything before a reply; with `answer` also what goes before its answer, such as the end of a thought."""
-        text = self._render(self._text.quoted(system), self._text.quoted(user))
+    def prompt(self, system: str, user: str, *, answer: bool = False, images: Sequence[str] = ()) -> tuple[int, ...]:
+        """Everything before a reply; with `answer` also what goes before its answer, such as the end of a thought.
+
+        `images` are the texts that stand for images (`Vision.expansion`), which the user's turn begins with.
+        """
+        text = self._render(self._text.quoted(system), self._text.quoted(user), images=len(images))
+        if images:
+            # Quoted text cannot hold the placeholder, so what is there is the template's, once for each image.
+            pieces = text.split(self._placeholder)
+            text = "".join(map("".join, zip(pieces, (*images, ""), strict=True)))
         return self._text.encode(text + self.lead if answer else text)
 
     def reply(self, text: str) -> tuple[int, ...]:
@@ -194,9 +216,36 @@ class ChatTemplate:
             f"order{why}; set another `chat_template` in its tokenizer_config.json, or choose another model"
         )
 
-    def _render(self, system: str, user: str, reply: str | None = None, following: str | None = None) -> str:
-        """The text of turns, in which what stands for a control token is one. Without `reply`, up to the model's."""
+    def _choose_seeing(self) -> Callable[..., list[dict[str, Any]]]:
+        """The way of giving turns with an image: the user's text in parts, and the image before it."""
+        for layout in (_with_system_parts, _in_user_parts):
+            self._seeing = layout
+            try:
+                text = self._render(*_SLOTS[:2], images=2)
+            except Exception:  # templates are programs, and raise what they like
+                continue
+            there = all(text.count(slot) == 1 for slot in _SLOTS[:2])
+            if there and text.count(self._placeholder) == 2 and text.find(_SLOTS[0]) < text.find(_SLOTS[1]):
+                return layout
+        raise ConfigError(
+            f"the chat template of this model writes no {self._placeholder} for an image in a user's turn, so that it "
+            "cannot be shown pages as pictures; put its processor's chat_template.jinja into the model folder, or set "
+            "observation.modality = text"
+        )
+
+    def _render(
+        self, system: str, user: str, reply: str | None = None, following: str | None = None, images: int = 0
+    ) -> str:
+        """The text of turns, in which what stands for a control token is one. Without `reply`, up to the model's.
+
+        The user's turn begins with so many images.
+        """
         turns = self._layout(system, user)
+        if images:
+            if self._seeing is None:
+                raise ConfigError("this chat template was made for a model that reads text alone")
+            turns = self._seeing(system, user)
+            turns[-1]["content"] = [*({"type": "image"} for _ in range(images)), *turns[-1]["content"]]
         if not self._source:
             return f"{system}\n\n{user}\n\n" + (reply or "")
         for role, words in (("assistant", reply), ("user", following)):

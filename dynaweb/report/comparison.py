@@ -76,7 +76,8 @@ def comparison_page(data: Compared, *, linked: Linked) -> str:
     plain = embed(_plain(data), id="compared")
     scripts, styles = ("episode.js", "comparison.js"), ("viewer.css", "site.css")
     title = " and ".join(group.label for group in data.groups[:3]) or "comparison"
-    return own_page(f"Comparison: {title}", join(header, main, plain), linked=linked, scripts=scripts, styles=styles)
+    body = join(header, main, plain)
+    return own_page(f"Comparison: {title}", body, linked=linked, scripts=scripts, styles=styles, pictures=True)
 
 
 def _groups(data: Compared) -> Html:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+from dynaweb.data.images import pictures_of
 from dynaweb.report import sections, viewer
 from dynaweb.report.data import EpisodeFile, ReportData
 from dynaweb.report.markup import Child, Html, anchor, el, embed, heading, join, section
@@ -49,7 +50,10 @@ def render(data: ReportData, *, linked: Linked | None = None) -> str:
         _index(files, data),
         *([] if linked is not None else _blocks(data, texts)),
     )
-    return own_page(data.title, body, linked=linked, scripts=("episode.js", "viewer.js"), styles=("viewer.css",))
+    # Those of a linked page come later.
+    pictures = linked is not None or any(True for sample in data.samples for _ in pictures_of(sample.trajectory))
+    scripts, styles = ("episode.js", "viewer.js"), ("viewer.css",)
+    return own_page(data.title, body, linked=linked, scripts=scripts, styles=styles, pictures=pictures)
 
 
 def own_page(
@@ -60,17 +64,19 @@ def own_page(
     interactive: bool = True,
     scripts: Sequence[str] = (),
     styles: Sequence[str] = (),
+    pictures: bool = False,
 ) -> str:
     """A self-contained page in the report's style, as HTML source.
 
     It has no script unless it is `interactive`: then `body` holds the buttons of `sections.live_buttons`, that for news
-    only with a stamp. `scripts` and `styles` are files of `static` besides those of every page.
+    only with a stamp. With `pictures` it may show those beside it. `scripts` and `styles` are files of `static`
+    besides those of every page.
     """
     style = "".join(map(_static, ("report.css", *styles)))
     policy, script = f"default-src 'none'; style-src {_hash(style)}", Html("")
     if interactive:
         source = "".join(map(_static, ("base.js", *scripts, "start.js")))
-        policy, script = _policy(source, style, linked), el("script", Html(source))
+        policy, script = _policy(source, style, linked, pictures), el("script", Html(source))
     head = el(
         "head",
         el("meta", charset="utf-8"),
@@ -128,8 +134,9 @@ def _static(name: str) -> str:
     return resources.files("dynaweb.report").joinpath("static", name).read_text(encoding="utf-8")
 
 
-def _policy(script: str, style: str, linked: Linked | None) -> str:
-    """What the page may load: nothing but itself; where it is linked, files beside it, and its server's news.
+def _policy(script: str, style: str, linked: Linked | None, pictures: bool) -> str:
+    """What the page may load: nothing but itself and its pictures; where it is linked, files beside it, and its
+    server's news.
 
     A browser may not count a file beside it as its own, so a page that is no server's names the scheme.
     """
@@ -139,6 +146,8 @@ def _policy(script: str, style: str, linked: Linked | None) -> str:
     own = f"script-src {scripts}; style-src {_hash(style)}" + (
         "; connect-src 'self'" if linked and linked.stamp else ""
     )
+    if pictures:
+        own += f"; img-src 'self'{'' if linked and linked.stamp else ' file:'}"
     return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
 
 

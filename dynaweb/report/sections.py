@@ -11,7 +11,7 @@ from dynaweb.report.data import Curve, JudgeAudit, Measure, ReportData, Stage
 from dynaweb.report.markup import Html, code_row, el, fold, section, table, with_minus, words
 from dynaweb.report.outcome import UNGRADED
 from dynaweb.report.table import ClosingRow, closing_rows, cost_totals, headline, made_words, reference_words
-from dynaweb.runs.names import AUDIT, PROMPT_TOKENS_LEFT_OUT, PROMPTS, PROMPTS_CUT, cut_share
+from dynaweb.runs.names import AUDIT, IMAGE_TOKENS, PROMPT_TOKENS_LEFT_OUT, PROMPTS, PROMPTS_CUT, cut_share
 from dynaweb.stats import (
     NO_INTERVAL,
     Estimate,
@@ -165,7 +165,7 @@ def stages(data: ReportData) -> Html | None:
     return section("Stages and cost", "", el("div", table(head, rows), class_="card"), el("p", note, class_="note"))
 
 
-RARE = frozenset(("static_steps", PROMPTS_CUT, PROMPT_TOKENS_LEFT_OUT))
+RARE = frozenset(("static_steps", PROMPTS_CUT, PROMPT_TOKENS_LEFT_OUT, IMAGE_TOKENS))
 """Columns that are there when a stage has such a cost: steps in the real environment without a browser, prompts that
 were cut to fit the model, and the tokens left out of them."""
 STAGE_COSTS = (
@@ -176,6 +176,7 @@ STAGE_COSTS = (
     ("static_steps", "Without a browser"),
     (PROMPTS_CUT, "Prompts cut"),
     (PROMPT_TOKENS_LEFT_OUT, "Tokens left out"),
+    (IMAGE_TOKENS, "Tokens of images"),
     ("peak_memory_mib", "Peak memory"),
 )
 """Keys of `Stage.cost` and their columns."""

@@ -11,13 +11,17 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+from dynaweb.data.images import ImageStore
+from dynaweb.errors import ImageError
 from dynaweb.judges.reward import score_of
 from dynaweb.report.data import EpisodeFile, EpisodeRow, ReportData, Sample
 from dynaweb.report.outcome import failure_kind, invalid_kind, outcome, refused
 from dynaweb.report.tokens import TokenTexts
-from dynaweb.types import Observation, Step, Trajectory
+from dynaweb.runs.cache import IMAGES
+from dynaweb.types import Image, Observation, Screenshot, Step, Trajectory
 from dynaweb.web.actions.grammar import format_action
 from dynaweb.web.delta.diff import match
 from dynaweb.web.page.text import format_node, format_url
@@ -98,7 +102,7 @@ class _Pages:
     def __init__(self) -> None:
         self.written: list[Plain] = []
         self._pages: list[Observation] = []
-        self._numbers: dict[Observation, int] = {}
+        self._numbers: dict[tuple[Observation, Screenshot | None], int] = {}
         self._by_identity: dict[int, int] = {}
         self._origins: dict[tuple[int, int], list[int]] = {}
 
@@ -107,7 +111,7 @@ class _Pages:
         # Hashing a page takes as long as writing it; the caller keeps the objects alive, so their ids stay true.
         number = self._by_identity.get(id(page))
         if number is None:
-            number = self._by_identity[id(page)] = self._numbers.setdefault(page, len(self.written))
+            number = self._by_identity[id(page)] = self._numbers.setdefault((page, page.screenshot), len(self.written))
             if number == len(self.written):
                 self.written.append(_page(page))
                 self._pages.append(page)
@@ -131,7 +135,29 @@ def _page(page: Observation) -> Plain:
         data["notice"] = page.notice
     if page.truncated:
         data["truncated"] = True
+    if page.screenshot is not None:
+        data["picture"] = _picture(page.screenshot)
     return data
+
+
+def _picture(shot: Screenshot) -> Plain:
+    """Where the picture of a page lies below the folder of its run, its size, and what it is, in words."""
+    image, (width, height) = shot.image, shot.viewport
+    about = f"window {width} x {height}{f', scale {shot.scale:g}' if shot.scale != 1 else ''}"
+    return {
+        "src": picture_address(image),
+        "width": image.width,
+        "height": image.height,
+        "about": f"{about}, with marks" if shot.marks else about,
+    }
+
+
+def picture_address(image: Image) -> str:
+    """The address of a picture, relative to the folder of its run; '' for one whose name is no SHA-256."""
+    try:
+        return ImageStore(Path(IMAGES)).path(image).as_posix()
+    except ImageError:
+        return ""
 
 
 def _trajectory(sample: Sample, pages: _Pages, texts: TokenTexts | None, prompts: bool) -> Plain:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dynaweb.errors import DynawebError, InfrastructureError
 from dynaweb.plugin.contracts import expert_action
+from dynaweb.policy.policy_prompt import PICTURED, shown_images
 from dynaweb.protocols import GenerateRequest
 from dynaweb.runs.seeding import derive
 from dynaweb.types import NO_PROMPT, Action, Node, Observation, Prompt, Task
@@ -20,7 +21,8 @@ from dynaweb.worldmodels.dynamics import options, refusal
 if TYPE_CHECKING:
     from dynaweb.engines.server import OpenAIEngine
     from dynaweb.policy.policy_prompt import PolicyPrompt
-    from dynaweb.protocols import Engine, ExpertPolicy, PromptFormat
+    from dynaweb.policy.settings import Modality
+    from dynaweb.protocols import Engine, ExpertPolicy, Images, PromptFormat
 
 _QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
 _CLICKABLE = frozenset({"link", "button", "checkbox", "radio", "tab", "menuitem", "switch", "option"})
@@ -108,8 +110,18 @@ class ModelPolicy:
 class ServerPolicy:
     """A model behind an OpenAI-compatible server, to compare with: text in, text out, so nothing can learn from it."""
 
-    def __init__(self, engine: OpenAIEngine, words: PolicyPrompt, *, temperature: float, max_new_tokens: int) -> None:
+    def __init__(
+        self,
+        engine: OpenAIEngine,
+        words: PolicyPrompt,
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        modality: Modality = "text",
+        images: Images | None = None,
+    ) -> None:
         self.engine, self.words = engine, words
+        self.modality, self.images = modality, images
         self.temperature, self.max_new_tokens = temperature, max_new_tokens
         self.deterministic = False
 
@@ -118,9 +130,13 @@ class ServerPolicy:
         from dynaweb.engines.server import ChatRequest, ReplyError
 
         system, before, after = self.words.question(task, observation, history)
-        user = f"{before}{render(observation, 'webarena')}{after}"
+        page = PICTURED if self.modality == "screenshot" else render(observation, "webarena")
         request = ChatRequest(
-            (("system", system), ("user", user)), self.max_new_tokens, temperature=self.temperature, seed=seed
+            (("system", system), ("user", f"{before}{page}{after}")),
+            self.max_new_tokens,
+            temperature=self.temperature,
+            seed=seed,
+            images=() if self.images is None else tuple(map(self.images.get, shown_images(observation, self.modality))),
         )
         try:
             reply = await self.engine.chat(request)

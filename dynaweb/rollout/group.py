@@ -79,6 +79,8 @@ class GroupSampler:
     """Rollouts of a group meet the same world: the same action on the same page leads to the same next page."""
     spare: bool = False
     """No reward where a dream lacked what the goal names."""
+    expert_prompts: PromptFormat | None = None
+    """How the pages of experts are shown, where the policy is shown those of its dreams otherwise."""
     on_policy: ClassVar[bool] = True
 
     @classmethod
@@ -91,12 +93,13 @@ class GroupSampler:
         source: RolloutSource,
         lockstep: Lockstep,
         experts: Experts,
+        expert_prompts: PromptFormat | None = None,
     ) -> GroupSampler:
         """The sampler that a recipe asks for."""
         rl, dream = recipe.rl, recipe.dream
         mixed = experts if rl.expert_share > 0 else {}
         spare = dream.lacking == "ungraded"
-        return cls(rl, seed, policy, judge, source, lockstep, mixed, dream.one_world, spare)
+        return cls(rl, seed, policy, judge, source, lockstep, mixed, dream.one_world, spare, expert_prompts)
 
     async def of_update(
         self, update: int, tasks: Sequence[Task], on_done: Callable[[Trajectory], None] | None = None, first: int = 0
@@ -171,7 +174,7 @@ class GroupSampler:
     def _expert(self, update: int, index: int, k: int, task: Task) -> Trajectory:
         group = f"{update}/{index}"
         rollout = expert_rollout(self.experts, task.id, group=group, k=k, seed=derive(self.seed, "rl", update))
-        return with_tokens(rollout, self.policy.format)
+        return with_tokens(rollout, self.expert_prompts or self.policy.format)
 
 
 def live(advantages: Sequence[float], groups: Sequence[str]) -> list[bool]:

@@ -45,6 +45,9 @@ ENV_CACHE = "DYNAWEB_CACHE"
 MANIFEST = "manifest.json"
 USED, PARTIAL = ".used", ".partial"
 SCRATCH = "scratch"
+IMAGES, PICTURES = "images", "pictures.json"
+"""The folder of the pictures that stages refer to (`dynaweb.data.images`), and the list of those of one stage: SHA-256,
+width and height of each."""
 
 Notify = Callable[[object], None]
 

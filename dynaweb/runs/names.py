@@ -28,6 +28,10 @@ PROMPTS, PROMPTS_CUT, PROMPT_TOKENS_LEFT_OUT = "prompts", "prompts_cut", "prompt
 room for them, and the tokens that these lack."""
 
 
+IMAGE_TOKENS = "image_tokens"
+"""Among a stage's costs: tokens of prompts that stand for images, which engines of this process read."""
+
+
 def cut_share(cost: Mapping[str, float]) -> str:
     """`42 of 120 (35 %)`: how many of a stage's prompts were cut; '' where none was."""
     cut, written = cost.get(PROMPTS_CUT, 0.0), cost.get(PROMPTS, 0.0)

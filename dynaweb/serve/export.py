@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from dynaweb.errors import ConfigError, DynawebError
-from dynaweb.runs.atomic import write_text
+from dynaweb.runs.atomic import write_text, write_with
 from dynaweb.serve.site import Site
 
 MARK = ".dynaweb-site"
@@ -17,9 +17,11 @@ MARK = ".dynaweb-site"
 def export(root: Path, out: Path, *, progress: Callable[[str], None] = lambda words: None) -> Path:
     """Write every page of `root` into the folder `out`, and return the first; `progress` hears of each.
 
-    Pages of an earlier export are replaced, and those of runs that are gone removed. Damaged runs have a row in the
-    list, and no page. Raises `ConfigError` for a folder with anything else in it, `CheckpointError` where `root` holds
-    no run, or is a damaged one.
+    Pages of an earlier export are replaced, and those of runs that are gone removed. Pictures that trajectories show
+    are copied. Damaged runs have a row in the list, and no page.
+
+    Raises `ConfigError` for a folder with anything else in it, `CheckpointError` where `root` holds no run, or is a
+    damaged one.
     """
     site = Site(root, live=False)
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / MARK).exists())):
@@ -33,6 +35,7 @@ def export(root: Path, out: Path, *, progress: Callable[[str], None] = lambda wo
     before = _written(out)
     out.mkdir(parents=True, exist_ok=True)
     names: list[str] = []
+    pictures: dict[str, None] = {}
     for address in site.addresses():
         if address.endswith(".html"):
             progress(address)
@@ -45,6 +48,15 @@ def export(root: Path, out: Path, *, progress: Callable[[str], None] = lambda wo
         if answer is None:  # a run that has gone meanwhile
             continue
         write_text(out / address, answer.text)
+        names.append(address)
+        base = address.rpartition("data/")[0]
+        pictures |= dict.fromkeys(f"{base}{one}" for one in answer.pictures)
+    for address in pictures:
+        answer = site.answer(f"/{quote(address)}")
+        if answer is None:
+            progress(f"{address} is missing or damaged: its place on the pages says so")
+            continue
+        write_with(out / address, lambda temporary, data=answer.data: temporary.write_bytes(data))  # type: ignore[misc]
         names.append(address)
     write_text(out / MARK, "".join(f"{name}\n" for name in names), verbatim=True)
     for name in before - set(names):

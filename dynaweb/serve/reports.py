@@ -60,9 +60,10 @@ def server_for(folder: Path, *, port: int = 0) -> ThreadingHTTPServer:
                 self._answer(200, answer)
 
         def _answer(self, status: int, answer: Answer, **more: str) -> None:
-            body = answer.text.encode("utf-8")
+            body = answer.body
             self.send_response(status)
-            headers = {"Content-Type": f"{answer.kind}; charset=utf-8", "Content-Length": str(len(body))}
+            charset = "; charset=utf-8" if answer.text or not body else ""
+            headers = {"Content-Type": f"{answer.kind}{charset}", "Content-Length": str(len(body))}
             for name, value in (headers | PROTECTION | more).items():
                 self.send_header(name, value)
             self.end_headers()

@@ -5,17 +5,20 @@
     /compare.html?run=A&run=B    runs side by side; in a static site all of them, of which the page shows those chosen
     /A/report.html               the report of run A, or of a matrix; `/A/version` is its stamp
     /A/data/FILE/3.js            the fourth block of trajectories of a file of A, loaded when one of them is opened
+    /A/images/ab/ab....png       a picture of a page of A, by its content
     /A/data/evaluations.js       what arms of A have played, for the comparison of two of them
 
-Addresses name runs that were found below the folder, and nothing else: no file is served as it lies there.
+Addresses name runs that were found below the folder, and nothing else: no file is served as it lies there but pictures,
+whose bytes are those that their name says.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from threading import Lock, Thread
@@ -30,6 +33,7 @@ from dynaweb.report.html import Linked, render
 from dynaweb.report.listing import ListedRun, listing_page, rows
 from dynaweb.report.tokens import TokenTexts, token_texts
 from dynaweb.report.viewer import BLOCK, blocks, evaluations, update_of
+from dynaweb.runs.cache import IMAGES
 from dynaweb.runs.lock import is_locked
 from dynaweb.serve.comparisons import compared_page
 from dynaweb.serve.runs import in_short, is_matrix, is_run, listed, runs_below
@@ -46,7 +50,10 @@ KEPT_BLOCKS = 64
 BLOCK_DIGITS = 9
 """Of the number of a block in an address: Python reads no number of thousands of digits."""
 
-Kind = Literal["text/html", "text/plain", "text/javascript", "application/json"]
+Kind = Literal["text/html", "text/plain", "text/javascript", "application/json", "image/png"]
+
+
+_PICTURE = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}\.png")
 
 
 class AddressError(ValueError):
@@ -55,10 +62,18 @@ class AddressError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What stands at an address."""
+    """What stands at an address: a text, or the `data` of a picture."""
 
     text: str
     kind: Kind = "text/html"
+    data: bytes = b""
+    pictures: tuple[str, ...] = ()
+    """Of a block of trajectories, the addresses of the pictures in it, relative to the folder of the run."""
+
+    @property
+    def body(self) -> bytes:
+        """What is sent."""
+        return self.data or self.text.encode("utf-8")
 
 
 def stamp_of(folder: Path) -> str:
@@ -142,8 +157,18 @@ class RunPages:
             (block,) = blocks(samples, self._token_texts(), prompts=True)
             while len(self._blocks) >= KEPT_BLOCKS:
                 self._blocks.pop(next(iter(self._blocks)), None)
-            self._blocks[key] = data_file(block)
+            addresses = dict.fromkeys(page["picture"]["src"] for page in block["pages"] if "picture" in page)
+            self._blocks[key] = replace(data_file(block), pictures=tuple(filter(None, addresses)))
         return self._blocks[key]
+
+    def picture(self, name: str) -> Answer | None:
+        """A picture by its path below `images/`; None where there is none, or a damaged one."""
+        path = self.folder / IMAGES / name
+        digest = path.stem
+        if not _PICTURE.fullmatch(name) or not path.is_file():
+            return None
+        data = path.read_bytes()
+        return Answer("", "image/png", data) if hashlib.sha256(data).hexdigest() == digest else None
 
     def evaluations(self) -> Answer:
         """What each arm has played, for comparisons."""
@@ -272,7 +297,7 @@ class Site:
             folder = runs.get(run) if last == name else None
             if folder is not None:
                 return Answer(self._stamp(folder), "text/plain") if name == "version" else self._report(run, folder)
-        return self._data(path)
+        return self._picture(path) or self._data(path)
 
     def is_folder(self, address: str) -> bool:
         """Whether an address names a folder without the slash that browsers resolve links by."""
@@ -358,6 +383,12 @@ class Site:
         wanted = {path: runs[path] for path in (chosen or runs)}
         ups = (("All runs", "index.html"),) if self.is_list else (("Back to the report", "report.html"),)
         return Answer(compared_page(wanted, Linked("", ups)))
+
+    def _picture(self, path: str) -> Answer | None:
+        """A file below the `images` of a run."""
+        run, is_picture, name = f"/{path}".rpartition(f"/{IMAGES}/")
+        folder = self.runs.get(run.strip("/")) if is_picture else None
+        return None if folder is None or is_matrix(folder) else self._run(folder).picture(name)
 
     def _data(self, path: str) -> Answer | None:
         """A file below the `data` of a run."""

@@ -103,7 +103,8 @@ def lookahead(
 
         limit = recipe.policy.max_new_tokens
         proposer = ModelPolicy(engine, model.format, temperature=agent.temperature, max_new_tokens=limit)
-        goes_on = ModelPolicy(engine, model.format, temperature=0.0, max_new_tokens=limit)
+        dreaming = ctx.models.dream_prompts(model.format)
+        goes_on = ModelPolicy(engine, dreaming, temperature=0.0, max_new_tokens=limit)
         player = LookaheadPolicy(proposer, goes_on, dream, make_judge(ctx, engine, model.format), agent)
         return lambda task: player
 

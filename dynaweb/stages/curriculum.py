@@ -198,7 +198,7 @@ def valuer_of(ctx: RunContext, before: Artifact) -> Valuer | None:
     if spec is None or value is None or left is None:
         return None
     model = ctx.models.load(before.model)
-    critic = Critic(model.model, spec, Schedule(0.0, 1))
+    critic = Critic(model.model, spec, Schedule(0.0, 1), vision=model.vision)
     critic.load(left)
     return Valuer(critic, model.format, value)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynaweb import events
@@ -22,6 +23,7 @@ from dynaweb.data.demonstrations import (
     read_demonstrations,
     refused,
 )
+from dynaweb.data.images import images_of, pictures_of
 from dynaweb.errors import ConfigError, MissingError, TrainingError
 from dynaweb.judges.reward import grading, success_of
 from dynaweb.pipeline.episodes import play_in_batches, save_episodes
@@ -188,6 +190,8 @@ async def _read(ctx: RunContext, source: str) -> Artifact:
         batch, same = demonstrations_of(ctx, source)
         episodes = batch.episodes
         save_episodes(stage, episodes)
+        if ctx.recipe.observation.pictures:
+            bring_pictures(ctx, source, episodes)
         for reason, count in batch.dropped.most_common():
             log.warning("data.demos: %d of %s are left out: %s", count, source, reason)
         for reason, count in batch.unsure.most_common():
@@ -205,6 +209,19 @@ async def _read(ctx: RunContext, source: str) -> Artifact:
     # Which tasks are the same depends on those that reinforcement learning draws, unless all are listed.
     key = stage_key(ctx, "demos") if _listed(ctx) else stage_key(ctx, "demos", "experts", **pool_key(ctx))
     return await ctx.stage("demos", key, body)
+
+
+def bring_pictures(ctx: RunContext, source: str, episodes: Sequence[Trajectory]) -> None:
+    """Have the pictures of demonstrations among those of the run's stages; says how many are not where they should."""
+    path, images = Path(source).expanduser(), [image for episode in episodes for image in pictures_of(episode)]
+    missing = images_of(path).share(images, ctx.images.folder) if path.exists() else len(images)
+    pages = sum(len(episode.steps) for episode in episodes)
+    if missing or not images:
+        log.warning(
+            "data.demos: %d of %d pictures of %s are missing (it has %d pages); observation.modality = %s wants them, "
+            "which lie in images/ beside the store",
+            *(missing, len(set(images)), source, pages, ctx.recipe.observation.modality),
+        )
 
 
 def _own_tasks(ctx: RunContext, ids: set[str]) -> list[Task]:

@@ -182,7 +182,14 @@ def server_policy(ctx: RunContext, name: str, *, temperature: float) -> ServerPo
     engine = OpenAIEngine(server_of(recipe, name))
     ctx.models.count(engine)
     words = policy_prompt_for(recipe.model.format, ctx.models.prompt_file)
-    return ServerPolicy(engine, words, temperature=temperature, max_new_tokens=recipe.policy.max_new_tokens)
+    return ServerPolicy(
+        engine,
+        words,
+        temperature=temperature,
+        max_new_tokens=recipe.policy.max_new_tokens,
+        modality=recipe.observation.modality,
+        images=ctx.images,
+    )
 
 
 def server_of(recipe: Recipe, policy: str) -> Server:

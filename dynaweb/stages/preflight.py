@@ -44,17 +44,39 @@ def check_model(ctx: RunContext) -> None:
     """Raise `MissingError` when there is no base model, or when one that has to be downloaded cannot be.
 
     Its tokenizer says so before anything is spent: it is small, and needed anyway. Raise `ConfigError` when its chat
-    template cannot be used, its context is too short, or adapters that are asked for do not reach its layers.
+    template cannot be used, its context is too short, adapters that are asked for do not reach its layers, or it is to
+    see pages that nothing takes a picture of.
     """
+    agreement.check_pictures(ctx.recipe, ctx.plugins)
     getattr(ctx.models.format, "check", lambda: None)()
     recipe = ctx.recipe
+    check_vision(ctx)
     if any(
         (recipe.sft.steps and recipe.sft.lora_rank, recipe.rl.updates and recipe.rl.lora_rank, recipe.wm_fit.lora_rank)
     ):
         from dynaweb.trainer.adapters import check_adapters
         from dynaweb.trainer.models import resolve
 
-        check_adapters(resolve(recipe.model.path))
+        check_adapters(resolve(recipe.model.path), vision=recipe.observation.train_vision)
+
+
+def check_vision(ctx: RunContext) -> None:
+    """Raise `ConfigError` where the policy is to see pages, and its prompt layer or its engine shows it none."""
+    recipe = ctx.recipe
+    if not recipe.observation.pictures:
+        return
+    modality = f"observation.modality = {recipe.observation.modality}"
+    if not hasattr(ctx.models.format, "with_modality"):
+        raise ConfigError(
+            f"{modality} shows pages as pictures, and the prompt layer of model.format = {recipe.model.format!r} "
+            "writes text alone; set model.format = chat, or observation.modality = text"
+        )
+    engine = recipe.engine_of("policy").name
+    if "sees" not in ctx.plugins.find("engine", engine).spec.capabilities:
+        raise ConfigError(
+            f"{modality} shows pages as pictures, and the engine {engine!r} takes text alone; set policy.engine.name = "
+            "transformers, or observation.modality = text"
+        )
 
 
 def check_seam(ctx: RunContext) -> None:

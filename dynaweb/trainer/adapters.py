@@ -19,8 +19,41 @@ READ_PAST = ("dt_proj", "out_proj")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def adapter_layers(model: Any) -> list[str]:
+def language_part(model: Any) -> Any:
+    """The language model within a model that sees, without its output head; a model that reads text alone itself."""
+    if getattr(model.config, "vision_config", None) is None:
+        return model
+    decoder = getattr(model, "get_decoder", lambda: None)()
+    inner = getattr(model, "model", model)
+    parts = (decoder, getattr(inner, "text_model", None), getattr(inner, "language_model", None))
+    return next((part for part in parts if isinstance(part, nn.Module) and part not in (model, inner)), model)
+
+
+def freeze_vision(model: Any) -> None:
+    """Leave everything of a model that sees as it is, but its language model and its output head."""
+    language = language_part(model)
+    if language is model:
+        return
+    head = model.get_output_embeddings()
+    parts = [language, *([head] if head is not None else [])]
+    trained = {id(parameter) for part in parts for parameter in part.parameters()}
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
+
+
+def trains_vision(model: Any) -> bool:
+    """Whether any weight outside of the language model is trained; True for a model that reads text alone."""
+    language = language_part(model)
+    own = {id(parameter) for parameter in language.parameters()}
+    head = model.get_output_embeddings()
+    own |= {id(parameter) for parameter in head.parameters()} if head is not None else set()
+    return language is model or any(p.requires_grad for p in model.parameters() if id(p) not in own)
+
+
+def adapter_layers(model: Any, *, vision: bool = True) -> list[str]:
     """The names of all linear layers of a causal language model but its head, in the model's order.
+
+    Without `vision` those of a model that sees, outside of its language model, are left out.
 
     Raises `ConfigError` for a model whose experts are one tensor, which adapters do not reach, so that most of its
     weights would stay as they are unnoticed; and for one without any linear layer.
@@ -28,10 +61,11 @@ def adapter_layers(model: Any) -> list[str]:
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()
+    within = {id(module) for module in (model if vision else language_part(model)).modules()}
     fused = [
         f"{name}.{own}"
         for name, module in model.named_modules()
-        if not isinstance(module, _CONVOLUTIONS)
+        if id(module) in within and not isinstance(module, _CONVOLUTIONS)
         for own, parameter in module.named_parameters(recurse=False)
         if parameter.dim() > 2 and parameter.numel() > 4 * max(parameter.shape)
     ]
@@ -49,20 +83,21 @@ def adapter_layers(model: Any) -> list[str]:
     layers = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not head and name not in past
+        if id(module) in within and isinstance(module, nn.Linear | Conv1D) and module is not head and name not in past
     ]
     if not layers:
         raise ConfigError("this model has no linear layer that adapters could go to; set lora_rank = 0")
     return layers
 
 
-def check_adapters(source: str) -> None:
+def check_adapters(source: str, *, vision: bool = False) -> None:
     """Raise what `adapter_layers` raises for the model of a folder or a name, without reading its weights."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    from dynaweb.trainer.models import NATIVE, without_code
+    from dynaweb.trainer.models import NATIVE, sees, without_code
 
-    build: Any = AutoModelForCausalLM.from_config
+    seeing = sees(source) is not None
+    build: Any = (AutoModelForImageTextToText if seeing else AutoModelForCausalLM).from_config
     with torch.device("meta"), without_code(source):
-        adapter_layers(build(AutoConfig.from_pretrained(source, **NATIVE), **NATIVE))
+        adapter_layers(build(AutoConfig.from_pretrained(source, **NATIVE), **NATIVE), vision=vision)

@@ -63,7 +63,7 @@ class MicroBatch:
     and `segment_UQ` which row of its unit a tail token belongs to (-1 = padding). `flat_N` indexes the U*Q tail tokens
     in the order of rows; token n belongs to the batch's row `rows[row_N[n]]` and is its response token `column_N[n]`.
     `tokens` counts the real ones, of prefixes and tails; `lengths` holds those of each unit: of its prefix, and of the
-    tail of each of its rows.
+    tail of each of its rows. A unit whose prompt has images is a micro-batch of its own: `seen` is that prompt.
     """
 
     rows: tuple[int, ...]
@@ -78,6 +78,7 @@ class MicroBatch:
     column_N: torch.Tensor
     tokens: int
     lengths: tuple[tuple[int, tuple[int, ...]], ...]
+    seen: Prompt | None = None
 
     @property
     def padded_tokens(self) -> int:
@@ -179,8 +180,18 @@ def _fits_packed(part: Sequence[Unit], micro_tokens: int) -> bool:
     return sum(unit.size for unit in part) <= micro_tokens
 
 
-def collate(rows: Sequence[TokenRow], part: Sequence[Unit], device: torch.device) -> MicroBatch:
-    """The tensors of one micro-batch. Padding is token 0 behind each prefix and each tail."""
+def collate(rows: Sequence[TokenRow], part: Sequence[Unit], device: torch.device, *, sees: bool = False) -> MicroBatch:
+    """The tensors of one micro-batch. Padding is token 0 behind each prefix and each tail.
+
+    Raises `EngineError` for prompts with images where the scorer does not `see` them, and `ValueError` where one that
+    has some shares its micro-batch.
+    """
+    if not sees:
+        for unit in part:
+            text_ids(unit.prompt, "the trainer")
+    images = [unit.prompt for unit in part if unit.prompt.images]
+    if images and len(part) > 1:
+        raise ValueError("a prompt with images shares its micro-batch with others; it is computed by itself")
     order = tuple(index for unit in part for index in unit.rows)
     lengths = [len(rows[index].response_ids) for index in order]
     width = max(1, *(len(unit.prompt) - 1 for unit in part))
@@ -191,7 +202,7 @@ def collate(rows: Sequence[TokenRow], part: Sequence[Unit], device: torch.device
 
     return MicroBatch(
         rows=order,
-        prefix_UP=tensor([_padded(text_ids(unit.prompt, "the trainer")[:-1], width, 0) for unit in part]),
+        prefix_UP=tensor([_padded(unit.prompt.ids[:-1], width, 0) for unit in part]),
         prefix_U=tensor([len(unit.prompt) - 1 for unit in part]),
         tail_UQ=tensor([_padded(_tail_ids(rows, unit), tail_width, 0) for unit in part]),
         position_UQ=tensor([_padded(_tail_positions(rows, unit), tail_width, 0) for unit in part]),
@@ -204,6 +215,7 @@ def collate(rows: Sequence[TokenRow], part: Sequence[Unit], device: torch.device
         lengths=tuple(
             (len(unit.prompt) - 1, tuple(len(rows[index].response_ids) for index in unit.rows)) for unit in part
         ),
+        seen=images[0] if images else None,
     )
 
 

@@ -21,7 +21,7 @@ from torch import nn
 from dynaweb.engines.local import llama
 from dynaweb.errors import TrainingError
 from dynaweb.plugin.contracts import loss_output
-from dynaweb.protocols import Credit, CriticSpec, HasCritic, LossOutput, TokenRow, ValueInput
+from dynaweb.protocols import Credit, CriticSpec, HasCritic, LossOutput, TokenRow, ValueInput, Vision
 from dynaweb.trainer import checkpoint
 from dynaweb.trainer.batching import MicroBatch
 from dynaweb.trainer.logprobs import micro_batches, scorer_for
@@ -60,16 +60,17 @@ class Critic:
         micro_tokens: int = 4096,
         checkpointing: bool = False,
         ranks: Ranks | None = None,
+        vision: Vision | None = None,
     ) -> None:
         self.model, self.spec = model, spec
         body: Any = model
-        width, device = body.config.hidden_size, next(model.parameters()).device
+        width, device = body.config.get_text_config().hidden_size, next(model.parameters()).device
         self.head = nn.Linear(width, spec.outputs, device=device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self._micro_tokens = micro_tokens
         self._ranks = ranks or Ranks()
-        self._scorer = scorer_for(model, checkpointing=checkpointing)
+        self._scorer = scorer_for(model, checkpointing=checkpointing, vision=vision)
         own = replace(schedule, peak=spec.lr)
         self.stepper = Stepper(_used(body, self.head), own, AdamSettings(), what="critic")
 

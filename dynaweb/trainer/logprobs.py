@@ -25,7 +25,8 @@ from torch.autograd.function import once_differentiable
 from dynaweb.engines.local import llama
 from dynaweb.engines.local.architecture import RopeLimit, body_of, near, refuse_unfit, rope_limit
 from dynaweb.engines.local.llama import HALF, widen
-from dynaweb.protocols import TokenRow
+from dynaweb.engines.local.sessions import seen
+from dynaweb.protocols import TokenRow, Vision
 from dynaweb.trainer import batching, packed
 from dynaweb.trainer.batching import Layout, MicroBatch, Windows, packable, packed_attention, run_packed
 from dynaweb.trainer.models import frozen
@@ -37,10 +38,12 @@ HEAD_ELEMENTS = 1 << 25
 
 class Scorer(Protocol):
     """Computes micro-batches with one kind of model; `shares_prompts` tells how rows should be grouped, `packs` whether
-    padding is left out of what it computes, and `rope` which lengths must not meet in a micro-batch."""
+    padding is left out of what it computes, `rope` which lengths must not meet in a micro-batch, and `vision` how the
+    model sees (None: it reads text alone)."""
 
     shares_prompts: bool
     rope: RopeLimit | None
+    vision: Vision | None
 
     @property
     def packs(self) -> bool:
@@ -63,11 +66,13 @@ class Scorer(Protocol):
         ...
 
 
-def scorer_for(model: nn.Module, *, checkpointing: bool = False) -> Scorer:
+def scorer_for(model: nn.Module, *, checkpointing: bool = False, vision: Vision | None = None) -> Scorer:
     """The fastest scorer that serves the model; with `checkpointing` it makes activations again in backward passes.
 
-    Raises `ConfigError` for a model that is not causal.
+    With `vision` it takes rows whose prompts have images. Raises `ConfigError` for a model that is not causal.
     """
+    if vision is not None:
+        return GenericScorer(model, checkpointing=checkpointing, vision=vision)
     if packed.runs_packed(model):
         return PackedScorer(model, checkpointing=checkpointing)
     if llama.unsupported(model):
@@ -78,13 +83,21 @@ def scorer_for(model: nn.Module, *, checkpointing: bool = False) -> Scorer:
 def micro_batches(
     scorer: Scorer, rows: Sequence[TokenRow], chosen: Sequence[int], micro_tokens: int, device: torch.device
 ) -> list[MicroBatch]:
-    """The chosen rows as micro-batches of at most `micro_tokens` tokens, as the scorer counts and groups them."""
+    """The chosen rows as micro-batches of at most `micro_tokens` tokens, as the scorer counts and groups them.
+
+    Rows whose prompts have images are computed one by one, so that no family's way of padding or sharing images plays a
+    part. Raises `EngineError` for such a row where the scorer cannot see.
+    """
     units = batching.units(rows, chosen, share=scorer.shares_prompts)
-    return [
-        batching.collate(rows, part, device)
-        for alike in batching.apart(units, scorer.rope)
+    seeing = [unit for unit in units if unit.prompt.images]
+    parts = [
+        part
+        for alike in batching.apart([unit for unit in units if not unit.prompt.images], scorer.rope)
         for part in batching.plan(alike, micro_tokens, packed=scorer.packs)
     ]
+    parts += [[unit] for alike in batching.apart(seeing, scorer.rope) for unit in alike]
+    sees = scorer.vision is not None
+    return [batching.collate(rows, part, device, sees=sees) for part in parts]
 
 
 class LlamaScorer:
@@ -93,6 +106,7 @@ class LlamaScorer:
     shares_prompts = True
     packs = False
     rope: RopeLimit | None = None
+    vision: Vision | None = None
 
     def __init__(self, model: nn.Module, *, checkpointing: bool = False) -> None:
         self._model = model
@@ -178,13 +192,15 @@ def tail_mask(batch: MicroBatch) -> torch.Tensor:
 
 
 class GenericScorer:
-    """The model's own forward; one row per unit. Rows are packed without padding where the model can take that."""
+    """The model's own forward; one row per unit. Rows are packed without padding where the model can take that, and
+    sees nothing: its attention would have to be changed and put back between passes."""
 
     shares_prompts = False
 
-    def __init__(self, model: nn.Module, *, checkpointing: bool = False) -> None:
+    def __init__(self, model: nn.Module, *, checkpointing: bool = False, vision: Vision | None = None) -> None:
         self._model: Any = model
         self._checkpointing = checkpointing
+        self.vision = vision
         self._body = body_of(model)
         self.rope = rope_limit(model)
         with frozen(model):
@@ -198,7 +214,7 @@ class GenericScorer:
     @cached_property
     def _windows(self) -> Windows | None:
         """The windows of attention layers, where rows are packed: read and tried once."""
-        if self._head is None:
+        if self._head is None or self.vision is not None:
             return None
         with frozen(self._model):
             return packable(self._model, self._body)
@@ -219,7 +235,7 @@ class GenericScorer:
             head, tail = self._head, replace(self._head.tail, temperature=temperature)
             return head_scores(head.weight_VD, head.bias_V, self.hidden(batch), batch.target_N, tail)
         joined = Joined.of(batch)
-        logits = self._model(input_ids=joined.ids_UL, attention_mask=joined.mask_UL.long(), use_cache=False).logits
+        logits = self._model(**self._inputs(batch, joined)).logits
         return token_scores(logits.flatten(0, 1).index_select(0, joined.flat_N), batch.target_N, temperature)
 
     def hidden(self, batch: MicroBatch) -> torch.Tensor:
@@ -227,13 +243,19 @@ class GenericScorer:
         joined = Joined.of(batch)
         windows = self._windows
         if windows is None:
-            inputs = {"input_ids": joined.ids_UL, "attention_mask": joined.mask_UL.long(), "use_cache": False}
-            hidden: torch.Tensor = self._body(**inputs).last_hidden_state
+            hidden: torch.Tensor = self._body(**self._inputs(batch, joined)).last_hidden_state
             return hidden.flatten(0, 1).index_select(0, joined.flat_N)
         layout = Layout.of(joined.mask_UL)
         with packed_attention(self._model):
             hidden_TD = run_packed(self._body, joined.ids_UL[joined.mask_UL], layout, windows)
         return hidden_TD.index_select(0, joined.packed_N)
+
+    def _inputs(self, batch: MicroBatch, joined: Joined) -> dict[str, Any]:
+        """What a forward pass of whole rows takes, images among it."""
+        inputs = {"input_ids": joined.ids_UL, "attention_mask": joined.mask_UL.long(), "use_cache": False}
+        if batch.seen is None or self.vision is None:
+            return inputs
+        return {**inputs, **seen(self._model, self.vision, [batch.seen], joined.ids_UL)}
 
     @cached_property
     def _head(self) -> Head | None:

@@ -96,12 +96,36 @@ def context_of(source: str) -> int:
         raise unknown_model(source, Path(source).is_dir(), error) from error
 
 
-@cache
 def _config(source: str) -> Any:
+    return _whole_config(source).get_text_config()
+
+
+@cache
+def _whole_config(source: str) -> Any:
     from transformers import AutoConfig
 
     with without_code(source):
-        return AutoConfig.from_pretrained(source, **NATIVE).get_text_config()
+        return AutoConfig.from_pretrained(source, **NATIVE)
+
+
+NO_VISION = (
+    "the model {source} reads text alone, and observation.modality asks it to see; set observation.modality = text, or "
+    "model.path to a model with vision, such as SmolVLM, Qwen2.5-VL, Qwen3-VL, Gemma 3 or Llama 4"
+)
+
+
+def sees(source: str) -> Any:
+    """The configuration of a model that takes images; None for one that reads text alone.
+
+    Raises `MissingError` or `CheckpointError` where there is no model.
+    """
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING as SEEING
+
+    try:
+        config = _whole_config(source)
+    except OSError as error:
+        raise unknown_model(source, Path(source).is_dir(), error) from error
+    return config if type(config) in SEEING and getattr(config, "vision_config", None) is not None else None
 
 
 def pick_device(device: str = "auto") -> torch.device:
@@ -128,20 +152,21 @@ def pick_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def load_model(path: str | Path, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu") -> Any:
-    """A causal language model in evaluation mode, all parameters on `device` in `dtype`.
+    """A causal language model in evaluation mode, all parameters on `device` in `dtype`; with its vision, if it sees.
 
     Weights are read from safetensors only, and code that comes with them is never run. Raises `MissingError` (not
     there), `CheckpointError` (weights truncated, broken, not finite, pickled or not of this model) and `EngineError`
     (anything else that keeps transformers from loading it).
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     source = resolve(path)
     local = Path(source).is_dir()
     if local:
         check_weights(Path(source))
-    load: Any = AutoModelForCausalLM.from_pretrained
+    seeing = sees(source) is not None
+    load: Any = (AutoModelForImageTextToText if seeing else AutoModelForCausalLM).from_pretrained
     # Else transformers asks a service of others to convert what has no safetensors, and loads what that one made.
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     wanted = {"dtype": pick_dtype(dtype), "local_files_only": local, "use_safetensors": True, **NATIVE}

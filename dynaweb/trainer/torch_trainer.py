@@ -20,7 +20,7 @@ from torch import nn
 
 from dynaweb.errors import CheckpointError, TrainingError
 from dynaweb.plugin.contracts import loss_output
-from dynaweb.protocols import Credit, CriticSpec, HasCritic, PolicyOptimizer, TokenRow
+from dynaweb.protocols import Credit, CriticSpec, HasCritic, PolicyOptimizer, TokenRow, Vision
 from dynaweb.trainer import batching, checkpoint
 from dynaweb.trainer.batching import MicroBatch
 from dynaweb.trainer.critic import Critic, CriticGradient
@@ -45,8 +45,9 @@ class TorchTrainer:
     tokens at `temperature`: logits are divided by it in policy updates and `logprobs`, and not in supervised ones,
     which imitate. `critic` is a model of its own and what the optimizer says of the critic to make of it: it learns
     beside the policy, on the same schedule, and shares its checkpoints. With several `ranks` each is given the same
-    rows and computes a part of them. `offender` is the trajectory that made the last policy update unsound, where one
-    alone does. `moves` counts the steps, since the trainer was made, that changed weights, the critic's included.
+    rows and computes a part of them. `vision` makes inputs of prompts with images; without it such rows are refused.
+    `offender` is the trajectory that made the last policy update unsound, where one alone does. `moves` counts the
+    steps, since the trainer was made, that changed weights, the critic's included.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class TorchTrainer:
         temperature: float = 1.0,
         critic: tuple[nn.Module, CriticSpec] | None = None,
         ranks: Ranks | None = None,
+        vision: Vision | None = None,
     ) -> None:
         self.model = model
+        self.vision = vision
         self.temperature = temperature
         self.ranks = ranks or Ranks()
         self.schedule = Schedule(lr, total_steps, warmup, final_fraction)
@@ -81,11 +84,11 @@ class TorchTrainer:
         self.critic: Critic | None = None
         if critic is not None:
             more: dict[str, Any] = {"micro_tokens": micro_tokens, "checkpointing": checkpointing, "ranks": self.ranks}
-            self.critic = Critic(*critic, self.schedule, **more)
+            self.critic = Critic(*critic, self.schedule, vision=vision, **more)
 
     def _parts(self, adam: AdamSettings, checkpointing: bool) -> tuple[Scorer, AnyStepper]:
         """What computes log-probabilities, and what takes steps."""
-        scorer = scorer_for(self.model, checkpointing=checkpointing)
+        scorer = scorer_for(self.model, checkpointing=checkpointing, vision=self.vision)
         return scorer, Stepper(trainable(self.model), self.schedule, adam, what="model")
 
     @property
@@ -109,7 +112,8 @@ class TorchTrainer:
     def supervised_step(self, rows: Sequence[TokenRow]) -> dict[str, float]:
         """One update on the mean cross-entropy: sum of row weight x (-log p) over all response tokens / their number.
 
-        Returns `loss`, `grad_norm`, `lr`, `entropy`, `tokens`, `padded_tokens`, `seconds`, `updated` (0 = skipped).
+        Returns `loss`, `grad_norm`, `lr`, `entropy`, `tokens`, `padded_tokens`, `seconds`, `updated` (0 = skipped), and
+        `image_tokens`, those of prompts that stand for images, where the model sees.
         """
         start = time.perf_counter()
         if not any(row.response_ids for row in rows):
@@ -289,6 +293,7 @@ class TorchTrainer:
             "lr": self.schedule.at(index),
             "tokens": float(update.tokens),
             "padded_tokens": float(update.padded_tokens),
+            **({"image_tokens": float(update.image_tokens)} if self.vision is not None else {}),
             "updated": float(moving[0]),
             "skipped": float(self.skipped),
             "seconds": time.perf_counter() - start,
@@ -303,7 +308,8 @@ class UpdatePass:
     clipped.
 
     `grad_norm` is the global norm before clipping, `computed` tells whether there was anything to differentiate,
-    `tokens` counts response tokens, `padded_tokens` everything that went through the model, `entropy` sums over tokens.
+    `tokens` counts response tokens, `padded_tokens` everything that went through the model, `image_tokens` what of it
+    stood for images, `entropy` sums over tokens.
     """
 
     def __init__(self, trainer: TorchTrainer, ranks: Ranks) -> None:
@@ -317,6 +323,7 @@ class UpdatePass:
         self._model = trainer.model
         self.tokens = 0
         self.padded_tokens = 0
+        self.image_tokens = 0
         self.entropy = 0.0
         self.grad_norm = 0.0
         self.computed = False
@@ -405,17 +412,20 @@ class UpdatePass:
 
     def _gather_counts(self) -> None:
         """Counts of all ranks as one."""
-        parts = self._ranks.gather((self.computed, self.tokens, self.padded_tokens, self.entropy))
+        parts = self._ranks.gather((self.computed, self.tokens, self.padded_tokens, self.entropy, self.image_tokens))
         self.computed = any(part[0] for part in parts)
         self.tokens = sum(part[1] for part in parts)
         self.padded_tokens = sum(part[2] for part in parts)
         self.entropy = sum(part[3] for part in parts)
+        self.image_tokens = sum(part[4] for part in parts)
 
     def _backward(self, loss: torch.Tensor, micro: MicroBatch, entropy_N: torch.Tensor) -> None:
         self._differentiate(loss)
         self.computed = True
         self.tokens += len(micro.target_N)
         self.padded_tokens += micro.tokens if self._scorer.packs else micro.padded_tokens
+        if micro.seen is not None and self._scorer.vision is not None:
+            self.image_tokens += micro.seen.ids.count(self._scorer.vision.image_id)
         self.entropy += float(entropy_N.sum())
 
     def _differentiate(self, loss: torch.Tensor) -> None:

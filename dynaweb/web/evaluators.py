@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import html
 import inspect
+import math
 import re
 import unicodedata
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -50,6 +51,7 @@ _UNITS = (
     "km|cm|mm|m|mi|ft|in|kg|g|mg|lb|lbs|oz|l|ml|h|hr|hrs|min|mins|s|sec|secs|ms|am|pm|kb|mb|gb|tb|px|usd|eur|gbp|w|v|hz"
 )
 """What may follow a number without a space."""
+_CONDITION = re.compile(r"(<=|>=|==|<|>)\s*([-+]?[\d,]*\.?\d+)")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -189,7 +191,41 @@ def _answer_part(kind: str, reference: Any, answer: str) -> Judgement:
         if all(equals(item, answer) for item in _texts(reference, kind)):
             return Judgement(1.0, why="right, word for word")
         return Judgement(None, why="fuzzy_match needs a judge, and none was given")
+    if kind == "must_exclude":
+        return _none_included(_texts(reference, kind), answer)
+    if kind == "one_of":
+        good = any(includes(item, answer) for item in _texts(reference, kind))
+        return Judgement(float(good), why="one is there" if good else f"none of {reference!r} is there")
+    if kind == "required_values":
+        return _required(_texts(reference, kind), answer)
     return Judgement(None, why=f"unknown kind of reference answer {kind!r}")
+
+
+def _none_included(references: Sequence[str], text: str) -> Judgement:
+    excluded = [item for item in references if includes(item, text)]
+    return Judgement(float(not excluded), why=f"{excluded[0]!r} is there" if excluded else "nothing excluded is there")
+
+
+def _required(references: Sequence[str], text: str) -> Judgement:
+    """Whether a text is a number that fits all conditions, such as `> 5 |OR| == 0`."""
+    try:
+        value = float(normalise(text).replace(",", ""))
+    except ValueError:
+        return Judgement(0.0, why=f"{text[:80]!r} is no number")
+    for reference in references:
+        if not any(_fits(value, condition) for condition in reference.split(_OR)):
+            return Judgement(0.0, why=f"{value:g} is not {reference}")
+    return Judgement(1.0, why=f"{value:g} is right")
+
+
+def _fits(value: float, condition: str) -> bool:
+    match = _CONDITION.fullmatch(condition.strip())
+    if match is None:
+        raise _Ungraded(f"{condition[:60]!r} is no condition such as `>= 5`")
+    sign, bound = match[1], float(match[2].replace(",", ""))
+    if math.isclose(value, bound, rel_tol=0.0, abs_tol=1e-8):
+        return "=" in sign
+    return sign.startswith("<") if value < bound else sign.startswith(">")
 
 
 def _all_included(references: Sequence[str], text: str) -> Judgement:
@@ -286,6 +322,10 @@ async def _contents(required: Mapping[str, Any], text: str, meaning: Meaning | N
         return Judgement(float(good), why="right" if good else f"{text[:80]!r} is not {required['exact_match']!r}")
     if "must_include" in required:
         return _all_included(_texts(required["must_include"], "must_include"), text)
+    if "must_exclude" in required:
+        return _none_included(_texts(required["must_exclude"], "must_exclude"), text)
+    if "required_values" in required:
+        return _required(_texts(required["required_values"], "required_values"), text)
     if "fuzzy_match" in required:
         wanted = _texts(required["fuzzy_match"], "fuzzy_match")
         if all(includes(item, text) for item in wanted):
@@ -293,4 +333,5 @@ async def _contents(required: Mapping[str, Any], text: str, meaning: Meaning | N
         if meaning is None:
             raise _Ungraded("fuzzy_match needs a judge, and none was given")
         return await meaning(", ".join(wanted), text)
-    raise _Ungraded(f"unknown required_contents {sorted(required)}; valid are exact_match, must_include, fuzzy_match")
+    valid = "exact_match, must_include, must_exclude, required_values, fuzzy_match"
+    raise _Ungraded(f"unknown required_contents {sorted(required)}; valid are {valid}")

@@ -17,8 +17,8 @@ QUIET_WINDOW = 0.08
 """Seconds without a change after which a page with scripts counts as settled."""
 SETTLE_SECONDS = 2.0
 """Seconds after which a page that keeps changing, or still waits for something, is read as it is."""
-VIEWPORT = {"width": 1280, "height": 720}
-"""Size of the window in CSS pixels."""
+WINDOW = (1280, 720)
+"""Width and height of the window in CSS pixels, where no others are asked for."""
 
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:(?!\d)")
 

@@ -83,8 +83,9 @@ def needs_prediction(observation: Observation, action: Action) -> bool:
 
 
 def _with(page: Observation, *changed: Node) -> Observation:
+    """The page with other elements; a picture of it shows the old ones, so it has none."""
     nodes = {node.id: node for node in changed}
-    return replace(page, nodes=tuple(nodes.get(node.id, node) for node in page.nodes))
+    return replace(page, nodes=tuple(nodes.get(node.id, node) for node in page.nodes), screenshot=None)
 
 
 def _with_option(node: Node, label: str) -> Node:

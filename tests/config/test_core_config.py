@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 
 import dynaweb
 from dynaweb.config import Recipe, resolve, restore, schema
+from dynaweb.config.agreement import check_pictures
 from dynaweb.config.keys import digest
 from dynaweb.config.layers import HEADER, flatten, parse_set, shipped_recipes, toml_value, unflatten
 from dynaweb.config.recipe import ORDER
+from dynaweb.config.sections import ObservationSettings
 from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError
 from dynaweb.plugin import registry as plugins
+from dynaweb.plugin.registry import current
 from dynaweb.runs.folder import saved
 
 
@@ -355,3 +358,41 @@ def test_any_override_is_a_recipe_or_a_clear_error(texts: list[str]) -> None:
         assert isinstance(resolve(overrides=texts, plugins=loaded), Recipe)
     except DynawebError as error:
         assert str(error)
+
+
+PICTURES = ("observation.modality=both",)
+
+
+@pytest.mark.parametrize(
+    ("env", "overrides", "why"),
+    [
+        ("sites", ("env.driver=static",), "the driver static of env 'sites' draws none; set its driver to chromium"),
+        ("dream", ("env.task_settings.driver=static",), "the driver static of env.tasks 'sites' draws none"),
+        ("dream", ('eval.env="sites"', 'eval.env_settings={driver="static"}'), "driver static of eval.env 'sites'"),
+        ("dream", ("observation.modality=screenshot",), "leaves nothing to see in dreams: wm 'delta' writes pages as"),
+    ],
+)
+def test_pictures_are_refused_where_nothing_draws_pages(env: str, overrides: tuple[str, ...], why: str) -> None:
+    recipe = resolve(env=env, reward="checker" if env == "sites" else None, overrides=(*PICTURES, *overrides))
+    with pytest.raises(ConfigError) as caught:
+        check_pictures(recipe, current())
+    assert why in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("env", ["sites", "miniwob", "webarena", "webvoyager", "browsergym", "dream"])
+def test_pictures_are_taken_by_whatever_has_a_browser(env: str) -> None:
+    check_pictures(resolve(env=env, overrides=PICTURES), current())
+    check_pictures(resolve(env="sites", overrides=("env.driver=static",)), current())
+
+
+def test_the_scale_of_pictures_keeps_to_their_most_pixels() -> None:
+    def scale(**settings: Any) -> float:
+        return ObservationSettings(modality="both", **settings).picture_scale
+
+    assert scale() == 1.0 and scale(scale=2.0) == 2.0
+    assert scale(width=1000, height=1000, max_pixels=250_000) == 0.5
+    assert scale(width=8192, height=8192, scale=4) ** 2 * 8192 * 8192 <= 50_000_001
+    with pytest.raises(ConfigError, match="nothing can be read in a picture of 9 pixels"):
+        resolve(overrides=("observation.max_pixels=9",))
+    with pytest.raises(ConfigError, match=r"observation.modality = 'pixels'"):
+        resolve(overrides=("observation.modality=pixels",))

@@ -79,6 +79,7 @@ MODELLED = ALL - {"explore"}  # exploration depends on the model through the pol
 DREAMED = {"world-model", "drift", "rl", "filtered-bc"}
 PLAYED = {"explore", "eval", "rl", "filtered-bc"}
 TRAINED = {"sft", "world-model", "rl", "filtered-bc"}
+SEEING = ALL - {"world-model", "drift"}  # world models write text
 ON_TASKS = {"explore", "drift", "eval", "rl", "filtered-bc"}
 
 
@@ -128,6 +129,9 @@ ON_TASKS = {"explore", "drift", "eval", "rl", "filtered-bc"}
         ("reward.engine.name=vllm", {"judge-audit", "rl", "filtered-bc"}),
         ("backend.name=deepspeed", TRAINED),
         ("backend.stage=3", set()),  # of another backend
+        ("observation.marks=true", set()),  # of pictures, of which there are none
+        ("observation.width=900", set()),
+        ("observation.modality=both", SEEING),
     ],
 )
 def test_a_key_holds_what_matters_and_nothing_else(tmp_path: Path, setting: str, stages: set[str]) -> None:

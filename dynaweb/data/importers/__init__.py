@@ -24,6 +24,7 @@ from dynaweb.errors import ConfigError, hint
 from dynaweb.worldmodels.fidelity import transitions_of
 
 if TYPE_CHECKING:
+    from dynaweb.data.images import ImageStore
     from dynaweb.types import Trajectory, Transition
 
 RUN = "run"
@@ -38,23 +39,29 @@ FORMATS: Mapping[str, tuple[str, str]] = {
     RUN: ("runs", "runs of dynaweb: the folder of a run, or one of the stores in its folder trajectories/"),
 }
 """Name of each format: its module here, and what it reads."""
+PICTURED = (RUN, "browsergym")
+"""Formats with pictures of pages."""
 
 
-def read_foreign(name: str, source: str | Path, report: ImportReport) -> Iterator[Transition]:
+def read_foreign(
+    name: str, source: str | Path, report: ImportReport, images: ImageStore | None = None
+) -> Iterator[Transition]:
     """The transitions of a file, folder or data set in one of `FORMATS`; `report` is complete when they are read.
+
+    Pictures of pages, where the format has some (`PICTURED`), go to `images`; None leaves them out.
 
     Raises `ConfigError` for an unknown format and `MissingError` for a source that is not there.
     """
-    module = _module(name)
+    module, more = _module(name), _pictures(name, images)
 
     def of_each() -> Iterator[Iterable[Transition]]:
         if name == RUN:
-            for whole in module.trajectories(str(source), report):
+            for whole in module.trajectories(str(source), report, *more):
                 batch = transitions_of([whole])
                 report.drop("it leads to no other page", len(whole.steps) - len(batch))
                 yield batch
             return
-        for episode in module.episodes(str(source), report):
+        for episode in module.episodes(str(source), report, *more):
             yield transitions(episode, report)
 
     def counted() -> Iterator[Transition]:
@@ -67,19 +74,23 @@ def read_foreign(name: str, source: str | Path, report: ImportReport) -> Iterato
 
 
 def read_trajectories(
-    name: str, source: str | Path, report: ImportReport, only: Only | None = None
+    name: str,
+    source: str | Path,
+    report: ImportReport,
+    only: Only | None = None,
+    images: ImageStore | None = None,
 ) -> Iterator[Trajectory]:
     """The whole episodes of the same sources, as `read_foreign`: those of which every step can be said exactly.
 
     `only` leaves out those whose success nobody has seen (`dynaweb.data.demonstrations.passes`).
     """
-    module = _module(name)
+    module, more = _module(name), _pictures(name, images)
 
     def whole() -> Iterator[Trajectory]:
         if name == RUN:
-            yield from module.trajectories(str(source), report)
+            yield from module.trajectories(str(source), report, *more)
             return
-        for number, episode in enumerate(module.episodes(str(source), report)):
+        for number, episode in enumerate(module.episodes(str(source), report, *more)):
             one = trajectory(episode, report, number)
             if one is not None:
                 yield one
@@ -94,6 +105,11 @@ def read_trajectories(
             yield one
 
     return counted()
+
+
+def _pictures(name: str, images: ImageStore | None) -> tuple[ImageStore, ...]:
+    """What the readers of formats with pictures are called with besides."""
+    return (images,) if images is not None and name in PICTURED else ()
 
 
 def _module(name: str) -> ModuleType:

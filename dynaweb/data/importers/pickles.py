@@ -8,11 +8,14 @@ plain values that an importer wants. Nothing of dynaweb is imported there.
 
 from __future__ import annotations
 
+import base64
 import gzip
 import io
 import json
 import pickle
+import struct
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +25,8 @@ MEMORY, SECONDS = 2**31, 5
 """Bytes that the process may take, and seconds of the processor that one file may."""
 LARGEST = 2**26
 """Bytes of a file when it is unpacked, and of what is handed on of it."""
+MOST_PIXELS = 50_000_000
+"""Of one picture."""
 Record = dict[str, Any] | str
 """A step, or why it cannot be read."""
 DAMAGED = "its file is damaged"
@@ -48,6 +53,7 @@ class _Inert:
         self.__dict__.update(named)
 
     def __setstate__(self, state: Any) -> None:
+        self.state = state
         parts = state if isinstance(state, tuple) else (state,)
         for part in parts:
             if isinstance(part, dict):
@@ -152,7 +158,30 @@ def _wanted(step: Any) -> dict[str, Any]:
         "truncated": getattr(step, "truncated", False) is True,
         "reward": _number(getattr(step, "reward", 0.0)),
         "think": _thought(getattr(step, "agent_info", None)),
+        "picture": _picture(obs.get("screenshot")),
     }
+
+
+def _picture(array: Any) -> str | None:
+    """An array of NumPy of height x width x 3 or 4 bytes as a PNG in base64; None for anything else."""
+    state = getattr(array, "state", None)
+    if not (isinstance(state, tuple) and len(state) == 5):
+        return None
+    _, shape, kind, by_column, data = state
+    is_bytes = getattr(kind, "args", ("",))[:1] in (("u1",), ("uint8",), ("|u1",))
+    if not (is_bytes and by_column is False and isinstance(data, bytes) and isinstance(shape, tuple)):
+        return None
+    if len(shape) != 3 or not all(type(side) is int and side > 0 for side in shape) or shape[2] not in (3, 4):
+        return None
+    height, width, channels = shape
+    if len(data) != height * width * channels or height * width > MOST_PIXELS:
+        return None
+    line = width * channels
+    rows = b"".join(b"\0" + data[at : at + line] for at in range(0, len(data), line))
+    head = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 6, 0, 0, 0)
+    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(rows, 6)), (b"IEND", b""))
+    chunks = (struct.pack(">I", len(b)) + k + b + struct.pack(">I", zlib.crc32(k + b)) for k, b in parts)
+    return base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()
 
 
 def _number(value: Any) -> float | None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from dynaweb.data.images import ImageStore, images_of, pictures_of
 from dynaweb.data.importers.report import ImportReport
 from dynaweb.data.store import SUFFIX, existing_trajectories
 from dynaweb.errors import MissingError
 from dynaweb.types import Trajectory
 
 
-def trajectories(source: str, report: ImportReport) -> Iterator[Trajectory]:
-    """The episodes of a run as they are, those of every stage. Raises `MissingError` for what is neither."""
+def trajectories(source: str, report: ImportReport, images: ImageStore | None = None) -> Iterator[Trajectory]:
+    """The episodes of a run as they are, those of every stage, with their pictures in `images` too.
+
+    Raises `MissingError` for what is neither a run nor a store.
+    """
     for path in _stores(Path(source)):
+        known = images_of(path)
         for episode in existing_trajectories(path):
             report.read += len(episode.steps)
             if episode.source == "dream":
@@ -21,6 +26,8 @@ def trajectories(source: str, report: ImportReport) -> Iterator[Trajectory]:
             elif episode.end == "infrastructure":
                 report.drop_episode("the infrastructure broke it", len(episode.steps))
             else:
+                if images is not None and (missing := known.share(pictures_of(episode), images.folder)):
+                    report.note("a picture of it is missing", missing)
                 yield episode
 
 

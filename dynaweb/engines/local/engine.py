@@ -29,6 +29,7 @@ from dynaweb.protocols import (
     EngineStats,
     GenerateRequest,
     TokenRow,
+    Vision,
     text_ids,
 )
 from dynaweb.types import Prompt
@@ -48,7 +49,8 @@ class TransformersEngine(BaseEngine):
     `model` is shared, not copied: weights that a trainer changes in place are used from the next batch on. `pad_id` is
     any valid token id. With `static`, decoding steps are recorded on a GPU (`recording`). The model is put into
     evaluation mode for each batch (dropout off) and put back after it. `unwritten` are ids that stand for no text; they
-    are never drawn. Raises `EngineError` or `ConfigError` for a model that cannot generate right.
+    are never drawn. `vision` makes inputs of prompts with images; without it they are refused. Raises `EngineError` or
+    `ConfigError` for a model that cannot generate right.
     """
 
     def __init__(
@@ -61,16 +63,19 @@ class TransformersEngine(BaseEngine):
         decode: Decode | None = None,
         static: bool = True,
         unwritten: Sequence[int] = (),
+        vision: Vision | None = None,
     ) -> None:
         self.decode = decode
+        self.vision = vision
         self.unwritten = tuple(unwritten)
         self.static = static
         self.model = model
         self._pad_id = pad_id
         self._layers = _kinds(model)
-        self._runner: Runner = runner_for(model, pad_id, static=static)
+        self._runner: Runner = runner_for(model, pad_id, static=static, vision=vision)
         self.max_batch_tokens = max_batch_tokens
         config: Any = getattr(model, "config", None)
+        config = config.get_text_config() if hasattr(config, "get_text_config") else config
         self._vocabulary: int = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
         self._context: int | None = getattr(config, "max_position_embeddings", None)
         self.batching = batching
@@ -126,6 +131,7 @@ class TransformersEngine(BaseEngine):
                 table.update(zip(prompts[part], logp_BV, strict=True))
             self.stats.prompt_tokens += sum(len(prompt) for prompt, _ in requests)
             self.stats.computed_prompt_tokens += sum(map(len, prompts))
+            self._count_images(prompts)
             logps = [tuple(table[prompt][list(choices)].tolist()) for prompt, choices in requests]
         refuse_divergence(logp for row in logps for logp in row)
         return logps
@@ -143,7 +149,7 @@ class TransformersEngine(BaseEngine):
         """Raise `EngineError` for a prompt that the model cannot take with room for so many tokens."""
         if not prompt:
             raise EngineError("an empty prompt was sent to the engine; it needs at least one token")
-        ids = text_ids(prompt, "the engine transformers")
+        ids = prompt.ids if self.vision is not None else text_ids(prompt, "the engine transformers")
         if min(ids) < 0 or max(ids) >= self._vocabulary:
             raise EngineError(
                 f"the prompt holds token ids from {min(ids)} to {max(ids)}; valid are 0 to"
@@ -163,7 +169,13 @@ class TransformersEngine(BaseEngine):
         session = self._runner.start(prompts, max(request.max_new_tokens for request in requests))
         self.stats.prompt_tokens += sum(map(len, prompts))
         self.stats.computed_prompt_tokens += session.computed
+        self._count_images(prompts)
         return _Decoding(requests, session, self.stats, self.decode, self.unwritten).run()
+
+    def _count_images(self, prompts: Sequence[Prompt]) -> None:
+        if self.vision is not None:
+            image_id = self.vision.image_id
+            self.stats.image_tokens += sum(prompt.ids.count(image_id) for prompt in prompts if prompt.images)
 
     @contextmanager
     def _work(self, requests: int) -> Iterator[None]:
@@ -171,7 +183,8 @@ class TransformersEngine(BaseEngine):
         # Adapters may have come or gone since: the fastest runner for a plain model would read past them.
         layers = _kinds(self.model)
         if layers != self._layers:
-            self._layers, self._runner = layers, runner_for(self.model, self._pad_id, static=self.static)
+            self._layers = layers
+            self._runner = runner_for(self.model, self._pad_id, static=self.static, vision=self.vision)
         started, training = time.perf_counter(), self.model.training
         self.stats.requests += requests
         self.stats.batches += 1
@@ -289,6 +302,8 @@ class TransformersRole(TransformersEngine):
     def __init__(self, config: TransformersConfig, context: EngineContext) -> None:
         loaded = context.weights
         model: Any = loaded.model
+        vision = loaded.vision
+        textless = unwritten(loaded.tokenizer, model.get_output_embeddings().weight.shape[0])
         super().__init__(
             model,
             context.batching,
@@ -296,5 +311,6 @@ class TransformersRole(TransformersEngine):
             max_batch_tokens=config.max_batch_tokens,
             static=config.static,
             decode=getattr(loaded.tokenizer, "decode", None),
-            unwritten=unwritten(loaded.tokenizer, model.get_output_embeddings().weight.shape[0]),
+            unwritten=textless if vision is None else (*textless, *vision.unwritten),
+            vision=vision,
         )

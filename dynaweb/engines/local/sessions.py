@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from transformers import DynamicCache
 from dynaweb.engines.local import decoding, llama
 from dynaweb.engines.local.architecture import (
     RopeLimit,
+    body_of,
     evaluating,
     has_plain_cache,
     near,
@@ -37,6 +39,7 @@ from dynaweb.engines.local.recording import (
 )
 from dynaweb.engines.local.sharing import Ids, Lanes, Plan, spans
 from dynaweb.errors import EngineError
+from dynaweb.protocols import Vision
 from dynaweb.types import Prompt
 
 PREFILL_TOKENS = 2048
@@ -89,11 +92,15 @@ class Runner(Protocol):
         ...
 
 
-def runner_for(model: nn.Module, pad_id: int, *, static: bool = True) -> Runner:
-    """The fastest runner that serves the model; with `static`, decoding steps are recorded where that is faster."""
+def runner_for(model: nn.Module, pad_id: int, *, static: bool = True, vision: Vision | None = None) -> Runner:
+    """The fastest runner that serves the model; with `static`, decoding steps are recorded where that is faster.
+
+    With `vision` it takes prompts with images.
+    """
     recorders = recorder_for if static else no_recorder
-    kind = GenericRunner if llama.unsupported(model) else LlamaRunner
-    return kind(model, pad_id, recorders)
+    if vision is None and not llama.unsupported(model):
+        return LlamaRunner(model, pad_id, recorders)
+    return GenericRunner(model, pad_id, recorders, vision)
 
 
 def pad_right(prompts: Sequence[Ids], pad_id: int, device: torch.device) -> torch.Tensor:
@@ -346,14 +353,18 @@ class GenericRunner:
 
     Prompts are padded on the left, and rows that share one or end early share or leave the cache, where the model was
     read and tried to take that; else (recurrence, chunks, masks of its own) prompts of one length form a batch, and all
-    its rows are computed to the end. Raises `EngineError` for a model whose cache gives other tokens than a pass over
-    the whole sequence.
+    its rows are computed to the end. Prompts with images are padded together in families of which that is known
+    (`PADDED_IMAGES`), else each row is computed by itself. Raises `EngineError` for a model whose cache gives other
+    tokens than a pass over the whole sequence.
     """
 
-    def __init__(self, model: nn.Module, pad_id: int, recorders: Recorders = recorder_for) -> None:
+    def __init__(
+        self, model: nn.Module, pad_id: int, recorders: Recorders = recorder_for, vision: Vision | None = None
+    ) -> None:
         self._model: Any = model
         self._pad_id = pad_id
         self._recorders = recorders
+        self._vision = vision
         self._fixed: FixedGeneric | None = None
         rope = rope_limit(model)
         # Frequencies that grow do so beyond the model's context, where no prompt is taken.
@@ -380,7 +391,7 @@ class GenericRunner:
 
     def start(self, prompts: Sequence[Prompt], room: int) -> Session:
         """Compute the distinct prompts and, where the model takes that, repeat their cache for rows that share them."""
-        if not self._padded_together(prompts, room):
+        if self._sees(prompts) or not self._padded_together(prompts, room):
             return self._session(prompts, room)
         distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
         session = self._padded(list(distinct))
@@ -404,12 +415,40 @@ class GenericRunner:
 
     def _session(self, prompts: Sequence[Prompt], room: int) -> Session:
         """The prompts in batches that they may share."""
+        if self._sees(prompts):
+            return self._seeing(prompts, room)
         together: dict[str | int, list[int]] = {}
         for row, prompt in enumerate(prompts):
             together.setdefault(self._company(len(prompt), room), []).append(row)
         if self._padded_together(prompts, room):
             return self._padded(prompts)
         parts = [(self._part(kind, [prompts[row] for row in rows]), rows) for kind, rows in together.items()]
+        return JoinedSession(parts)
+
+    def _sees(self, prompts: Sequence[Prompt]) -> bool:
+        """Whether some of the prompts have images that the model is shown."""
+        return self._vision is not None and any(prompt.images for prompt in prompts)
+
+    def _seeing(self, prompts: Sequence[Prompt], room: int) -> Session:
+        """The same for prompts of which some have images; those without are computed among themselves."""
+        seeing = [row for row, prompt in enumerate(prompts) if prompt.images]
+        blind = [row for row, prompt in enumerate(prompts) if not prompt.images]
+        parts: list[tuple[Session, Sequence[int]]] = []
+        if blind:
+            parts.append((self._session([prompts[row] for row in blind], room), blind))
+        if self._pads and self._rope is None and self._model.config.model_type in PADDED_IMAGES:
+            # Prompts are the same only where their images are.
+            distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts[row] for row in seeing))}
+            session = self._padded(list(distinct))
+            if len(distinct) < len(seeing):
+                session.keep([distinct[prompts[row]] for row in seeing])
+                session.order = range(len(seeing))
+            if not blind:
+                return session
+            parts.append((session, seeing))
+        else:
+            alone = [WholeSession(self._forward, [prompts[row]], self._rope, self._vision) for row in seeing]
+            parts += [(session, [row]) for session, row in zip(alone, seeing, strict=True)]
         return JoinedSession(parts)
 
     def _padded_together(self, prompts: Sequence[Prompt], room: int) -> bool:
@@ -435,7 +474,10 @@ class GenericRunner:
         ids = [[*[self._pad_id] * (width - len(prompt)), *prompt.ids] for prompt in prompts]
         mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         mask_BT = torch.tensor(mask, device=self.device)
-        return GenericSession(self._forward, torch.tensor(ids, device=self.device), mask_BT)
+        ids_BT = torch.tensor(ids, device=self.device)
+        return GenericSession(
+            self._forward, ids_BT, mask_BT, Sight.of(self._model, self._vision, prompts, ids_BT, mask_BT)
+        )
 
     def _refuse_broken_cache(self) -> None:
         name = type(self._model).__name__
@@ -496,6 +538,55 @@ STEPS = 4
 """Decoding steps of a trial."""
 HARMLESS = frozenset({"softcap", "s_aux"})
 """Twists of attention that look at tokens, not at where they lie."""
+PADDED_IMAGES = frozenset({"smolvlm", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3"})
+"""Model types of which prompts with images may be padded on the left: what tests compare with each prompt alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a pass over prompts takes besides their tokens.
+
+    `inputs` are of the images. Where images take fewer positions than tokens (Qwen's three axes), `position` has those
+    of the prompts, [3, B, T], and `shift_B` is what the positions of later tokens are moved by.
+    """
+
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    position: torch.Tensor | None = None
+    shift_B: torch.Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        vision: Vision | None,
+        prompts: Sequence[Prompt],
+        ids_BT: torch.Tensor,
+        mask_BT: torch.Tensor | None = None,
+    ) -> Sight:
+        """Of prompts, whose tokens are `ids_BT`; nothing where they have no images."""
+        if vision is None or not any(prompt.images for prompt in prompts):
+            return NO_SIGHT
+        inputs = seen(model, vision, prompts, ids_BT)
+        index = getattr(body_of(model), "get_rope_index", None)
+        if index is None:
+            return cls(inputs)
+        known = {"input_ids": ids_BT, "attention_mask": mask_BT, **inputs}
+        taken = {name: known[name] for name in inspect.signature(index).parameters if name in known}
+        position, shift = index(**taken)
+        return cls(inputs, position, shift.flatten())
+
+
+NO_SIGHT = Sight()
+
+
+def seen(model: Any, vision: Vision, prompts: Sequence[Prompt], ids_BT: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Inputs of the prompts' images on the model's device, in its precision, and the types of the tokens."""
+    first = next(model.parameters())
+    pixels = {
+        name: value.to(first.device, first.dtype) if value.is_floating_point() else value.to(first.device)
+        for name, value in vision.inputs(prompts).items()
+    }
+    return {**pixels, **vision.token_types(ids_BT)}
 
 
 class CachedForward:
@@ -522,10 +613,23 @@ class CachedForward:
         """An empty cache."""
         return DynamicCache(config=self._model.config)
 
+    @property
+    def model(self) -> Any:
+        """The model."""
+        return self._model
+
     def __call__(
-        self, ids_BT: torch.Tensor, mask: torch.Tensor | None, position_BT: torch.Tensor, cache: Any
+        self,
+        ids_BT: torch.Tensor,
+        mask: torch.Tensor | None,
+        position_BT: torch.Tensor,
+        cache: Any,
+        images: Mapping[str, torch.Tensor] = NO_SIGHT.inputs,
     ) -> torch.Tensor:
-        """Float32 logits [B, V] after the last of the tokens; the mask is [B, all columns] or has four axes."""
+        """Float32 logits [B, V] after the last of the tokens; the mask is [B, all columns] or has four axes.
+
+        `images` are inputs of the images among the tokens.
+        """
         out = self._model(
             input_ids=ids_BT,
             attention_mask=mask,
@@ -533,6 +637,7 @@ class CachedForward:
             use_cache=True,
             logits_to_keep=1,
             **{self._keyword: cache},
+            **images,
         )
         logits: torch.Tensor = out.logits[:, -1].float()
         return logits
@@ -541,18 +646,25 @@ class CachedForward:
 class GenericSession:
     """Rows padded on the left; they share the column of their newest token."""
 
-    def __init__(self, forward: CachedForward, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> None:
+    def __init__(
+        self, forward: CachedForward, ids_BT: torch.Tensor, mask_BT: torch.Tensor, sight: Sight = NO_SIGHT
+    ) -> None:
         self.order: Sequence[int] = range(len(ids_BT))
         self.computed = int(mask_BT.sum())
         self.run = forward
         self.mask = mask_BT
         self.cache = forward.new_cache()
-        self.logits = self.run(ids_BT, mask_BT, (mask_BT.cumsum(-1) - 1).clamp_min(0), self.cache)
+        self._shift_B = sight.shift_B
+        position = (mask_BT.cumsum(-1) - 1).clamp_min(0) if sight.position is None else sight.position
+        self.logits = self.run(ids_BT, mask_BT, position, self.cache, sight.inputs)
 
     def step(self, token_B: torch.Tensor) -> None:
         """One decoding step."""
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], dim=1)
-        self.logits = self.run(token_B[:, None], self.mask, self.mask.sum(-1, keepdim=True) - 1, self.cache)
+        position_BT = self.mask.sum(-1, keepdim=True) - 1
+        if self._shift_B is not None:
+            position_BT = position_BT + self._shift_B[:, None]
+        self.logits = self.run(token_B[:, None], self.mask, position_BT, self.cache)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Select or repeat rows of the cache."""
@@ -560,22 +672,29 @@ class GenericSession:
         self.cache.batch_select_indices(index)
         self.mask = self.mask.index_select(0, index)
         self.logits = self.logits.index_select(0, index)
+        if self._shift_B is not None:
+            self._shift_B = self._shift_B.index_select(0, index)
 
 
 class WholeSession:
     """Rows of one length, none padded, shared or left out; computed anew where rotary frequencies switch."""
 
-    def __init__(self, forward: CachedForward, prompts: Sequence[Prompt], rope: RopeLimit | None) -> None:
+    def __init__(
+        self, forward: CachedForward, prompts: Sequence[Prompt], rope: RopeLimit | None, vision: Vision | None = None
+    ) -> None:
         self.order: Sequence[int] = range(len(prompts))
         self.computed = sum(map(len, prompts))
         self._run, self._rope = forward, rope
+        self._prompts, self._vision = prompts, vision
         device = forward.device
         self._ids_BT = torch.tensor([prompt.ids for prompt in prompts], device=device)
         self._begin()
 
     def _begin(self) -> None:
         self._cache = self._run.new_cache()
-        self.logits = self._run(self._ids_BT, None, self._positions(0), self._cache)
+        sight = self._sight = Sight.of(self._run.model, self._vision, self._prompts, self._ids_BT)
+        position = self._positions(0) if sight.position is None else sight.position
+        self.logits = self._run(self._ids_BT, None, position, self._cache, sight.inputs)
 
     def _positions(self, first: int) -> torch.Tensor:
         count, length = self._ids_BT.shape
@@ -588,7 +707,10 @@ class WholeSession:
         if self._rope is not None and length == self._rope.length + 1:
             self._begin()
         else:
-            self.logits = self._run(token_B[:, None], None, self._positions(length - 1), self._cache)
+            position_BT, shift_B = self._positions(length - 1), self._sight.shift_B
+            if shift_B is not None:
+                position_BT = position_BT + shift_B[:, None]
+            self.logits = self._run(token_B[:, None], None, position_BT, self._cache)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Not offered: see `JoinedSession`."""

@@ -23,7 +23,11 @@ class Blocks {
 
   read(address) {
     if (!address.includes("/")) return embedded(address);
-    const block = load(address);
+    const block = load(address).then((data) => {
+      // Pictures lie in the folder of the run, whose `data` this is.
+      for (const page of data.pages) page.base = address.slice(0, address.lastIndexOf("data/"));
+      return data;
+    });
     block.then((data) => { if (this.kept.has(address)) this.kept.set(address, data); }, () => this.kept.delete(address));
     return block;
   }
@@ -197,7 +201,18 @@ function panel(title, page, lines, note, sameUrl) {
   if (page.truncated) body.append(node("div", { class: "meta" }, "... (the page goes on)"));
   if (page.notice) body.append(node("div", { class: "changed", "data-mark": "!" }, "notice " + page.notice));
   const head = node("h4", {}, title, note ? node("span", {}, note) : null);
-  return node("div", { class: "page" }, head, body);
+  return node("div", { class: "page" }, head, picture(page), body);
+}
+
+// What the window showed, small; a click opens it in its full size.
+function picture(page) {
+  if (!page.picture) return null;
+  const { src, width, height, about } = page.picture;
+  const address = (page.base || "") + src;
+  const image = node("img", { src: address, width, height, loading: "lazy", alt: `Picture of ${page.url}: ${about}` });
+  const link = node("a", { class: "picture", href: address, target: "_blank", rel: "noopener", title: `${width} x ${height} pixels, ${about}; a click opens it` }, image);
+  image.addEventListener("error", () => link.replaceWith(node("p", { class: "missing" }, `The picture ${src} is missing or damaged.`)));
+  return link;
 }
 
 function line(text, kind, mark) {

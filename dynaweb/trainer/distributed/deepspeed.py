@@ -24,7 +24,7 @@ from torch import nn
 
 from dynaweb.config.files import expanded, read_json
 from dynaweb.errors import CheckpointError, ConfigError, MissingError, TrainingError
-from dynaweb.protocols import PolicyOptimizer, TokenRow
+from dynaweb.protocols import PolicyOptimizer, TokenRow, Vision
 from dynaweb.trainer.batching import MicroBatch, collate, units
 from dynaweb.trainer.logprobs import GenericScorer, Scorer
 from dynaweb.trainer.losses import PolicyBatch
@@ -41,10 +41,10 @@ _log = logging.getLogger("dynaweb")
 class Scored(nn.Module):
     """A language model whose output are the log-probabilities of response tokens: what DeepSpeed wraps."""
 
-    def __init__(self, model: nn.Module, checkpointing: bool) -> None:
+    def __init__(self, model: nn.Module, checkpointing: bool, vision: Vision | None = None) -> None:
         super().__init__()
         self.model = model
-        self.scorer = GenericScorer(model, checkpointing=checkpointing)
+        self.scorer = GenericScorer(model, checkpointing=checkpointing, vision=vision)
 
     def forward(self, batch: MicroBatch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
         """As `Scorer.logprobs`."""
@@ -58,7 +58,7 @@ class EngineScorer:
 
     def __init__(self, engine: Any, scored: Scored) -> None:
         self._engine, self._scored = engine, scored
-        self.packs, self.rope = scored.scorer.packs, scored.scorer.rope
+        self.packs, self.rope, self.vision = scored.scorer.packs, scored.scorer.rope, scored.scorer.vision
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -90,7 +90,7 @@ class DeepSpeedTrainer(TorchTrainer):
         super().__init__(model, **named)
 
     def _parts(self, adam: AdamSettings, checkpointing: bool) -> tuple[Scorer, AnyStepper]:
-        scored = Scored(copy.deepcopy(self.model), checkpointing)
+        scored = Scored(copy.deepcopy(self.model), checkpointing, self.vision)
         config = deepspeed_config(
             self._zero, dtype=next(self.model.parameters()).dtype, max_grad_norm=self.max_grad_norm
         )

@@ -55,7 +55,8 @@ class TeamEngine(TransformersEngine):
     """Rank 0's engine, whose batches are computed by all ranks."""
 
     def __init__(self, team: Team, engine: TransformersEngine, pad_id: int) -> None:
-        settings: dict[str, Any] = {name: getattr(engine, name) for name in ("max_batch_tokens", "static", "unwritten")}
+        names = ("max_batch_tokens", "static", "unwritten", "vision")
+        settings: dict[str, Any] = {name: getattr(engine, name) for name in names}
         super().__init__(engine.model, engine.batching, pad_id=pad_id, decode=engine.decode, **settings)
         self._team = team
         share_adapters(team, engine.model)

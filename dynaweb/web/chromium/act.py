@@ -19,7 +19,6 @@ from dynaweb.web.chromium.tab import Tab
 from dynaweb.web.chromium.watch import ASK
 from dynaweb.web.near_options import no_option
 from dynaweb.web.quoting import quote
-from dynaweb.web.session import VIEWPORT
 
 _WHY = {
     "stale": "is not on the page any more; look at the page again",
@@ -201,7 +200,7 @@ async def scroll(tab: Tab, direction: str) -> str:
     if not await tab.evaluate(scripts.SCROLL % {"by": by, "move": 1}) and not await _scroll_frame(tab, by):
         wheel = tab.live and "w" in str(await tab.evaluate(f"{ASK}(0)"))
         if wheel:
-            middle = {"x": VIEWPORT["width"] / 2, "y": VIEWPORT["height"] / 2}
+            middle = {"x": tab.window[0] / 2, "y": tab.window[1] / 2}
             tab.pointed = True
             await tab.send("Input.dispatchMouseEvent", type="mouseWheel", deltaX=0, deltaY=600 * by, **middle)
         elif tab.live:

@@ -146,6 +146,7 @@ class Settings(Protocol):
     keep_cache: bool
     quiet: float
     settle: float
+    viewport: tuple[int, int]
 
     def allows(self, url: str) -> bool:
         """Whether the allow-list admits the host of an address."""

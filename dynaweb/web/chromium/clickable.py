@@ -18,7 +18,6 @@ from dynaweb.types import Node
 from dynaweb.web.chromium.layout import Layout, backend_of, frame_of
 from dynaweb.web.page.tree import TEXT, subtree_ends
 from dynaweb.web.page.view import INTERACTIVE
-from dynaweb.web.session import VIEWPORT
 
 _ROOTS = frozenset({"HTML", "BODY"})
 """So large that a listener on them says nothing."""
@@ -77,7 +76,7 @@ class _Document:
 
     def __init__(self, document: Mapping[str, Any], strings: Sequence[str], layout: Layout) -> None:
         nodes, drawn = document["nodes"], document["layout"]
-        self._strings, self._boxes = strings, layout.boxes
+        self._strings, self._boxes, self._window = strings, layout.boxes, layout.window
         self._parents: Sequence[int] = nodes["parentIndex"]
         self._types: Sequence[int] = nodes["nodeType"]
         self._names: Sequence[int] = nodes["nodeName"]
@@ -182,7 +181,7 @@ class _Document:
             return False
         if any(below in chosen or self._is_control(below) for below in range(at + 1, self._ends[at])):
             return False
-        return box.width * box.height <= _MOST * VIEWPORT["width"] * VIEWPORT["height"]
+        return box.width * box.height <= _MOST * self._window[0] * self._window[1]
 
     def _icon(self, at: int) -> Icon:
         parts = [at, *range(at + 1, self._ends[at])]

@@ -236,7 +236,7 @@ class OpenContext:
     async def _attach(self, page: Page) -> Tab:
         pool = self._pool
         patience = {"patience": pool.timeout, "deadline": pool.deadline, "quiet": pool.quiet, "bound": pool.settle}
-        attaching = Tab.attach(self.context, page, **patience)
+        attaching = Tab.attach(self.context, page, **patience, window=pool.viewport)
         tab = await self.guarded(attaching, "attach to a page")
         page.on("close", lambda _: self._on_closed(tab))
         page.on("download", self.downloads.take)

@@ -5,42 +5,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from dynaweb.types import Node
-from dynaweb.web.session import VIEWPORT
+from dynaweb.web.boxes import Box
+from dynaweb.web.session import WINDOW
 
 STYLES = ("cursor", "visibility")
 """The computed styles that a snapshot has, in this order (for `dynaweb.web.chromium.clickable`)."""
-
-
-class Box(NamedTuple):
-    """A rectangle in CSS pixels of the main viewport: its top left corner may lie outside of it."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-
-    def meets(self, width: float, height: float) -> bool:
-        """Whether any part of it shows in a viewport of that size."""
-        inside = self.x < width and self.y < height and self.x + self.width > 0 and self.y + self.height > 0
-        return inside and self.width > 0 and self.height > 0
-
-    @property
-    def shows(self) -> bool:
-        """Whether any part of it shows in the window."""
-        return self.meets(VIEWPORT["width"], VIEWPORT["height"])
-
-    def offset(self, width: float = VIEWPORT["width"], height: float = VIEWPORT["height"]) -> float:
-        """CSS pixels between it and a window of that size: negative above or left of it, 0 where they meet."""
-        across = _beyond(self.x, self.x + self.width, width)
-        down = _beyond(self.y, self.y + self.height, height)
-        return down if abs(down) >= abs(across) else across
-
-
-def _beyond(start: float, end: float, size: float) -> float:
-    return min(end, 0.0) if start < size else start - size
 
 
 @dataclass(slots=True)
@@ -48,13 +20,12 @@ class Layout:
     """Boxes by backend node id, and the size of the window in CSS pixels."""
 
     boxes: dict[int, Box] = field(default_factory=dict)
-    width: float = VIEWPORT["width"]
-    height: float = VIEWPORT["height"]
+    window: tuple[int, int] = WINDOW
 
 
-def read_layout(snapshot: Mapping[str, Any]) -> Layout:
+def read_layout(snapshot: Mapping[str, Any], window: tuple[int, int] = WINDOW) -> Layout:
     """Read the answer of `DOMSnapshot.captureSnapshot`; boxes in frames are off by the width of the frame's border."""
-    layout = Layout()
+    layout = Layout(window=window)
     documents = snapshot["documents"]
     pending = [(0, 0.0, 0.0)] if documents else []
     while pending:
@@ -78,7 +49,7 @@ def visible_nodes(snapshot: Mapping[str, Any], layout: Layout) -> set[int]:
     listening: set[int] = set()
     for start, backend in enumerate(backends):
         box = layout.boxes.get(backend)
-        if box is None or not box.shows:
+        if box is None or not box.meets(*layout.window):
             continue
         at = start
         while at >= 0 and backends[at] not in listening:
@@ -91,7 +62,10 @@ def near_nodes(snapshot: Mapping[str, Any], layout: Layout, count: int) -> set[i
     """Backend ids of the `count` nodes of the main document nearest to its window, and of all that they stand in."""
     nodes = snapshot["documents"][0]["nodes"]
     backends, parents = nodes["backendNodeId"], nodes["parentIndex"]
-    boxed = [(abs(box.offset()), at) for at, backend in enumerate(backends) if (box := layout.boxes.get(backend))]
+    window = layout.window
+    boxed = [
+        (abs(box.offset(*window)), at) for at, backend in enumerate(backends) if (box := layout.boxes.get(backend))
+    ]
     near: set[int] = set()
     for _, start in heapq.nsmallest(count, boxed):
         at = start
@@ -106,7 +80,7 @@ def offsets(nodes: Sequence[Node], layout: Layout) -> list[float]:
     values: list[float] = []
     for node in nodes:
         box = layout.boxes.get(backend_of(node.ref) or 0)
-        values.append(box.offset(layout.width, layout.height) if box is not None else values[-1] if values else 0.0)
+        values.append(box.offset(*layout.window) if box is not None else values[-1] if values else 0.0)
     return values
 
 
@@ -135,7 +109,7 @@ def within(raw: Sequence[Node], layout: Layout) -> list[Node]:
             above.pop()
         backend = backend_of(node.ref)
         box = None if backend is None else layout.boxes.get(backend)
-        shows = (not above or above[-1][1]) if box is None or not above else box.meets(layout.width, layout.height)
+        shows = (not above or above[-1][1]) if box is None or not above else box.meets(*layout.window)
         above.append((node.depth, shows))
         if shows:
             nodes.append(node)

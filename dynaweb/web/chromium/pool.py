@@ -36,7 +36,7 @@ from dynaweb.web.chromium.install import Chromium, find
 from dynaweb.web.chromium.network import LOOPBACK, FilteringProxy, allows, arguments, is_loopback_only
 from dynaweb.web.environment import run_apart
 from dynaweb.web.page.view import MAX_NODES, MAX_OPTIONS
-from dynaweb.web.session import QUIET_WINDOW, SETTLE_SECONDS, VIEWPORT, Region, UrlMap
+from dynaweb.web.session import QUIET_WINDOW, SETTLE_SECONDS, WINDOW, Region, UrlMap
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from dynaweb.protocols import BrowserSettings
     from dynaweb.web.chromium.context import OpenContext
     from dynaweb.web.chromium.session import ChromiumSession
+    from dynaweb.web.pictures import Pictures
 
 log = logging.getLogger("dynaweb")
 
@@ -73,7 +74,7 @@ class BrowserPool:
     the HTTP cache holds between episodes, for sites whose files never change. `quiet`: seconds without a change after
     which a page with scripts counts as settled; less where scripts do everything at once. `settle`: seconds after which
     a page that keeps changing, or still waits for requests, timers, frames or the page it leads on to, is read as it
-    is.
+    is. `pictures`: observations have a picture of what the window shows (`dynaweb.web.pictures`).
 
     A pool belongs to one event loop at a time: close it in the loop that used it. A forgotten browser is ended when the
     pool is next used, or with the process.
@@ -103,6 +104,7 @@ class BrowserPool:
         keep_cache: bool = False,
         quiet: float = QUIET_WINDOW,
         settle: float = SETTLE_SECONDS,
+        pictures: Pictures | None = None,
     ) -> None:
         self.browser = browser
         self.proxy_port = proxy_port
@@ -123,6 +125,8 @@ class BrowserPool:
         self.keep_cache = keep_cache
         self.quiet = quiet
         self.settle = settle
+        self.pictures = pictures
+        self.viewport = WINDOW if pictures is None else pictures.viewport
         self.blocked: Counter[str] = Counter()
         """Requests refused by the allow-list, by host, over the pool's life."""
         self.launches = 0
@@ -355,7 +359,7 @@ class BrowserPool:
         from dynaweb.web.chromium.context import OpenContext
 
         options: dict[str, Any] = {
-            "viewport": VIEWPORT,
+            "viewport": dict(zip(("width", "height"), self.viewport, strict=True)),
             "service_workers": "block",
             "accept_downloads": self.downloads is not None and not running.endpoint,
             **running.context_options,

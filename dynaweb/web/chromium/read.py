@@ -66,7 +66,7 @@ async def read_tab(tab: Tab, *, layout: bool = False, verbose: bool = False, nea
     if layout and 2 * tab.elements > MANY_NODES:
         # Elements have texts, so that is about the number of nodes; of a smaller page both are asked for at once.
         snapshot = await _snapshot(tab)
-        read = read_layout(snapshot)
+        read = read_layout(snapshot, tab.window)
         if len(snapshot["documents"][0]["nodes"]["nodeName"]) > MANY_NODES:
             unseen = read.boxes.keys() - visible_nodes(snapshot, read)
             payload = await _payload_of(tab, unseen)
@@ -74,7 +74,7 @@ async def read_tab(tab: Tab, *, layout: bool = False, verbose: bool = False, nea
             payload = (await tab.send("Accessibility.getFullAXTree"))["nodes"]
     else:
         answer, snapshot = await asyncio.gather(tab.send("Accessibility.getFullAXTree"), _snapshot(tab))
-        payload, read = answer["nodes"], read_layout(snapshot)
+        payload, read = answer["nodes"], read_layout(snapshot, tab.window)
     page = await _merged(tab, payload, read_clickable(snapshot, read), verbose)
     page.layout = read
     return page
@@ -82,17 +82,17 @@ async def read_tab(tab: Tab, *, layout: bool = False, verbose: bool = False, nea
 
 async def read_boxes(tab: Tab) -> Layout:
     """Where everything is, for a page that was read without."""
-    return read_layout(await _snapshot(tab))
+    return read_layout(await _snapshot(tab), tab.window)
 
 
 async def _read_near(tab: Tab, count: int, verbose: bool) -> Reading:
     """A long page: the `count` nodes of its document that are nearest to the window."""
     snapshot = await _snapshot(tab)
-    layout = read_layout(snapshot)
+    layout = read_layout(snapshot, tab.window)
     near = near_nodes(snapshot, layout, count)
     nodes = snapshot["documents"][0]["nodes"]
     far = {
-        backend: box.offset() < 0
+        backend: box.offset(*tab.window) < 0
         for backend, kind in zip(nodes["backendNodeId"], nodes["nodeType"], strict=True)
         if kind == 1 and backend not in near and (box := layout.boxes.get(backend))
     }

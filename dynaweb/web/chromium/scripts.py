@@ -451,3 +451,12 @@ if (navigator.serviceWorker) {
 
 Playwright's own blocking gives them nothing instead, and what they do with it next then throws.
 """
+
+TEXT_CURSOR = """(() => {
+  const focused = document.activeElement;
+  if (!focused || focused === document.body) return '';
+  if (focused.matches('iframe, frame')) return 'frame';
+  const edits = focused.matches('input, textarea') || focused.isContentEditable || focused.shadowRoot;
+  return edits || focused.localName.includes('-') ? 'edit' : '';
+})()"""
+"""Where a text cursor may blink: `edit` in the page itself, `frame` in one of its frames, or ''."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from dynaweb.config.files import read_json
-from dynaweb.errors import BrowserError, ConfigError
+from dynaweb.errors import BrowserError, ConfigError, ImageError
 from dynaweb.runs.atomic import write_text
-from dynaweb.types import TARGETED, Action, Node, Observation
+from dynaweb.types import TARGETED, Action, Node, Observation, Screenshot
 from dynaweb.types import Tab as OpenTab
+from dynaweb.web.boxes import Box
 from dynaweb.web.chromium import act, scripts
 from dynaweb.web.chromium.browser import Settings
 from dynaweb.web.chromium.context import BLANK
 from dynaweb.web.chromium.devtools import TabError
-from dynaweb.web.chromium.layout import Box, Layout, backend_of, offsets, within
+from dynaweb.web.chromium.layout import Layout, backend_of, offsets, within
 from dynaweb.web.chromium.read import Reading, is_long, read_boxes, read_tab
 from dynaweb.web.chromium.tab import Tab
 from dynaweb.web.observation_formats import part_of
 from dynaweb.web.page.view import TOTAL, VIEWS, Viewed, cut, left_out, nearest, shorten_lists
+from dynaweb.web.pictures import marked
 from dynaweb.web.quoting import quote
 from dynaweb.web.session import is_address
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from dynaweb.web.chromium.browser import Running
     from dynaweb.web.chromium.context import OpenContext
+    from dynaweb.web.pictures import Pictures
     from dynaweb.web.session import Region, UrlMap
 
 _CRASHED = "the page crashed; open another one with goto"
@@ -53,6 +56,7 @@ class Contexts(Settings, Protocol):
     max_chars: int
     max_options: int
     region: Region
+    pictures: Pictures | None
 
     def slot(self) -> AbstractAsyncContextManager[None]:
         """Wait for a turn."""
@@ -88,13 +92,12 @@ class ChromiumSession:
     def boxes(self) -> dict[int, Box]:
         """Where the elements of the last observation are in the viewport, by number.
 
-        Empty unless the pool reads layout (`region="viewport"`) or the page has scripts; elements without a box, such
-        as the options of a list, are left out.
+        Empty unless the pool reads layout (`region="viewport"`, marks in pictures) or the page has scripts; elements
+        without a box, such as the options of a list, are left out.
         """
         if self._layout is None or self._last is None:
             return {}
-        boxed = ((node.id, self._layout.boxes.get(backend_of(node.ref) or 0)) for node in self._last.nodes)
-        return {number: box for number, box in boxed if box is not None}
+        return _boxes(self._last.nodes, self._layout)
 
     @property
     def failed(self) -> str:
@@ -180,13 +183,16 @@ class ChromiumSession:
             raise ConfigError(f"the login {path} cannot be stored ({error.strerror}); choose another folder") from None
 
     async def screenshot(self) -> bytes:
-        """What is seen of the current page, as PNG."""
+        """What the window shows of the current page, as PNG without marks. Raises `BrowserError`."""
         async with self._pool.slot():
             opened = self._context()
             tab = await opened.present()
             if tab.crashed:
                 tab = await opened.second_page()
-            return await opened.guarded(tab.page.screenshot(), "take a picture")
+            try:
+                return await tab.picture()
+            except TabError as error:
+                raise BrowserError(f"no picture of the page could be taken: {error}") from None
 
     async def close(self) -> None:
         """See `Session.close`."""
@@ -267,12 +273,32 @@ class ChromiumSession:
         if self.urls.origins:
             nodes = tuple(replace(n, address=self.urls.canonical(n.address)) if n.address else n for n in nodes)
         opened.notices.extend(self._remarks(tab))
+        picture = await self._picture(opened, tab, nodes)
         notice = "; ".join(dict.fromkeys(opened.notices))
         opened.notices.clear()
+        address = self.urls.canonical(url)
         if pool.view == "compact":
-            return Observation(self.urls.canonical(url), nodes, notice=notice, truncated=viewed.truncated)
+            return Observation(address, nodes, notice=notice, truncated=viewed.truncated, screenshot=picture)
         tabs = await self._open_tabs(opened)
-        return Observation(self.urls.canonical(url), nodes, title, tabs, notice, viewed.truncated)
+        return Observation(address, nodes, title, tabs, notice, viewed.truncated, picture)
+
+    async def _picture(self, opened: OpenContext, tab: Tab, nodes: Sequence[Node]) -> Screenshot | None:
+        """The picture of a page that was just read, where pictures are wanted. Why there is none is a notice."""
+        wanted = self._pool.pictures
+        if wanted is None or tab.crashed:
+            return None
+        try:
+            png = await tab.picture(scale=max(1.0, wanted.scale), fast=wanted.redrawn)
+            boxes = {}
+            if wanted.marks and nodes not in (_UNAVAILABLE, _TOO_LARGE):
+                if self._layout is None:
+                    self._layout = await read_boxes(tab)
+                boxes = marked(nodes, _boxes(nodes, self._layout), wanted.viewport)
+            # Drawing and writing take longer than a page's events may wait.
+            return await asyncio.to_thread(wanted.keep, png, boxes)
+        except (TabError, ImageError, OSError) as error:
+            opened.notices.append(f"there is no picture of this page: {error}")
+            return None
 
     async def _viewed(self, opened: OpenContext, tab: Tab, page: Reading) -> Viewed:
         """What the pool's view shows of a page; of one that is too long for its budgets, what is near the window."""
@@ -390,6 +416,12 @@ class ChromiumSession:
         if self._open is None:
             raise BrowserError("the session has no page: call reset() first")
         return self._open
+
+
+def _boxes(nodes: Iterable[Node], layout: Layout) -> dict[int, Box]:
+    """The boxes of elements by number, of those that have one."""
+    boxed = ((node.id, layout.boxes.get(backend_of(node.ref) or 0)) for node in nodes)
+    return {number: box for number, box in boxed if box is not None}
 
 
 async def _title(tab: Tab) -> str:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from base64 import b64decode
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from playwright.async_api import BrowserContext, CDPSession, Page
+from playwright.async_api import Error as PlaywrightError
 
 from dynaweb.errors import BrowserError
 from dynaweb.web.chromium import scripts
 from dynaweb.web.chromium.devtools import Sender, TabError, as_error, sender_of, value_of
-from dynaweb.web.session import QUIET_WINDOW, SETTLE_SECONDS
+from dynaweb.web.session import QUIET_WINDOW, SETTLE_SECONDS, WINDOW
 
 LOADED_WINDOW = 0.05
 """Quiet window of a page that has just loaded, if it is shorter: what scripts do at once, they have done."""
@@ -32,12 +34,22 @@ class Tab:
     """A Playwright page. Every call has a deadline; what Playwright raises becomes `BrowserError` or `TabError`."""
 
     def __init__(
-        self, page: Page, cdp: CDPSession, *, patience: float, deadline: float, quiet: float, bound: float
+        self,
+        page: Page,
+        cdp: CDPSession,
+        *,
+        patience: float,
+        deadline: float,
+        quiet: float,
+        bound: float,
+        window: tuple[int, int],
     ) -> None:
         self.page = page
         self.cdp = cdp
         self._sender = sender_of(cdp)
         self._second: Sender | None = None
+        self._styled = False
+        """The second session may write style sheets."""
         self.quiet = quiet
         """Seconds without a change after which the page counts as settled."""
         self.bound = bound
@@ -46,6 +58,8 @@ class Tab:
         """Seconds that a page may take to load before it is read as it is."""
         self.deadline = deadline
         """Seconds after which a browser that does not answer is given up."""
+        self.window = window
+        """Size of the window in CSS pixels."""
         self.broken = False
         """The page crashed or hangs; its context must not be used again."""
         self.crashed = False
@@ -93,10 +107,11 @@ class Tab:
         deadline: float,
         quiet: float = QUIET_WINDOW,
         bound: float = SETTLE_SECONDS,
+        window: tuple[int, int] = WINDOW,
     ) -> Tab:
         """Open the DevTools session of a page."""
         cdp = await context.new_cdp_session(page)
-        tab = cls(page, cdp, patience=patience, deadline=deadline, quiet=quiet, bound=bound)
+        tab = cls(page, cdp, patience=patience, deadline=deadline, quiet=quiet, bound=bound, window=window)
         page.on("crash", lambda _: tab.crash())
         listeners = {
             "Page.frameRequestedNavigation": tab._on_requested,
@@ -187,6 +202,69 @@ class Tab:
         for call in self._calls:
             call.cancel()
         self._ready.set()
+
+    async def picture(self, *, scale: float = 1.0, fast: bool = False) -> bytes:
+        """What the window shows, as PNG. Raises `TabError` when there is none in time: the tab can still be read.
+
+        `scale` are pixels for one CSS pixel, 1 or more; the page does not learn of it. `fast` is a larger file in less
+        time. A text cursor is left out, since it blinks: the same page gives the same picture.
+        """
+        options: dict[str, Any] = {"format": "png", "optimizeForSpeed": fast}
+        hidden: list[str] = []
+        try:
+            if scale != 1.0:
+                view = (await self.send("Page.getLayoutMetrics"))["cssLayoutViewport"]
+                corner = {"x": view["pageX"], "y": view["pageY"]}
+                options["clip"] = {**corner, "width": self.window[0], "height": self.window[1], "scale": scale}
+            hidden = await self._hide_cursor()
+            return await self._captured(options)
+        except (LookupError, ValueError) as error:
+            raise TabError(f"the browser gave none ({error})") from None
+        finally:
+            for sheet in hidden:
+                with suppress(TabError):
+                    await self.send_apart("CSS.setStyleSheetText", styleSheetId=sheet, text="")
+
+    async def _captured(self, options: dict[str, Any]) -> bytes:
+        call = self._start("Page.captureScreenshot", options)
+        self._calls.add(call)
+        try:
+            await asyncio.wait({call}, timeout=self.deadline)
+            if call.cancelled():
+                raise TabError("the page crashed")
+            if not call.done():
+                call.cancel()
+                raise TabError(f"the browser drew none within {self.deadline:g} s")
+            return b64decode(call.result()["data"])
+        except PlaywrightError as error:
+            raise as_error(error, "take a picture") from None
+        finally:
+            self._calls.discard(call)
+
+    async def _hide_cursor(self) -> list[str]:
+        """Hide the text cursor; the style sheets that do so, which nothing in the page can list."""
+        focus = await self.evaluate(scripts.TEXT_CURSOR)
+        if not focus:
+            return []
+        with suppress(TabError):
+            if not self._styled:
+                await self.send_apart("DOM.enable")
+                await self.send_apart("CSS.enable")
+                self._styled = True
+            frames = [self.frame_id]
+            if focus == "frame":
+                frames += _frame_ids((await self.send("Page.getFrameTree"))["frameTree"])[:MAX_FRAMES]
+            return [sheet for frame in frames if (sheet := await self._hides_cursor(frame))]
+        return []
+
+    async def _hides_cursor(self, frame: str) -> str:
+        """'' for a frame that has gone."""
+        with suppress(TabError):
+            sheet = str((await self.send_apart("CSS.createStyleSheet", frameId=frame))["styleSheetId"])
+            style = "* { caret-color: transparent !important }"
+            await self.send_apart("CSS.setStyleSheetText", styleSheetId=sheet, text=style)
+            return sheet
+        return ""
 
     async def evaluate(self, expression: str, *, wait: bool = False) -> Any:
         """The value of a JavaScript expression. Raises `TabError` when it throws."""

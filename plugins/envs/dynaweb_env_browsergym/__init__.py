@@ -48,7 +48,7 @@ def dynaweb_environments() -> Sequence[PluginSpec]:
             config=BrowsergymConfig,
             summary="Any benchmark of BrowserGym, in a process of its own",
             extra="web",
-            capabilities=frozenset({"tasks", "real", "browser"}),
+            capabilities=frozenset({"tasks", "real", "browser", "pictures"}),
         )
     ]
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 import random
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.config.sections import Web
-from dynaweb.errors import ConfigError, InfrastructureError, MissingError, hint
+from dynaweb.data.images import png_size
+from dynaweb.errors import ConfigError, ImageError, InfrastructureError, MissingError, hint
 from dynaweb.errors import nearest as nearest_name
 from dynaweb.runs import sidecar
 from dynaweb.runs.seeding import derive
-from dynaweb.types import Action, Judgement, Node, Observation, StepResult, Tab, Task, Trajectory
+from dynaweb.types import Action, Judgement, Node, Observation, Screenshot, StepResult, Tab, Task, Trajectory
 from dynaweb.web.actions.grammar import resolve
+from dynaweb.web.boxes import Box
 from dynaweb.web.chromium.install import find
-from dynaweb.web.chromium.layout import Box, Layout, offsets, within
+from dynaweb.web.chromium.layout import Layout, backend_of, offsets, within
 from dynaweb.web.environment import FIRST_SEED, run_apart, started
 from dynaweb.web.page.tree import read_page
 from dynaweb.web.page.view import VIEWS, Viewed, left_out, nearest, shorten_lists
+from dynaweb.web.pictures import marked, pictures_wanted
 from dynaweb_env_browsergym.actions import call_of
 from dynaweb_env_browsergym.formats import browsergym_view
 from dynaweb_env_browsergym.process import Worker
@@ -52,7 +57,8 @@ class BrowsergymEnvironment:
             raise ConfigError(f"Task {task.id!r} is not of BrowserGym: draw it with BrowsergymSource.")
         self.reward, self._opened = 0.0, set()
         arguments = {"id": task.meta["gym_id"], "seed": task.meta["seed"], "module": self._source.module}
-        page = self._read(await self._worker.ask("reset", **arguments))
+        pictures = self._source.pictures
+        page = await self._read(await self._worker.ask("reset", **arguments, picture=pictures is not None))
         self.task = replace(task, intent=str(self._reply["goal"]), start_url=page.url)
         return page
 
@@ -69,7 +75,7 @@ class BrowsergymEnvironment:
         reply = await self._worker.ask("step", action=call)
         # A list that was clicked shows all its options, once.
         self._opened = {self._ref(checked)} if checked.kind == "click" else set()
-        page = self._read(reply)
+        page = await self._read(reply)
         self.reward = max(self.reward, reply["reward"])
         done = reply["terminated"] or reply["truncated"]
         return StepResult(page, done=done, error=reply["error"], info={"reward": reply["reward"]})
@@ -85,7 +91,7 @@ class BrowsergymEnvironment:
         self._page = None
         await self._worker.end()
 
-    def _read(self, reply: dict[str, Any]) -> Observation:
+    async def _read(self, reply: dict[str, Any]) -> Observation:
         self._reply = reply
         tree = read_page(reply["nodes"])
         viewed, notices = self._viewed(tree.nodes, _layout(reply))
@@ -94,7 +100,13 @@ class BrowsergymEnvironment:
         tabs = tuple(Tab(title, url, at == reply["current"]) for at, (title, url) in enumerate(reply["tabs"]))
         several = tabs if len(tabs) > 1 else ()
         title = tree.title if self._source.config.view != "compact" else ""
-        self._page = Observation(reply["url"], viewed.nodes, title, several, "; ".join(notices), viewed.truncated)
+        try:
+            picture = await asyncio.to_thread(self._picture, reply, viewed.nodes)
+        except (ImageError, OSError, LookupError, TypeError, ValueError) as error:
+            picture = None
+            notices.append(f"there is no picture of this page: {error}")
+        notice = "; ".join(notices)
+        self._page = Observation(reply["url"], viewed.nodes, title, several, notice, viewed.truncated, picture)
         return self._page
 
     def _viewed(self, raw: Sequence[Node], layout: Layout) -> tuple[Viewed, list[str]]:
@@ -110,6 +122,25 @@ class BrowsergymEnvironment:
         viewed, above, below = nearest(whole, offsets(whole.nodes, layout), max_nodes=config.max_nodes)
         return viewed, [left_out(above, below)]
 
+    def _picture(self, reply: dict[str, Any], nodes: Sequence[Node]) -> Screenshot | None:
+        """The picture that BrowserGym took, in a window of the benchmark's own size; None where none is wanted."""
+        pictures = self._source.pictures
+        if pictures is None:
+            return None
+        if "picture" not in reply:
+            raise LookupError(reply.get("no_picture", "BrowserGym gave none"))
+        png, layout = b64decode(reply["picture"]), _layout(reply)
+        window = png_size(png)
+        # Of MiniWoB's pages it enlarges the picture.
+        scale = window[0] / layout.window[0]
+        boxes = {
+            node.id: Box(*(scale * side for side in box))
+            for node in nodes
+            if (box := layout.boxes.get(backend_of(node.ref) or 0)) is not None
+        }
+        own = replace(pictures, viewport=window, scale=min(1.0, pictures.scale))
+        return own.keep(png, marked(nodes, boxes, window))
+
     def _bid(self, action: Action) -> str:
         return str(self._reply["bids"].get((self._ref(action) or "").rpartition(":")[2], ""))
 
@@ -119,10 +150,8 @@ class BrowsergymEnvironment:
 
 
 def _layout(reply: Mapping[str, Any]) -> Layout:
-    layout = Layout({int(backend): Box(*box) for backend, box in reply["boxes"].items()})
-    if reply["window"]:
-        layout.width, layout.height = reply["window"]
-    return layout
+    boxes = {int(backend): Box(*box) for backend, box in reply["boxes"].items()}
+    return Layout(boxes, tuple(reply["window"])) if reply["window"] else Layout(boxes)
 
 
 class BrowsergymSource:
@@ -132,6 +161,7 @@ class BrowsergymSource:
         """Raises `MissingError` without BrowserGym's environment, `ConfigError` for an id without a benchmark."""
         self.config = config
         self.web = context.web or Web()
+        self.pictures = pictures_wanted(context)
         self.python = sidecar.python_of("browsergym", config.python)
         self.module = config.module or _module(config.id)
         self._ids: list[str] | None = None

@@ -6,14 +6,17 @@
 
 A page is {"goal", "url", "tabs", "current", "nodes", "bids", "boxes", "window", "error"}: the nodes are those of
 Chromium's accessibility tree, `bids` maps their backend ids to BrowserGym's, and `boxes` to [x, y, width, height] in
-CSS pixels of the `window`, whose [width, height] is told too.
+CSS pixels of the `window`, whose [width, height] is told too. With `"picture": true` at the reset it also has a
+`picture`.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
 import importlib
 import importlib.util
+import io
 import json
 import os
 import sys
@@ -65,6 +68,7 @@ class Bridge:
         self.env: Any = None
         self.id = ""
         self.goal = ""
+        self.wants_picture = False
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """Do what is asked."""
@@ -81,9 +85,11 @@ class Bridge:
             return {"missing": str(error)}
         return {"ids": sorted(name for name in gymnasium.registry if name.startswith("browsergym/"))}
 
-    def do_reset(self, id: str, seed: int, module: str) -> dict[str, Any]:
-        """Start an episode."""
+    def do_reset(self, id: str, seed: int, module: str, picture: bool = False) -> dict[str, Any]:
+        """Start an episode. `picture`: pages come with one."""
         import gymnasium
+
+        self.wants_picture = picture
 
         importlib.import_module(module)
         if self.id != id:
@@ -125,6 +131,7 @@ class Bridge:
         scale = getattr(page, "_bgym_scale_factor", 1.0)
         size = page.viewport_size or {}
         return {
+            **(self.picture(observation) if self.wants_picture else {}),
             "goal": self.goal,
             "url": observation["url"],
             "tabs": list(zip(observation["open_pages_titles"], observation["open_pages_urls"], strict=True)),
@@ -136,6 +143,17 @@ class Bridge:
             "focused": observation["focused_element_bid"],
             "error": observation["last_action_error"],
         }
+
+    def picture(self, observation: dict[str, Any]) -> dict[str, Any]:
+        """`picture` as PNG in base64, or `no_picture` with the reason."""
+        try:
+            from PIL import Image
+
+            out = io.BytesIO()
+            Image.fromarray(observation["screenshot"]).save(out, "PNG")
+            return {"picture": base64.b64encode(out.getvalue()).decode()}
+        except Exception as error:
+            return {"no_picture": f"{type(error).__name__}: {error}"}
 
 
 def plain(value: object) -> object:

@@ -13,17 +13,30 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dynaweb.errors import EngineError, MissingError
+from dynaweb.errors import EngineError, ImageError, MissingError
+from dynaweb.plugin import contracts
 from dynaweb.protocols import DreamContext, PluginContext, RemembersSites
 from dynaweb.runs.seeding import derive
-from dynaweb.types import Action, Judgement, Observation, Prediction, StepFacts, StepResult, Tab, Task, Trajectory
+from dynaweb.types import (
+    Action,
+    Image,
+    Judgement,
+    Observation,
+    Prediction,
+    Screenshot,
+    StepFacts,
+    StepResult,
+    Tab,
+    Task,
+    Trajectory,
+)
 from dynaweb.web.delta.diff import match
 from dynaweb.web.page.text import render
 from dynaweb.worldmodels.dynamics import in_page, refusal
 from dynaweb.worldmodels.memory import site_of_task
 
 if TYPE_CHECKING:
-    from dynaweb.protocols import Environment, ExpertPolicy, WorldModel
+    from dynaweb.protocols import Environment, ExpertPolicy, PictureSettings, WorldModel
     from dynaweb_env_dream import DreamConfig
 
 StartPages = Callable[[Task], Observation | None]
@@ -70,10 +83,20 @@ class DreamEnvironment:
     A page that the world model could not write ends the dream: `StepResult.error` says why and
     `StepFacts.world_model_error` that the policy is not to blame. So does a page that cannot be trusted: when the
     product of the predictions' confidences falls below `floor`, the dream ends and `StepFacts.untrusted` says why.
+
+    Where `pictures` are wanted and the world model draws, every page has one; one that cannot be drawn is a notice.
     """
 
-    def __init__(self, world_model: WorldModel, start_page: StartPages, floor: float = 0.0) -> None:
+    def __init__(
+        self,
+        world_model: WorldModel,
+        start_page: StartPages,
+        floor: float = 0.0,
+        pictures: PictureSettings | None = None,
+    ) -> None:
         self.world_model = world_model
+        self._pictures = pictures if pictures is not None and pictures.pictures else None
+        self._draws = contracts.drawing(world_model) if self._pictures is not None else None
         self.start_page = start_page
         self.floor = floor
         self._predicts: WorldModel = world_model
@@ -95,7 +118,7 @@ class DreamEnvironment:
         self._predicts = self.world_model.on_site(site_of_task(task)) if remembers else self.world_model
         self._goal = task.intent
         self._trust = 1.0
-        return start
+        return await self._pictured()
 
     async def step(self, action: Action) -> StepResult:
         """Act on the dreamed page."""
@@ -104,11 +127,32 @@ class DreamEnvironment:
             return StepResult(page, done=True)
         why = refusal(page, action)
         if why:
-            return self._here(error=why)
-        try:
-            return await self._do(page, action)
-        finally:
-            self._actions.append(action)
+            result = self._here(error=why)
+        else:
+            try:
+                result = await self._do(page, action)
+            finally:
+                self._actions.append(action)
+        return replace(result, observation=await self._pictured()) if self._draws is not None else result
+
+    async def _pictured(self) -> Observation:
+        """The page of the current tab, with its picture where it has none yet and the world model draws."""
+        page = self._tab.page
+        if self._draws is not None and page.screenshot is None:
+            try:
+                image = contracts.drawn(self._draws, await self._draws.draw(page))
+                page = self._with_picture(page, image)
+            except (ImageError, OSError) as error:
+                page = replace(page, notice="; ".join(filter(None, (page.notice, f"this page is not drawn: {error}"))))
+            self._tab.page = page
+        return page
+
+    def _with_picture(self, page: Observation, image: Image | None) -> Observation:
+        if image is None or self._pictures is None:
+            return page
+        window = (self._pictures.width, self._pictures.height)
+        shot = Screenshot(image, window, image.width / window[0], self._pictures.marks)
+        return replace(page, screenshot=shot)
 
     async def close(self) -> None:
         """Nothing to free."""
@@ -158,9 +202,8 @@ class DreamEnvironment:
         clicked = page.node(action.target) if action.kind == "click" and action.target is not None else None
         submitted = action.enter or (clicked and clicked.role) == "button"
         origins = _origins(page, self._tab.origins, prediction.next_observation, prediction)
-        self._tab.visit(
-            prediction.next_observation, imagined=not prediction.recalled, submitted=submitted, origins=origins
-        )
+        following = self._with_picture(prediction.next_observation, prediction.image)
+        self._tab.visit(following, imagined=not prediction.recalled, submitted=submitted, origins=origins)
         return self._here(done=prediction.done, facts=facts)
 
     def _here(self, *, done: bool = False, error: str = "", facts: StepFacts | None = None) -> StepResult:
@@ -234,7 +277,9 @@ class DreamSource:
     def environment(self) -> Environment:
         """A new dream; cheap."""
         context = self._context
-        return DreamEnvironment(context.world_model, context.start_page, context.fidelity_floor)
+        return DreamEnvironment(
+            context.world_model, context.start_page, context.fidelity_floor, pictures=context.observation
+        )
 
     def tasks(self, split: str, *, count: int, seed: int) -> list[Task]:
         """The tasks of the environment that is dreamed of."""

@@ -51,6 +51,6 @@ def dynaweb_environments() -> Sequence[PluginSpec]:
             config=MiniwobConfig,
             summary="MiniWoB++: 130 small tasks on one page each, from the package miniwob",
             extra="miniwob",
-            capabilities=frozenset({"tasks", "real", "expert", "browser"}),
+            capabilities=frozenset({"tasks", "real", "expert", "browser", "pictures"}),
         )
     ]

@@ -15,6 +15,7 @@ from dynaweb.types import Action, Judgement, Observation, StepResult, Task, Traj
 from dynaweb.web.chromium.pool import BrowserPool, pool_of
 from dynaweb.web.chromium.session import ChromiumSession
 from dynaweb.web.environment import FIRST_SEED, SEEDS_APART, SessionEnvironment
+from dynaweb.web.pictures import pictures_wanted
 from dynaweb_env_miniwob import scripts
 from dynaweb_env_miniwob.goals import Goals
 from dynaweb_env_miniwob.pages import SITE, TIMING, Pages, PageServer, patience
@@ -179,6 +180,7 @@ class MiniwobSource:
                 urls=self._server.urls,
                 view=self.config.view,
                 **self.config.view_options,
+                pictures=pictures_wanted(self._context),
                 timeout=patience(self.web),
                 settle=self.config.settle,
                 # The pages never change while the server runs.

@@ -68,6 +68,6 @@ def dynaweb_environments() -> Sequence[PluginSpec]:
             config=SitesConfig,
             summary="Embedded shop, forum and tracker in a real browser, generated from seeds",
             extra="web",
-            capabilities=frozenset({"tasks", "real", "expert"}),
+            capabilities=frozenset({"tasks", "real", "expert", "pictures"}),
         )
     ]

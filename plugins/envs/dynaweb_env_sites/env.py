@@ -12,6 +12,7 @@ from dynaweb.types import Judgement, Observation, Task, Trajectory
 from dynaweb.web.chromium.pool import BrowserPool, pool_of
 from dynaweb.web.environment import SessionEnvironment
 from dynaweb.web.evaluators import evaluate
+from dynaweb.web.pictures import pictures_wanted
 from dynaweb_env_sites.expert import SitesExpert
 from dynaweb_env_sites.server import SitesApp, SitesServer, create_app
 from dynaweb_env_sites.tasks import site_seeds, sites, sites_tasks, task_of, task_variants, templates
@@ -144,6 +145,12 @@ class SitesSource:
         if self.config.driver == "static":
             from dynaweb.web.static.session import StaticSession
 
+            if pictures_wanted(self._context) is not None:
+                raise ConfigError(
+                    "the driver static draws no pages, and observation.modality asks for pictures; set env.driver to "
+                    "chromium, or observation.modality = text"
+                )
+
             hosts = [site.host for site in self._app.store.sites.values()]
             return StaticSession(self._app, hosts=hosts, max_options=self.config.max_options)
         # Imports Playwright, which static episodes do not need.
@@ -160,6 +167,7 @@ class SitesSource:
                 urls=self._server.urls,
                 view=self.config.view,
                 **self.config.view_options,
+                pictures=pictures_wanted(self._context),
             )
         return self._pool
 

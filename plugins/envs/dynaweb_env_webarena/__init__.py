@@ -1,9 +1,9 @@
-"""WebArena, its subsets, WebArena-Verified, and tasks of your own in the same format (`--env webarena`).
+"""WebArena, its subsets, WebArena-Verified, VisualWebArena, and tasks of your own in their format (`--env webarena`).
 
 How the parts fit together: `files` finds and reads task files, `sites` knows where the sites are and how to log in,
 `upstream` repeats WebArena's own evaluators (the repaired ones are `dynaweb.web.evaluators`), `judge` asks a model
-where text has to be compared by meaning, `verified` scores through the package webarena-verified, `copies` gives each
-episode sites of its own, and `env` plays.
+where text has to be compared by meaning, `images` where one has to see, `verified` scores through the package
+webarena-verified, `copies` gives each episode sites of its own, and `env` plays.
 """
 
 from __future__ import annotations
@@ -78,6 +78,12 @@ class WebarenaConfig(PageView):
     """Further hosts that pages may load from; the sites' own are always allowed, `*` is a wildcard."""
     judge: Server = Field(default_factory=Server)
     """Model that compares answers by meaning (`fuzzy_match`); without one such tasks are ungraded."""
+    seeing: Server = Field(default_factory=Server)
+    """Model that answers questions about images on pages (`page_image_query` of VisualWebArena); without one such tasks
+    are skipped, and counted."""
+    goal_images: Literal["skip", "address"] = "skip"
+    """Tasks whose goal comes with images (`image` of VisualWebArena), which no policy is shown: `skip` them and count
+    them, or play them with the `address` of each image in the goal's text."""
     verified_python: str = ""
     """Python with webarena-verified; empty = the one that `dynaweb env install webarena-verified` made."""
 
@@ -90,9 +96,9 @@ def dynaweb_environments() -> Sequence[PluginSpec]:
             name="webarena",
             target="dynaweb_env_webarena.env:WebarenaSource",
             config=WebarenaConfig,
-            summary="WebArena-format tasks on your own sites; WebArena, Lite, Verified",
+            summary="WebArena-format tasks on your own sites; WebArena, Lite, Verified, Visual",
             extra="web",
-            capabilities=frozenset({"tasks", "real", "browser"}),
+            capabilities=frozenset({"tasks", "real", "browser", "pictures"}),
         )
     ]
 

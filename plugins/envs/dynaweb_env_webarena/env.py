@@ -21,9 +21,11 @@ from dynaweb.web.chromium.logins import Logins, opened
 from dynaweb.web.chromium.pool import BrowserPool, pool_of
 from dynaweb.web.chromium.session import ChromiumSession
 from dynaweb.web.environment import SessionEnvironment
+from dynaweb.web.pictures import pictures_wanted
 from dynaweb_env_webarena import files, sites
 from dynaweb_env_webarena.copies import Copies, Copy, address_sets
 from dynaweb_env_webarena.grading import Grader
+from dynaweb_env_webarena.images import asks
 
 if TYPE_CHECKING:
     from dynaweb.protocols import Environment, EnvironmentContext, ExpertPolicy
@@ -195,6 +197,7 @@ class WebarenaSource:
                 hosts=(*self._hosts, *self.config.hosts),
                 view=self.config.view,
                 **self.config.view_options,
+                pictures=pictures_wanted(self._context),
                 settle=self.config.settle,
             )
         return self._pool
@@ -280,6 +283,13 @@ class WebarenaSource:
         for site in raw["sites"] if raw.get("require_login") is True and own is None else ():
             if site not in (*sites.NAMES, *self.accounts, *self.config.headers):
                 return f"{site} has no login (set env.logins.{site}, or env.headers.{site})"
+        if files.goal_images(raw) and self.config.goal_images == "skip":
+            return "its goal comes with images (env.goal_images = address plays it with their addresses)"
+        images = not files.is_verified(raw) and "page_image_query" in raw["eval"]["eval_types"]
+        if images and self.config.evaluator != "repaired":
+            return "page_image_query needs env.evaluator = repaired"
+        if images and asks(raw["eval"]) and not self.config.seeing.model:
+            return "page_image_query needs a model that sees (set env.seeing.model)"
         verified = files.is_verified(raw)
         if verified != (self.config.evaluator == "verified"):
             return f"its format needs env.evaluator = {'verified' if verified else 'repaired or upstream'}"
@@ -289,7 +299,7 @@ class WebarenaSource:
         full = sites.filled(raw, self.urls)
         return Task(
             id=str(raw["task_id"]),
-            intent=str(raw["intent"]),
+            intent=_intent(full),
             start_url=files.starts(full),
             sites=tuple(raw["sites"]),
             split=split,  # type: ignore[arg-type]  # checked in `catalogue`
@@ -297,6 +307,13 @@ class WebarenaSource:
             template=str(raw.get("intent_template_id", raw.get("intent_template", ""))),
             meta={"kind": files.kind_of(raw), "raw": dict(raw)},
         )
+
+
+def _intent(raw: files.Raw) -> str:
+    """The goal in words, with the addresses of its images."""
+    images = files.goal_images(raw)
+    suffix = f" (with the image{'s' if len(images) > 1 else ''} {', '.join(images)})" if images else ""
+    return f"{raw['intent']}{suffix}"
 
 
 def _where_to_say(site: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb.errors import ConfigError, MissingError, hint
 from dynaweb.runs import sidecar
+from dynaweb_env_webarena.images import mistake_in
 
 if TYPE_CHECKING:
     from dynaweb_env_webarena import WebarenaConfig
@@ -28,6 +29,7 @@ _PARTS: Mapping[str, tuple[str, type, str]] = {
     "string_match": ("reference_answers", dict, "an object"),
     "url_match": ("reference_url", str, "an address"),
     "program_html": ("program_html", list, "a list of objects"),
+    "page_image_query": ("page_image_query", list, "a list of objects"),
 }
 """Types of evaluation: what each reads of `eval`, and in which shape."""
 
@@ -104,6 +106,12 @@ def starts(task: Raw) -> str:
     return " |AND| ".join(task["start_urls"]) if "start_urls" in task else str(task.get("start_url") or "")
 
 
+def goal_images(task: Raw) -> list[str]:
+    """The addresses or paths of the images that a goal comes with (VisualWebArena)."""
+    image = task.get("image") or []
+    return [image] if isinstance(image, str) else list(image)
+
+
 def texts(value: Any) -> Iterable[str]:
     """Every text in a task."""
     if isinstance(value, str):
@@ -145,6 +153,12 @@ def _mistakes(task: Raw) -> Iterator[str]:
         if urls and _is_texts(urls) and all(urls)
         else "it has no start_url; write the address or __SITE__ where it begins"
     )
+    image = task.get("image")
+    yield (
+        ""
+        if not image or isinstance(image, str) or _is_texts(image)
+        else f"image is a list of names, not {image!r:.60}"
+    )
     evaluation = task["eval"]
     if is_verified(task):
         good = all(isinstance(part, Mapping) and isinstance(part.get("expected"), Mapping) for part in evaluation)
@@ -161,6 +175,7 @@ def _mistakes(task: Raw) -> Iterator[str]:
             yield (
                 "" if not part or isinstance(part, shape) else f"{kind} reads {key}, which is {name}, not {part!r:.60}"
             )
+            yield mistake_in(part) if kind == "page_image_query" else ""
 
 
 _LEVELS = 50

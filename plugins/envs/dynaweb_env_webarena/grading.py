@@ -13,6 +13,7 @@ from dynaweb.runs import sidecar
 from dynaweb.types import Judgement, Trajectory
 from dynaweb.web.evaluators import equals, evaluate
 from dynaweb_env_webarena import functions, upstream, verified
+from dynaweb_env_webarena.images import SeeingJudge, page_image_query
 from dynaweb_env_webarena.judge import MeaningJudge
 
 if TYPE_CHECKING:
@@ -28,6 +29,10 @@ class Grader:
     def __init__(self, config: WebarenaConfig) -> None:
         self.config = config
         self._judge = MeaningJudge(config.judge) if config.judge.model else None
+        self._seeing = SeeingJudge(config.seeing) if config.seeing.model else None
+        task_files = [Path(path) for path in (config.path, config.validation, config.train) if path]
+        # Where files that evaluations name are looked for.
+        self._folders = [*(path if path.is_dir() else path.parent for path in task_files), Path()]
 
     async def grade(
         self, trajectory: Trajectory, session: Session, har: Path | None, urls: Mapping[str, str]
@@ -59,20 +64,29 @@ class Grader:
 
     async def close(self) -> None:
         """Close the judge's connections."""
-        if self._judge is not None:
-            await self._judge.close()
+        for judge in (self._judge, self._seeing):
+            if judge is not None:
+                await judge.close()
 
     async def _plain(self, evaluation: Mapping[str, Any], url: str, urls: Mapping[str, str]) -> dict[str, Any]:
         targets = evaluation.get("program_html") or ()
         located = [await functions.resolved(target, url=url, urls=urls) for target in targets]
-        return {**evaluation, "program_html": located}
+        queries = [dict(query) for query in evaluation.get("page_image_query") or ()]
+        for query in queries:
+            named = {"url": query["eval_image_url"], "locator": ""}
+            query["eval_image_url"] = (await functions.resolved(named, url=url, urls=urls))["url"]
+        return {**evaluation, "program_html": located, **({"page_image_query": queries} if queries else {})}
 
     async def _repaired(
         self, evaluation: Mapping[str, Any], trajectory: Trajectory, url: str, session: Session
     ) -> Judgement:
         references = dict(evaluation.get("reference_answers") or {})
         answer, intent = trajectory.answer or "", trajectory.task.intent
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = {
+            "page_image_query": lambda spec: page_image_query(
+                spec["page_image_query"], session, self._seeing, self._folders
+            )
+        }
         if self._judge is not None and FUZZY in references:
             # The core's evaluators know no judge: this part becomes a type of its own.
             wanted, note = references.pop(FUZZY), str(evaluation.get("string_note") or "")

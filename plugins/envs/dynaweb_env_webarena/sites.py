@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dynaweb")
 
-NAMES = ("shopping", "shopping_admin", "reddit", "gitlab", "map", "wikipedia", "homepage")
+NAMES = ("shopping", "shopping_admin", "reddit", "gitlab", "map", "wikipedia", "homepage", "classifieds")
 SHOPS = ("shopping", "shopping_admin")
 READY = "ready for duty"
 """What the status page of a reset server says when it is done."""
@@ -57,24 +57,36 @@ ACCOUNTS: Mapping[str, Account] = {
     "shopping_admin": Account("admin", "admin1234", "", "/dashboard"),
     "reddit": Account("MarvelsGrantMan136", "test1234", check="/user/MarvelsGrantMan136/account"),
     "gitlab": Account("byteblaze", "hello1234", "/users/sign_in", "/-/profile"),
+    # VisualWebArena's.
+    "classifieds": Account(
+        "blake.sullivan@gmail.com",
+        "Password.123",
+        "/index.php?page=login",
+        "/index.php?page=user&action=items",
+    ),
 }
 
 
 def addresses(config: WebarenaConfig) -> dict[str, str | tuple[str, ...]]:
-    """Address by site, or those of its copies: from the settings, else from the variables `SHOPPING` or `WA_SHOPPING`
-    and their like.
+    """Address by site, or those of its copies: from the settings, else from the variables `SHOPPING`, `WA_SHOPPING` or
+    `VWA_SHOPPING` and their like.
 
     Raises `ConfigError` for what is no address.
     """
     known = {name: (f"env.urls.{name}", url) for name, url in config.urls.items() if url}
     for name in NAMES:
-        variable = next((key for key in (name.upper(), f"WA_{name.upper()}") if os.environ.get(key)), "")
+        variable = next((key for key in variables_of(name) if os.environ.get(key)), "")
         if name not in config.urls and variable:
             known[name] = (f"the variable {variable}", os.environ[variable])
     return {
         name: _checked(url, origin) if isinstance(url, str) else tuple(_checked(one, origin) for one in url)
         for name, (origin, url) in known.items()
     }
+
+
+def variables_of(site: str) -> tuple[str, ...]:
+    """The variables that may hold the address of a site, the first that is set counts."""
+    return tuple(f"{start}{site.upper()}" for start in ("", "WA_", "VWA_"))
 
 
 def _checked(url: str, origin: str) -> str:

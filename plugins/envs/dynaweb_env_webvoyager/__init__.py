@@ -44,7 +44,8 @@ class WebvoyagerConfig(PageView):
     region: Literal["viewport", "page"] = "viewport"
     """Only what the window shows, as in the original, or the whole page."""
     screenshots: str = ""
-    """Folder for a picture of every page, which multimodal judges look at; empty = none."""
+    """Folder for a picture of every page under a readable name, beside those that `observation.modality` asks for;
+    multimodal judges look at either. Empty = none."""
     judge: WebvoyagerJudgeConfig = Field(default_factory=WebvoyagerJudgeConfig)
     """The judge behind the environment's own verdict; without `judge.server.model` episodes are ungraded."""
 
@@ -59,7 +60,7 @@ def dynaweb_environments() -> Sequence[PluginSpec]:
             config=WebvoyagerConfig,
             summary="WebVoyager's open questions on live sites, or your own in its format",
             extra="web",
-            capabilities=frozenset({"tasks", "real", "browser"}),
+            capabilities=frozenset({"tasks", "real", "browser", "pictures"}),
         )
     ]
 

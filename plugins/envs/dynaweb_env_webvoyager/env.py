@@ -18,12 +18,13 @@ from dynaweb.web.chromium.logins import opened
 from dynaweb.web.chromium.pool import BrowserPool, pool_of
 from dynaweb.web.chromium.session import ChromiumSession
 from dynaweb.web.environment import SessionEnvironment
+from dynaweb.web.pictures import pictures_wanted
 from dynaweb_env_webvoyager import files
 from dynaweb_env_webvoyager.blocked import Wall, wall
 from dynaweb_rm_webvoyager_judge.judge import WebvoyagerJudge
 
 if TYPE_CHECKING:
-    from dynaweb.protocols import Environment, EnvironmentContext, ExpertPolicy
+    from dynaweb.protocols import Environment, EnvironmentContext, ExpertPolicy, Images
     from dynaweb_env_webvoyager import WebvoyagerConfig
 
 KEEPS_OUT: frozenset[Wall] = frozenset({"captcha", "login"})
@@ -33,11 +34,12 @@ KEEPS_OUT: frozenset[Wall] = frozenset({"captcha", "login"})
 class WebvoyagerEnvironment(SessionEnvironment):
     """Plays one episode at a time in a clean context."""
 
-    def __init__(self, session: ChromiumSession, config: WebvoyagerConfig) -> None:
+    def __init__(self, session: ChromiumSession, config: WebvoyagerConfig, images: Images | None = None) -> None:
         self.session: ChromiumSession
         super().__init__(session)
         self._limit = config.max_steps
         self._folder = Path(config.screenshots) if config.screenshots else None
+        self._images = images
         self.pictures: list[str] = []
         """Pictures of all pages of the episode."""
         self._name = ""
@@ -77,7 +79,8 @@ class WebvoyagerEnvironment(SessionEnvironment):
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             path = self._folder / f"{_file_name(self._name)}-{self._steps:02d}.png"
-            path.write_bytes(await self.session.screenshot())
+            known = page.screenshot if self._images is not None else None
+            path.write_bytes(await self.session.screenshot() if known is None else self._images.get(known.image))
             self.pictures.append(str(path))
         return page
 
@@ -127,7 +130,7 @@ class WebvoyagerSource:
 
     def environment(self) -> WebvoyagerEnvironment:
         """A new environment."""
-        return WebvoyagerEnvironment(ChromiumSession(self._browser()), self.config)
+        return WebvoyagerEnvironment(ChromiumSession(self._browser()), self.config, self._context.images)
 
     def expert(self, task: Task) -> ExpertPolicy:
         """WebVoyager's tasks have no scripted experts: raises `MissingError`."""
@@ -185,6 +188,7 @@ class WebvoyagerSource:
                 hosts=self.config.hosts or self._hosts_of_tasks(),
                 view=self.config.view,
                 **self.config.view_options,
+                pictures=pictures_wanted(self._context),
                 settle=self.config.settle,
             )
         return self._pool

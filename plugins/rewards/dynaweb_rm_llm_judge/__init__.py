@@ -16,6 +16,8 @@ class LlmJudgeConfig(Section):
     """The model that judges, and where it is."""
     page_chars: int = Field(default=12000, ge=200)
     """Longest text of the final page, in characters; the middle of a longer one is left out."""
+    pictures: int = Field(default=0, ge=0)
+    """How many of the last screenshots it is shown besides, where pages have some (`observation.modality`)."""
     tokens: int = Field(default=512, ge=8)
     """Longest reply, in tokens."""
     asks: int = Field(default=2, ge=1)

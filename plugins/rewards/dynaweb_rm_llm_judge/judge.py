@@ -12,7 +12,8 @@ import re
 from typing import TYPE_CHECKING
 
 from dynaweb.engines.server import ChatRequest, OpenAIEngine
-from dynaweb.errors import ConfigError, DynawebError, MissingError
+from dynaweb.errors import ConfigError, DynawebError, ImageError, MissingError
+from dynaweb.judges.pictures import picture_bytes
 from dynaweb.runs.seeding import derive
 from dynaweb.types import Judgement, Trajectory
 from dynaweb.web.actions.grammar import format_action
@@ -36,7 +37,7 @@ class LlmJudge:
 
     def __init__(self, config: LlmJudgeConfig, context: JudgeContext) -> None:
         self.config = config
-        self.seed = context.seed
+        self.seed, self.images = context.seed, context.images
         self.engine = OpenAIEngine(config.server)
         context.count(self.engine)
 
@@ -67,11 +68,15 @@ class LlmJudge:
         for turn in range(self.config.asks):
             seed = derive(self.seed, trajectory.id, vote, turn)
             request = ChatRequest(
-                messages(trajectory, self.config.page_chars), self.config.tokens, self.config.temperature, seed=seed
+                messages(trajectory, self.config.page_chars),
+                self.config.tokens,
+                self.config.temperature,
+                seed=seed,
+                images=picture_bytes(trajectory, self.config.pictures, self.images),
             )
             try:
                 reply = await self.engine.chat(request)
-            except (ConfigError, MissingError):
+            except (ConfigError, MissingError, ImageError):
                 raise
             except (DynawebError, ValueError, TypeError, AttributeError) as error:
                 # What a server answers in a form of its own trips the client in any of these ways.

@@ -16,6 +16,8 @@ class OrmConfig(Section):
     threshold: float = Field(default=0.5, ge=0, le=1)
     """Calibrated P(YES), at even odds of success and failure, from which the reward is 1 (WebRL: 0.5); ignored when
     `soft`."""
+    pictures: int = Field(default=0, ge=0)
+    """How many of the last screenshots it is shown besides, where pages have some (`observation.modality`)."""
     soft: bool = False
     """The reward is the calibrated P(YES) itself."""
 

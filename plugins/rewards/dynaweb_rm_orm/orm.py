@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dynaweb.judges.calibration import Platt
+from dynaweb.judges.pictures import seeing_prompt
 from dynaweb.types import Judgement, Prompt, Trajectory
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class OutcomeRewardModel:
 
     async def log_odds(self, trajectory: Trajectory) -> float:
         """log P(YES) - log P(NO) before calibration; nan when the model gives no number."""
-        prompt = self.format.judge_prompt(trajectory)
+        prompt = seeing_prompt(self.format, trajectory, self.config.pictures)
         yes, no = await self.engine.choice_logprobs(prompt, (self.format.yes_id, self.format.no_id))
         return yes - no if math.isfinite(yes) and math.isfinite(no) else math.nan
 
@@ -58,6 +59,9 @@ class OutcomeRewardModel:
     ) -> list[tuple[Prompt, tuple[int, ...]]]:
         """Supervised pairs: the prompt of each episode, and the token of YES or NO."""
         return [
-            (self.format.judge_prompt(trajectory), (self.format.yes_id if label else self.format.no_id,))
+            (
+                seeing_prompt(self.format, trajectory, self.config.pictures),
+                (self.format.yes_id if label else self.format.no_id,),
+            )
             for trajectory, label in zip(trajectories, labels, strict=True)
         ]

@@ -17,6 +17,8 @@ class SelfAssessConfig(Section):
     """`base`: the frozen base model judges. `policy`: the policy that is being trained does (DynaWeb)."""
     threshold: float = Field(default=0.8, ge=0, le=1)
     """P(YES) from which the reward is 1; ignored when `soft`."""
+    pictures: int = Field(default=0, ge=0)
+    """How many of the last screenshots it is shown besides, where pages have some (`observation.modality`)."""
     soft: bool = False
     """The reward is P(YES) itself."""
     evidence: bool = False

@@ -15,6 +15,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dynaweb.judges.pictures import seeing_prompt
 from dynaweb.protocols import GenerateRequest
 from dynaweb.runs.seeding import derive
 from dynaweb.types import Judgement, Observation, Prompt, Trajectory
@@ -57,7 +58,7 @@ class SelfAssessJudge:
             return Judgement(score=0.0, why=f"not finished ({trajectory.end})")
         if self.config.evidence and not evident(trajectory.answer, trajectory.final):
             return Judgement(score=0.0, why="the answer does not stand on the final page", ruled=True)
-        prompt = self.format.judge_prompt(trajectory)
+        prompt = seeing_prompt(self.format, trajectory, self.config.pictures)
         if self.config.votes > 1:
             return self._counted(await asyncio.gather(*(self._vote(trajectory, prompt, k) for k in self._votes)))
         yes, no = await self.engine.choice_logprobs(prompt, (self.format.yes_id, self.format.no_id))

@@ -19,7 +19,8 @@ class WebvoyagerJudgeConfig(Section):
     pages: int = Field(default=1, ge=0)
     """How many of the last pages it is shown as text (WebVoyager's text-only agents keep one)."""
     pictures: int = Field(default=3, ge=0)
-    """How many of the last screenshots it is shown, where an environment has taken them; 0 for text-only models."""
+    """How many of the last screenshots it is shown, where pages have some (`observation.modality`) or the environment
+    has taken them for judges; 0 for text-only models."""
     page_chars: int = Field(default=8000, ge=200)
     """Longest text of one page, in characters."""
     tokens: int = Field(default=1000, ge=16)

@@ -7,16 +7,17 @@ None is not 0. Page text and answers are data that stand between marks; a verdic
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynaweb.errors import ConfigError, DynawebError, MissingError
+from dynaweb.engines.server import ChatRequest
+from dynaweb.errors import ConfigError, DynawebError, ImageError, MissingError
+from dynaweb.judges.pictures import picture_bytes
 from dynaweb.types import Judgement, Trajectory
 from dynaweb.web.page.text import render
-from dynaweb_rm_webvoyager_judge.seeing import LookRequest, SeeingEngine
+from dynaweb_rm_webvoyager_judge.streaming import StreamingEngine
 
 if TYPE_CHECKING:
-    from dynaweb.protocols import PluginContext
+    from dynaweb.protocols import JudgeContext
     from dynaweb_rm_webvoyager_judge import WebvoyagerJudgeConfig
 
 SYSTEM = """You check the work of an agent that does tasks on web pages. You are given the task, the agent's answer, and
@@ -32,12 +33,13 @@ _VERDICT = re.compile(r"\b(NOT[ _-]SUCCESS|SUCCESS)\b")
 
 
 class WebvoyagerJudge:
-    """Asks the server in `config`. The plugin's context is not used."""
+    """Asks the server in `config`, and shows it pictures of the store in `context`."""
 
-    def __init__(self, config: WebvoyagerJudgeConfig, context: PluginContext) -> None:
+    def __init__(self, config: WebvoyagerJudgeConfig, context: JudgeContext) -> None:
         """Raises `MissingError` when no model is named, or its key is not there."""
         self.config = config
-        self.engine = SeeingEngine(config.server, stream=config.stream)
+        self.images = context.images
+        self.engine = StreamingEngine(config.server, stream=config.stream)
 
     async def score(self, trajectory: Trajectory) -> Judgement:
         """1.0, 0.0, or None where nothing could be said. Raises `ConfigError` for a wrong key, model or address."""
@@ -49,8 +51,8 @@ class WebvoyagerJudge:
         said = ""
         for _ in range(self.config.asks):
             try:
-                said = await self.engine.look(request)
-            except (ConfigError, MissingError):
+                said = await self.engine.verdict(request)
+            except (ConfigError, MissingError, ImageError):
                 raise
             except (DynawebError, ValueError, TypeError, AttributeError) as error:
                 # What a server answers in a form of its own trips the client in any of these ways.
@@ -64,18 +66,20 @@ class WebvoyagerJudge:
         """Close the connections."""
         await self.engine.close()
 
-    def _request(self, trajectory: Trajectory) -> LookRequest:
+    def _request(self, trajectory: Trajectory) -> ChatRequest:
         parts = [
             f"Task: {trajectory.task.intent}",
             f"The agent's answer:\n<<<\n{trajectory.answer}\n>>>",
             *(f"{head}:\n<<<\n{text}\n>>>" for head, text in self._pages(trajectory)),
             "Your verdict: SUCCESS or NOT SUCCESS?",
         ]
-        return LookRequest(
+        return ChatRequest(
             messages=(("system", SYSTEM), ("user", "\n\n".join(parts))),
             max_new_tokens=self.config.tokens,
             temperature=0.0,
-            images=self._pictures(trajectory),
+            images=picture_bytes(trajectory, self.config.pictures, self.images),
+            # A verdict is a word: nobody reads the probabilities.
+            logprobs=False,
         )
 
     def _pages(self, trajectory: Trajectory) -> list[tuple[str, str]]:
@@ -86,12 +90,6 @@ class WebvoyagerJudge:
             (f"Page {number} of {len(last)}, {page.url}", render(page, "webarena")[: self.config.page_chars])
             for number, page in enumerate(last, start=1)
         ]
-
-    def _pictures(self, trajectory: Trajectory) -> tuple[bytes, ...]:
-        taken = [step.facts.screenshot for step in trajectory.steps if step.facts.screenshot]
-        paths = trajectory.facts.screenshots or taken
-        chosen = paths[-self.config.pictures :] if self.config.pictures else []
-        return tuple(Path(path).read_bytes() for path in chosen if Path(path).is_file())
 
 
 def verdict(reply: str) -> float | None:

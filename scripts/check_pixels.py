@@ -1,0 +1,170 @@
+"""A policy that sees, through a whole run: python scripts/check_pixels.py [--family idefics3] [--out FOLDER] [--lora]
+
+A tiny random vision-language model in a family's ways (`tests/kits/vision_families.py`) goes through `dynaweb run`
+from the command line: demonstrations with screenshots in Chromium, SFT on them, exploration, a world model, RL in
+dreams as text with experts that have pictures, and the evaluation in Chromium. Then the run folder is looked at:
+replies were sampled from prompts with images whose files are there, prompts of dreams have none, losses are finite,
+the language model moved, its vision did not, and what the run leaves can be loaded and sees. Exits with 1 where
+something is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "kits"))
+
+import torch  # noqa: E402  (a script, run on its own)
+from vision_families import FAMILIES  # noqa: E402
+
+from dynaweb.cli import main as main_of_dynaweb  # noqa: E402
+from dynaweb.data.images import images_of  # noqa: E402
+from dynaweb.data.store import TrajectoryStore  # noqa: E402
+from dynaweb.trainer.models import load_model  # noqa: E402
+from dynaweb.trainer.vision import ModelVision  # noqa: E402
+from dynaweb.types import Step, Trajectory  # noqa: E402
+
+PROMPT = '''
+system = "You operate a web browser. Write one line that begins with ACTION:."
+user = """
+OBJECTIVE: {goal}
+PREVIOUS ACTIONS:
+{history}
+URL: {url}
+PAGE:
+{page}"""
+reply = "ACTION: {action}"
+'''
+"""A short prompt of the policy and a short reply, so that a run takes seconds."""
+RUN = (
+    "observation.modality=both",
+    "observation.width=320",
+    "observation.height=240",
+    "observation.max_pixels=9000",
+    "env.task_settings.train_sites=1",
+    "model.threads=1",
+    "model.max_prompt_tokens=700",
+    "policy.max_prompt_tokens=260",
+    "policy.max_new_tokens=20",
+    "data.demos=3",
+    "sft.steps=12",
+    "sft.batch=4",
+    "sft.lr=0.01",
+    "explore.episodes=2",
+    "explore.steps=2",
+    "explore.player=random",
+    "wm_fit.steps=2",
+    "wm_fit.batch=2",
+    "wm_fit.open_loop=0",
+    "wm.max_new_tokens=8",
+    "wm.retries=0",
+    "reward.soft=true",
+    "reward.evidence=false",
+    "dream.horizon=2",
+    "rl.updates=2",
+    "rl.tasks=1",
+    "rl.n=4",
+    "rl.bc_batch=2",
+    "rl.expert_share=0.5",
+    "eval.episodes=2",
+    "eval.steps=2",
+    "controls.sft_steps=[]",
+)
+
+
+def run(model: Path, out: Path, extra: Sequence[str] = ()) -> int:
+    """`dynaweb run smoke` on a model folder; its exit code."""
+    prompt = out.parent / "prompt.toml"
+    prompt.write_text(PROMPT, encoding="utf-8")
+    sets = [*RUN, f"policy.prompt={prompt}", *extra]
+    words = ["run", "smoke", "--model", str(model), "--out", str(out)]
+    sys.argv = ["dynaweb", *words, *(word for setting in sets for word in ("--set", setting))]
+    try:
+        main_of_dynaweb()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def faults(model: Path, out: Path) -> Iterator[str]:
+    """What the folder of a finished run shows to be wrong."""
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    updates = [row for row in rows if row["event"] == "update"]
+    for stage in ("sft", "rl"):
+        mine = [row["metrics"] for row in updates if row["stage"] == stage]
+        if not mine or not all(math.isfinite(one["loss"]) and one["updated"] for one in mine):
+            yield f"stage {stage} has no updates, or some without a finite loss"
+        if not any(one["image_tokens"] > 0 for one in mine):
+            yield f"no update of {stage} had tokens of images"
+    episodes = {file.name: list(TrajectoryStore(file)) for file in sorted(out.glob("trajectories/*.jsonl.gz"))}
+    real = [one for name, few in episodes.items() if name.startswith("eval") for one in few]
+    dreamed = [one for few in episodes.values() for one in few if one.source == "dream"]
+    yield from _seeing(out, real)
+    if not dreamed or any(step.prompt.images for one in dreamed for step in one.steps):
+        yield "there are no dreams, or some of their prompts have images"
+    yield from _weights(model, out / "checkpoints" / "dynaweb")
+
+
+def _seeing(out: Path, real: Sequence[Trajectory]) -> Iterator[str]:
+    sampled = [step for one in real for step in one.steps if step.logprobs]
+    if not sampled:
+        yield "the policy sampled nothing on real pages"
+    store = images_of(out)
+    for step in sampled:
+        if not step.prompt.images or step.observation.screenshot is None:
+            yield "a real page was not shown as a picture"
+            return
+        if step.prompt.images != (step.observation.screenshot.image,):
+            yield "a prompt has another picture than its page"
+        store.get(step.prompt.images[0])  # raises where it is missing or damaged
+
+
+def _weights(model: Path, left: Path) -> Iterator[str]:
+    before, after = load_model(model).state_dict(), load_model(left).state_dict()
+    moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    seeing = {name for name in before if "vis" in name}
+    if not moved - seeing:
+        yield "the language model did not move"
+    if moved & seeing:
+        yield f"the vision moved: {sorted(moved & seeing)[0]}"
+    vision = ModelVision(str(left), lambda image: b"")
+    if vision.expansion_of_size(80, 60) != ModelVision(str(model), lambda image: b"").expansion_of_size(80, 60):
+        yield "what the run leaves sees otherwise than its model"
+
+
+def steps_of(episodes: Sequence[Trajectory]) -> list[Step]:
+    """All steps of some episodes."""
+    return [step for one in episodes for step in one.steps]
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Check one family; 0 where nothing is wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--family", default="idefics3", choices=sorted(FAMILIES))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--lora", action="store_true")
+    options: Any = parser.parse_args(given)
+    with tempfile.TemporaryDirectory() as temporary:
+        home = options.out or Path(temporary)
+        os.environ["DYNAWEB_CACHE"] = str(home / "cache")
+        started = time.monotonic()
+        model = FAMILIES[options.family].write(home / "model")
+        code = run(model, home / "run", ["rl.lora_rank=4", "sft.lora_rank=4"] if options.lora else [])
+        problems = [f"the run ended with {code}"] if code else list(faults(model, home / "run"))
+        took = time.monotonic() - started
+    print(f"{options.family}: {'; '.join(problems) or 'passes'} ({took:.0f} s)", file=sys.stderr)
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""VisualWebArena's tasks: goals with images, questions about the images on pages, and what is skipped and counted."""
+
+from __future__ import annotations
+
+import io
+import json
+from base64 import b64decode, b64encode
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from judge_server import JudgeServer, judge_server
+from PIL import Image as Pillow
+from web_pages import PageServer, serving
+
+from dynaweb.config.server import Server
+from dynaweb.errors import ConfigError, MissingError
+from dynaweb.protocols import EnvironmentContext
+from dynaweb.web.chromium.pool import BrowserPool
+from dynaweb.web.chromium.session import ChromiumSession
+from dynaweb.web.evaluators import string_match
+from dynaweb_env_webarena import WebarenaConfig
+from dynaweb_env_webarena.env import WebarenaSource
+from dynaweb_env_webarena.images import SeeingJudge, page_image_query, similarity
+
+LAST = {"eval_image_url": "last", "eval_image_class": ""}
+COLOR = [{"question": "What colour is it?", "answer": "red"}]
+
+
+def png(color: tuple[int, int, int], size: tuple[int, int] = (40, 40), *, dots: int = 0) -> bytes:
+    out = io.BytesIO()
+    image = Pillow.new("RGB", size, color)
+    for at in range(dots):
+        image.paste((255, 255, 255), (at * 7 % size[0], at * 11 % size[1], at * 7 % size[0] + 4, at * 11 % size[1] + 4))
+    image.save(out, "PNG")
+    return out.getvalue()
+
+
+def src(data: bytes) -> str:
+    return f"data:image/png;base64,{b64encode(data).decode()}"
+
+
+RED, BLUE = png((255, 0, 0), dots=9), png((0, 0, 255), dots=4)
+
+
+def task(number: int, evaluation: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        **{"task_id": number, "sites": ["classifieds"], "intent": "Find it", "start_url": "__CLASSIFIEDS__"},
+        **{"require_login": False, "image": None, "eval": evaluation, **more},
+    }
+
+
+TEXT = {"eval_types": ["string_match"], "reference_answers": {"exact_match": "42"}}
+SEEN = {"eval_types": ["page_image_query"], "page_image_query": [{**LAST, "eval_vqa": COLOR}]}
+SAME = {"eval_types": ["page_image_query"], "page_image_query": [{**LAST, "eval_fuzzy_image_match": "a.png"}]}
+TASKS = [task(1, TEXT), task(2, SEEN), task(3, SAME), task(4, TEXT, image=["http://x.test/a.png"])]
+
+
+def source(tmp_path: Path, tasks: list[dict[str, Any]] = TASKS, **settings: Any) -> WebarenaSource:
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps(tasks), encoding="utf-8")
+    return WebarenaSource(WebarenaConfig(path=str(path), **settings), EnvironmentContext())
+
+
+def test_what_cannot_be_seen_here_is_skipped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MissingError, match="classifieds has no address"):
+        source(tmp_path).catalogue("test")
+    monkeypatch.setenv("VWA_CLASSIFIEDS", "http://ads.test")
+    plain = source(tmp_path)
+    assert [one.id for one in plain.catalogue("test")] == ["1", "3"]
+    assert sorted((why.split(" (")[0], count) for why, count in plain.skipped("test").items()) == [
+        ("its goal comes with images", 1),
+        ("page_image_query needs a model that sees", 1),
+    ]
+    seeing = {"model": "m", "base_url": "http://127.0.0.1:9/v1"}
+    able = source(tmp_path, seeing=seeing, goal_images="address")
+    assert [one.id for one in able.catalogue("test")] == ["1", "2", "3", "4"] and not able.skipped("test")
+    assert able.catalogue("test")[3].intent == "Find it (with the image http://x.test/a.png)"
+    assert {one.start_url for one in able.catalogue("test")} == {"http://ads.test"}
+    upstream = source(tmp_path, seeing=seeing, evaluator="upstream")
+    assert upstream.skipped("test")["page_image_query needs env.evaluator = repaired"] == 2
+
+
+WRONG = {
+    "no list": ({"page_image_query": {}}, "page_image_query"),
+    "no url": ({"page_image_query": [{"eval_vqa": COLOR}]}, "no object with eval_image_url"),
+    "nothing asked": ({"page_image_query": [LAST]}, "neither eval_vqa nor eval_fuzzy_image_match"),
+    "no answer": (
+        {"page_image_query": [{**LAST, "eval_vqa": [{"question": "?"}]}]},
+        "objects with question and answer",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_damaged_query_is_named_before_anything_is_played(tmp_path: Path, case: str) -> None:
+    more, why = WRONG[case]
+    with pytest.raises(ConfigError, match=why):
+        source(tmp_path, [task(1, {"eval_types": ["page_image_query"], **more})]).skipped("test")
+    with pytest.raises(ConfigError, match="image is a list of names, not 7"):
+        source(tmp_path, [task(1, TEXT, image=7)]).skipped("test")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reference", "answer", "score"),
+    [
+        ("must_exclude", ["red", "0"], "blue 10", 1.0),
+        ("must_exclude", ["red"], "a red car", 0.0),
+        ("one_of", ["red", "blue"], "It is blue.", 1.0),
+        ("one_of", ["red", "blue"], "green", 0.0),
+        ("required_values", ["> 5", "<= 1,000"], "1,000", 1.0),
+        ("required_values", ["== 3 |OR| > 9"], "3.0", 1.0),
+        ("required_values", ["> 5"], "5", 0.0),
+        ("required_values", ["> 5"], "many", 0.0),
+        ("required_values", ["about 5"], "5", None),
+    ],
+)
+def test_further_kinds_of_answers(kind: str, reference: list[str], answer: str, score: float | None) -> None:
+    if score is None:
+        with pytest.raises(Exception, match="no condition such as"):
+            string_match({kind: reference}, answer)
+    else:
+        assert string_match({kind: reference}, answer).score == score
+
+
+def test_similarity_is_that_of_the_eye() -> None:
+    bigger = io.BytesIO()
+    Pillow.open(io.BytesIO(RED)).resize((80, 80)).save(bigger, "PNG")
+    assert similarity(RED, RED) == pytest.approx(1.0)
+    assert similarity(bigger.getvalue(), RED) > 0.8 > similarity(BLUE, RED)
+    assert similarity(png((1, 2, 3), (3, 3)), png((1, 2, 3), (2, 2))) == pytest.approx(1.0)
+
+
+def test_similarity_is_scikit_images() -> None:
+    metrics = pytest.importorskip("skimage.metrics")
+    numpy = pytest.importorskip("numpy")
+    a, b = (numpy.asarray(Pillow.open(io.BytesIO(one)).convert("RGB")) for one in (RED, BLUE))
+    expected = metrics.structural_similarity(a, b, channel_axis=2, data_range=255)
+    assert similarity(RED, BLUE) == pytest.approx(expected, abs=0.02)
+
+
+# --- in a browser
+
+
+def looks(request: dict[str, Any]) -> str:
+    """A judge that really looks: at the colour of most pixels."""
+    (picture,) = [part for part in request["messages"][-1]["content"] if part["type"] == "image_url"]
+    data = b64decode(picture["image_url"]["url"].partition(",")[2])
+    colors: Any = Pillow.open(io.BytesIO(data)).convert("RGB").getcolors()
+    _, (red, _, blue) = max(colors)
+    return "It is red." if red > blue else "It is blue."
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PageServer]:
+    with serving() as running:
+        running.pages["/both"] = f"<div class=item><img src='{src(BLUE)}'></div><img class=side src='{src(RED)}'>"
+        running.pages["/none"] = "<p>nothing"
+        running.pages["/broken"] = "<img src='data:text/plain,hello'>"
+        yield running
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[JudgeServer]:
+    with judge_server(looks) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def session(server: PageServer) -> AsyncIterator[ChromiumSession]:
+    async with BrowserPool() as pool:
+        session = await pool.session()
+        await session.reset()
+        yield session
+        await session.close()
+
+
+CASES: dict[str, tuple[str, dict[str, Any], float | None, str]] = {
+    "any image will do": ("/both", {"eval_vqa": COLOR}, 1.0, "as wanted"),
+    "of a class": ("/both", {"eval_vqa": COLOR, "eval_image_class": ".item"}, 0.0, "answered 'It is blue.', not 'red'"),
+    "the image itself": ("/both", {"eval_vqa": COLOR, "eval_image_class": ".side"}, 1.0, "as wanted"),
+    "no image": ("/none", {"eval_vqa": COLOR}, 0.0, "there is no image"),
+    "no selector": ("/both", {"eval_vqa": COLOR, "eval_image_class": ".[["}, 0.0, "there is no image"),
+    "unreadable": ("/broken", {"eval_vqa": COLOR}, None, "none of the 1 images"),
+    "alike": ("/both", {"eval_fuzzy_image_match": "missing.png |OR| red.png"}, None, "missing.png cannot be read"),
+    "the same": ("/both", {"eval_fuzzy_image_match": "red.png"}, 1.0, "as wanted"),
+    "another": ("/both", {"eval_fuzzy_image_match": "red.png", "eval_image_class": ".item"}, 0.0, "most similar image"),
+}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("case", CASES)
+async def test_images_of_pages_are_graded(
+    session: ChromiumSession, server: PageServer, judge: JudgeServer, tmp_path: Path, case: str
+) -> None:
+    path, query, score, why = CASES[case]
+    (tmp_path / "red.png").write_bytes(RED)
+    client = SeeingJudge(Server(model="m", base_url=judge.url))
+    await session.goto(server.url(path))
+    for url in ("last", server.url(path)):
+        queries = [{**LAST, **query, "eval_image_url": url}]
+        verdict = await page_image_query(queries, session, client, [tmp_path])
+        assert (verdict.score, why in verdict.why) == (score, True), verdict
+    await client.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_without_a_judge_or_with_a_broken_one_there_is_no_verdict(
+    session: ChromiumSession, server: PageServer
+) -> None:
+    await session.goto(server.url("/both"))
+    queries = [{**LAST, "eval_vqa": COLOR}]
+    assert (await page_image_query(queries, session, None, [])).why.endswith("env.seeing.model names none")
+    with judge_server(500) as broken:
+        client = SeeingJudge(Server(model="m", base_url=broken.url, retries=0))
+        verdict = await page_image_query(queries, session, client, [])
+        assert verdict.score is None and verdict.why
+        await client.close()
