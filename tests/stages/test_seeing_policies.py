@@ -1,0 +1,86 @@
+"""Recipes of policies that see: what is refused before a run, what dreams show, and a whole run in Chromium."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("PIL")
+from vision_families import FAMILIES, Album
+
+from dynaweb.config import resolve
+from dynaweb.errors import ConfigError
+from dynaweb.pipeline.context import RunContext
+from dynaweb.plugin.registry import current
+from dynaweb.runs import StageCache
+from dynaweb.stages.preflight import check_model
+from dynaweb.types import Node, Observation, Screenshot, Task
+
+SEES = "observation.modality=both"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return FAMILIES["idefics3"].write(tmp_path_factory.mktemp("seeing") / "model")
+
+
+def context(tmp_path: Path, *sets: str) -> RunContext:
+    return RunContext(resolve("smoke", overrides=(SEES, *sets), plugins=current()), current(), StageCache(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        ((), "reads text alone, and observation.modality asks it to see"),
+        (("model.path=MODEL", "policy.engine.name=vllm"), "the engine 'vllm' takes text alone"),
+        (("model.path=MODEL", "observation.width=4000", "observation.height=3000"), ""),
+    ],
+)
+def test_what_cannot_see_is_refused_in_one_line_before_the_run(
+    model: Path, tmp_path: Path, sets: tuple[str, ...], words: str
+) -> None:
+    ctx = context(tmp_path, *(one.replace("MODEL", str(model)) for one in sets))
+    if not words:
+        return check_model(ctx)
+    with pytest.raises(ConfigError, match=words) as error:
+        check_model(ctx)
+    assert "\n" not in str(error.value)
+    return None
+
+
+def test_dreams_show_text_unless_the_world_model_draws(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx = context(tmp_path, f"model.path={model}")
+    page = Observation("http://a.localhost/", (Node(1, "link", "cart"),))
+    album = Album()
+    image = album.add(64, 48)
+    seen = Observation(page.url, page.nodes, screenshot=Screenshot(image, (64, 48)))
+    task = Task("t", "Open the cart", page.url)
+    real, dreamed = ctx.models.format, ctx.models.dream_prompts(ctx.models.format)
+    assert real.policy_prompt(task, seen, ()).images == (image,)
+    assert dreamed.policy_prompt(task, seen, ()).images == ()
+    assert dreamed.policy_prompt(task, page, ()).images == ()
+    draws = SimpleNamespace(spec=SimpleNamespace(capabilities={"draws"}))
+    monkeypatch.setattr(ctx.models, "_plugins", SimpleNamespace(find=lambda kind, name: draws))
+    assert ctx.models.dream_prompts(real) is real
+    text = context(tmp_path, "observation.modality=text")
+    assert text.models.dream_prompts(text.models.format) is text.models.format and text.models.vision is None
+
+
+def test_the_pictures_of_a_run_are_those_of_its_stage_cache(model: Path, tmp_path: Path) -> None:
+    ctx = context(tmp_path, f"model.path={model}")
+    album = Album()
+    image = album.add(64, 48)
+    ctx.images.put(album.read(image))
+    vision: Any = ctx.models.vision
+    loaded = ctx.models.load()
+    assert loaded.vision is vision
+    page = Observation("http://a.localhost/", (), screenshot=Screenshot(image, (64, 48)))
+    prompt = loaded.format.policy_prompt(Task("t", "Open the cart", page.url), page, ())
+    assert vision.inputs([prompt])["pixel_values"].shape[0] == 1
+    frozen = [name for name, parameter in loaded.model.named_parameters() if not parameter.requires_grad]
+    assert frozen and all("vision" in name or "connector" in name for name in frozen)
