@@ -1,8 +1,8 @@
-"""Checks what a release would publish: a wheel and a source archive of one version, whole, and from the right repository.
+"""Checks what a release would publish: a wheel and a source archive of one version, whole, of the right repository.
 
     python -m build && python scripts/check_release.py dist --tag v0.2.0 --address https://github.com/OWNER/dynaweb
 
-Needs no package. `tests/packaging` looks further into the wheel; this is what is looked at once more before it is public.
+Needs no package. `tests/packaging` looks further into the wheel; this is looked at once more before it is public.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from collections.abc import Iterator
 from email.parser import Parser
 from pathlib import Path
 
-NEEDED = ("dynaweb/train.py", "dynaweb/py.typed", "dynaweb/recipes/dynaweb.toml", "dynaweb/assets/tiny/model.safetensors")
+NEEDED = (
+    "dynaweb/train.py",
+    "dynaweb/py.typed",
+    "dynaweb/recipes/dynaweb.toml",
+    "dynaweb/assets/tiny/model.safetensors",
+)
 """Files that no wheel may lack: the loop, the mark that it is typed, the default recipe, the weights."""
 LARGEST = 100 * 2**20
 """Bytes that PyPI takes in one file."""
@@ -48,7 +53,9 @@ def trouble(folder: Path, tag: str, address: str) -> Iterator[str]:
     with tarfile.open(archives[0]) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
         wanted = ("pyproject.toml", "README.md", "LICENSE", "CITATION.cff", "constraints.txt", "tests", "docs")
-        yield from (f"{archives[0].name} lacks {name}" for name in wanted if name not in held and not _below(name, held))
+        yield from (
+            f"{archives[0].name} lacks {name}" for name in wanted if name not in held and not _below(name, held)
+        )
 
 
 def _below(folder: str, names: set[str]) -> bool:
