@@ -19,6 +19,9 @@ from folders import ROOT
 BLOCK = re.compile(
     r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>[\w-]*)[^\n]*\n(?P<text>.*?)^(?P=indent)(?P=fence) *$", re.M | re.S
 )
+ITEM = re.compile(r"(?m)^( *[-*]|\d+\.) .*(\n +\S.*)*")
+"""An item of a list, whose further lines are indented too."""
+SCRIPT = re.compile(r"(?:\./)?(?:scripts|benchmarks|examples|docs)/[\w./-]+\.(?:py|sh)")
 KNOWN = {"bash", "json", "python", "text", "toml", "yaml"}
 OTHERS = {"gymnasium", "openenv", "trl", "agentlab", "browsergym"}
 """Packages of others that pages name, and that need not be here."""
@@ -60,13 +63,8 @@ def test_no_block_is_indented_only() -> None:
     """A fence says what is in it, so that the site can colour it and this file can check it."""
     written = {"recipes.md", "cli.md", "hooks.md", "api.md"}
     for page in (page for page in PAGES if page.name not in written and page.name != "CHANGELOG.md"):
-        text = BLOCK.sub("", page.read_text(encoding="utf-8"))
-        assert (
-            re.findall(
-                r"(?:^|\n\n)(?<!- )( {4}\S.*)\n(?=\n| {4})", re.sub(r"(?m)^( *[-*]|\d+\.) .*(\n +\S.*)*", "", text)
-            )
-            == []
-        ), page
+        text = ITEM.sub("", BLOCK.sub("", page.read_text(encoding="utf-8")))
+        assert re.findall(r"(?:^|\n\n) {4}\S.*", text) == [], page
 
 
 def parsed(source: str) -> ast.AST:
@@ -139,9 +137,5 @@ def test_commands_can_be_split_into_words(block: Block) -> None:
         return
     for line in block.text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
-        files = [
-            word
-            for word in words
-            if re.fullmatch(r"(?:\./)?(?:scripts|benchmarks|examples|docs)/[\w./-]+\.(?:py|sh)", word)
-        ]
+        files = [word for word in words if SCRIPT.fullmatch(word)]
         assert [file for file in files if not (ROOT / file).exists()] == [], block.where

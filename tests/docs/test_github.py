@@ -74,7 +74,7 @@ RUN = [(f"{file}: {job}", words) for file, job, step in STEPS if "run" in step f
 
 @pytest.mark.parametrize(("where", "words"), RUN, ids=[f"{where}: {' '.join(words)}"[:90] for where, words in RUN])
 def test_commands_of_workflows_exist(where: str, words: list[str]) -> None:
-    """Programs of `.venv` come with an extra that the job installs, files are there, and `dynaweb` knows its options."""
+    """Programs of `.venv` are those of our extras, files are there, and `dynaweb` knows its options."""
     program, *arguments = words
     if program.startswith(".venv/bin/"):
         program = program.removeprefix(".venv/bin/")
