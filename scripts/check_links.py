@@ -75,7 +75,9 @@ def _reason(name: str, target: str, pages: dict[str, Anchors], files: set[str]) 
     if place not in files:
         return "there is no such file"
     anchor = unquote(parts.fragment)
-    if anchor and place in pages and not pages[place].ids[anchor] and not anchor.startswith(("__", "top")):
+    # What holds a `=` is read by the scripts of a report, such as `#episodes?arm=SFT`.
+    named = anchor and "=" not in anchor and not anchor.startswith(("__", "top"))
+    if named and place in pages and not pages[place].ids[anchor]:
         return f"{place} has no such anchor"
     return ""
 
