@@ -101,7 +101,9 @@ def _shown(path: str) -> str:
         rows = "\n".join(f"- [`{name}`]({name})" for name in names if not name.startswith((".", "_")))
         return f"# `{path}`\n\nA folder of the repository.\n\n{rows}\n"
     if place.suffix == ".md":
-        return place.read_text(encoding="utf-8")
+        # What a page says now comes before what has changed.
+        top = "---\nsearch: {boost: 0.2}\n---\n\n" if path == "CHANGELOG.md" else ""
+        return top + place.read_text(encoding="utf-8")
     if place.suffix not in LANGUAGES:
         raise PluginError(f"a page links to {path}: files that end with {place.suffix!r} cannot be shown on the site")
     text = place.read_text(encoding="utf-8")
