@@ -96,6 +96,7 @@ def test_pages_fit_every_window_and_pass_the_checks_of_axe(path: str, page: Page
     page.goto(address + path)
     for width in (390, 320, 1280):
         page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(500)  # the menu moves out of sight
         assert page.evaluate("document.documentElement.scrollWidth") <= width, (path, width)
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
