@@ -2,14 +2,16 @@
 
 For each kind, a package from `dynaweb new plugin`, and the one under `examples/`, is installed into an environment of
 its own beside the wheel of dynaweb (built here), and its tests must pass. Then all kinds together take part in one
-`dynaweb run`, or with `--each-runs` every package in one of its own. At last the commands of `docs/plugins.md` are
-typed as they stand there. Dependencies are those of the environment that runs this script, so nothing is downloaded.
+`dynaweb run`, or with `--each-runs` every package in one of its own. At last the commands of `docs/plugins.md` and
+`docs/write-a-judge.md` are typed as they stand there. Dependencies are those of the environment that runs this script,
+so nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import site
 import subprocess
 import sys
@@ -106,6 +108,7 @@ def check(place: Place, package: Path) -> None:
 def run(place: Place, flags: Sequence[str], sets: Sequence[str]) -> None:
     """A run with tiny counts."""
     options = [word for setting in (*TINY.split(), *sets) for word in ("--set", setting)]
+    shutil.rmtree(place.folder / "run", ignore_errors=True)  # a page may have two runs
     place.python("dynaweb", "run", "smoke", *flags, *options, "--out", "run", cwd=place.folder)
     report = place.folder / "run" / "report.html"
     assert report.stat().st_size > 10_000, report
@@ -115,9 +118,9 @@ def follow(place: Place, page: Path) -> int:
     """Type the commands of a page's `bash` blocks, and write the files that its other blocks name; returns how many.
 
     A block is written to a file when the line before it ends with `: FILE` in backticks. Lines that begin with
-    `pip install` use the packages that are there.
+    `pip install` use the packages that are there. Blocks with a line `<!-- needs ... -->` above are left out.
     """
-    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"<!-- needs .*?-->\n```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     cwd, count = place.folder, 0
     for name, language, body in re.findall(r"(?:`([^`\n]+)`:\n\n)?```(\w+)\n(.*?)```", text, flags=re.DOTALL):
         if language != "bash":
@@ -164,9 +167,10 @@ def example(folder: Path, wheel: Path, *, runs: bool) -> None:
 
 
 def page(folder: Path, wheel: Path) -> None:
-    """The commands of `docs/plugins.md`."""
-    count = follow(Place(folder / "docs", wheel), ROOT / "docs" / "plugins.md")
-    print(f"docs/plugins.md: {count} commands", flush=True)
+    """The commands of the pages that lead to a plugin."""
+    for name in ("plugins.md", "write-a-judge.md"):
+        count = follow(Place(folder / name, wheel), ROOT / "docs" / name)
+        print(f"docs/{name}: {count} commands", flush=True)
 
 
 def main(arguments: Sequence[str]) -> None:

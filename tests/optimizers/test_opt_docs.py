@@ -51,8 +51,8 @@ def test_the_table_has_every_option_with_its_default(name: str) -> None:
 
 
 def test_examples_are_valid() -> None:
-    blocks = re.findall(r"\n\n((?:    .*\n|\n(?=    ))+)", PAGE.split("## Porting")[1].split("\n| here |")[0])
-    parsed = [tomllib.loads(re.sub(r"(?m)^    ", "", block)) for block in blocks]
+    blocks = re.findall(r"```toml\n(.*?)```", PAGE.split("## Porting")[1].split("\n| here |")[0], re.DOTALL)
+    parsed = [tomllib.loads(block) for block in blocks]
     assert len(parsed) == 2
     for example in parsed:
         settings = dict(example["opt"])
