@@ -18,7 +18,7 @@ from dynaweb.types import Task, Trajectory
 if TYPE_CHECKING:
     from dynaweb.config.sections import Rl
 
-TaskOutcome = tuple[str, float]
+Outcome = tuple[str, float]
 """Template of a group, and the mean reward of its graded rollouts."""
 FLOOR = 0.03
 """Weight of a template whose groups were all alike: it still comes back now and then."""
@@ -46,7 +46,7 @@ class Curriculum:
         known = self.demonstrated if self.rl.expert_share > 0 else ()
         object.__setattr__(self, "_known", Rotation(known, seed=derive(self.seed, "demonstrated")))
 
-    def of_update(self, update: int, outcomes: Sequence[Sequence[TaskOutcome]]) -> list[Task]:
+    def of_update(self, update: int, outcomes: Sequence[Sequence[Outcome]]) -> list[Task]:
         """The tasks of an update, given the outcomes of the updates before it."""
         tasks = self._in_rotation(update * self.rl.tasks, (update + 1) * self.rl.tasks)
         if self.rl.sampling == "rotation":
@@ -83,7 +83,7 @@ class Curriculum:
         return [rng.choice(pool[name]) for name in chosen]
 
 
-def weights(outcomes: Sequence[Sequence[TaskOutcome]]) -> dict[str, float]:
+def weights(outcomes: Sequence[Sequence[Outcome]]) -> dict[str, float]:
     """For each template seen, the variance p (1 - p) of its estimated reward p, and at least `FLOOR`."""
     rates: dict[str, float] = {}
     for update in outcomes:
@@ -92,7 +92,7 @@ def weights(outcomes: Sequence[Sequence[TaskOutcome]]) -> dict[str, float]:
     return {template: max(FLOOR, rate * (1 - rate)) for template, rate in rates.items()}
 
 
-def outcomes_of(rollouts: Sequence[Trajectory]) -> list[TaskOutcome]:
+def outcomes_of(rollouts: Sequence[Trajectory]) -> list[Outcome]:
     """The outcome of each group with a graded rollout of the policy's own, in order."""
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in rollouts:
