@@ -39,7 +39,7 @@ from dynaweb.matrix.folder import MatrixFolder
 from dynaweb.matrix.table import matrix_text
 from dynaweb.observers import read_metrics
 from dynaweb.plugin.registry import current
-from dynaweb.stats import Estimate, interval_text, mean, text_table
+from dynaweb.stats import COUNT, NO_INTERVAL, SCORE, Estimate, Kind, mean, text_table
 
 ROOT = Path(__file__).resolve().parents[1]
 AXIS = "rl.max_staleness"
@@ -51,7 +51,11 @@ SMALL: Mapping[str, Any] = {
     "wm_fit.fidelity_steps": 0,
 }
 """Beside the recipe `smoke`: more updates than the largest staleness, and nothing that has no part in the question."""
-MEASURES = ("staleness.mean", "staleness.share", "ratio_ess", "clip_frac_low", "clip_frac_high", "reward")
+MEASURES: Mapping[str, Kind] = {
+    "staleness.mean": COUNT,
+    **dict.fromkeys(("staleness.share", "ratio_ess", "clip_frac_low", "clip_frac_high", "reward"), SCORE),
+}
+"""Metrics of updates, and which values their means may have."""
 
 
 def settings_of(texts: Sequence[str]) -> dict[str, Any]:
@@ -89,14 +93,17 @@ def matrix(given: argparse.Namespace, out: Path) -> str:
                     if row["metrics"].get(name) is not None:
                         values.setdefault(name, []).append(row["metrics"][name])
     parts = [table, "Means over updates with 95 % intervals, n updates:"]
-    for measure in MEASURES:
-        means = [(name, mean(values.get(measure, []))) for name, values in by_combination.items()]
+    for measure, kind in MEASURES.items():
+        means = [(name, kind.cut(mean(values.get(measure, [])))) for name, values in by_combination.items()]
         parts.append(text_table([measure, "mean [95 %]", "n"], [[name, _text(one), str(one.n)] for name, one in means]))
     return "\n\n".join(parts)
 
 
 def _text(estimate: Estimate) -> str:
-    return "-" if estimate.value is None else f"{estimate.value:.3f} {interval_text(estimate)}".strip()
+    if estimate.value is None:
+        return "-"
+    known = estimate.low is not None and estimate.high is not None
+    return f"{estimate.value:.3f} " + (f"[{estimate.low:.3f}, {estimate.high:.3f}]" if known else NO_INTERVAL)
 
 
 class Clock:
@@ -160,7 +167,7 @@ def speed(given: argparse.Namespace, folder: Path) -> Iterator[list[str]]:
         tokens = sum(metrics["policy_tokens"] for metrics in measured)
         waited = sum(metrics["time.rollout"] for metrics in measured) / sum(seconds)
         rate = f"{tokens / sum(seconds):.1f}"
-        yield [str(most), str(len(seconds)), _text(mean(seconds)), rate, f"{100 * waited:.0f} %"]
+        yield [str(most), str(len(seconds)), _text(COUNT.cut(mean(seconds))), rate, f"{100 * waited:.0f} %"]
 
 
 SPEED_HEAD = [AXIS, "n (updates)", "seconds an update [95 %]", "new tokens a second", "trainer waited"]

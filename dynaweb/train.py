@@ -64,7 +64,8 @@ from dynaweb.stages.world_model import fit_world_model
 if TYPE_CHECKING:
     from dynaweb.pipeline.context import RunContext
     from dynaweb.protocols import Engine, Judge, PolicyOptimizer
-    from dynaweb.rollout.curriculum import Curriculum, Outcome
+    from dynaweb.rl.ahead import Outcomes
+    from dynaweb.rollout.curriculum import Curriculum
     from dynaweb.runs import Stage
     from dynaweb.types import Trajectory
 
@@ -363,7 +364,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     # Rollouts, which may run ahead of training.
     history = History()
 
-    async def played(update: int, outcomes: Sequence[Sequence[Outcome]]) -> list[Trajectory]:
+    async def played(update: int, outcomes: Outcomes) -> list[Trajectory]:
         tasks = curriculum.of_update(update, outcomes)
         rollouts = await sampler.of_update(update, tasks, ctx.count_steps)
         if mode == "policy":

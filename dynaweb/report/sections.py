@@ -13,7 +13,9 @@ from dynaweb.report.outcome import UNGRADED
 from dynaweb.report.table import ClosingRow, closing_rows, cost_totals, headline, made_words, reference_words
 from dynaweb.runs.names import AUDIT, IMAGE_TOKENS, PROMPT_TOKENS_LEFT_OUT, PROMPTS, PROMPTS_CUT, cut_share
 from dynaweb.stats import (
+    COUNT,
     NO_INTERVAL,
+    SCORE,
     Estimate,
     PairedDifference,
     count,
@@ -388,18 +390,16 @@ def audited(data: ReportData) -> Html | None:
 STALE_STAGE = "rl"
 """The stage whose rollouts may run ahead."""
 STALE_MEASURES = {
-    "staleness.mean": (
-        "updates that tokens were behind",
-        "how far the policy had moved on, mean of tokens",
-    ),
-    "staleness.max": ("updates that the oldest token was behind", ""),
-    "staleness.share": ("share of stale tokens", "drawn by an earlier policy than the one in training"),
+    "staleness.mean": (COUNT, "updates that tokens were behind", "how far the policy had moved on, mean of tokens"),
+    "staleness.max": (COUNT, "updates that the oldest token was behind", ""),
+    "staleness.share": (SCORE, "share of stale tokens", "drawn by an earlier policy than the one in training"),
     "ratio_ess": (
+        SCORE,
         "effective sample size",
-        "of the importance ratios, as a share of the tokens: 1 = as good as fresh",
+        "of the importance ratios, as a share of tokens; 1 = all fresh",
     ),
 }
-"""Metrics of asynchronous training: their label and meaning."""
+"""Metrics of asynchronous training: the kind of number, label and meaning."""
 
 
 def asynchronous(data: ReportData) -> Html | None:
@@ -408,8 +408,8 @@ def asynchronous(data: ReportData) -> Html | None:
     if not curves.keys() & (STALE_MEASURES.keys() - {"ratio_ess"}):
         return None
     measures = [
-        Measure(label, mean(value for _, value in curves[name].points), meaning, name)
-        for name, (label, meaning) in STALE_MEASURES.items()
+        Measure(label, kind.cut(mean(value for _, value in curves[name].points)), meaning, name)
+        for name, (kind, label, meaning) in STALE_MEASURES.items()
         if name in curves
     ]
     lead = (
