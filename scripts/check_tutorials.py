@@ -19,7 +19,7 @@ from pathlib import Path
 from check_plugins import ROOT, Place, build
 
 TUTORIALS = ROOT / "docs" / "tutorials"
-SECONDS = 900
+SECONDS = 1800
 """Most that one cell may take."""
 STRICT = """
 import subprocess

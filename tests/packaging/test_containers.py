@@ -230,6 +230,7 @@ def test_resets_over_http_as_the_recipe_and_as_webarenas_reset_server_ask_for_th
                 with pytest.raises(urllib.error.HTTPError) as caught:
                     read(f"{address}/reset?{query}")
                 assert caught.value.code == code
+                caught.value.close()
             assert read(f"{address}/reset") == "begun"
             while (words := read(f"{address}/status")) == "resetting":
                 pass
