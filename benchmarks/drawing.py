@@ -7,7 +7,7 @@ window shows of it:
 
     layout overlap   intersection over union of the boxes of an element, here and there, mean over those in both windows
     in both windows  share of the elements in either window that are in both
-    text overlap     F1 of the words that the two windows show
+    text overlap     F1 of the words that the two windows show; one with letters that the font lacks is not shown
 
 A page counts once. Intervals are 95 %, over the sites that pages are of: pages of one site look alike.
 """
@@ -26,14 +26,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "dynaweb-wm-drawing"))
 
-from dynaweb_wm_drawing.drawing import layout
+from dynaweb_wm_drawing.drawing import drawable, layout
 
 from dynaweb.config.sections import ObservationSettings
 from dynaweb.data.images import ImageStore
 from dynaweb.protocols import EnvironmentContext
 from dynaweb.stats import Estimate, mean
 from dynaweb.types import Observation
-from dynaweb.web.chromium.layout import Box
+from dynaweb.web.boxes import Box
 from dynaweb_env_sites import SitesConfig
 from dynaweb_env_sites.env import SitesSource
 
@@ -60,9 +60,9 @@ def overlap(one: Box, other: Box) -> float:
     return common / (one.width * one.height + other.width * other.height - common)
 
 
-def words(page: Observation, shown: set[int]) -> Counter[str]:
+def words(page: Observation, visible: set[int]) -> Counter[str]:
     """The words of the elements that a window shows."""
-    texts = (f"{node.name} {node.value or ''}" for node in page.nodes if node.id in shown)
+    texts = (f"{node.name} {node.value or ''}" for node in page.nodes if node.id in visible)
     return Counter(word for text in texts for word in text.split())
 
 
@@ -73,6 +73,8 @@ def compared(site: str, page: Observation, real: dict[int, Box]) -> Page:
     common = there.keys() & here.keys()
     overlaps = [overlap(there[number], here[number]) for number in common]
     first, second = words(page, set(there)), words(page, set(here))
+    # A word with boxes for letters cannot be read.
+    second = Counter({word: count for word, count in second.items() if all(map(drawable, word))})
     total = first.total() + second.total()
     return Page(
         site,

@@ -625,11 +625,11 @@ def import_data(
     `checked` or `judged` to be successes. The report counts what was taken, and what was left out and why.
     Pictures of pages go to `images/` beside the store."""
     from dynaweb.data.demonstrations import one_of
-    from dynaweb.data.images import beside
+    from dynaweb.data.images import images_next_to
     from dynaweb.data.importers import ImportReport, read_foreign, read_trajectories
     from dynaweb.data.store import TrajectoryStore, TransitionStore
 
-    report, images = ImportReport(), beside(Path(store))
+    report, images = ImportReport(), images_next_to(Path(store))
     if trajectories:
         wanted = one_of(only) if only else None
         TrajectoryStore(Path(store)).extend(read_trajectories(name, str(source), report, wanted, images))
@@ -879,12 +879,16 @@ def prune_cache(
     Those not used for so long (`"12h"`, `"7d"`), the oldest until the rest takes no more than `max_size` (`"2G"`), or
     `every` one. With `dry_run` nothing is deleted. Raises `ConfigError` where nothing says which.
     """
-    from dynaweb.runs.pruning import bytes_of, cached_stages, chosen_stages, seconds_of, take_out
+    from dynaweb.runs.pruning import bytes_of, cached_stages, chosen_stages, drop_pictures, seconds_of, take_out
 
     age = None if older_than is None else seconds_of(older_than)
     size = None if max_size is None else bytes_of(max_size)
     chosen = chosen_stages(cached_stages(), older_than=age, max_size=size, every=every)
-    return chosen if dry_run else take_out(chosen)
+    if dry_run:
+        return chosen
+    gone = take_out(chosen)
+    drop_pictures()
+    return gone
 
 
 def _matrix_folder(plan: Plan, out: str | Path | None) -> MatrixFolder:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb import events
 from dynaweb.data.demonstrations import Only, passes, unusable
-from dynaweb.data.images import ImageStore, beside, pictures_of
+from dynaweb.data.images import ImageStore, images_next_to, pictures_of
 from dynaweb.data.store import SUFFIX, TrajectoryStore, existing_trajectories
 from dynaweb.errors import ConfigError, hint
 from dynaweb.judges.reward import grading, judge_all
@@ -71,7 +71,7 @@ async def demonstrate(
     assert ctx.folder is not None  # every job here runs in one
     explore = ctx.recipe.explore
     target = TrajectoryStore(store or ctx.folder.trajectories / f"{COLLECTED}{SUFFIX}")
-    images = beside(store) if store is not None else ImageStore(ctx.folder.path / IMAGES)
+    images = images_next_to(store) if store is not None else ImageStore(ctx.folder.path / IMAGES)
     present = {trajectory.task.id for trajectory in target}
     drawn = training_tasks(ctx, explore.episodes, once=True)[: explore.episodes]
     tasks = [task for task in drawn if task.id not in present]
@@ -82,9 +82,9 @@ async def demonstrate(
 
     def keep(batch: list[Trajectory]) -> None:
         nonlocal added
-        kept = [one for one in batch if only is None or passes(one, only)]
-        ctx.images.share((image for one in kept for image in pictures_of(one)), images.folder)
-        added += target.append(kept)
+        chosen = [one for one in batch if only is None or passes(one, only)]
+        ctx.images.share((image for one in chosen for image in pictures_of(one)), images.folder)
+        added += target.append(chosen)
 
     def finished(trajectory: Trajectory) -> None:
         played.append(trajectory)

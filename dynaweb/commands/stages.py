@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dynaweb import train
 from dynaweb.config.agreement import check_pictures
 from dynaweb.config.keys import file_key
-from dynaweb.data.images import beside, pictures_of
+from dynaweb.data.images import images_next_to, pictures_of
 from dynaweb.data.store import TransitionStore
 from dynaweb.errors import ConfigError
 from dynaweb.judges.audit import JudgeAudits, report_on
@@ -68,7 +68,7 @@ async def collect(ctx: RunContext, store: Path | None) -> StageResult:
     known = any(one.info.get(COLLECTED) == explored.key for one in target)
     if store is not None:
         pictures = (image for one in transitions for image in pictures_of(one))
-        ctx.images.share(pictures, beside(store).folder)
+        ctx.images.share(pictures, images_next_to(store).folder)
     added = 0 if known else target.append(transitions)
     steps = sum(len(episode.steps) for episode in episodes)
     counts = {"episodes": len(episodes), "steps": steps, "transitions": len(transitions), "added": added}

@@ -174,7 +174,7 @@ def _size(data: bytes) -> tuple[int, int] | None:
     return None
 
 
-def beside(store: Path) -> ImageStore:
+def images_next_to(store: Path) -> ImageStore:
     """Where the pictures of a store outside of runs are kept: in `images/` beside its file."""
     return ImageStore(store.parent / IMAGES)
 

@@ -19,7 +19,7 @@ from typing import Literal
 
 from dynaweb.config.files import read_json
 from dynaweb.errors import CheckpointError, ConfigError
-from dynaweb.runs.cache import IMAGES, MANIFEST, PARTIAL, USED, default_root
+from dynaweb.runs.cache import IMAGES, MANIFEST, PARTIAL, PICTURES, USED, default_root
 
 State = Literal["done", "unfinished", "in use"]
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -79,6 +79,28 @@ def take_out(stages: Iterable[CachedStage]) -> list[CachedStage]:
                 shutil.rmtree(stage.folder)
                 gone.append(stage)
     return gone
+
+
+def drop_pictures(root: Path | None = None) -> int:
+    """Delete the pictures of pages that no stage lists any more; returns how many.
+
+    None goes while a stage is in the making, whose list is not written yet, nor one that was put there within a day.
+    Run folders have links of their own.
+    """
+    root = root if root is not None else default_root()
+    if not (root / IMAGES).is_dir() or any(stage.state != "done" for stage in cached_stages(root)):
+        return 0
+    listed: set[str] = set()
+    for path in root.glob(f"*/*/{PICTURES}"):
+        listed.update(str(one[0]) for one in read_json(path, list))
+    stray = [
+        path
+        for path in (root / IMAGES).glob("*/*.png")
+        if path.stem not in listed and time.time() - path.stat().st_mtime > _UNITS["d"]
+    ]
+    for path in stray:
+        path.unlink(missing_ok=True)
+    return len(stray)
 
 
 def seconds_of(text: str) -> float:

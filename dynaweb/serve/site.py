@@ -157,8 +157,8 @@ class RunPages:
             (block,) = blocks(samples, self._token_texts(), prompts=True)
             while len(self._blocks) >= KEPT_BLOCKS:
                 self._blocks.pop(next(iter(self._blocks)), None)
-            shown = dict.fromkeys(page["picture"]["src"] for page in block["pages"] if "picture" in page)
-            self._blocks[key] = replace(data_file(block), pictures=tuple(filter(None, shown)))
+            addresses = dict.fromkeys(page["picture"]["src"] for page in block["pages"] if "picture" in page)
+            self._blocks[key] = replace(data_file(block), pictures=tuple(filter(None, addresses)))
         return self._blocks[key]
 
     def picture(self, name: str) -> Answer | None:

@@ -213,8 +213,8 @@ async def _read(ctx: RunContext, source: str) -> Artifact:
 
 def bring_pictures(ctx: RunContext, source: str, episodes: Sequence[Trajectory]) -> None:
     """Have the pictures of demonstrations among those of the run's stages; says how many are not where they should."""
-    place, images = Path(source).expanduser(), [image for episode in episodes for image in pictures_of(episode)]
-    missing = images_of(place).share(images, ctx.images.folder) if place.exists() else len(images)
+    path, images = Path(source).expanduser(), [image for episode in episodes for image in pictures_of(episode)]
+    missing = images_of(path).share(images, ctx.images.folder) if path.exists() else len(images)
     pages = sum(len(episode.steps) for episode in episodes)
     if missing or not images:
         log.warning(

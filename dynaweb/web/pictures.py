@@ -10,8 +10,9 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dynaweb.errors import ConfigError, ImageError, MissingError
 from dynaweb.types import Node, Screenshot
@@ -20,7 +21,7 @@ from dynaweb.web.session import WINDOW
 
 if TYPE_CHECKING:
     from dynaweb.protocols import EnvironmentContext, Images
-    from dynaweb.web.chromium.layout import Box
+    from dynaweb.web.boxes import Box
 
 COLORS = ("#b3001b", "#00529b", "#006b3c", "#6a1b9a", "#8a4b00", "#00646b", "#a3006b", "#3d4a00")
 """Colours of marks, in turn: white text on each of them has a contrast of 5 or more."""
@@ -102,7 +103,7 @@ def drawn(png: bytes, boxes: Mapping[int, Box], scale: float = 1.0) -> bytes:
     Frames have a white edge and labels are white on dark, so that both can be read on any page. A label stands at a
     corner of its frame, where it covers no other label if there is such a place.
     """
-    from PIL import Image, ImageDraw, ImageFont, UnidentifiedImageError
+    from PIL import Image, ImageDraw, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(png), formats=("PNG",)) as opened:
@@ -121,7 +122,7 @@ def drawn(png: bytes, boxes: Mapping[int, Box], scale: float = 1.0) -> bytes:
         draw.rectangle((left, top, right - 1, bottom - 1), outline="white", width=1)
         draw.rectangle((left + 1, top + 1, right - 2, bottom - 2), outline=_color(number), width=width)
     # 12 CSS pixels, but never so small that digits cannot be told apart.
-    font = ImageFont.load_default(size=max(10.0, 12 * scale))
+    font = _font(max(10.0, 12 * scale))
     placed = _Placed(whole, frames.values())
     for number, frame in frames.items():
         left, top, right, bottom = font.getbbox(str(number))
@@ -130,8 +131,16 @@ def drawn(png: bytes, boxes: Mapping[int, Box], scale: float = 1.0) -> bytes:
         draw.rectangle(edge, fill=_color(number), outline="white")
         draw.text((label.left + 3 - left, label.top + 3 - top), str(number), fill="white", font=font)
     out = io.BytesIO()
-    picture.save(out, "PNG")
+    # Half the time of the usual level, for files that are a fifth larger.
+    picture.save(out, "PNG", compress_level=3)
     return out.getvalue()
+
+
+@cache
+def _font(size: float) -> Any:
+    from PIL import ImageFont
+
+    return ImageFont.load_default(size=size)
 
 
 def _color(number: int) -> str:

@@ -109,12 +109,12 @@ def test_records_hold_references_that_come_back_exactly(tmp_path: Path, store: I
     assert list(pictures_of(back)) == [first, last]
     path = tmp_path / "trajectories" / "eval.jsonl.gz"
     TrajectoryStore(path).append([episode])
-    kept = TrajectoryStore(path)[0]
-    assert kept.final is not None and kept.final.screenshot == Screenshot(last, (1280, 720), 1.5, marks=True)
+    stored = TrajectoryStore(path)[0]
+    assert stored.final is not None and stored.final.screenshot == Screenshot(last, (1280, 720), 1.5, marks=True)
     assert list(pictures_of(Transition(page(first), Action("stop"), page(last)))) == [first, last]
     # Found again from the run folder, from its stores, and from one of them.
-    for place in (tmp_path, path.parent, path):
-        assert images_of(place).get(last) == png(grey=200)
+    for origin in (tmp_path, path.parent, path):
+        assert images_of(origin).get(last) == png(grey=200)
 
 
 def test_a_picture_is_no_part_of_what_a_page_is(store: ImageStore) -> None:

@@ -56,8 +56,8 @@ def test_agentlabs_pictures_are_imported_beside_the_store(tmp_path: Path, kind: 
     (transition,), report, images = imported(tmp_path)
     (before, after) = pictures_of(transition)
     assert before == after and (before.width, before.height) == (32, 24)
-    shown = Pillow.open(io.BytesIO(images.get(before))).convert("RGB")
-    assert abs(shown.getpixel((5, 5))[0] - 200) < 4 and not report.noted
+    opened = Pillow.open(io.BytesIO(images.get(before))).convert("RGB")
+    assert abs(opened.getpixel((5, 5))[0] - 200) < 4 and not report.noted
     assert transition.observation.screenshot == Screenshot(before, (32, 24))
     assert len(list(images.folder.rglob("*.png"))) == 1
 

@@ -197,13 +197,13 @@ async def test_images_of_pages_are_graded(
 ) -> None:
     path, query, score, why = CASES[case]
     (tmp_path / "red.png").write_bytes(RED)
-    asked = SeeingJudge(Server(model="m", base_url=judge.url))
+    client = SeeingJudge(Server(model="m", base_url=judge.url))
     await session.goto(server.url(path))
     for url in ("last", server.url(path)):
         queries = [{**LAST, **query, "eval_image_url": url}]
-        verdict = await page_image_query(queries, session, asked, [tmp_path])
+        verdict = await page_image_query(queries, session, client, [tmp_path])
         assert (verdict.score, why in verdict.why) == (score, True), verdict
-    await asked.close()
+    await client.close()
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -214,7 +214,7 @@ async def test_without_a_judge_or_with_a_broken_one_there_is_no_verdict(
     queries = [{**LAST, "eval_vqa": COLOR}]
     assert (await page_image_query(queries, session, None, [])).why.endswith("env.seeing.model names none")
     with judge_server(500) as broken:
-        asked = SeeingJudge(Server(model="m", base_url=broken.url, retries=0))
-        verdict = await page_image_query(queries, session, asked, [])
+        client = SeeingJudge(Server(model="m", base_url=broken.url, retries=0))
+        verdict = await page_image_query(queries, session, client, [])
         assert verdict.score is None and verdict.why
-        await asked.close()
+        await client.close()

@@ -84,9 +84,9 @@ def test_the_report_and_both_viewers_show_pictures(
     check(browser_page, f"file://{folder}/report.html#trajectory-0-1", shots)
     with served(folder.parent) as address:
         check(browser_page, f"{address}/run/report.html#trajectory-0-1", shots)
-    told: list[str] = []
-    export(folder.parent, tmp_path / "site", progress=told.append)
-    assert f"run/{address_of(shots[1])} is missing or damaged: its place on the pages says so" in told
+    lines: list[str] = []
+    export(folder.parent, tmp_path / "site", progress=lines.append)
+    assert f"run/{address_of(shots[1])} is missing or damaged: its place on the pages says so" in lines
     assert (tmp_path / "site" / "run" / address_of(shots[0])).read_bytes() == png(10)
     check(browser_page, f"file://{tmp_path}/site/run/report.html#trajectory-0-1", shots)
     # Written again without the picture, the site loses it.

@@ -22,6 +22,7 @@ from dynaweb.runs.pruning import (
     bytes_of,
     cached_stages,
     chosen_stages,
+    drop_pictures,
     seconds_of,
     take_out,
 )
@@ -172,3 +173,33 @@ def test_ages_and_sizes() -> None:
     for text in ("", "d", "nan", "inf"):
         with pytest.raises(ConfigError):
             seconds_of(text)
+
+
+def test_pictures_go_with_the_last_stage_that_lists_them(cli: Cli, tmp_path: Path) -> None:
+    root = StageCache().root
+    names = ["a" * 64, "b" * 64, "c" * 64]
+    paths = [root / "images" / name[:2] / f"{name}.png" for name in names]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"png")
+        os.utime(path, (0, 0))
+    os.utime(paths[2])
+    run = tmp_path / "run.png"
+    run.hardlink_to(paths[0])
+    for key, listed in (("x", names[:1]), ("y", names[:2])):
+        cache = StageCache()
+        with cache.stage("eval", key) as stage:
+            (stage.folder / "pictures.json").write_text(json.dumps([[name, 3, 2] for name in listed]))
+            stage.commit()
+        cache.close()
+    assert len(cached_stages()) == 2, "the folder of pictures is no stage"
+    assert drop_pictures() == 0
+    cache = StageCache()
+    with pytest.raises(KeyboardInterrupt), cache.stage("eval", "z"):
+        raise KeyboardInterrupt
+    cache.close()
+    take_out([one for one in cached_stages() if one.key == "y"])
+    assert drop_pictures() == 0, "a stage is in the making"
+    cli("cache", "prune", "--all")
+    assert not paths[0].exists() and not paths[1].exists() and paths[2].exists(), "the last one is of today"
+    assert run.read_bytes() == b"png"

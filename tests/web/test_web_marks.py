@@ -16,7 +16,7 @@ from dynaweb.data.images import ImageStore
 from dynaweb.errors import ConfigError, ImageError
 from dynaweb.protocols import EnvironmentContext
 from dynaweb.web import pictures as drawing
-from dynaweb.web.chromium.layout import Box
+from dynaweb.web.boxes import Box
 from dynaweb.web.pictures import COLORS, Pictures, drawn, pictures_wanted
 from dynaweb_env_sites import SitesConfig
 from dynaweb_env_sites.env import SitesSource
@@ -27,12 +27,12 @@ WHITE = (255, 255, 255)
 def contrast(one: tuple[int, ...], other: tuple[int, ...]) -> float:
     """As WCAG defines it, 1 to 21."""
 
-    def light(color: tuple[int, ...]) -> float:
+    def luminance(color: tuple[int, ...]) -> float:
         parts = [value / 255 for value in color[:3]]
         red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
-    low, high = sorted((light(one), light(other)))
+    low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import cast
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any, cast
 
 import pytest
 
-from dynaweb.errors import MissingError
+from dynaweb.config.sections import ObservationSettings
+from dynaweb.errors import MissingError, PluginError
+from dynaweb.plugin.contracts import CheckedWorldModel
 from dynaweb.protocols import DreamContext, Environment, EnvironmentContext, TaskSource
-from dynaweb.types import Action, Node, Observation, Prediction, StepResult, Task
+from dynaweb.types import Action, Image, Node, Observation, Prediction, Screenshot, StepResult, Task
+from dynaweb.web.page.text import render
 from dynaweb.worldmodels.dynamics import needs_prediction
+from dynaweb.worldmodels.memory import Recalling
 from dynaweb_env_dream import DreamConfig
 from dynaweb_env_dream.dream import DreamEnvironment, DreamSource
 
@@ -223,3 +229,96 @@ def test_dreams_of_one_seed_are_the_same_world() -> None:
     assert asyncio.run(walk(1, cart)) == [first[0]]
     assert asyncio.run(walk(2, cart)) != [first[0]]
     assert asyncio.run(walk(1, search)) != [first[0]]
+
+
+# --- Pictures, by a world model that draws.
+
+SEEING = ObservationSettings(modality="both", width=800, height=600, marks=True)
+
+
+def named(page: Observation) -> Image:
+    """A picture's name that stands for what the page shows; a notice is no part of it."""
+    return Image(sha256(render(replace(page, notice="")).encode()).hexdigest(), 400, 300)
+
+
+class Drawing(Model):
+    """A world model that also draws, and remembers what it was asked to draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[Observation] = []
+
+    async def predict(self, observation: Observation, action: Action, **question: Any) -> Prediction:
+        prediction = await super().predict(observation, action, **question)
+        return replace(prediction, image=named(CART))
+
+    async def draw(self, page: Observation) -> Image | None:
+        self.drawn.append(page)
+        return named(page)
+
+
+def seen(model: Any, *actions: Action, start: Observation = HOME, pictures: Any = SEEING) -> list[Observation]:
+    """The pages of a dream, the first one included."""
+
+    async def run() -> list[Observation]:
+        environment = DreamEnvironment(model, lambda task: start, pictures=pictures)
+        first = await environment.reset(TASK, 0)
+        return [first, *[(await environment.step(action)).observation for action in actions]]
+
+    return asyncio.run(run())
+
+
+def test_every_page_of_a_dream_has_the_picture_of_itself() -> None:
+    actions = (on("type", 2, "tea"), on("click", 99), on("click", 1), Action("go_back"), Action("new_tab"))
+    wrapped = Recalling(CheckedWorldModel(Drawing()), ())
+    pages = seen(wrapped, *actions)
+    assert [page.screenshot for page in pages] == [
+        Screenshot(named(replace(page, screenshot=None)), (800, 600), 0.5, marks=True) for page in pages
+    ]
+    assert pages[0].screenshot != pages[1].screenshot, "a typed value shows"
+
+
+def test_a_predicted_page_is_not_drawn_twice_and_real_pictures_stay() -> None:
+    model, real = Drawing(), Screenshot(Image("0" * 64, 1280, 720), (1280, 720))
+    pages = seen(model, on("click", 1), Action("go_back"), start=replace(HOME, screenshot=real))
+    assert [page.url for page in model.drawn] == [] and pages[0].screenshot == pages[2].screenshot == real
+    assert pages[1].screenshot == Screenshot(named(CART), (800, 600), 0.5, marks=True)
+
+
+@pytest.mark.parametrize("pictures", [None, ObservationSettings()])
+def test_without_a_wish_for_pictures_nothing_is_drawn(pictures: Any) -> None:
+    model = Drawing()
+    pages = seen(model, on("type", 2, "tea"), on("click", 1), pictures=pictures)
+    assert not model.drawn and not any(page.screenshot for page in pages)
+
+
+def test_a_world_model_of_text_leaves_dreams_in_text_and_no_old_picture() -> None:
+    real = Screenshot(Image("0" * 64, 1280, 720), (1280, 720))
+    pages = seen(Model(), on("type", 2, "tea"), on("click", 1), start=replace(HOME, screenshot=real))
+    assert [page.screenshot for page in pages] == [real, None, None], "what was typed is not in the real picture"
+
+
+@pytest.mark.parametrize(("answer", "error"), [("a.png", "Image"), (b"png", "Image")])
+def test_what_is_no_image_is_the_plugins_fault(answer: Any, error: str) -> None:
+    class Wrong(Drawing):
+        async def draw(self, page: Observation) -> Image | None:
+            return answer  # type: ignore[no-any-return]
+
+    with pytest.raises(PluginError, match=error):
+        seen(Wrong())
+
+    class WrongPrediction(Model):
+        async def predict(self, observation: Observation, action: Action, **question: Any) -> Prediction:
+            return Prediction(CART, image=answer)
+
+    with pytest.raises(PluginError, match=r"Prediction\.image"):
+        seen(CheckedWorldModel(WrongPrediction()), on("click", 1))
+
+
+def test_a_page_that_cannot_be_drawn_is_a_notice() -> None:
+    class Full(Drawing):
+        async def draw(self, page: Observation) -> Image | None:
+            raise OSError(28, "No space left on device")
+
+    (page,) = seen(Full())
+    assert page.screenshot is None and page.notice.startswith("Welcome; this page is not drawn: ")

@@ -16,11 +16,12 @@ from dynaweb.errors import BrowserError, ConfigError, ImageError
 from dynaweb.runs.atomic import write_text
 from dynaweb.types import TARGETED, Action, Node, Observation, Screenshot
 from dynaweb.types import Tab as OpenTab
+from dynaweb.web.boxes import Box
 from dynaweb.web.chromium import act, scripts
 from dynaweb.web.chromium.browser import Settings
 from dynaweb.web.chromium.context import BLANK
 from dynaweb.web.chromium.devtools import TabError
-from dynaweb.web.chromium.layout import Box, Layout, backend_of, offsets, within
+from dynaweb.web.chromium.layout import Layout, backend_of, offsets, within
 from dynaweb.web.chromium.read import Reading, is_long, read_boxes, read_tab
 from dynaweb.web.chromium.tab import Tab
 from dynaweb.web.observation_formats import part_of

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from dynaweb.types import Node, Observation
-from dynaweb.web.chromium.layout import Box
+from dynaweb.web.boxes import Box
 from dynaweb.web.pictures import drawn, marked
 
 MARGIN, GAP, LINE, TEXT, HEADING = 8, 10, 24, 15, 22
@@ -22,6 +22,8 @@ MARGIN, GAP, LINE, TEXT, HEADING = 8, 10, 24, 15, 22
 FIELDS = frozenset({"textbox", "searchbox", "spinbutton", "combobox", "listbox", "slider"})
 CHECKS = frozenset({"checkbox", "radio", "switch"})
 BLOCKS = frozenset({"heading", "dialog", "alert", "status", "table", "row", "separator"})
+FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "LiberationSans-Regular.ttf", "Arial.ttf")
+"""Looked for among the fonts of the machine, in this order: two machines with other fonts draw other pictures."""
 FIELD_WIDTH, CHECK_WIDTH = 160, 18
 
 
@@ -120,6 +122,19 @@ def _length(role: str, text: str) -> float:
 
 @cache
 def _font(size: float) -> Any:
+    """A font with many alphabets where this machine has one, else Pillow's own, which has English letters alone."""
     from PIL import ImageFont
 
+    for name in FONTS:
+        try:
+            return ImageFont.truetype(name, size)
+        except OSError:
+            continue
     return ImageFont.load_default(size=size)
+
+
+@cache
+def drawable(letter: str) -> bool:
+    """Whether the font has a letter; else a box is drawn for it."""
+    font = _font(TEXT)
+    return not letter.strip() or bytes(font.getmask(letter)) != bytes(font.getmask("\U0010ffff"))

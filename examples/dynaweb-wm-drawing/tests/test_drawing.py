@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dynaweb_wm_drawing import drawing
 from dynaweb_wm_drawing.drawing import draw_page, layout
 from PIL import Image as Pillow
 
@@ -42,9 +43,9 @@ def test_elements_stand_in_the_order_of_the_tree_and_do_not_cover_each_other() -
     placed = list(layout(many(60), 640))
     assert [one.node.id for one in placed] == list(range(1, 61))
     for first, second in pairwise(placed):
-        beside = second.box.y == first.box.y and second.box.x >= first.box.x + first.box.width
+        right = second.box.y == first.box.y and second.box.x >= first.box.x + first.box.width
         below = second.box.y >= first.box.y + first.box.height
-        assert beside or below
+        assert right or below
     assert all(one.box.x + one.box.width <= 640 for one in placed)
 
 
@@ -73,6 +74,17 @@ def test_any_page_can_be_drawn(nodes: tuple[Node, ...]) -> None:
 
 def test_what_lies_below_the_window_is_not_drawn() -> None:
     assert opened(draw_page(many(400), (640, 400))).tobytes() == opened(draw_page(many(500), (640, 400))).tobytes()
+
+
+def test_letters_that_a_font_lacks_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for fonts in (drawing.FONTS, ()):
+        drawing._font.cache_clear()
+        drawing.drawable.cache_clear()
+        monkeypatch.setattr(drawing, "FONTS", fonts)
+        assert drawing.drawable("a") and drawing.drawable(" ") and not drawing.drawable("\U0010fffe")
+    assert not drawing.drawable("\u0416"), "Pillow's own font has no Cyrillic letters"
+    drawing._font.cache_clear()
+    drawing.drawable.cache_clear()
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from dynaweb.runs import sidecar
 from dynaweb.runs.seeding import derive
 from dynaweb.types import Action, Judgement, Node, Observation, Screenshot, StepResult, Tab, Task, Trajectory
 from dynaweb.web.actions.grammar import resolve
+from dynaweb.web.boxes import Box
 from dynaweb.web.chromium.install import find
-from dynaweb.web.chromium.layout import Box
 from dynaweb.web.environment import FIRST_SEED, run_apart, started
 from dynaweb.web.page.tree import read_page
 from dynaweb.web.page.view import VIEWS

@@ -202,8 +202,8 @@ class DreamEnvironment:
         clicked = page.node(action.target) if action.kind == "click" and action.target is not None else None
         submitted = action.enter or (clicked and clicked.role) == "button"
         origins = _origins(page, self._tab.origins, prediction.next_observation, prediction)
-        shown = self._with_picture(prediction.next_observation, prediction.image)
-        self._tab.visit(shown, imagined=not prediction.recalled, submitted=submitted, origins=origins)
+        following = self._with_picture(prediction.next_observation, prediction.image)
+        self._tab.visit(following, imagined=not prediction.recalled, submitted=submitted, origins=origins)
         return self._here(done=prediction.done, facts=facts)
 
     def _here(self, *, done: bool = False, error: str = "", facts: StepFacts | None = None) -> StepResult:

@@ -276,8 +276,8 @@ class WebarenaSource:
 def _intent(raw: files.Raw) -> str:
     """The goal in words, with the addresses of its images."""
     images = files.goal_images(raw)
-    shown = f" (with the image{'s' if len(images) > 1 else ''} {', '.join(images)})" if images else ""
-    return f"{raw['intent']}{shown}"
+    suffix = f" (with the image{'s' if len(images) > 1 else ''} {', '.join(images)})" if images else ""
+    return f"{raw['intent']}{suffix}"
 
 
 def _where_to_say(site: str) -> str:

@@ -149,8 +149,8 @@ async def _matched(
 
 async def _reference(name: str, session: Session, url: str, folders: Sequence[Path]) -> bytes | None:
     if name.startswith(("http://", "https://")):
-        _, found = await _loaded(session, url, address=name)
-        return found[0] if found else None
+        _, files = await _loaded(session, url, address=name)
+        return files[0] if files else None
     file = next((folder / name for folder in folders if (folder / name).is_file()), None)
     try:
         return as_png(file.read_bytes()) if file is not None else None
@@ -196,5 +196,5 @@ def similarity(one: bytes, other: bytes) -> float:
     var_a, var_b = (unbiased * (windows(x * x) - mean * mean) for x, mean in ((a, mean_a), (b, mean_b)))
     common = unbiased * (windows(a * b) - mean_a * mean_b)
     c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
-    light = (2 * mean_a * mean_b + c1) / (mean_a**2 + mean_b**2 + c1)
-    return float((light * (2 * common + c2) / (var_a + var_b + c2)).mean())
+    luminance = (2 * mean_a * mean_b + c1) / (mean_a**2 + mean_b**2 + c1)
+    return float((luminance * (2 * common + c2) / (var_a + var_b + c2)).mean())
