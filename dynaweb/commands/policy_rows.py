@@ -9,9 +9,10 @@ A row is one step of a usable demonstration, as SFT sees it.
     parquet        one row a step, all columns text, and no prompt format
     datasets       the same rows as a folder for `datasets.load_from_disk`
 
-Of a store with pictures of pages, rows that learn from them have `images`, paths of the files in
-`<name of the target>.images/` beside it, relative to the target's folder. In messages of `trl` each stands as a part
-`{"type": "image"}`, in those of `llamafactory` as `<image>`; columns have `screenshot`.
+Where the recipe shows pages as pictures (`observation.modality`), rows have `images`: paths of the files in
+`<name of the target>.images/` beside the target, relative to its folder. In messages of `trl` each stands as a part
+`{"type": "image"}`, in those of `llamafactory` as `<image>`. A row whose picture is missing is left out. Columns have a
+`screenshot` wherever a page has one.
 
 Messages give the same ids as a run where a trainer applies the model's template as it is, with these arguments; a page
 that writes control tokens gives others, since a template reads them out of its text.
@@ -88,7 +89,7 @@ def export_episodes(
     if first is None:
         raise ConfigError(refused(str(getattr(trajectories, "path", "the store")), dropped))
     rows = chain([first], rows)
-    count = write_lines(rows, out) if to == "trl" else write_sharegpt(rows, out, images=pictures is not None)
+    count = write_lines(rows, out) if to == "trl" else write_sharegpt(rows, out, images="images" in first)
     return Exported(count, out, dropped)
 
 
@@ -128,7 +129,7 @@ def id_rows(
                 "input_ids": prompt + reply,
                 "labels": [IGNORED] * len(prompt) + reply,
                 "completion_mask": [0] * len(prompt) + [1] * len(reply),
-                **({"images": images} if pictures is not None else {}),
+                **({"images": images} if images else {}),
             }
 
 
@@ -137,7 +138,7 @@ def message_rows(
 ) -> Iterator[dict[str, Any]]:
     """TRL's conversational prompt and completion."""
     for prompt, completion, images in _turns(trajectory, chat, pictures):
-        more = {"images": images} if pictures is not None else {}
+        more = {"images": images} if images else {}
         yield {
             "prompt": prompt,
             "completion": completion,
@@ -154,7 +155,7 @@ def sharegpt_rows(
         system = "".join(_text(turn) for turn in prompt if turn["role"] == "system")
         user = "\n\n".join(_text(turn) for turn in prompt if turn["role"] == "user")
         turns = [{"from": "human", "value": user}, {"from": "gpt", "value": _text(completion[0])}]
-        yield {"conversations": turns, "system": system, **({"images": images} if pictures is not None else {})}
+        yield {"conversations": turns, "system": system, **({"images": images} if images else {})}
 
 
 Turns = list[dict[str, Any]]
@@ -171,17 +172,11 @@ def _turns(
         if not step.error:
             messages = chat.policy_messages(trajectory.task, step.observation, history, step.action, step.reasoning)
             prompt, completion = messages
-            path = pictures.path(step.observation) if pictures is not None else ""
-            yield (_seeing(prompt) if path else prompt), completion, [path] if path else []
+            sees = any(IMAGE_PART in turn["content"] for turn in prompt if not isinstance(turn["content"], str))
+            path = pictures.path(step.observation) if sees and pictures is not None else ""
+            if path or not sees:
+                yield prompt, completion, [path] if path else []
         history.add(step.observation, step.action)
-
-
-def _seeing(prompt: Turns) -> Turns:
-    """A prompt whose last turn begins with a picture."""
-    *before, last = prompt
-    content = last["content"]
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    return [*before, {**last, "content": [IMAGE_PART, *(part for part in parts if part != IMAGE_PART)]}]
 
 
 def _text(turn: dict[str, Any]) -> str:

@@ -349,15 +349,12 @@ class ChatFormat:
         self, task: Task, observation: Observation, history: Sequence[Action], action: Action, reasoning: str = ""
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """`policy_prompt` and `policy_reply` as turns of a chat, for trainers that apply the template themselves."""
-        if self._settings.modality != "text":
-            raise ConfigError(
-                "turns of a chat are written as text, and observation.modality shows pages as pictures; set "
-                "observation.modality = text to export them"
-            )
         system, *around = self.policy.question(task, observation, history)
         last, earlier = history[-1] if history else None, self.policy.earlier(history)
-        user, _ = self._fitted(system, (around[0], around[1]), observation, last, policy=True, earlier=earlier)
-        return self.template.messages(system, user, self.policy.reply(action, reasoning))
+        images = shown_images(observation, self._settings.modality)
+        more: dict[str, Any] = {"policy": True, "earlier": earlier, "images": images}
+        user, _ = self._fitted(system, (around[0], around[1]), observation, last, **more)
+        return self.template.messages(system, user, self.policy.reply(action, reasoning), images=len(images))
 
     def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
         """`REASON: ... ACTION: ...` and the end of the turn."""

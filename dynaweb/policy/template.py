@@ -128,14 +128,20 @@ class ChatTemplate:
             both = (*before, *self._text.encode(self.lead + self._text.quoted(text)))
         return (*both[len(before) :], *self._end)
 
-    def messages(self, system: str, user: str, reply: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """The turns before a reply, laid out as this template takes them, and the reply's.
+    def messages(
+        self, system: str, user: str, reply: str, *, images: int = 0
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The turns before a reply, laid out as this template takes them, and the reply's; the user's begins with so
+        many images.
 
         Who applies the template to them reads control tokens out of text, so what would be one has a space in it.
         """
-        turns = self._layout(self._text.harmless(system), self._text.harmless(user))
+        layout = self._seeing if images and self._seeing is not None else self._layout
+        turns = layout(self._text.harmless(system), self._text.harmless(user))
         content = self._text.harmless(reply)
         whole: Any = content if isinstance(turns[-1]["content"], str) else _parts(content)
+        if images:
+            turns[-1]["content"] = [*({"type": "image"} for _ in range(images)), *turns[-1]["content"]]
         return turns, [{"role": "assistant", "content": whole}]
 
     @property

@@ -162,9 +162,17 @@ class Chat:
     class template:
         arguments: dict[str, Any] = {}
 
-    def policy_messages(self, *question: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def __init__(self, *, sees: bool = True) -> None:
+        self.sees = sees
+
+    def policy_messages(
+        self, task: Task, page: Observation, *question: Any
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        content: Any = "the page"
+        if self.sees and page.screenshot is not None:
+            content = [{"type": "image"}, {"type": "text", "text": content}]
         return (
-            [{"role": "system", "content": "S"}, {"role": "user", "content": "the page"}],
+            [{"role": "system", "content": "S"}, {"role": "user", "content": content}],
             [{"role": "assistant", "content": "ACTION"}],
         )
 
@@ -177,18 +185,18 @@ def test_rows_of_a_policy_have_images_and_their_places(
     out = tmp_path / "rows" / "train.json"
     pictures = PictureFiles.of(store, out)
     rows = list(message_rows(store[0], chat, pictures))  # type: ignore[arg-type]
-    assert [len(row["images"]) for row in rows] == [1, 0, 1]
+    assert [len(row.get("images", ())) for row in rows] == [1, 0, 1]
     assert [part["type"] for part in rows[0]["prompt"][1]["content"]] == ["image", "text"]
-    assert rows[1]["prompt"][1]["content"] == "the page"
     assert (out.parent / rows[2]["images"][0]).read_bytes() == picture(20)
     shared = list(sharegpt_rows(store[0], chat, pictures))  # type: ignore[arg-type]
     assert [row["conversations"][0]["value"] for row in shared] == ["<image>the page", "the page", "<image>the page"]
-    assert all(row["conversations"][0]["value"].count("<image>") == len(row["images"]) for row in shared)
-    assert "images" not in next(iter(message_rows(store[0], chat)))  # type: ignore[arg-type]
-    # A missing picture is said once, and its row goes without.
+    # A recipe that shows text alone has rows of text, whatever the store has.
+    for row in message_rows(store[0], Chat(sees=False), pictures):  # type: ignore[arg-type]
+        assert "images" not in row and row["prompt"][1]["content"] == "the page"
+    # A missing picture is said once, and rows that need it are left out.
     images_of(path).path(shots[1]).unlink()
     lost = PictureFiles.of(store, tmp_path / "again" / "train.json")
-    assert [len(row["images"]) for row in sharegpt_rows(store[0], chat, lost)] == [1, 0, 0]  # type: ignore[arg-type]
+    assert len(list(sharegpt_rows(store[0], chat, lost))) == 2  # type: ignore[arg-type]
     assert caplog.text.count("is missing, so rows are without it") == 1
 
 

@@ -116,6 +116,16 @@ def test_prompts_have_the_ids_that_the_processor_gives_with_its_images(seen: See
         assert prompt.images == (image,)
 
 
+def test_turns_for_other_trainers_have_an_image_and_the_ids_of_the_prompt(seen: Seen) -> None:
+    plain, shown = replace(TASK, intent="Open the cart"), page(seen.images[0])
+    shown = replace(shown, nodes=(Node(1, "link", "cart"),))
+    turns, reply = seen.format.policy_messages(plain, shown, (), Action("click", 1))
+    assert turns[-1]["content"][0] == {"type": "image"} and reply[0]["role"] == "assistant"
+    turns[-1]["content"][0]["image"] = seen.album.pillow(seen.images[0])
+    own = seen.processor.apply_chat_template(turns, tokenize=True, return_dict=True, add_generation_prompt=True)
+    assert list(own["input_ids"][0]) == list(seen.format.policy_prompt(plain, shown, ()).ids)
+
+
 def test_no_page_or_goal_can_write_a_token_of_an_image(seen: Seen) -> None:
     image = seen.images[0]
     tokens = seen.vision.expansion(image)
