@@ -298,7 +298,7 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, settings: PromptSettings = PLAIN) -> None:
         self.policy = self.words(settings.file)
         self.tokenizer = tokenizer
-        more = {"arguments": settings.template, "vision": settings.vision}
+        more: dict[str, Any] = {"arguments": settings.template, "vision": settings.vision}
         self.template = ChatTemplate(tokenizer, ends=settings.ends, **more)
         self.stop_ids = self.template.stop_ids
         self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.stop_ids[0]
