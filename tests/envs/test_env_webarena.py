@@ -188,7 +188,7 @@ def test_what_is_wrong_with_files_is_said(make: Any, tmp_path: Path) -> None:
         ({"evaluation": {}}, "eval_types is a list of names"),
         (
             {"evaluation": {"eval_types": None}},
-            "eval_types is a list of names .string_match, url_match, program_html., not",
+            "eval_types is a list of names .string_match, url_match, program_html, page_image_query., not",
         ),
         ({"evaluation": {"eval_types": "string_match"}}, "eval_types is a list of names"),
         ({"evaluation": {"eval_types": ["string_mach"]}}, "no eval type 'string_mach'; did you mean 'string_match'"),
