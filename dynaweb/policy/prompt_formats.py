@@ -298,8 +298,7 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, settings: PromptSettings = PLAIN) -> None:
         self.policy = self.words(settings.file)
         self.tokenizer = tokenizer
-        more = {"arguments": settings.template, "vision": settings.vision}
-        self.template = ChatTemplate(tokenizer, ends=settings.ends, **more)
+        self.template = ChatTemplate(tokenizer, ends=settings.ends, arguments=settings.template, vision=settings.vision)
         self.stop_ids = self.template.stop_ids
         self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.stop_ids[0]
         self.yes_id, self.no_id = self.template.first_id("YES"), self.template.first_id("NO")
