@@ -241,8 +241,6 @@ class ObservationSettings(Section):
     MATTERS_TO = (
         *("demos", "experts", "sft", "explore", "graded", "judge-fit", "rl", "eval", "judge-audit"),
         *("real-rollouts", "refresh", "validation", "eval-weights", "eval-server"),
-        # What is trained of a model, and how it is loaded, depends on whether it sees.
-        *("world-model", "drift"),
     )
 
     modality: Literal["text", "screenshot", "both"] = "text"
