@@ -635,9 +635,11 @@ class Eval(Section):
     """Held-out episodes; every arm plays the same ones (paired)."""
     steps: int = Field(default=8, ge=1)
     """Longest episode."""
-    browser_sample: Annotated[int, NotKeyed("the stage of the sample holds it")] = Field(default=0, ge=0)
-    """Episodes of the main arm that are played again in Chromium, where the evaluation is without a browser
-    (`driver = "static"`): the report says in how many outcome and actions are the same. 0 = none."""
+    browser_share: Annotated[float, NotKeyed("the stage of the sample holds its number")] = Field(
+        default=0.0, ge=0, le=1
+    )
+    """Share of the main arm's episodes, rounded down, that are played again in Chromium where the evaluation is without
+    a browser (`driver = "static"`): the report says in how many outcome and actions are the same."""
     split: Annotated[Literal["validation", "test"], NotKeyed("the stage holds its split")] = "test"
     """Which sites: their names are disjoint from all others."""
     env: str = ""

@@ -36,11 +36,16 @@ COMPARED = "browser_sample.json"
 
 def has_sample(ctx: RunContext) -> bool:
     """Whether a run plays a sample again: the recipe asks for one, and its evaluation is without a browser."""
-    return ctx.recipe.eval.browser_sample > 0 and ctx.envs.browser_settings is not None
+    return n_again(ctx) > 0 and ctx.envs.browser_settings is not None
+
+
+def n_again(ctx: RunContext) -> int:
+    """How many episodes are played again."""
+    return int(ctx.recipe.eval.browser_share * ctx.recipe.eval.episodes)
 
 
 async def browser_sample(ctx: RunContext, result: ArmResult) -> dict[str, Any] | None:
-    """Stage `browser-sample`: `eval.browser_sample` episodes of an arm, evenly spread, again in Chromium.
+    """Stage `browser-sample`: the share `eval.browser_share` of an arm, evenly spread, again in Chromium.
 
     Returns what `compared` makes of them; None where the recipe asks for none, or no browser starts (it is said why).
     """
@@ -49,7 +54,7 @@ async def browser_sample(ctx: RunContext, result: ArmResult) -> dict[str, Any] |
     spec, first = result.spec, result.evaluated.episodes()
 
     async def body(stage: Stage) -> None:
-        before = spread(first, ctx.recipe.eval.browser_sample)
+        before = spread(first, n_again(ctx))
         source = ctx.envs.browser_source
         if spec.player is not None:
             player = spec.player()
@@ -76,7 +81,7 @@ async def browser_sample(ctx: RunContext, result: ArmResult) -> dict[str, Any] |
         save_episodes(stage, again)
         write_json(stage.folder / COMPARED, compared(before, again))
 
-    sample = [ctx.recipe.eval.browser_sample, ctx.envs.browser_key]
+    sample = [n_again(ctx), ctx.envs.browser_key]
     key = stage_key(ctx, "eval", evaluated=result.evaluated, arm=spec.name, policy=spec.key, sample=sample)
     try:
         artifact: Artifact = await ctx.stage(BROWSER_SAMPLE, key, body)

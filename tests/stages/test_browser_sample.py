@@ -50,7 +50,7 @@ def test_a_sample_is_spread_over_all(count: int, names: str) -> None:
 
 
 def test_a_run_says_what_its_sample_gave(tmp_path: Path) -> None:
-    sets = [*PROMPTED, "eval.browser_sample=3"]
+    sets = [*PROMPTED, "eval.browser_share=0.7"]
     dynaweb.run("sft", overrides=sets, out=tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["browser_sample"] == (
@@ -64,7 +64,7 @@ def test_a_run_says_what_its_sample_gave(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_browser_ends_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    sets = [*PROMPTED, "eval.browser_sample=3", f"web.browser={tmp_path / 'no-chromium'}"]
+    sets = [*PROMPTED, "eval.browser_share=0.7", f"web.browser={tmp_path / 'no-chromium'}"]
     with caplog.at_level(logging.WARNING, "dynaweb"):
         dynaweb.run("sft", overrides=sets, out=tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["browser_sample"] == ""
