@@ -37,6 +37,7 @@ SMALL = (
     "wm_fit.batch=4",
     "wm_fit.holdout=0.4",
     "wm_fit.fidelity_steps=24",
+    "dream.memory=none",
     "dream.horizon=3",
     "rl.updates=4",
     "rl.tasks=2",
