@@ -381,7 +381,8 @@ def test_pictures_are_refused_where_nothing_draws_pages(env: str, overrides: tup
 
 @pytest.mark.parametrize("env", ["sites", "miniwob", "webarena", "webvoyager", "browsergym", "dream"])
 def test_pictures_are_taken_by_whatever_has_a_browser(env: str) -> None:
-    check_pictures(resolve(env=env, overrides=PICTURES), current())
+    driver = {"sites": ("env.driver=chromium",), "dream": ("env.task_settings.driver=chromium",)}
+    check_pictures(resolve(env=env, overrides=(*PICTURES, *driver.get(env, ()))), current())
     check_pictures(resolve(env="sites", overrides=("env.driver=static",)), current())
 
 
