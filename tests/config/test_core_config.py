@@ -368,8 +368,16 @@ PICTURES = ("observation.modality=both",)
     [
         ("sites", ("env.driver=static",), "the driver static of env 'sites' draws none; set its driver to chromium"),
         ("dream", ("env.task_settings.driver=static",), "the driver static of env.tasks 'sites' draws none"),
-        ("dream", ('eval.env="sites"', 'eval.env_settings={driver="static"}'), "driver static of eval.env 'sites'"),
-        ("dream", ("observation.modality=screenshot",), "leaves nothing to see in dreams: wm 'delta' writes pages as"),
+        (
+            "dream",
+            ("env.task_settings.driver=chromium", 'eval.env="sites"', 'eval.env_settings={driver="static"}'),
+            "driver static of eval.env 'sites'",
+        ),
+        (
+            "dream",
+            ("env.task_settings.driver=chromium", "observation.modality=screenshot"),
+            "leaves nothing to see in dreams: wm 'delta' writes pages as",
+        ),
     ],
 )
 def test_pictures_are_refused_where_nothing_draws_pages(env: str, overrides: tuple[str, ...], why: str) -> None:
