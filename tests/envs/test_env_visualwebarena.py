@@ -116,6 +116,10 @@ def test_a_damaged_query_is_named_before_anything_is_played(tmp_path: Path, case
         ("required_values", ["== 3 |OR| > 9"], "3.0", 1.0),
         ("required_values", ["> 5"], "5", 0.0),
         ("required_values", ["> 5"], "many", 0.0),
+        ("required_values", ["> 5"], "nan", 0.0),
+        ("required_values", ["> 5"], "inf", 0.0),
+        ("required_values", ["> 5"], "1e999", 0.0),
+        ("required_values", ["< 5"], "-Infinity", 0.0),
         ("required_values", ["about 5"], "5", None),
     ],
 )
