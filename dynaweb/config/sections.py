@@ -338,7 +338,7 @@ class Sft(Section):
 
 
 class Explore(Section):
-    """Real, unrewarded transitions, made by the SFT policy in the real browser: to fit the world model on, to begin
+    """Real, unrewarded transitions, made by the SFT policy on real pages: to fit the world model on, to begin
     dreams with, and to recall in them."""
 
     MATTERS_TO = ("explore", "refresh")
@@ -500,7 +500,7 @@ class Rl(Section):
     """How many of the last checkpoints are kept until the updates are done, each with float32 weights and AdamW's
     moments (12 bytes a weight). With 2, a run goes on from the one before the last should that be damaged."""
     validate_every: Annotated[int, Matters("validation")] = Field(default=0, ge=0)
-    """Updates between evaluations on validation tasks in the real browser; 0 = never. The weights of the best one are
+    """Updates between evaluations on validation tasks on real pages; 0 = never. The weights of the best one are
     kept beside the last ones, which the results are of (`checkpoints/dynaweb-best`)."""
 
 

@@ -368,8 +368,16 @@ PICTURES = ("observation.modality=both",)
     [
         ("sites", ("env.driver=static",), "the driver static of env 'sites' draws none; set its driver to chromium"),
         ("dream", ("env.task_settings.driver=static",), "the driver static of env.tasks 'sites' draws none"),
-        ("dream", ('eval.env="sites"', 'eval.env_settings={driver="static"}'), "driver static of eval.env 'sites'"),
-        ("dream", ("observation.modality=screenshot",), "leaves nothing to see in dreams: wm 'delta' writes pages as"),
+        (
+            "dream",
+            ("env.task_settings.driver=chromium", 'eval.env="sites"', 'eval.env_settings={driver="static"}'),
+            "driver static of eval.env 'sites'",
+        ),
+        (
+            "dream",
+            ("env.task_settings.driver=chromium", "observation.modality=screenshot"),
+            "leaves nothing to see in dreams: wm 'delta' writes pages as",
+        ),
     ],
 )
 def test_pictures_are_refused_where_nothing_draws_pages(env: str, overrides: tuple[str, ...], why: str) -> None:
@@ -381,7 +389,8 @@ def test_pictures_are_refused_where_nothing_draws_pages(env: str, overrides: tup
 
 @pytest.mark.parametrize("env", ["sites", "miniwob", "webarena", "webvoyager", "browsergym", "dream"])
 def test_pictures_are_taken_by_whatever_has_a_browser(env: str) -> None:
-    check_pictures(resolve(env=env, overrides=PICTURES), current())
+    driver = {"sites": ("env.driver=chromium",), "dream": ("env.task_settings.driver=chromium",)}
+    check_pictures(resolve(env=env, overrides=(*PICTURES, *driver.get(env, ()))), current())
     check_pictures(resolve(env="sites", overrides=("env.driver=static",)), current())
 
 
