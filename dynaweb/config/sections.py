@@ -277,7 +277,12 @@ class ObservationSettings(Section):
     def picture_scale(self) -> float:
         """The scale that pictures are taken at: `scale`, or less where they would have too many pixels."""
         most = min(self.max_pixels or MAX_PIXELS, MAX_PIXELS)
-        return min(self.scale, math.sqrt(most / (self.width * self.height)))
+        sides = self.width, self.height
+        if math.prod(round(side * self.scale) for side in sides) <= most:
+            return self.scale
+        fitting = min(self.scale, math.sqrt(most / math.prod(sides)))
+        # Whole pixels, so that no side is rounded up.
+        return min(math.floor(side * fitting) / side for side in sides)
 
 
 class PageView(Section):
