@@ -50,8 +50,10 @@ def test_the_paper_preset_differs_only_where_it_says() -> None:
     assert paper.rl.expert_share == 0.5
     assert paper.reward.config.model_dump()["model"] == "policy"
     assert {line.split(":")[0] for line in default.differences(paper)} == {
+        "dream.memory",
         "dream.recall",
         "reward.model",
+        "reward.threshold",
         "rl.bc_weight",
         "rl.expert_share",
     }
