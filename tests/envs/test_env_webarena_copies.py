@@ -26,7 +26,7 @@ from dynaweb.errors import ConfigError, InfrastructureError
 from dynaweb.protocols import EnvironmentContext
 from dynaweb.types import Action, Observation, Step, Trajectory
 from dynaweb_env_webarena import WebarenaConfig
-from dynaweb_env_webarena.copies import address_sets
+from dynaweb_env_webarena.copies import Copies, address_sets
 from dynaweb_env_webarena.env import WebarenaEnvironment, WebarenaSource
 
 PUBLISHED = ["tea"]
@@ -245,6 +245,95 @@ async def test_two_processes_never_share_a_copy(make: Make) -> None:
         assert (mine.number, mine.unclean) == (1, {"shop"})
         for one in (copy, mine):
             copies.give_back(one)
+
+
+def copies_of(urls: dict[str, tuple[str, ...]], reset: str, **settings: Any) -> Copies:
+    return Copies(WebarenaConfig(urls=urls, reset_copy=reset, **settings), address_sets(urls), None)
+
+
+def two_shops(first: Shop, second: Shop) -> tuple[dict[str, tuple[str, ...]], str]:
+    """The sites `shop` and `forum` of one copy, and what resets them."""
+    return {"shop": (first.url,), "forum": (second.url,)}, f"{first.url}/reset?sites={{sites}}"
+
+
+async def played(copies: Copies, *sites: str) -> None:
+    """An episode that begins on sites."""
+    copy = await copies.take()
+    try:
+        await copies.prepare(copy, sites)
+    finally:
+        copies.give_back(copy)
+
+
+async def test_what_another_source_of_the_process_changed_is_reset() -> None:
+    with shops(2) as (first, second):
+        urls, reset = two_shops(first, second)
+        training, evaluation = copies_of(urls, reset), copies_of(urls, reset)
+        await played(training, "shop")
+        await played(training, "shop")
+        await played(evaluation, "forum")
+        await played(training, "shop")
+        await played(training)
+        await played(training)
+        # Each source begins with a reset of all; then comes what was visited since, by whomever.
+        assert first.resets == ["forum,shop", "shop", "forum,shop", "forum,shop", "shop"]
+
+
+async def test_what_another_source_led_to_or_failed_to_reset_is_reset() -> None:
+    with shops(2) as (first, second):
+        urls, reset = two_shops(first, second)
+        training, evaluation = copies_of(urls, reset), copies_of(urls, reset)
+        for copies in (evaluation, training):
+            await played(copies)
+        copy = await evaluation.take()
+        evaluation.look_at(copy, f"{second.url}/add")
+        evaluation.give_back(copy)
+        await played(training)
+        assert first.resets[2:] == ["forum"]
+        # A reset that fails may have dropped half of a site.
+        with pytest.raises(InfrastructureError, match="resetting copy 1 failed"):
+            await played(copies_of(urls, f"{first.url}/nowhere"))
+        await played(training)
+        assert first.resets[3:] == ["forum,shop"]
+
+
+async def test_sources_with_some_sites_in_common_never_share_these() -> None:
+    with shops(2) as (first, second):
+        urls, reset = two_shops(first, second)
+        both, one = copies_of(urls, reset), copies_of({"shop": (f"{first.url}/",)}, reset, reset_timeout=0.2)
+        copy = await both.take()
+        with pytest.raises(InfrastructureError, match="all 1 copies of the sites were in use"):
+            await one.take()
+        both.give_back(copy)
+        copy = await one.take()
+        other = copies_of({"forum": (second.url,)}, reset)
+        other.give_back(await other.take())
+        one.give_back(copy)
+
+
+async def test_all_sites_are_reset_while_nobody_plays(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    with shops(2) as (first, second):
+        urls, reset = {"shop": (first.url, second.url)}, f"{first.url}/reset?sites={{sites}}"
+        training = copies_of(urls, reset)
+        source = make(first.url, second.url, reset_url=first.url, reset_copy=reset, reset_timeout=1)
+
+        async def full_reset(base: str, timeout: float) -> float:
+            assert len(source.copies._taken) == 2
+            return 0.0
+
+        monkeypatch.setattr("dynaweb_env_webarena.sites.full_reset", full_reset)
+        copy = await training.take()
+        with pytest.raises(InfrastructureError, match="in use for 1 s"):
+            await source.reset_once()
+        training.give_back(copy)
+        await source.reset_once()
+        await played(source.copies, "shop")
+        assert not first.resets and not source.copies._taken
+        # What another one has done since counts.
+        await played(training)
+        await played(training, "shop")
+        await played(source.copies)
+        assert first.resets == ["shop"] * 2
 
 
 async def test_each_copy_has_logins_of_its_own(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,19 +108,20 @@ class Copies:
             Copy(at + 1, urls, _addresses(sets, at, self._sites), set(self._sites)) for at, urls in enumerate(sets)
         ]
         self._taken: dict[int, ExitStack] = {}
-        self._fresh: set[int] = set()
-        """Numbers of copies that were reset with all others and not taken since."""
 
     @property
     def shared(self) -> Copy:
         """The first copy, which is the only one where there are no lists."""
         return self.every[0]
 
-    async def take(self) -> Copy:
-        """A copy that nobody uses; waits for one. Raises `InfrastructureError` after `env.reset_timeout` seconds."""
+    async def take(self, among: Sequence[Copy] | None = None) -> Copy:
+        """A copy that nobody uses, of all or of some; waits for one.
+
+        Raises `InfrastructureError` after `env.reset_timeout` seconds.
+        """
         began, has_waited = time.monotonic(), False
         while time.monotonic() - began < self._timeout:
-            for copy in self.every:
+            for copy in self.every if among is None else among:
                 if copy.number not in self._taken and self._lock(copy):
                     return copy
             if not has_waited:
@@ -137,11 +138,20 @@ class Copies:
         if (lock := self._taken.pop(copy.number, None)) is not None:
             lock.close()
 
-    def were_reset(self) -> None:
-        """All sites are as they were published: a reset server says so."""
-        for copy in self.every:
-            copy.unclean.clear()
-            self._fresh.add(copy.number)
+    @asynccontextmanager
+    async def resetting_all(self) -> AsyncIterator[None]:
+        """Within the block all sites are reset, and nobody plays on a copy.
+
+        Raises `InfrastructureError` when others use one for more than `env.reset_timeout` seconds.
+        """
+        with ExitStack() as stack:
+            # One by one in their order: whoever else does the same waits for the first without holding another.
+            for copy in self.every if self.several else ():
+                stack.callback(self.give_back, await self.take([copy]))
+                self._changed(copy, self._sites)
+            yield
+            for copy in self.every:
+                self._were_reset(copy)
 
     async def prepare(self, copy: Copy, sites: Iterable[str]) -> None:
         """Reset what earlier episodes may have changed on a copy, for an episode on `sites`.
@@ -149,12 +159,13 @@ class Copies:
         Raises `InfrastructureError` when that fails; the next episode then tries again.
         """
         if self._reset and copy.unclean:
-            began = time.monotonic()
-            await asyncio.to_thread(self._do_reset, copy, sorted(copy.unclean))
-            seconds = time.monotonic() - began
-            log.info("%s of copy %d reset in %.1f s", ", ".join(sorted(copy.unclean)), copy.number, seconds)
-            copy.unclean.clear()
-        copy.unclean.update(self._sites.intersection(sites))
+            began, names = time.monotonic(), sorted(copy.unclean)
+            # One that fails may leave anything.
+            self._changed(copy, names)
+            await asyncio.to_thread(self._do_reset, copy, names)
+            log.info("%s of copy %d reset in %.1f s", ", ".join(names), copy.number, time.monotonic() - began)
+            self._were_reset(copy)
+        self._changed(copy, self._sites.intersection(sites))
 
     def look_at(self, copy: Copy, url: str) -> None:
         """Note which site an episode has come to. Raises `InfrastructureError` for a page of another copy."""
@@ -166,21 +177,37 @@ class Copies:
                 "address that this copy was set up with is wrong (docs/containers.md)"
             )
         origin = _origin(url)
-        copy.unclean.update(site for site in self._sites if _origin(self.shared.urls[site]) == origin)
+        self._changed(copy, [site for site in self._sites if _origin(self.shared.urls[site]) == origin])
 
     def _lock(self, copy: Copy) -> bool:
-        name = hashlib.sha256("\n".join(sorted(copy.urls[site] for site in self._sites)).encode()).hexdigest()[:16]
-        path = Path(tempfile.gettempdir()) / f"dynaweb-copies-{os.getuid()}" / f"{name}.lock"
-        former = path.read_text(encoding="utf-8") if path.exists() else ""
+        # Each site by itself: a run with fewer sites has other copies, of the same addresses. All runs lock in one
+        # order, so that of two that want the same sites one gets them.
+        files = {site: self._file(copy, site, ".lock") for site in self._sites}
         with ExitStack() as stack:
-            if not stack.enter_context(locked(path, what=f"copy {copy.number}", wait=False)):
-                return False
-            if former != str(os.getpid()) and copy.number not in self._fresh:
-                # Another process has played on it since, or nobody knows who has.
-                copy.unclean.update(self._sites)
-            self._fresh.discard(copy.number)
+            for path in sorted(files.values()):
+                if not stack.enter_context(locked(path, what=f"copy {copy.number}", wait=False)):
+                    return False
+            # Others may have played on it since, also those of this process, which has several `Copies` where `env` and
+            # `eval.env` differ.
+            copy.unclean.update(site for site in files if not self._file(copy, site, ".published").exists())
             self._taken[copy.number] = stack.pop_all()
         return True
+
+    def _changed(self, copy: Copy, sites: Iterable[str]) -> None:
+        """Note, for all runs, that sites may no longer be as they were published."""
+        for site in sites:
+            copy.unclean.add(site)
+            self._file(copy, site, ".published").unlink(missing_ok=True)
+
+    def _were_reset(self, copy: Copy) -> None:
+        for site in copy.unclean:
+            self._file(copy, site, ".published").touch()
+        copy.unclean.clear()
+
+    def _file(self, copy: Copy, site: str, suffix: str) -> Path:
+        """What runs on this machine know of a site of a copy: `.lock`, and `.published` while nobody has changed it."""
+        name = hashlib.sha256(_origin(copy.urls[site]).encode()).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"dynaweb-copies-{os.getuid()}" / f"{name}{suffix}"
 
     def _do_reset(self, copy: Copy, sites: Sequence[str]) -> None:
         names = ",".join(sites)

@@ -224,8 +224,8 @@ class WebarenaSource:
         self._resetting = self._resetting or asyncio.Lock()
         async with self._resetting:
             if self.config.reset_url and not self._was_reset:
-                await sites.full_reset(self.config.reset_url, self.config.reset_timeout)
-                self.copies.were_reset()
+                async with self.copies.resetting_all():
+                    await sites.full_reset(self.config.reset_url, self.config.reset_timeout)
                 self._was_reset = True
 
     async def login(self, task: Task, copy: Copy | None = None) -> Path | None:
