@@ -435,6 +435,9 @@ async def test_the_sites_are_reset_and_waited_for(stub: Stub) -> None:
         await full_reset(stub.url, 0.05, poll=0.2)
     with pytest.raises(InfrastructureError, match="does not answer"):
         await full_reset("http://127.0.0.1:9", 1)
+    stub.failure = "failed: no such image"
+    with pytest.raises(InfrastructureError, match="did not reset the sites: failed: no such image"):
+        await full_reset(stub.url, 20, poll=0.01)
 
 
 # --- verdicts ---

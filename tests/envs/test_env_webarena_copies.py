@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from dynaweb.types import Action, Observation, Step, Trajectory
 from dynaweb_env_webarena import WebarenaConfig
 from dynaweb_env_webarena.copies import Copies, address_sets
 from dynaweb_env_webarena.env import WebarenaEnvironment, WebarenaSource
+from dynaweb_env_webarena.sites import full_reset
 
 PUBLISHED = ["tea"]
 
@@ -211,6 +213,80 @@ async def test_a_reset_that_fails_costs_the_episode_and_is_tried_again(make: Mak
             await broken.close()
 
 
+def copies_of(urls: dict[str, tuple[str, ...]], reset: str, **settings: Any) -> Copies:
+    return Copies(WebarenaConfig(urls=urls, reset_copy=reset, **settings), address_sets(urls), None)
+
+
+def two_shops(first: Shop, second: Shop) -> tuple[dict[str, tuple[str, ...]], str]:
+    """The sites `shop` and `forum` of one copy, and what resets them."""
+    return {"shop": (first.url,), "forum": (second.url,)}, f"{first.url}/reset?sites={{sites}}"
+
+
+async def played(copies: Copies, *sites: str) -> None:
+    """An episode that begins on sites."""
+    copy = await copies.take()
+    try:
+        await copies.prepare(copy, sites)
+    finally:
+        copies.give_back(copy)
+
+
+async def test_a_reset_that_is_given_up_does_not_go_on_behind_the_next_episode(tmp_path: Path) -> None:
+    script, late, begun = tmp_path / "reset.sh", tmp_path / "late", tmp_path / "begun"
+    # As a script that has a program of its own do the work.
+    script.write_text(f"(touch {begun}; sleep 1; touch {late}) &\nwait\n")
+    urls = {"shop": ("http://127.0.0.1:9",)}
+    copies = copies_of(urls, f"sh {script}", reset_timeout=0.3)
+    with pytest.raises(InfrastructureError, match=r"resetting copy 1 failed: .*: no end after 0\.3 s"):
+        await played(copies)
+    begun.unlink()
+    cancelled = asyncio.create_task(played(copies_of(urls, f"sh {script}")))
+    while not begun.exists():
+        await asyncio.sleep(0.01)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    await asyncio.sleep(1.2)
+    assert not late.exists()
+    # What a reset has started may go on, such as the site itself.
+    script.write_text(f"(sleep 0.5; touch {late}) &\n")
+    began = time.monotonic()
+    await played(copies_of(urls, f"sh {script}"))
+    assert time.monotonic() - began < 0.5
+    while not late.exists():
+        await asyncio.sleep(0.05)
+
+
+ANSWERS = {
+    "why": (b"HTTP/1.0 500 X\r\n\r\nworker 1: no such image", "HTTP Error 500: X: worker 1: no such image"),
+    "no words": (b"HTTP/1.0 503 Busy\r\n\r\n", "HTTP Error 503: Busy$"),
+    "no http": (b"hello\r\n\r\n", "hello"),
+    "cut": (b"HTTP/1.0 200 OK\r\nContent-Length: 90\r\n\r\ndone", "IncompleteRead"),
+    "nothing": (b"", "closed connection"),
+    "late": (None, "timed out"),
+}
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+async def test_whatever_a_reset_server_answers_costs_no_more_than_the_episode(case: str) -> None:
+    reply, why = ANSWERS[case]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if reply is None:
+            await reader.read()
+        writer.write(reply or b"")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        base = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        copies = copies_of({"shop": (base,)}, f"{base}/reset", reset_timeout=0.3)
+        with pytest.raises(InfrastructureError, match=f"resetting copy 1 failed: .*{why}"):
+            await played(copies)
+        with pytest.raises(InfrastructureError, match=r"the reset server does not answer|did not become ready"):
+            await full_reset(base, 0.3, poll=0.05)
+
+
 HOLD = """
 import asyncio, sys
 from dynaweb_env_webarena import WebarenaConfig
@@ -245,24 +321,6 @@ async def test_two_processes_never_share_a_copy(make: Make) -> None:
         assert (mine.number, mine.unclean) == (1, {"shop"})
         for one in (copy, mine):
             copies.give_back(one)
-
-
-def copies_of(urls: dict[str, tuple[str, ...]], reset: str, **settings: Any) -> Copies:
-    return Copies(WebarenaConfig(urls=urls, reset_copy=reset, **settings), address_sets(urls), None)
-
-
-def two_shops(first: Shop, second: Shop) -> tuple[dict[str, tuple[str, ...]], str]:
-    """The sites `shop` and `forum` of one copy, and what resets them."""
-    return {"shop": (first.url,), "forum": (second.url,)}, f"{first.url}/reset?sites={{sites}}"
-
-
-async def played(copies: Copies, *sites: str) -> None:
-    """An episode that begins on sites."""
-    copy = await copies.take()
-    try:
-        await copies.prepare(copy, sites)
-    finally:
-        copies.give_back(copy)
 
 
 async def test_what_another_source_of_the_process_changed_is_reset() -> None:
@@ -384,5 +442,8 @@ def test_more_episodes_than_copies_and_a_reset_without_copies_are_refused(make: 
         make("http://h:1", "http://h:2", at_once=3)
     with pytest.raises(ConfigError, match=r"env\.urls has no list of copies"):
         make(urls={"shop": "http://h:1"}, reset_copy="reset {copy}")
+    for reset, why in (("sh 'reset {copy}", "is no command .No closing quotation."), (" ", "is blank")):
+        with pytest.raises(ConfigError, match=rf"env\.reset_copy .*{why}"):
+            make("http://h:1", "http://h:2", reset_copy=reset)
     with pytest.raises(ConfigError, match=r"env\.urls\.shop = 'h:2' is no address"):
         make("http://h:1", "h:2")

@@ -11,15 +11,18 @@ import hashlib
 import logging
 import os
 import shlex
+import signal
 import subprocess
 import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 
 from dynaweb.errors import ConfigError, InfrastructureError, output_end
@@ -98,6 +101,12 @@ class Copies:
                 "env.reset_copy resets a copy before each episode, but env.urls has no list of copies; write the "
                 'addresses of a site as a list such as ["http://my-host:7770"]'
             )
+        try:
+            self._command = [] if self._by_http else shlex.split(self._reset)
+        except ValueError as error:
+            raise ConfigError(f"env.reset_copy = {self._reset!r} is no command ({error}); check its quotes") from None
+        if self._reset and not self._by_http and not self._command:
+            raise ConfigError("env.reset_copy is blank; write a command or an address, or leave it out")
         if self.several and at_once is not None and at_once > len(sets):
             raise ConfigError(
                 f"web.contexts = {at_once} episodes would be open at once, and env.urls names {len(sets)} "
@@ -108,6 +117,10 @@ class Copies:
             Copy(at + 1, urls, _addresses(sets, at, self._sites), set(self._sites)) for at, urls in enumerate(sets)
         ]
         self._taken: dict[int, ExitStack] = {}
+
+    @property
+    def _by_http(self) -> bool:
+        return self._reset.startswith(("http://", "https://"))
 
     @property
     def shared(self) -> Copy:
@@ -162,7 +175,7 @@ class Copies:
             began, names = time.monotonic(), sorted(copy.unclean)
             # One that fails may leave anything.
             self._changed(copy, names)
-            await asyncio.to_thread(self._do_reset, copy, names)
+            await self._do_reset(copy, ",".join(names))
             log.info("%s of copy %d reset in %.1f s", ", ".join(names), copy.number, time.monotonic() - began)
             self._were_reset(copy)
         self._changed(copy, self._sites.intersection(sites))
@@ -209,27 +222,62 @@ class Copies:
         name = hashlib.sha256(_origin(copy.urls[site]).encode()).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"dynaweb-copies-{os.getuid()}" / f"{name}{suffix}"
 
-    def _do_reset(self, copy: Copy, sites: Sequence[str]) -> None:
-        names = ",".join(sites)
-        if self._reset.startswith(("http://", "https://")):
-            url = self._reset.replace("{copy}", str(copy.number)).replace("{sites}", quote(names, safe=","))
-            try:
-                # The operator's own server, whose address no page can change.
-                with urllib.request.urlopen(url, timeout=self._timeout) as answer:
-                    answer.read()
-            except OSError as error:
-                raise InfrastructureError(f"resetting copy {copy.number} failed: {url}: {error}") from None
+    async def _do_reset(self, copy: Copy, sites: str) -> None:
+        if self._by_http:
+            url = self._reset.replace("{copy}", str(copy.number)).replace("{sites}", quote(sites, safe=","))
+            why = await asyncio.to_thread(_failed_request, url, self._timeout)
+            if why:
+                raise InfrastructureError(f"resetting copy {copy.number} failed: {url}: {why}")
             return
-        command = [
-            word.replace("{copy}", str(copy.number)).replace("{sites}", names) for word in shlex.split(self._reset)
-        ]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=self._timeout, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise InfrastructureError(f"resetting copy {copy.number} failed: {error}") from None
-        if done.returncode:
-            why = output_end(done.stderr) or output_end(done.stdout) or f"exit code {done.returncode}"
+        command = [word.replace("{copy}", str(copy.number)).replace("{sites}", sites) for word in self._command]
+        why = await _failed_command(command, self._timeout)
+        if why:
             raise InfrastructureError(f"resetting copy {copy.number} failed: `{shlex.join(command)}`: {why}")
+
+
+def _failed_request(url: str, timeout: float) -> str:
+    """Why an address did not answer as it should; '' where it did."""
+    try:
+        # The operator's own server, whose address no page can change.
+        with urllib.request.urlopen(url, timeout=timeout) as answer:
+            answer.read()
+    except HTTPError as error:
+        with error, suppress(OSError, HTTPException):
+            return f"{error}: {output_end(error.read(10_000).decode('utf-8', 'replace'))}".removesuffix(": ")
+        return str(error)
+    except (OSError, HTTPException) as error:
+        return str(error) or type(error).__name__
+    return ""
+
+
+async def _failed_command(command: Sequence[str], timeout: float) -> str:
+    """Why a command failed; '' where it did not. One that takes too long, or whose episode is cancelled, is ended with
+    all that it started: it must not reset sites later, when others play on them.
+    """
+    # Files instead of pipes: a site that the command has started may keep them open.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as problems:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=subprocess.DEVNULL, stdout=out, stderr=problems, start_new_session=True
+            )
+        except (OSError, ValueError) as error:
+            return str(error)
+        try:
+            code = await asyncio.wait_for(process.wait(), timeout)
+        except TimeoutError:
+            return f"no end after {timeout:g} s"
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        if not code:
+            return ""
+        texts = []
+        for file in (problems, out):
+            file.seek(0)
+            texts.append(output_end(file.read().decode("utf-8", "replace")))
+        return texts[0] or texts[1] or f"exit code {code}"
 
 
 def _addresses(sets: Sequence[Mapping[str, str]], at: int, sites: Iterable[str]) -> UrlMap:
