@@ -22,6 +22,7 @@ from dynaweb_env_sites.tasks import sites as embedded
 from dynaweb_env_sites.tasks import sites_tasks, to_webarena
 from dynaweb_env_sites.world_store import WorldStore
 from dynaweb_env_webarena import WebarenaConfig
+from dynaweb_env_webarena.copies import Copy
 from dynaweb_env_webarena.env import WebarenaSource
 from dynaweb_env_webarena.functions import post_url, resolved
 from dynaweb_env_webarena.sites import Account, filled, full_reset, placeholders, together
@@ -519,7 +520,7 @@ async def graded(source: WebarenaSource, answer: str) -> Judgement:
     (task,) = source.catalogue("test")
     page = Observation(task.start_url, ())
     stopped = Trajectory(task.id, task, (Step(page, Action("stop", text=answer)),), page, "real", "stop")
-    return await source.grader.grade(stopped, PageTexts(), None, {})  # type: ignore[arg-type]
+    return await source.grader.grade(stopped, PageTexts(), None, Copy(1, {}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("evaluator", ["repaired", "upstream"])

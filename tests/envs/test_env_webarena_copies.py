@@ -26,10 +26,11 @@ from dynaweb.config.sections import Web
 from dynaweb.errors import ConfigError, InfrastructureError
 from dynaweb.protocols import EnvironmentContext
 from dynaweb.types import Action, Observation, Step, Trajectory
+from dynaweb.web.chromium.session import ChromiumSession
 from dynaweb_env_webarena import WebarenaConfig
 from dynaweb_env_webarena.copies import Copies, address_sets
 from dynaweb_env_webarena.env import WebarenaEnvironment, WebarenaSource
-from dynaweb_env_webarena.sites import full_reset
+from dynaweb_env_webarena.sites import filled, full_reset
 
 PUBLISHED = ["tea"]
 
@@ -392,6 +393,42 @@ async def test_all_sites_are_reset_while_nobody_plays(make: Make, monkeypatch: p
         await played(training, "shop")
         await played(source.copies)
         assert first.resets == ["shop"] * 2
+
+
+async def test_an_episode_is_graded_alike_on_every_copy(make: Make) -> None:
+    with shops(2) as (first, second):
+        source = make(first.url, second.url)
+        script = "document.querySelector('a[href=\"__SHOP__/help\"]')"
+        targets = [
+            {"url": "__SHOP__/", "locator": "", "required_contents": {"must_include": ["__SHOP__/help"]}},
+            {"url": "last", "locator": f"{script}.href", "required_contents": {"exact_match": "__SHOP__/help"}},
+            # As an episode has written it: with the address that it was shown.
+            {"url": "last", "locator": "document.title", "required_contents": {"must_include": ["__SHOP__"]}},
+        ]
+        environments = [source.environment() for _ in range(2)]
+        for environment, shop in zip(environments, (first, second), strict=True):
+            task = source.catalogue("test")[0]
+            evaluation = filled({"eval_types": ["program_html"], "program_html": targets}, source.urls)
+            page = await environment.reset(replace(task, evaluation=evaluation), 0)
+            assert environment.copy is not None and environment.copy.urls["shop"] == shop.url
+            await ChromiumSession.evaluate(environment.session, "last", f"document.title = 'See {first.url}.'")
+            end = Trajectory(
+                task.id, replace(task, evaluation=evaluation), (Step(page, Action("stop")),), page, "real", "stop"
+            )
+            verdict = await source.evaluate(environment, end)
+            assert verdict.score == 1.0, verdict.why
+            assert environment.copy.real(f"It is {first.url}/help") == f"It is {shop.url}/help"
+        for environment in environments:
+            await environment.close()
+
+
+def test_addresses_in_texts_are_swapped_as_a_whole() -> None:
+    urls = {"shop": ("http://h:77", "http://h:78"), "wiki": "http://h:99"}
+    first, second = Copies(WebarenaConfig(urls=urls), address_sets(urls), None).every
+    text = "http://h:77 http://h:77/a <http://h:77>, http://h:77. http://h:77: http://h:770 http://h:77.org http://h:99"
+    own = "http://h:78 http://h:78/a <http://h:78>, http://h:78. http://h:78: http://h:770 http://h:77.org http://h:99"
+    assert first.real(text) == first.canonical(text) == text and second.real(text) == own
+    assert second.canonical({"a": [own, text], "b": 3, "c": None}) == {"a": [text, text], "b": 3, "c": None}
 
 
 async def test_each_copy_has_logins_of_its_own(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

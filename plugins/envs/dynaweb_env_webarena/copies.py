@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 
@@ -55,6 +56,19 @@ class Copy:
     def auth(self) -> Path:
         """Where its stored logins are, below `env.auth`: a login holds on the copy that it was made on."""
         return Path(f"copy-{self.number}") if self.number > 1 else Path()
+
+    @property
+    def _origins(self) -> dict[str, str]:
+        """Its own to the first copy's; no others, because texts that an episode has written hold the first copy's."""
+        return {own: first for own, first in self.addresses.origins.items() if not first.endswith(_OTHER)}
+
+    def real(self, text: str) -> str:
+        """A script or an answer with this copy's addresses in the place of the first one's."""
+        return str(_swapped(text, {first: own for own, first in self._origins.items()}))
+
+    def canonical(self, value: Any) -> Any:
+        """What a page gave, with the first copy's addresses in all its texts."""
+        return _swapped(value, self._origins)
 
 
 def address_sets(urls: Mapping[str, str | Sequence[str]]) -> list[dict[str, str]]:
@@ -290,6 +304,16 @@ def _addresses(sets: Sequence[Mapping[str, str]], at: int, sites: Iterable[str])
         if at:
             origins[_origin(sets[at][site])] = _origin(sets[0][site])
     return UrlMap(origins)
+
+
+def _swapped(value: Any, origins: Mapping[str, str]) -> Any:
+    if isinstance(value, str) and origins:
+        # `http://host:77` is no part of `http://host:7770` or of `http://host:77.org`; a full stop may end it.
+        pattern = rf"({'|'.join(map(re.escape, origins))})(?![\w-]|[.:@]\w)"
+        return re.sub(pattern, lambda match: origins[match[0]], value)
+    if isinstance(value, Mapping):
+        return {key: _swapped(inner, origins) for key, inner in value.items()}
+    return [_swapped(inner, origins) for inner in value] if isinstance(value, list) else value
 
 
 def _origin(url: str) -> str:
