@@ -458,12 +458,22 @@ async def test_each_copy_has_logins_of_its_own(make: Make, tmp_path: Path, monke
         ({"a": ()}, "a has 0"),
         ({"a": ("http://h:1", "http://h:1")}, "http://h:1 for a and a; each copy has an address of its own"),
         ({"a": ("http://h:1", "http://h:2"), "b": ("http://h:3", "http://h:2")}, "http://h:2 for a and b"),
+        ({"a": ("http://h", "http://H:80")}, "http://h for a and a"),
         ({"a": ("http://h:1/admin", "http://h:2")}, "another path than http://h:1/admin"),
     ],
 )
 def test_lists_that_name_no_copies_are_refused(urls: dict[str, tuple[str, ...]], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         address_sets(urls)
+
+
+def test_a_copy_is_known_by_its_address_however_a_recipe_writes_it() -> None:
+    urls = {"shop": ("http://My-Host:80/A", "https://my-host:443/A", "HTTP://my-host:8080/A")}
+    assert [one["shop"] for one in address_sets(urls)] == [
+        "http://my-host/A",
+        "https://my-host/A",
+        "http://my-host:8080/A",
+    ]
 
 
 def test_a_copy_is_one_address_of_each_list() -> None:

@@ -77,7 +77,7 @@ def address_sets(urls: Mapping[str, str | Sequence[str]]) -> list[dict[str, str]
     A site with one address has the same in all copies. Raises `ConfigError` for lists of different lengths, an address
     that is there twice, and copies whose path differs.
     """
-    lists = {site: list(value) for site, value in urls.items() if not isinstance(value, str)}
+    lists = {site: [*map(_as_browsers, value)] for site, value in urls.items() if not isinstance(value, str)}
     if not lists:
         return [{site: value for site, value in urls.items() if isinstance(value, str)}]
     counts = {site: len(value) for site, value in lists.items()}
@@ -304,6 +304,13 @@ def _addresses(sets: Sequence[Mapping[str, str]], at: int, sites: Iterable[str])
         if at:
             origins[_origin(sets[at][site])] = _origin(sets[0][site])
     return UrlMap(origins)
+
+
+def _as_browsers(url: str) -> str:
+    """An address as browsers write it: the copy that a page is of is told by its address."""
+    parts = urlsplit(url)
+    default = {"http": ":80", "https": ":443"}.get(parts.scheme, "")
+    return parts._replace(netloc=parts.netloc.lower().removesuffix(default)).geturl()
 
 
 def _swapped(value: Any, origins: Mapping[str, str]) -> Any:
