@@ -258,7 +258,7 @@ async def test_a_reset_that_is_given_up_does_not_go_on_behind_the_next_episode(t
         await asyncio.sleep(0.05)
 
 
-ANSWERS = {
+ANSWERS: dict[str, tuple[bytes | None, str]] = {
     "why": (b"HTTP/1.0 500 X\r\n\r\nworker 1: no such image", "HTTP Error 500: X: worker 1: no such image"),
     "no words": (b"HTTP/1.0 503 Busy\r\n\r\n", "HTTP Error 503: Busy$"),
     "no http": (b"hello\r\n\r\n", "hello"),
