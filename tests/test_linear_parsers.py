@@ -313,6 +313,16 @@ def _upstream(text: str) -> None:
     functions._arguments(text, "http://x/")
 
 
+def _copies(text: str) -> None:
+    from dynaweb.web.session import UrlMap
+    from dynaweb_env_webarena.copies import Copy
+
+    copy = Copy(2, {}, UrlMap({"http://a:2": "http://a:1", "http://b:2": "http://b:1"}))
+    for begin in ("", "http://a:1", "http://a:2"):
+        copy.real(begin + text)
+        copy.canonical([begin + text, text.replace("a", "http://a:2")])
+
+
 def _judges(text: str) -> None:
     from dynaweb_env_webarena.judge import _REASON, _VERDICT
     from dynaweb_rm_llm_judge.judge import middle_cut, verdict
@@ -475,6 +485,7 @@ PARSERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
         _upstream,
         ("plugins/envs/dynaweb_env_webarena/upstream.py", "plugins/envs/dynaweb_env_webarena/functions.py"),
     ),
+    "addresses of copies": (_copies, ("plugins/envs/dynaweb_env_webarena/copies.py",)),
     "judges": (
         _judges,
         (

@@ -14,17 +14,22 @@ containers called `webarena-n-SITE-1`, and a network of its own. `WEBARENA_DOCKE
 from __future__ import annotations
 
 import argparse
+import fcntl
+import http.client
 import http.server
+import json
 import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import parse_qs, urlsplit
@@ -40,7 +45,8 @@ PATHS = {
 }
 """Where a site begins, below its address."""
 STEP = 100
-READY = "Ready for duty!"
+READY, RESETTING, FAILED = "Ready for duty!", "resetting", "failed"
+"""What `/status` says; after the last one stands why."""
 
 MAGENTO = "/var/www/magento2/bin/magento"
 SQL = 'UPDATE core_config_data SET value="{url}/" WHERE path = "web/secure/base_url";'
@@ -104,6 +110,8 @@ class Worker:
     def start(self, sites: Sequence[str]) -> None:
         """Make and start containers, set them up, and wait until each answers under its own address."""
         sites = self.own(sites)
+        if not sites:  # Compose takes no names for all of them
+            return
         self.compose("up", "-d", "--no-deps", *sites)
         with ThreadPoolExecutor(len(sites)) as pool:
             list(pool.map(self._set_up, sites))
@@ -111,9 +119,27 @@ class Worker:
     def reset(self, sites: Sequence[str]) -> None:
         """Drop the containers with all that was changed in them, and start new ones of the published images."""
         sites = [site for site in self.own(sites) if site not in SHARED]
-        if sites:
+        if not sites:
+            return
+        with self._one_reset():
             self.compose("rm", "--stop", "--force", "--volumes", *sites)
             self.start(sites)
+
+    def remove(self, sites: Sequence[str]) -> None:
+        """Remove containers with all that was changed in them, and the network where no site is left out."""
+        if set(self.own(sites)) == set(self.own(list(PORTS))):
+            self.compose("down", "--volumes", "--remove-orphans")
+        elif sites := self.own(sites):
+            self.compose("rm", "--stop", "--force", "--volumes", *sites)
+
+    @contextmanager
+    def _one_reset(self) -> Iterator[None]:
+        """One reset of this worker at a time, also where several processes ask, or one that was killed left its own."""
+        folder = Path(tempfile.gettempdir()) / f"webarena-sites-{os.getuid()}"
+        folder.mkdir(exist_ok=True)
+        with (folder / f"{self.number}.lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def own(self, sites: Sequence[str]) -> list[str]:
         """Those of the sites that this worker has: worker 1 has all, the others none that is shared."""
@@ -125,8 +151,9 @@ class Worker:
             with urllib.request.urlopen(self.url(site) + PATHS.get(site, "/"), timeout=20) as answer:
                 return urlsplit(answer.url).netloc == urlsplit(self.url(site)).netloc
         except urllib.error.HTTPError as error:
-            return error.code < 500
-        except OSError:
+            # Who was led to another worker's site may find no such page there.
+            return error.code < 500 and urlsplit(error.url).netloc == urlsplit(self.url(site)).netloc
+        except (OSError, http.client.HTTPException):
             return False
 
     def _set_up(self, site: str) -> None:
@@ -158,14 +185,19 @@ def recipe(workers: Sequence[Worker], sites: Sequence[str], reset: str) -> str:
         "# In a dream of webarena these are env.task_settings and env.task_settings.urls.",
         "[env]",
         'name = "webarena"',
-        f"reset_copy = '{reset}'",
+        f"reset_copy = {quoted(reset)}",
         "",
         "[env.urls]",
     ]
     for site in sites:
-        addresses = [f'"{one.url(site)}{PATHS.get(site, "")}"' for one in workers]
+        addresses = [quoted(one.url(site) + PATHS.get(site, "")) for one in workers]
         lines.append(f"{site} = {addresses[0] if site in SHARED else '[' + ', '.join(addresses) + ']'}")
     return "\n".join(lines)
+
+
+def quoted(text: str) -> str:
+    """A text as TOML has it: its basic strings are JSON's, but for surrogates, which are not escaped there."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -175,7 +207,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     workers: dict[int, Worker]
     sites: Sequence[str]
     state: ClassVar[dict[str, str]] = {"words": READY}
-    busy = threading.Lock()
+    guard = threading.Lock()
 
     def do_GET(self) -> None:
         """Answer one request."""
@@ -183,7 +215,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
         try:
             code, words = self._answer(parts.path, query)
-        except (SitesError, ValueError) as error:
+        except (SitesError, ValueError, OSError) as error:
             code, words = 500, str(error)
         self.send_response(code)
         self.send_header("Content-Type", "text/plain; charset=utf-8")
@@ -200,9 +232,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if path != "/reset":
             return 404, "there are /reset, /reset?copy=N&sites=A,B and /status"
         if "copy" not in query:
-            if self.busy.acquire(blocking=False):
-                self.state["words"] = "resetting"
-                threading.Thread(target=self._everything, daemon=True).start()
+            with self.guard:
+                if self.state["words"] != RESETTING:
+                    self.state["words"] = RESETTING
+                    threading.Thread(target=self._everything, daemon=True).start()
             return 200, "begun"
         worker = self.workers.get(int(query["copy"]))
         if worker is None:
@@ -211,13 +244,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return 200, "done"
 
     def _everything(self) -> None:
+        words = READY
         try:
             for_all(list(self.workers.values()), lambda one: one.reset(self.sites))
-            self.state["words"] = READY
-        except SitesError as error:
-            self.state["words"] = f"failed: {error}"
-        finally:
-            self.busy.release()
+        except Exception as error:  # of any kind: whoever waits for `/status` would wait for ever
+            words = f"{FAILED}: {error}"
+        self.state["words"] = words
 
 
 def for_all(workers: Sequence[Worker], work: Callable[[Worker], None]) -> None:
@@ -265,7 +297,11 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     try:
         sites = chosen(options.sites)
+        if not sites:
+            raise SitesError(f"--sites names none; sites are {', '.join(PORTS)}")
         if options.command == "reset":
+            if options.worker < 1:
+                raise SitesError(f"there is no worker {options.worker}; workers are counted from 1")
             Worker(options.worker, options.host, options.wait).reset(chosen(options.only) or sites)
             return 0
         if options.workers < 1:
@@ -275,7 +311,7 @@ def main(arguments: Sequence[str]) -> int:
             for_all(workers, lambda one: one.start(sites))
             print(recipe(workers, sites, _own_reset(options.host)))
         elif options.command == "down":
-            for_all(workers, lambda one: one.compose("down", "--volumes", "--remove-orphans"))
+            for_all(workers, lambda one: one.remove(sites))
         elif options.command == "recipe":
             print(recipe(workers, sites, _own_reset(options.host)))
         elif options.command == "serve":

@@ -25,6 +25,7 @@ from dynaweb.protocols import EnvironmentContext
 from dynaweb.web.chromium.pool import BrowserPool
 from dynaweb.web.chromium.session import ChromiumSession
 from dynaweb.web.evaluators import string_match
+from dynaweb.web.session import UrlMap
 from dynaweb_env_webarena import WebarenaConfig
 from dynaweb_env_webarena.env import WebarenaSource
 from dynaweb_env_webarena.images import SeeingJudge, page_image_query, similarity
@@ -261,3 +262,24 @@ async def test_without_a_judge_or_with_a_broken_one_there_is_no_verdict(
         verdict = await page_image_query(queries, session, client, [])
         assert verdict.score is None and verdict.why
         await client.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_image_with_an_address_is_that_of_the_episodes_copy_and_of_any_site(
+    session: ChromiumSession, server: PageServer
+) -> None:
+    with serving() as other:
+        other.files |= {"/red": ("image/png", RED), "/blue": ("image/png", BLUE)}
+        await session.goto(server.url("/both"))
+        # As tasks name them: by the first copy's address, where nothing answers here.
+        named = "http://127.0.0.1:9"
+        session.urls = UrlMap({other.url(""): named})
+        try:
+            for path, selector, score in (("red", ".side", 1.0), ("blue", ".side", 0.0), ("gone", "", None)):
+                query = {**LAST, "eval_image_class": selector, "eval_fuzzy_image_match": f"{named}/{path}"}
+                verdict = await page_image_query([query], session, None, [])
+                assert verdict.score == score, verdict
+        finally:
+            session.urls = UrlMap()
+        query = {**LAST, "eval_fuzzy_image_match": f"{named}/red"}
+        assert (await page_image_query([query], session, None, [])).why == f"the image {named}/red cannot be read"

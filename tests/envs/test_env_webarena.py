@@ -22,6 +22,7 @@ from dynaweb_env_sites.tasks import sites as embedded
 from dynaweb_env_sites.tasks import sites_tasks, to_webarena
 from dynaweb_env_sites.world_store import WorldStore
 from dynaweb_env_webarena import WebarenaConfig
+from dynaweb_env_webarena.copies import Copy
 from dynaweb_env_webarena.env import WebarenaSource
 from dynaweb_env_webarena.functions import post_url, resolved
 from dynaweb_env_webarena.sites import Account, filled, full_reset, placeholders, together
@@ -435,6 +436,9 @@ async def test_the_sites_are_reset_and_waited_for(stub: Stub) -> None:
         await full_reset(stub.url, 0.05, poll=0.2)
     with pytest.raises(InfrastructureError, match="does not answer"):
         await full_reset("http://127.0.0.1:9", 1)
+    stub.failure = "failed: no such image"
+    with pytest.raises(InfrastructureError, match="did not reset the sites: failed: no such image"):
+        await full_reset(stub.url, 20, poll=0.01)
 
 
 # --- verdicts ---
@@ -516,7 +520,7 @@ async def graded(source: WebarenaSource, answer: str) -> Judgement:
     (task,) = source.catalogue("test")
     page = Observation(task.start_url, ())
     stopped = Trajectory(task.id, task, (Step(page, Action("stop", text=answer)),), page, "real", "stop")
-    return await source.grader.grade(stopped, PageTexts(), None, {})  # type: ignore[arg-type]
+    return await source.grader.grade(stopped, PageTexts(), None, Copy(1, {}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("evaluator", ["repaired", "upstream"])

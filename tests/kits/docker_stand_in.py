@@ -82,7 +82,8 @@ def main(arguments: list[str]) -> None:
     at = next(at for at, word in enumerate(arguments) if word in ("up", "exec", "rm", "down"))
     verb, rest = arguments[at], [word for word in arguments[at + 1 :] if not word.startswith("-")]
     if verb == "up":
-        up(project, rest)
+        # No names are all sites.
+        up(project, rest or [name.removesuffix("_PORT").lower() for name in os.environ if name.endswith("_PORT")])
     elif verb == "exec":
         execute(project, rest[0], arguments[arguments.index(rest[0], at) + 1 :])
     else:

@@ -25,8 +25,8 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.pages: dict[str, str] = {}
-        self.files: dict[str, tuple[str, str]] = {}
-        """Other answers by path: content type and text."""
+        self.files: dict[str, tuple[str, str | bytes]] = {}
+        """Other answers by path: content type and content."""
         self.delays: dict[str, float] = {}
         """Seconds that the answer of a path takes."""
         self.headers: dict[str, dict[str, str]] = {}
@@ -92,8 +92,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif "Location" in more:
             self._send(303, "", **more)
         elif path in self.server.files:
-            kind, text = self.server.files[path]
-            self._send_body(200, text.encode(), **{"Content-Type": kind, **more})
+            kind, content = self.server.files[path]
+            body = content if isinstance(content, bytes) else content.encode()
+            self._send_body(200, body, **{"Content-Type": kind, **more})
         elif path.startswith("/empty/"):
             self.send_response(int(path.removeprefix("/empty/")))
             self.send_header("Content-Length", "0")

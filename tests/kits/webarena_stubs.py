@@ -27,6 +27,8 @@ class Stub:
     logins: int = 0
     looks: int = 0
     polls: int = 0
+    failure: str = ""
+    """What the reset server says instead."""
     headers: list[str] = field(default_factory=list)
     posts: list[dict[str, Any]] = field(default_factory=list)
 
@@ -121,7 +123,7 @@ def _reset(app: Flask, state: Stub) -> None:
     @app.get("/status")
     def status() -> str:
         state.polls += 1
-        return "Ready for duty!" if state.polls > 3 else "resetting"
+        return state.failure or ("Ready for duty!" if state.polls > 3 else "resetting")
 
 
 def _shop(app: Flask, state: Stub) -> None:

@@ -8,14 +8,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import time
 import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -157,6 +161,7 @@ def sites(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[
         "WEBARENA_DOCKER": f"{sys.executable} {STAND_IN}",
         "SHOPPING_PORT": str(first),
         "REDDIT_PORT": str(first + 1),
+        "WIKIPEDIA_PORT": str(first + 2),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
 
@@ -213,30 +218,88 @@ def test_workers_have_sites_of_their_own_that_are_reset_one_by_one(sites: Any, t
     assert done.returncode == 1 and "DOES NOT ANSWER" in done.stdout
 
 
-def test_resets_over_http_as_the_recipe_and_as_webarenas_reset_server_ask_for_them(sites: Any, tmp_path: Path) -> None:
-    assert sites("up", "--workers", "2", "--sites", "shopping", "--wait", "60").returncode == 0
-    first = int(sites.variables["SHOPPING_PORT"])
-    command = [sys.executable, SITES, "serve", "--workers", "2", "--sites", "shopping", "--port", "0", "--wait", "60"]
+@contextmanager
+def serving_resets(sites: Any, *arguments: str) -> Iterator[str]:
+    """The address of `sites.py serve`."""
+    command = [sys.executable, SITES, "serve", "--port", "0", "--wait", "60", *arguments]
     pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
     with subprocess.Popen(command, env=sites.variables, stdout=pipe, stderr=nowhere, text=True) as server:
         try:
             assert server.stdout is not None
-            address = server.stdout.readline().split()[-1]
-            for port in (first, first + 100):
-                read(f"http://127.0.0.1:{port}/add")
-            assert read(f"{address}/reset?copy=2&sites=shopping,wikipedia") == "done"
-            assert [read(f"http://127.0.0.1:{port}/") for port in (first, first + 100)] == ["1 goods", "0 goods"]
-            for query, code in (("copy=3", 404), ("copy=x", 500), ("copy=1&sites=shop", 500)):
-                with pytest.raises(urllib.error.HTTPError) as caught:
-                    read(f"{address}/reset?{query}")
-                assert caught.value.code == code
-                caught.value.close()
-            assert read(f"{address}/reset") == "begun"
-            while (words := read(f"{address}/status")) == "resetting":
-                pass
-            assert words == "Ready for duty!" and read(f"http://127.0.0.1:{first}/") == "0 goods"
+            yield server.stdout.readline().split()[-1]
         finally:
             server.kill()
+
+
+def test_resets_over_http_as_the_recipe_and_as_webarenas_reset_server_ask_for_them(sites: Any, tmp_path: Path) -> None:
+    assert sites("up", "--workers", "2", "--sites", "shopping", "--wait", "60").returncode == 0
+    first = int(sites.variables["SHOPPING_PORT"])
+    with serving_resets(sites, "--workers", "2", "--sites", "shopping") as address:
+        for port in (first, first + 100):
+            read(f"http://127.0.0.1:{port}/add")
+        assert read(f"{address}/reset?copy=2&sites=shopping,wikipedia") == "done"
+        assert [read(f"http://127.0.0.1:{port}/") for port in (first, first + 100)] == ["1 goods", "0 goods"]
+        for query, code in (("copy=3", 404), ("copy=x", 500), ("copy=1&sites=shop", 500)):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                read(f"{address}/reset?{query}")
+            assert caught.value.code == code
+            caught.value.close()
+        assert read(f"{address}/reset") == "begun"
+        while (words := read(f"{address}/status")) == "resetting":
+            pass
+        assert words == "Ready for duty!" and read(f"http://127.0.0.1:{first}/") == "0 goods"
+
+
+def test_a_worker_is_reset_by_one_at_a_time_whoever_asks(sites: Any) -> None:
+    assert sites("up", "--sites", "reddit", "--wait", "60").returncode == 0
+    with serving_resets(sites, "--sites", "reddit") as address, ThreadPoolExecutor(2) as pool:
+        asked = pool.submit(read, f"{address}/reset?copy=1&sites=reddit")
+        command = pool.submit(sites, "reset", "1", "reddit", "--wait", "60")
+        assert read(f"{address}/reset") == "begun"
+        assert asked.result() == "done"
+        assert (command.result().returncode, command.result().stderr) == (0, "")
+        while (words := read(f"{address}/status")) == "resetting":
+            time.sleep(0.05)
+        assert words == "Ready for duty!"
+
+
+def test_a_reset_of_all_that_fails_says_so(sites: Any) -> None:
+    sites.variables["WEBARENA_DOCKER"] = "no-such-docker-here"
+    with serving_resets(sites, "--sites", "shopping") as address:
+        for _ in range(2):  # after one that failed comes another
+            assert read(f"{address}/reset") == "begun"
+            while (words := read(f"{address}/status")) == "resetting":
+                time.sleep(0.05)
+            assert words.startswith("failed: no-such-docker-here cannot be run")
+
+
+def test_workers_start_and_stop_the_sites_that_are_named_and_no_others(sites: Any, tmp_path: Path) -> None:
+    def running() -> set[str]:
+        return {f"{path.parent.name[-1]} {path.stem}" for path in (tmp_path / "daemon").rglob("*.json")}
+
+    # The encyclopedia is worker 1's alone.
+    done = sites("up", "--workers", "2", "--sites", "wikipedia", "--wait", "60")
+    assert (done.returncode, done.stderr, running()) == (0, "", {"1 wikipedia"})
+    assert sites("up", "--workers", "2", "--sites", "reddit", "--wait", "60").returncode == 0
+    assert sites("down", "--workers", "2", "--sites", "wikipedia").returncode == 0
+    assert running() == {"1 reddit", "2 reddit"}
+    assert sites("down", "--workers", "2").returncode == 0 and not running()
+    for arguments, why in ((("up", "--sites", ","), "--sites names none"), (("reset", "0"), "there is no worker 0")):
+        done = sites(*arguments)
+        assert done.returncode == 1 and done.stderr.startswith(f"error: {why}"), done.stderr
+
+
+@pytest.mark.parametrize("folder", ["plain", "my repo", "it's", 'a "b" c', "back\\slash", "ünïcode 🙂", "$HOME"])
+def test_the_recipe_resets_by_the_script_wherever_it_is(folder: str, tmp_path: Path) -> None:
+    script = tmp_path / folder / "sites.py"
+    script.parent.mkdir()
+    script.write_bytes(Path(SITES).read_bytes())
+    done = subprocess.run(
+        [sys.executable, str(script), "recipe", "--workers", "2"], capture_output=True, text=True, check=True
+    )
+    config = WebarenaConfig(**{key: value for key, value in tomllib.loads(done.stdout)["env"].items() if key != "name"})
+    expected = ["python3", str(script), "reset", "--host", "127.0.0.1", "{copy}", "{sites}"]
+    assert shlex.split(config.reset_copy) == expected
 
 
 def test_what_docker_says_stands_in_the_error(sites: Any, tmp_path: Path) -> None:

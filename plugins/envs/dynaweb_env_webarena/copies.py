@@ -10,16 +10,20 @@ import asyncio
 import hashlib
 import logging
 import os
+import re
 import shlex
+import signal
 import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 
 from dynaweb.errors import ConfigError, InfrastructureError, output_end
@@ -53,6 +57,19 @@ class Copy:
         """Where its stored logins are, below `env.auth`: a login holds on the copy that it was made on."""
         return Path(f"copy-{self.number}") if self.number > 1 else Path()
 
+    @property
+    def _origins(self) -> dict[str, str]:
+        """Its own to the first copy's; no others, because texts that an episode has written hold the first copy's."""
+        return {own: first for own, first in self.addresses.origins.items() if not first.endswith(_OTHER)}
+
+    def real(self, text: str) -> str:
+        """A script or an answer with this copy's addresses in the place of the first one's."""
+        return str(_swapped(text, {first: own for own, first in self._origins.items()}))
+
+    def canonical(self, value: Any) -> Any:
+        """What a page gave, with the first copy's addresses in all its texts."""
+        return _swapped(value, self._origins)
+
 
 def address_sets(urls: Mapping[str, str | Sequence[str]]) -> list[dict[str, str]]:
     """The addresses of each copy by site, out of `env.urls`; one where no site has a list.
@@ -60,7 +77,7 @@ def address_sets(urls: Mapping[str, str | Sequence[str]]) -> list[dict[str, str]
     A site with one address has the same in all copies. Raises `ConfigError` for lists of different lengths, an address
     that is there twice, and copies whose path differs.
     """
-    lists = {site: list(value) for site, value in urls.items() if not isinstance(value, str)}
+    lists = {site: [*map(_as_browsers, value)] for site, value in urls.items() if not isinstance(value, str)}
     if not lists:
         return [{site: value for site, value in urls.items() if isinstance(value, str)}]
     counts = {site: len(value) for site, value in lists.items()}
@@ -98,6 +115,12 @@ class Copies:
                 "env.reset_copy resets a copy before each episode, but env.urls has no list of copies; write the "
                 'addresses of a site as a list such as ["http://my-host:7770"]'
             )
+        try:
+            self._command = [] if self._by_http else shlex.split(self._reset)
+        except ValueError as error:
+            raise ConfigError(f"env.reset_copy = {self._reset!r} is no command ({error}); check its quotes") from None
+        if self._reset and not self._by_http and not self._command:
+            raise ConfigError("env.reset_copy is blank; write a command or an address, or leave it out")
         if self.several and at_once is not None and at_once > len(sets):
             raise ConfigError(
                 f"web.contexts = {at_once} episodes would be open at once, and env.urls names {len(sets)} "
@@ -108,19 +131,24 @@ class Copies:
             Copy(at + 1, urls, _addresses(sets, at, self._sites), set(self._sites)) for at, urls in enumerate(sets)
         ]
         self._taken: dict[int, ExitStack] = {}
-        self._fresh: set[int] = set()
-        """Numbers of copies that were reset with all others and not taken since."""
+
+    @property
+    def _by_http(self) -> bool:
+        return self._reset.startswith(("http://", "https://"))
 
     @property
     def shared(self) -> Copy:
         """The first copy, which is the only one where there are no lists."""
         return self.every[0]
 
-    async def take(self) -> Copy:
-        """A copy that nobody uses; waits for one. Raises `InfrastructureError` after `env.reset_timeout` seconds."""
+    async def take(self, among: Sequence[Copy] | None = None) -> Copy:
+        """A copy that nobody uses, of all or of some; waits for one.
+
+        Raises `InfrastructureError` after `env.reset_timeout` seconds.
+        """
         began, has_waited = time.monotonic(), False
         while time.monotonic() - began < self._timeout:
-            for copy in self.every:
+            for copy in self.every if among is None else among:
                 if copy.number not in self._taken and self._lock(copy):
                     return copy
             if not has_waited:
@@ -137,11 +165,20 @@ class Copies:
         if (lock := self._taken.pop(copy.number, None)) is not None:
             lock.close()
 
-    def were_reset(self) -> None:
-        """All sites are as they were published: a reset server says so."""
-        for copy in self.every:
-            copy.unclean.clear()
-            self._fresh.add(copy.number)
+    @asynccontextmanager
+    async def resetting_all(self) -> AsyncIterator[None]:
+        """Within the block all sites are reset, and nobody plays on a copy.
+
+        Raises `InfrastructureError` when others use one for more than `env.reset_timeout` seconds.
+        """
+        with ExitStack() as stack:
+            # One by one in their order: whoever else does the same waits for the first without holding another.
+            for copy in self.every if self.several else ():
+                stack.callback(self.give_back, await self.take([copy]))
+                self._changed(copy, self._sites)
+            yield
+            for copy in self.every:
+                self._were_reset(copy)
 
     async def prepare(self, copy: Copy, sites: Iterable[str]) -> None:
         """Reset what earlier episodes may have changed on a copy, for an episode on `sites`.
@@ -149,12 +186,13 @@ class Copies:
         Raises `InfrastructureError` when that fails; the next episode then tries again.
         """
         if self._reset and copy.unclean:
-            began = time.monotonic()
-            await asyncio.to_thread(self._do_reset, copy, sorted(copy.unclean))
-            seconds = time.monotonic() - began
-            log.info("%s of copy %d reset in %.1f s", ", ".join(sorted(copy.unclean)), copy.number, seconds)
-            copy.unclean.clear()
-        copy.unclean.update(self._sites.intersection(sites))
+            began, names = time.monotonic(), sorted(copy.unclean)
+            # One that fails may leave anything.
+            self._changed(copy, names)
+            await self._do_reset(copy, ",".join(names))
+            log.info("%s of copy %d reset in %.1f s", ", ".join(names), copy.number, time.monotonic() - began)
+            self._were_reset(copy)
+        self._changed(copy, self._sites.intersection(sites))
 
     def look_at(self, copy: Copy, url: str) -> None:
         """Note which site an episode has come to. Raises `InfrastructureError` for a page of another copy."""
@@ -166,43 +204,94 @@ class Copies:
                 "address that this copy was set up with is wrong (docs/containers.md)"
             )
         origin = _origin(url)
-        copy.unclean.update(site for site in self._sites if _origin(self.shared.urls[site]) == origin)
+        self._changed(copy, [site for site in self._sites if _origin(self.shared.urls[site]) == origin])
 
     def _lock(self, copy: Copy) -> bool:
-        name = hashlib.sha256("\n".join(sorted(copy.urls[site] for site in self._sites)).encode()).hexdigest()[:16]
-        path = Path(tempfile.gettempdir()) / f"dynaweb-copies-{os.getuid()}" / f"{name}.lock"
-        former = path.read_text(encoding="utf-8") if path.exists() else ""
+        # Each site by itself: a run with fewer sites has other copies, of the same addresses. All runs lock in one
+        # order, so that of two that want the same sites one gets them.
+        files = {site: self._file(copy, site, ".lock") for site in self._sites}
         with ExitStack() as stack:
-            if not stack.enter_context(locked(path, what=f"copy {copy.number}", wait=False)):
-                return False
-            if former != str(os.getpid()) and copy.number not in self._fresh:
-                # Another process has played on it since, or nobody knows who has.
-                copy.unclean.update(self._sites)
-            self._fresh.discard(copy.number)
+            for path in sorted(files.values()):
+                if not stack.enter_context(locked(path, what=f"copy {copy.number}", wait=False)):
+                    return False
+            # Others may have played on it since, also those of this process, which has several `Copies` where `env` and
+            # `eval.env` differ.
+            copy.unclean.update(site for site in files if not self._file(copy, site, ".published").exists())
             self._taken[copy.number] = stack.pop_all()
         return True
 
-    def _do_reset(self, copy: Copy, sites: Sequence[str]) -> None:
-        names = ",".join(sites)
-        if self._reset.startswith(("http://", "https://")):
-            url = self._reset.replace("{copy}", str(copy.number)).replace("{sites}", quote(names, safe=","))
-            try:
-                # The operator's own server, whose address no page can change.
-                with urllib.request.urlopen(url, timeout=self._timeout) as answer:
-                    answer.read()
-            except OSError as error:
-                raise InfrastructureError(f"resetting copy {copy.number} failed: {url}: {error}") from None
+    def _changed(self, copy: Copy, sites: Iterable[str]) -> None:
+        """Note, for all runs, that sites may no longer be as they were published."""
+        for site in sites:
+            copy.unclean.add(site)
+            self._file(copy, site, ".published").unlink(missing_ok=True)
+
+    def _were_reset(self, copy: Copy) -> None:
+        for site in copy.unclean:
+            self._file(copy, site, ".published").touch()
+        copy.unclean.clear()
+
+    def _file(self, copy: Copy, site: str, suffix: str) -> Path:
+        """What runs on this machine know of a site of a copy: `.lock`, and `.published` while nobody has changed it."""
+        name = hashlib.sha256(_origin(copy.urls[site]).encode()).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"dynaweb-copies-{os.getuid()}" / f"{name}{suffix}"
+
+    async def _do_reset(self, copy: Copy, sites: str) -> None:
+        if self._by_http:
+            url = self._reset.replace("{copy}", str(copy.number)).replace("{sites}", quote(sites, safe=","))
+            why = await asyncio.to_thread(_failed_request, url, self._timeout)
+            if why:
+                raise InfrastructureError(f"resetting copy {copy.number} failed: {url}: {why}")
             return
-        command = [
-            word.replace("{copy}", str(copy.number)).replace("{sites}", names) for word in shlex.split(self._reset)
-        ]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=self._timeout, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise InfrastructureError(f"resetting copy {copy.number} failed: {error}") from None
-        if done.returncode:
-            why = output_end(done.stderr) or output_end(done.stdout) or f"exit code {done.returncode}"
+        command = [word.replace("{copy}", str(copy.number)).replace("{sites}", sites) for word in self._command]
+        why = await _failed_command(command, self._timeout)
+        if why:
             raise InfrastructureError(f"resetting copy {copy.number} failed: `{shlex.join(command)}`: {why}")
+
+
+def _failed_request(url: str, timeout: float) -> str:
+    """Why an address did not answer as it should; '' where it did."""
+    try:
+        # The operator's own server, whose address no page can change.
+        with urllib.request.urlopen(url, timeout=timeout) as answer:
+            answer.read()
+    except HTTPError as error:
+        with error, suppress(OSError, HTTPException):
+            return f"{error}: {output_end(error.read(10_000).decode('utf-8', 'replace'))}".removesuffix(": ")
+        return str(error)
+    except (OSError, HTTPException) as error:
+        return str(error) or type(error).__name__
+    return ""
+
+
+async def _failed_command(command: Sequence[str], timeout: float) -> str:
+    """Why a command failed; '' where it did not. One that takes too long, or whose episode is cancelled, is ended with
+    all that it started: it must not reset sites later, when others play on them.
+    """
+    # Files instead of pipes: a site that the command has started may keep them open.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as problems:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=subprocess.DEVNULL, stdout=out, stderr=problems, start_new_session=True
+            )
+        except (OSError, ValueError) as error:
+            return str(error)
+        try:
+            code = await asyncio.wait_for(process.wait(), timeout)
+        except TimeoutError:
+            return f"no end after {timeout:g} s"
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        if not code:
+            return ""
+        texts = []
+        for file in (problems, out):
+            file.seek(0)
+            texts.append(output_end(file.read().decode("utf-8", "replace")))
+        return texts[0] or texts[1] or f"exit code {code}"
 
 
 def _addresses(sets: Sequence[Mapping[str, str]], at: int, sites: Iterable[str]) -> UrlMap:
@@ -215,6 +304,23 @@ def _addresses(sets: Sequence[Mapping[str, str]], at: int, sites: Iterable[str])
         if at:
             origins[_origin(sets[at][site])] = _origin(sets[0][site])
     return UrlMap(origins)
+
+
+def _as_browsers(url: str) -> str:
+    """An address as browsers write it: the copy that a page is of is told by its address."""
+    parts = urlsplit(url)
+    default = {"http": ":80", "https": ":443"}.get(parts.scheme, "")
+    return parts._replace(netloc=parts.netloc.lower().removesuffix(default)).geturl()
+
+
+def _swapped(value: Any, origins: Mapping[str, str]) -> Any:
+    if isinstance(value, str) and origins:
+        # `http://host:77` is no part of `http://host:7770` or of `http://host:77.org`; a full stop may end it.
+        pattern = rf"({'|'.join(map(re.escape, origins))})(?![\w-]|[.:@]\w)"
+        return re.sub(pattern, lambda match: origins[match[0]], value)
+    if isinstance(value, Mapping):
+        return {key: _swapped(inner, origins) for key, inner in value.items()}
+    return [_swapped(inner, origins) for inner in value] if isinstance(value, list) else value
 
 
 def _origin(url: str) -> str:

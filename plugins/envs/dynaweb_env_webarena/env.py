@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from dynaweb.config.sections import Web
 from dynaweb.errors import ConfigError, InfrastructureError, MissingError, hint
@@ -37,12 +37,24 @@ AND = " |AND| "
 """Joins the pages that a task starts with, a tab each."""
 
 
+class CopySession(ChromiumSession):
+    """A session whose scripts, and what they give, have the first copy's addresses, as tasks do."""
+
+    copy: Copy | None = None
+
+    async def evaluate(self, url: str, script: str) -> Any:
+        """See `Session.evaluate`."""
+        if self.copy is None:
+            return await super().evaluate(url, script)
+        return self.copy.canonical(await super().evaluate(url, self.copy.real(script)))
+
+
 class WebarenaEnvironment(SessionEnvironment):
     """Plays one episode at a time in a browsing context of its own, on shared sites or on a copy of them."""
 
     def __init__(self, source: WebarenaSource) -> None:
-        self.session: ChromiumSession
-        super().__init__(ChromiumSession(source.browser()))
+        self.session: CopySession
+        super().__init__(CopySession(source.browser()))
         self._source = source
         self.har: Path | None = None
         """The traffic of the episode, complete once the session is closed."""
@@ -61,7 +73,7 @@ class WebarenaEnvironment(SessionEnvironment):
         copies = self._source.copies
         if copies.several:
             self.copy = self.copy or await copies.take()
-            self.session.urls = self.copy.addresses
+            self.session.urls, self.session.copy = self.copy.addresses, self.copy
             await copies.prepare(self.copy, task.sites)
         login = await self._source.login(task, self.copy)
         await self.session.reset(headers=self._source.headers(task), storage_state=login, har=self.har)
@@ -174,8 +186,8 @@ class WebarenaSource:
         if environment.har is not None:
             # The recording is whole only when its context is closed.
             await environment.session.close()
-        urls = self.urls if environment.copy is None else environment.copy.urls
-        return await self.grader.grade(trajectory, environment.session, environment.har, urls)
+        copy = environment.copy or self.copies.shared
+        return await self.grader.grade(trajectory, environment.session, environment.har, copy)
 
     async def close(self) -> None:
         """End the browser and drop the recordings; calling it twice is allowed."""
@@ -224,8 +236,8 @@ class WebarenaSource:
         self._resetting = self._resetting or asyncio.Lock()
         async with self._resetting:
             if self.config.reset_url and not self._was_reset:
-                await sites.full_reset(self.config.reset_url, self.config.reset_timeout)
-                self.copies.were_reset()
+                async with self.copies.resetting_all():
+                    await sites.full_reset(self.config.reset_url, self.config.reset_timeout)
                 self._was_reset = True
 
     async def login(self, task: Task, copy: Copy | None = None) -> Path | None:

@@ -19,6 +19,7 @@ from dynaweb_env_webarena.judge import MeaningJudge
 if TYPE_CHECKING:
     from dynaweb.web.session import Session
     from dynaweb_env_webarena import WebarenaConfig
+    from dynaweb_env_webarena.copies import Copy
 
 FUZZY = "fuzzy_match"
 
@@ -34,21 +35,19 @@ class Grader:
         # Where files that evaluations name are looked for.
         self._folders = [*(path if path.is_dir() else path.parent for path in task_files), Path()]
 
-    async def grade(
-        self, trajectory: Trajectory, session: Session, har: Path | None, urls: Mapping[str, str]
-    ) -> Judgement:
+    async def grade(self, trajectory: Trajectory, session: Session, har: Path | None, copy: Copy) -> Judgement:
         """The verdict on an episode. One without `stop` has failed, except that upstream grades it as it stands.
 
-        `urls` are the addresses of the sites that it was played on.
+        `copy` is the copy of the sites that it was played on.
         """
         upstreams = self.config.evaluator == "upstream"
         if trajectory.final is None or (trajectory.answer is None and not upstreams):
             return Judgement(0.0, why=f"the episode was not ended by stop ({trajectory.end})")
         if self.config.evaluator == "verified":
-            return await self._verified(trajectory, har, urls)
+            return await self._verified(trajectory, har, copy)
         url = trajectory.final.url
         try:
-            evaluation = await self._plain(trajectory.task.evaluation, url, urls)
+            evaluation = await self._plain(trajectory.task.evaluation, url, copy.urls)
         except InfrastructureError as error:
             return Judgement(None, why=str(error))
         if upstreams:
@@ -124,9 +123,11 @@ class Grader:
             return Judgement(None, why=str(error))
         return Judgement(float(good), why="the judge agrees" if good else "the judge does not agree")
 
-    async def _verified(self, trajectory: Trajectory, har: Path | None, urls: Mapping[str, str]) -> Judgement:
+    async def _verified(self, trajectory: Trajectory, har: Path | None, copy: Copy) -> Judgement:
         if har is None or not har.exists():
             return Judgement(None, why="the traffic of the episode was not recorded")
         python = sidecar.python_of("webarena-verified", self.config.verified_python)
         raw = trajectory.task.meta["raw"]
-        return await asyncio.to_thread(verified.score, python, raw, trajectory.answer, har, urls)
+        # The recorded traffic has the addresses of the copy.
+        answer = None if trajectory.answer is None else copy.real(trajectory.answer)
+        return await asyncio.to_thread(verified.score, python, raw, answer, har, copy.urls)

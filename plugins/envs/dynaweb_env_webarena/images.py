@@ -34,10 +34,10 @@ ALIKE = 0.8
 TOKENS = 256
 _OR = " |OR| "
 _IMAGES = """(async () => {
-  const selector = %(selector)s, address = %(address)s;
+  const selector = %(selector)s, itself = %(itself)s;
   const inside = (one) => one.matches('img') ? [one] : [...one.querySelectorAll('img')];
   const images = selector ? [...document.querySelectorAll(selector)].flatMap(inside) : [...document.images];
-  const addresses = address ? [address] : images.map((one) => one.currentSrc || one.src);
+  const addresses = itself ? [location.href] : images.map((one) => one.currentSrc || one.src);
   const files = [];
   for (const one of [...new Set(addresses)].slice(0, %(most)d)) {
     try {
@@ -129,16 +129,16 @@ async def _query(
             heard = "; ".join(dict.fromkeys(answer.strip()[:60] for answer in answers[:3]))
             return Judgement(0.0, why=f"{one['question']!r} is answered {heard!r}, not {one['answer']!r}")
     if isinstance(match := query.get("eval_fuzzy_image_match"), str):
-        return await _matched(match, float(query.get("ssim_threshold", ALIKE)), images, session, url, folders)
+        return await _matched(match, float(query.get("ssim_threshold", ALIKE)), images, session, folders)
     return Judgement(1.0, why="answered as expected")
 
 
 async def _matched(
-    match: str, threshold: float, images: Sequence[bytes], session: Session, url: str, folders: Sequence[Path]
+    match: str, threshold: float, images: Sequence[bytes], session: Session, folders: Sequence[Path]
 ) -> Judgement:
     best = -1.0
     for name in match.split(_OR):
-        reference = await _reference(name.strip(), session, url, folders)
+        reference = await _reference(name.strip(), session, folders)
         if reference is None:
             return Judgement(None, why=f"the image {name.strip()} cannot be read")
         try:
@@ -149,9 +149,14 @@ async def _matched(
     return Judgement(float(good), why=f"the most similar image has {best:.3f}; wanted is more than {threshold:g}")
 
 
-async def _reference(name: str, session: Session, url: str, folders: Sequence[Path]) -> bytes | None:
+async def _reference(name: str, session: Session, folders: Sequence[Path]) -> bytes | None:
     if name.startswith(("http://", "https://")):
-        _, files = await _loaded(session, url, address=name)
+        try:
+            # Opened instead of fetched from the page that is graded: a session leads what it opens to the episode's
+            # copy of the site, and a page may not read the images of another site.
+            _, files = await _loaded(session, name, itself=True)
+        except InfrastructureError:
+            return None
         return files[0] if files else None
     file = next((folder / name for folder in folders if (folder / name).is_file()), None)
     try:
@@ -160,9 +165,9 @@ async def _reference(name: str, session: Session, url: str, folders: Sequence[Pa
         return None
 
 
-async def _loaded(session: Session, url: str, *, selector: str = "", address: str = "") -> tuple[int, list[bytes]]:
-    """How many images a page has, and those that can be loaded, as PNG."""
-    values = {"selector": json.dumps(selector), "address": json.dumps(address), "most": MOST}
+async def _loaded(session: Session, url: str, *, selector: str = "", itself: bool = False) -> tuple[int, list[bytes]]:
+    """How many images a page has, and those that can be loaded, as PNG; with `itself`, the address is the image's."""
+    values = {"selector": json.dumps(selector), "itself": json.dumps(itself), "most": MOST}
     try:
         answer = await session.evaluate(url, _IMAGES % values)
     except ConfigError:  # no selector

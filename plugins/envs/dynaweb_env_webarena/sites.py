@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -32,6 +33,8 @@ NAMES = ("shopping", "shopping_admin", "reddit", "gitlab", "map", "wikipedia", "
 SHOPS = ("shopping", "shopping_admin")
 READY = "ready for duty"
 """What the status page of a reset server says when it is done."""
+FAILED = "failed"
+"""How that of `containers/webarena/sites.py` begins when it has given up."""
 POLL_SECONDS = 2.0
 TELL_SECONDS = 15.0
 """Seconds between two lines of progress."""
@@ -220,13 +223,16 @@ async def full_reset(base: str, timeout: float, *, poll: float = POLL_SECONDS) -
     Raises `InfrastructureError` when it does not become ready in time.
     """
     started = time.monotonic()
-    await asyncio.to_thread(_get, f"{base.rstrip('/')}/reset")
+    # Some servers answer when they are done.
+    await asyncio.to_thread(_get, f"{base.rstrip('/')}/reset", timeout)
     status, logged = "", 0.0
     while (spent := time.monotonic() - started) < timeout:
         status = await asyncio.to_thread(_get, f"{base.rstrip('/')}/status")
         if READY in status.lower():
             log.info("the sites were reset in %.0f s", spent)
             return spent
+        if status.startswith(FAILED):
+            raise InfrastructureError(f"{base} did not reset the sites: {status.strip()[:300]}")
         if spent >= logged:
             log.warning("resetting the sites: %.0f s, of at most %.0f s: %s", spent, timeout, status.strip()[:80])
             logged = spent + TELL_SECONDS
@@ -236,12 +242,12 @@ async def full_reset(base: str, timeout: float, *, poll: float = POLL_SECONDS) -
     )
 
 
-def _get(url: str) -> str:
+def _get(url: str, timeout: float = 60.0) -> str:
     try:
         # The reset server is the operator's own, so no address that a page gives ever gets here.
-        with urllib.request.urlopen(url, timeout=60) as answer:
+        with urllib.request.urlopen(url, timeout=timeout) as answer:
             return str(answer.read(10_000).decode("utf-8", "replace"))
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         raise InfrastructureError(f"the reset server does not answer {url}: {error}") from None
 
 
