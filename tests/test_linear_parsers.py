@@ -514,6 +514,10 @@ PARSERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
 }
 """What is tried, and the modules that it stands for."""
 ELSEWHERE: dict[str, str] = {
+    "dynaweb/data/images.py": "names of files, of 64 characters or none",
+    "dynaweb/errors.py": "what a program of ours printed, each pattern once a line",
+    "dynaweb/serve/site.py": "names of files, of 70 characters or none",
+    "dynaweb/trainer/vision.py": "names of layers of a model",
     "dynaweb/compare/figures.py": "widths and fonts, which the user types",
     "dynaweb/compare/tables.py": "single characters and one-line labels, each read once",
     "dynaweb/matrix/raw.py": "one set of characters of a label",

@@ -82,7 +82,7 @@ FIRST = {"axes": ["wm=delta,full-state"], "seeds": (0, 1)}
         ({**FIRST, "sets": {"eval.episodes": 9}}, "differ (there -> here): eval.episodes: 6 -> 9\n"),
         (
             {**FIRST, "sets": {"env.task_settings.driver": "static"}},
-            ': env.task_settings.driver: (unset) -> "static"\n',
+            ': env.task_settings.driver: "chromium" -> "static"\n',
         ),
     ],
 )
@@ -262,7 +262,6 @@ def test_the_page_says_how_its_numbers_were_made() -> None:
         "<tr><td><code>env.task_settings.driver</code></td><td><code>static</code></td></tr>",
         "<tr><td><code>rl.n</code></td><td><code>3</code></td></tr>",
         f"Episodes: {WHERE}.",
-        "over the episodes of all seeds pooled, so p and the interval can disagree",
         f"Made by dynaweb {__version__}.</footer>",
     ):
         assert words in page, words
