@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import Kosmos2Config
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from vision_families import FAMILIES, Album
 
@@ -285,6 +286,14 @@ def test_models_that_read_text_alone_or_lack_a_processor_are_refused_in_one_line
     with pytest.raises(ConfigError, match="has no processor") as without:
         ModelVision(str(tmp_path), small.album.read).expansion(small.images[0])
     assert "\n" not in f"{text.value}{without.value}"
+
+
+def test_a_model_without_a_token_for_parts_of_an_image_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Kosmos-2 puts images between its embeddings, and its configuration names no token for them."""
+    Kosmos2Config().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"observation\.modality asks it to see") as error:
+        ModelVision(str(tmp_path), lambda image: b"")
+    assert "\n" not in str(error.value)
 
 
 def test_a_template_that_writes_no_image_is_refused(small: Seen) -> None:
