@@ -130,7 +130,7 @@ def _seeing(out: Path, real: Sequence[Trajectory]) -> Iterator[str]:
 
 
 def _weights(model: Path, left: Path) -> Iterator[str]:
-    before, after = load_model(model).state_dict(), load_model(left).state_dict()
+    before, after = (load_model(one, vision=True).state_dict() for one in (model, left))
     moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
     seeing = {name for name in before if "vis" in name}
     if not moved - seeing:

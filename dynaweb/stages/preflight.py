@@ -57,7 +57,8 @@ def check_model(ctx: RunContext) -> None:
         from dynaweb.trainer.adapters import check_adapters
         from dynaweb.trainer.models import resolve
 
-        check_adapters(resolve(recipe.model.path), vision=recipe.observation.train_vision)
+        seen = recipe.observation
+        check_adapters(resolve(recipe.model.path), sees=seen.pictures, vision=seen.train_vision)
 
 
 def check_vision(ctx: RunContext) -> None:

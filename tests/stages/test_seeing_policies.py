@@ -17,6 +17,7 @@ from dynaweb.pipeline.context import RunContext
 from dynaweb.plugin.registry import current
 from dynaweb.runs import StageCache
 from dynaweb.stages.preflight import check_model
+from dynaweb.trainer.models import load_model
 from dynaweb.types import Node, Observation, Screenshot, Task
 
 SEES = "observation.modality=both"
@@ -69,6 +70,21 @@ def test_dreams_show_text_unless_the_world_model_draws(
     assert ctx.models.dream_prompts(real) is real
     text = context(tmp_path, "observation.modality=text")
     assert text.models.dream_prompts(text.models.format) is text.models.format and text.models.vision is None
+
+
+@pytest.mark.parametrize("modality", ["text", "both"])
+def test_models_of_a_run_have_their_vision_where_pages_are_pictures(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modality: str
+) -> None:
+    asked = []
+
+    def load(*given: Any, vision: bool = False) -> Any:
+        asked.append(vision)
+        return load_model(*given, vision=vision)
+
+    monkeypatch.setattr("dynaweb.trainer.models.load_model", load)
+    context(tmp_path, f"model.path={model}", f"observation.modality={modality}").models.load()
+    assert asked == [modality == "both"]
 
 
 def test_the_pictures_of_a_run_are_those_of_its_stage_cache(model: Path, tmp_path: Path) -> None:
