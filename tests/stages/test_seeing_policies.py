@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +14,17 @@ from vision_families import FAMILIES, Album
 
 from dynaweb.config import resolve
 from dynaweb.errors import ConfigError
-from dynaweb.pipeline.context import RunContext
+from dynaweb.pipeline.artifacts import CRITIC, Artifact
+from dynaweb.pipeline.context import RunContext, make_optimizer
 from dynaweb.plugin.registry import current
+from dynaweb.protocols import wants
 from dynaweb.runs import StageCache
+from dynaweb.stages.curriculum import valuer_of
 from dynaweb.stages.preflight import check_model
+from dynaweb.trainer.critic import Critic
 from dynaweb.trainer.models import load_model
-from dynaweb.types import Node, Observation, Screenshot, Task
+from dynaweb.trainer.stepper import Schedule
+from dynaweb.types import Image, Node, Observation, Screenshot, Task
 
 SEES = "observation.modality=both"
 
@@ -28,8 +34,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return FAMILIES["idefics3"].write(tmp_path_factory.mktemp("seeing") / "model")
 
 
-def context(tmp_path: Path, *sets: str) -> RunContext:
-    return RunContext(resolve("smoke", overrides=(SEES, *sets), plugins=current()), current(), StageCache(tmp_path))
+def context(tmp_path: Path, *sets: str, **names: Any) -> RunContext:
+    recipe = resolve("smoke", overrides=(SEES, *sets), plugins=current(), **names)
+    return RunContext(recipe, current(), StageCache(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -70,6 +77,27 @@ def test_dreams_show_text_unless_the_world_model_draws(
     assert ctx.models.dream_prompts(real) is real
     text = context(tmp_path, "observation.modality=text")
     assert text.models.dream_prompts(text.models.format) is text.models.format and text.models.vision is None
+
+
+def test_the_critic_of_a_curriculum_reads_first_pages_as_it_was_trained_to(model: Path, tmp_path: Path) -> None:
+    """Tasks are valued on real first pages, and a critic of dreams was trained on their text alone."""
+    task = Task("t", "Open the cart", "http://a.localhost/")
+    album = Album()
+    image = album.add(64, 48)
+    page = Observation(task.start_url, (Node(1, "link", "cart"),), screenshot=Screenshot(image, (64, 48)))
+    before = Artifact("k", tmp_path / "before")
+    shutil.copytree(model, before.model)
+    images: dict[str, tuple[Image, ...]] = {}
+    for env in ("dream", "sites"):
+        ctx = context(tmp_path, f"model.path={model}", env=env, opt="webrl")
+        spec = wants(make_optimizer(ctx)).critic
+        assert spec is not None
+        Critic(ctx.models.load().model, spec, Schedule(0.0, 1)).save(before.folder / CRITIC, 0)
+        ctx.images.put(album.read(image))
+        ctx.models.on_prompt = lambda prompt, env=env: images.update({env: prompt.images})  # type: ignore[misc]
+        valuer = valuer_of(ctx, before)
+        assert valuer is not None and len(valuer.of([task], lambda task: page)) == 1
+    assert images == {"dream": (), "sites": (image,)}
 
 
 @pytest.mark.parametrize("modality", ["text", "both"])
