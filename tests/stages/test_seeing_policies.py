@@ -20,7 +20,7 @@ from dynaweb.plugin.registry import current
 from dynaweb.protocols import wants
 from dynaweb.runs import StageCache
 from dynaweb.stages.curriculum import valuer_of
-from dynaweb.stages.preflight import check_model
+from dynaweb.stages.preflight import check_judge, check_model
 from dynaweb.trainer.critic import Critic
 from dynaweb.trainer.models import load_model
 from dynaweb.trainer.stepper import Schedule
@@ -56,6 +56,35 @@ def test_what_cannot_see_is_refused_in_one_line_before_the_run(
     with pytest.raises(ConfigError, match=words) as error:
         check_model(ctx)
     assert "\n" not in str(error.value)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("reward", "sets", "refused"),
+    [
+        ("self-assess", ("reward.pictures=1", "reward.engine.name=vllm"), True),
+        ("orm", ("reward.pictures=1", "reward.engine.name=vllm"), True),
+        (
+            "weighted",
+            ("reward.judges.self-assess={weight = 1, settings = {pictures = 1}}", "reward.engine.name=vllm"),
+            True,
+        ),
+        ("self-assess", ("reward.engine.name=vllm",), False),
+        ("self-assess", ("reward.pictures=1",), False),
+        ("self-assess", ("reward.pictures=1", "reward.engine.name=vllm", "reward.model=policy"), False),
+        ("self-assess", ("reward.pictures=1", "reward.engine.name=vllm", "observation.modality=text"), False),
+    ],
+)
+def test_a_judge_whose_engine_shows_it_no_pictures_is_refused_in_one_line_before_the_run(
+    tmp_path: Path, reward: str, sets: tuple[str, ...], refused: bool
+) -> None:
+    ctx = context(tmp_path, *sets, reward=reward)
+    if not refused:
+        return check_judge(ctx)
+    words = r"pictures = 1 shows the judge '[a-z-]+' pages as pictures, and the engine 'vllm' takes text alone"
+    with pytest.raises(ConfigError, match=words) as error:
+        check_judge(ctx)
+    assert "\n" not in str(error.value) and "set reward.engine.name = transformers" in str(error.value)
     return None
 
 
