@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,11 @@ import pytest
 import torch
 from transformers import Kosmos2Config, Llama4Config, Llama4ForConditionalGeneration
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
-from vision_families import DENSE, FAMILIES, SIGLIP, Album
+from vision_families import DENSE, FAMILIES, NAMES, SIGLIP, Album
 
 from dynaweb.data.images import ImageStore
 from dynaweb.engines.local.engine import TransformersEngine
+from dynaweb.engines.local.sessions import PADDED_IMAGES
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.errors import ConfigError, EngineError, ImageError
 from dynaweb.pipeline.artifacts import LoadedModel
@@ -224,6 +226,10 @@ def test_log_probabilities_and_gradients_are_those_of_a_naive_forward(seen: Seen
             assert float((own - gradient).abs().max()) <= 2e-3 * largest, name
     assert update.image_tokens == sum(row.prompt.ids.count(seen.vision.image_id) for row in rows)
     model.zero_grad()
+
+
+def test_only_families_that_are_compared_here_are_padded() -> None:
+    assert {re.sub("[-.]", "_", name) for name in NAMES} >= PADDED_IMAGES
 
 
 # What is the same for all families is shown on one that needs no package besides Pillow.
