@@ -19,6 +19,7 @@ from dynaweb.pipeline.context import RunContext, make_optimizer
 from dynaweb.plugin.registry import current
 from dynaweb.protocols import wants
 from dynaweb.runs import StageCache
+from dynaweb.stages.arms import lookahead
 from dynaweb.stages.curriculum import valuer_of
 from dynaweb.stages.preflight import check_judge, check_model
 from dynaweb.trainer.critic import Critic
@@ -106,6 +107,20 @@ def test_dreams_show_text_unless_the_world_model_draws(
     assert ctx.models.dream_prompts(real) is real
     text = context(tmp_path, "observation.modality=text")
     assert text.models.dream_prompts(text.models.format) is text.models.format and text.models.vision is None
+
+
+@pytest.mark.parametrize("draws", [False, True])
+async def test_imagined_futures_as_text_have_no_picture_of_the_page_that_they_begin_on(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draws: bool
+) -> None:
+    ctx = context(tmp_path, f"model.path={model}", "agent.kind=lookahead")
+    if draws:
+        monkeypatch.setattr(ctx.models, "dream_prompts", lambda prompts: prompts)
+    task = Task("t", "Open the cart", "http://a.localhost/")
+    shot = Screenshot(Image("0" * 64, 64, 48), (64, 48))
+    player: Any = lookahead(ctx, None, None, None)()(task)
+    page = await player.dreams(Observation(task.start_url, (), screenshot=shot)).reset(task, 0)
+    assert page.screenshot == (shot if draws else None)
 
 
 def test_the_critic_of_a_curriculum_reads_first_pages_as_it_was_trained_to(model: Path, tmp_path: Path) -> None:
