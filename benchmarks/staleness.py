@@ -53,7 +53,8 @@ SMALL: Mapping[str, Any] = {
 """Beside the recipe `smoke`: more updates than the largest staleness, and nothing that has no part in the question."""
 MEASURES: Mapping[str, Kind] = {
     "staleness.mean": COUNT,
-    **dict.fromkeys(("staleness.share", "ratio_ess", "clip_frac_low", "clip_frac_high", "reward"), SCORE),
+    **dict.fromkeys(("staleness.share", "staleness.ess", "ratio_ess", "clip_frac_low", "clip_frac_high"), SCORE),
+    "reward": SCORE,
 }
 """Metrics of updates, and which values their means may have."""
 

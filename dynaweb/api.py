@@ -247,7 +247,7 @@ def evaluate(
     progress: bool = False,
     **flags: Any,
 ) -> StageResult:
-    """Evaluate a policy on held-out tasks in the real browser.
+    """Evaluate a policy on held-out tasks of an environment.
 
     `policy` is a folder of weights or one of `sft` (default), `base` (the model as it is), `expert`, `random`. The
     result has rows by site and by kind of task, and every failure with its label. With `agent="lookahead"` the policy

@@ -782,7 +782,9 @@ class Engine(Protocol):
     def detach(self) -> bool:
         """Answer from a copy of the weights from now on, so that rollouts go on while the trainer changes the model.
 
-        False where the engine cannot: it computes with the trainer's own weights, or gives it the memory.
+        False where the engine cannot: it computes with the trainer's own weights, or gives it the memory. The ages of
+        rollouts depend on it. Where settings decide that are in no cache key (`WITHOUT_EFFECT`), their class has the
+        answer too, as a property `detaches`.
         """
         ...
 

@@ -20,8 +20,9 @@ NEEDED = (
     "dynaweb/py.typed",
     "dynaweb/recipes/dynaweb.toml",
     "dynaweb/assets/tiny/model.safetensors",
+    "dynaweb/assets/example.tar.xz",
 )
-"""Files that no wheel may lack: the loop, the mark that it is typed, the default recipe, the weights."""
+"""Files that no wheel may lack: the loop, the mark that it is typed, the default recipe, the weights, the example."""
 LARGEST = 100 * 2**20
 """Bytes that PyPI takes in one file."""
 

@@ -82,7 +82,7 @@ Only = Annotated[
     typer.Option("--only", metavar="WHO", help="Successes only: checked by the environment, or judged by a judge."),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random choice.")]
-Thorough = Annotated[bool, typer.Option("--thorough", help="360 held-out episodes and all control arms.")]
+Thorough = Annotated[bool, typer.Option("--thorough", help="360 held-out episodes at least, and all control arms.")]
 Observe = Annotated[
     list[str] | None,
     typer.Option("--observe", metavar="NAME", help="Tell an observer, such as tensorboard or wandb. Repeatable."),

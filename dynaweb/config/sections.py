@@ -279,7 +279,12 @@ class ObservationSettings(Section):
     def picture_scale(self) -> float:
         """The scale that pictures are taken at: `scale`, or less where they would have too many pixels."""
         most = min(self.max_pixels or MAX_PIXELS, MAX_PIXELS)
-        return min(self.scale, math.sqrt(most / (self.width * self.height)))
+        sides = self.width, self.height
+        if math.prod(round(side * self.scale) for side in sides) <= most:
+            return self.scale
+        fitting = min(self.scale, math.sqrt(most / math.prod(sides)))
+        # Whole pixels, so that no side is rounded up.
+        return min(math.floor(side * fitting) / side for side in sides)
 
 
 class PageView(Section):
@@ -335,7 +340,7 @@ class Sft(Section):
 
 
 class Explore(Section):
-    """Real, unrewarded transitions, made by the SFT policy in the real browser: to fit the world model on, to begin
+    """Real, unrewarded transitions, made by the SFT policy on real pages: to fit the world model on, to begin
     dreams with, and to recall in them."""
 
     MATTERS_TO = ("explore", "refresh")
@@ -497,7 +502,7 @@ class Rl(Section):
     """How many of the last checkpoints are kept until the updates are done, each with float32 weights and AdamW's
     moments (12 bytes a weight). With 2, a run goes on from the one before the last should that be damaged."""
     validate_every: Annotated[int, Matters("validation")] = Field(default=0, ge=0)
-    """Updates between evaluations on validation tasks in the real browser; 0 = never. The weights of the best one are
+    """Updates between evaluations on validation tasks on real pages; 0 = never. The weights of the best one are
     kept beside the last ones, which the results are of (`checkpoints/dynaweb-best`)."""
 
 

@@ -101,7 +101,7 @@ class PictureFiles:
 
     def file(self, image: Image) -> str:
         """The path of a picture, copied now; '' where it is missing, which is said once."""
-        if self._images.share([image], self._folder):
+        if self._images.share([image], self._folder, link=False):
             if image not in self.missing:
                 log.warning("the picture %s is missing, so rows are without it", self._images.path(image))
             self.missing.add(image)

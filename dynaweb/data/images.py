@@ -98,23 +98,25 @@ class ImageStore:
             )
         return data
 
-    def share(self, pictures: Iterable[Image], folder: Path) -> int:
+    def share(self, pictures: Iterable[Image], folder: Path, *, link: bool = True) -> int:
         """Have these pictures in the store of another folder too, as hard links where the disk allows, else as copies.
 
-        Returns how many of them are not here; they stay missing there.
+        Without `link` they are copies, for whom may change them. Returns how many of them are not here; they stay
+        missing there.
         """
         other, missing = ImageStore(folder), 0
         for image in dict.fromkeys(pictures):
             source, target = self.path(image), other.path(image)
-            if target.is_file():
+            if target.is_file() and (link or not source.is_file() or not target.samefile(source)):
                 continue
             if not source.is_file():
                 missing += 1
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(OSError):
-                target.hardlink_to(source)
-                continue
+            if link:
+                with suppress(OSError):
+                    target.hardlink_to(source)
+                    continue
             write_with(target, lambda temporary, source=source: shutil.copyfile(source, temporary))  # type: ignore[misc]
         return missing
 

@@ -72,6 +72,20 @@ class VllmConfig(Section):
     extra: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Further arguments of vLLM's `AsyncEngineArgs`, such as `extra.max_num_seqs = 256`."""
 
+    @property
+    def sleeps(self) -> bool:
+        """Whether it gives GPU memory to the trainer while that works."""
+        if self.servers or self.replicas or not self.sleep:
+            return False
+        import torch
+
+        return torch.cuda.is_available()
+
+    @property
+    def detaches(self) -> bool:
+        """What `Engine.detach` answers."""
+        return not self.sleeps
+
 
 @hookimpl
 def dynaweb_engines() -> Sequence[PluginSpec]:

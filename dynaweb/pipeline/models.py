@@ -331,10 +331,11 @@ class CompletedEngine(BaseEngine):
         return bool(getattr(self._plugin, "detach", lambda: False)())
 
     async def take_weights(self) -> None:
-        """Count, and hand on: a plugin that cannot detach is told by `weights_changed`."""
+        """Hand on, then count: until the plugin has them, requests are answered with the old weights. One that cannot
+        detach is told by `weights_changed`."""
         if hasattr(self._plugin, "take_weights"):
-            super().weights_changed()
             await self._awaited("take_weights")
+            super().weights_changed()
         else:
             self.weights_changed()
 

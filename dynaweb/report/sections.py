@@ -393,10 +393,15 @@ STALE_MEASURES = {
     "staleness.mean": (COUNT, "updates that tokens were behind", "how far the policy had moved on, mean of tokens"),
     "staleness.max": (COUNT, "updates that the oldest token was behind", ""),
     "staleness.share": (SCORE, "share of stale tokens", "drawn by an earlier policy than the one in training"),
+    "staleness.ess": (
+        SCORE,
+        "effective sample size of weights",
+        "by which stale tokens count, before their cap, as a share of tokens; 1 = all fresh",
+    ),
     "ratio_ess": (
         SCORE,
-        "effective sample size",
-        "of the importance ratios, as a share of tokens; 1 = all fresh",
+        "effective sample size of ratios",
+        "that the loss takes, as a share of tokens; 1 = all alike",
     ),
 }
 """Metrics of asynchronous training: the kind of number, label and meaning."""

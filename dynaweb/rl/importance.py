@@ -160,8 +160,8 @@ def corrected(
     `drawn` are the engine's log-probabilities (a row may be empty: weights 1), `own` the trainer's. The measures:
     `engine.kl` (k3 estimate of KL(q || p) per token), `engine.logprob_gap` (mean absolute difference),
     `engine.logprob_gap_max`, `engine.capped` (share of tokens whose weight was cut). Of `stale` rollouts their names
-    begin with `staleness`, since most of the gap is not the engine's, and there is `ratio_ess`, the effective sample
-    size of the weights before the cut, as a share.
+    begin with `staleness`, since most of the gap is not the engine's, and there is `staleness.ess`, the effective
+    sample size of the weights before the cut, as a share.
     """
     weights, gaps = [], []
     for q, p in zip(drawn, own, strict=True):
@@ -176,5 +176,5 @@ def corrected(
         f"{name}.logprob_gap": sum(map(abs, gaps)) / n,
         f"{name}.logprob_gap_max": max(map(abs, gaps)),
         f"{name}.capped": sum(math.exp(min(g, LIMIT)) > cap for g in gaps) / n,
-        **({"ratio_ess": effective_share(gaps)} if stale else {}),
+        **({"staleness.ess": effective_share(gaps)} if stale else {}),
     }

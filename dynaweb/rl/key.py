@@ -30,4 +30,23 @@ def rl_key(ctx: RunContext, have: Artifacts, mode: Mode, *, done: int | None = N
     does += ["audit"] if recipe.audit.every else []
     does += ["refresh"] if dreams and recipe.wm_fit.refresh_every else []
     does += ["validation"] if recipe.rl.validate_every else []
-    return stage_key(ctx, *does, done=done, **pool_key(ctx), **have.keys())
+    order = "at once" if plays_at_once(ctx) else None
+    return stage_key(ctx, *does, done=done, order=order, **pool_key(ctx), **have.keys())
+
+
+def plays_at_once(ctx: RunContext) -> bool:
+    """Whether the engine's settings say that rollouts are played while the trainer works (`dynaweb.rl.ahead`).
+
+    How old they are when they are learned from depends on it.
+    """
+    if not may_play_at_once(ctx):
+        return False
+    choice = ctx.recipe.engine_of("policy")
+    config = ctx.plugins.find("engine", choice.name).spec.config.model_validate(choice.settings)
+    return bool(getattr(config, "detaches", False))
+
+
+def may_play_at_once(ctx: RunContext) -> bool:
+    """Whether rollouts may be played while the trainer works, where the engine can."""
+    recipe = ctx.recipe
+    return recipe.rl.max_staleness > 0 and ctx.models.team is None and recipe.backend.name == "torch"

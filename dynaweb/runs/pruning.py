@@ -20,8 +20,12 @@ from typing import Literal
 from dynaweb.config.files import read_json
 from dynaweb.errors import CheckpointError, ConfigError
 from dynaweb.runs.cache import IMAGES, MANIFEST, PARTIAL, PICTURES, USED, default_root
+from dynaweb.runs.example import EXAMPLE
+from dynaweb.runs.sidecar import FOLDER as ENVIRONMENTS
 
 State = Literal["done", "unfinished", "in use"]
+_NO_STAGES = frozenset({IMAGES, EXAMPLE, ENVIRONMENTS})
+"""Folders of the cache that hold other things: pictures, the shipped run, environments of other packages."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SIZES = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -45,7 +49,7 @@ class CachedStage:
 def cached_stages(root: Path | None = None) -> list[CachedStage]:
     """Every stage of the cache, finished or not, the one that was used last first."""
     root = root if root is not None else default_root()
-    homes = (home for home in _folders(root) if home.name != IMAGES)
+    homes = (home for home in _folders(root) if home.name not in _NO_STAGES)
     stages = [_stage(folder) for home in homes for folder in _folders(home)]
     return sorted(stages, key=lambda stage: (stage.age, stage.name, stage.key))
 

@@ -49,8 +49,9 @@ def export(root: Path, out: Path, *, progress: Callable[[str], None] = lambda wo
             continue
         write_text(out / address, answer.text)
         names.append(address)
-        base = address.rpartition("data/")[0]
-        pictures |= dict.fromkeys(f"{base}{one}" for one in answer.pictures)
+        # A block is `<run>/data/<store>/<number>.js`, and any part may be called `data`.
+        run = "".join(f"{part}/" for part in address.split("/")[:-3])
+        pictures |= dict.fromkeys(f"{run}{one}" for one in answer.pictures)
     for address in pictures:
         answer = site.answer(f"/{quote(address)}")
         if answer is None:

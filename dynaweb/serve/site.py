@@ -392,13 +392,15 @@ class Site:
 
     def _data(self, path: str) -> Answer | None:
         """A file below the `data` of a run."""
-        run, is_data, name = f"/{path}".rpartition("/data/")
-        folder = self.runs.get(run.strip("/")) if is_data else None
+        *parts, name = path.split("/")
+        # A store may be called `data` too.
+        stem = parts.pop() if name != "evaluations.js" and parts else ""
+        folder = self.runs.get("/".join(parts[:-1])) if parts[-1:] == ["data"] else None
         if folder is None or is_matrix(folder):
             return None
         if name == "evaluations.js":
             return self._run(folder).evaluations()
-        stem, _, number = name.removesuffix(".js").rpartition("/")
+        number = name.removesuffix(".js")
         if not (number.isdecimal() and name.endswith(".js")):
             return None
         if len(number) > BLOCK_DIGITS:

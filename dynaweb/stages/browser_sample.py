@@ -14,7 +14,7 @@ from dynaweb.judges.reward import grading, success_of
 from dynaweb.pipeline.artifacts import Artifact
 from dynaweb.pipeline.episodes import save_episodes
 from dynaweb.pipeline.keys import stage_key
-from dynaweb.rollout.episode import Episode, Rules, play_all
+from dynaweb.rollout.episode import Episode, Rules, play_all, refuse_total_failure
 from dynaweb.runs import write_json
 from dynaweb.stages.evaluate import greedy
 
@@ -78,6 +78,7 @@ async def browser_sample(ctx: RunContext, result: ArmResult) -> dict[str, Any] |
             finish=grading(source),
             on_done=finished,
         )
+        refuse_total_failure(again, phase)
         save_episodes(stage, again)
         write_json(stage.folder / COMPARED, compared(before, again))
 

@@ -211,6 +211,8 @@ def _required(references: Sequence[str], text: str) -> Judgement:
     try:
         value = float(normalise(text).replace(",", ""))
     except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
         return Judgement(0.0, why=f"{text[:80]!r} is no number")
     for reference in references:
         if not any(_fits(value, condition) for condition in reference.split(_OR)):

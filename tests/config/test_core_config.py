@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from core_kit import TOY_CLASS, PackageMaker, toy_source
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import dynaweb
@@ -17,7 +17,7 @@ from dynaweb.config.agreement import check_pictures
 from dynaweb.config.keys import digest
 from dynaweb.config.layers import HEADER, flatten, parse_set, shipped_recipes, toml_value, unflatten
 from dynaweb.config.recipe import ORDER
-from dynaweb.config.sections import ObservationSettings
+from dynaweb.config.sections import MAX_PIXELS, ObservationSettings
 from dynaweb.errors import ConfigError, DynawebError, MissingError, PluginError
 from dynaweb.plugin import registry as plugins
 from dynaweb.plugin.registry import current
@@ -50,8 +50,10 @@ def test_the_paper_preset_differs_only_where_it_says() -> None:
     assert paper.rl.expert_share == 0.5
     assert paper.reward.config.model_dump()["model"] == "policy"
     assert {line.split(":")[0] for line in default.differences(paper)} == {
+        "dream.memory",
         "dream.recall",
         "reward.model",
+        "reward.threshold",
         "rl.bc_weight",
         "rl.expert_share",
     }
@@ -368,8 +370,16 @@ PICTURES = ("observation.modality=both",)
     [
         ("sites", ("env.driver=static",), "the driver static of env 'sites' draws none; set its driver to chromium"),
         ("dream", ("env.task_settings.driver=static",), "the driver static of env.tasks 'sites' draws none"),
-        ("dream", ('eval.env="sites"', 'eval.env_settings={driver="static"}'), "driver static of eval.env 'sites'"),
-        ("dream", ("observation.modality=screenshot",), "leaves nothing to see in dreams: wm 'delta' writes pages as"),
+        (
+            "dream",
+            ("env.task_settings.driver=chromium", 'eval.env="sites"', 'eval.env_settings={driver="static"}'),
+            "driver static of eval.env 'sites'",
+        ),
+        (
+            "dream",
+            ("env.task_settings.driver=chromium", "observation.modality=screenshot"),
+            "leaves nothing to see in dreams: wm 'delta' writes pages as",
+        ),
     ],
 )
 def test_pictures_are_refused_where_nothing_draws_pages(env: str, overrides: tuple[str, ...], why: str) -> None:
@@ -381,8 +391,25 @@ def test_pictures_are_refused_where_nothing_draws_pages(env: str, overrides: tup
 
 @pytest.mark.parametrize("env", ["sites", "miniwob", "webarena", "webvoyager", "browsergym", "dream"])
 def test_pictures_are_taken_by_whatever_has_a_browser(env: str) -> None:
-    check_pictures(resolve(env=env, overrides=PICTURES), current())
+    driver = {"sites": ("env.driver=chromium",), "dream": ("env.task_settings.driver=chromium",)}
+    check_pictures(resolve(env=env, overrides=(*PICTURES, *driver.get(env, ()))), current())
     check_pictures(resolve(env="sites", overrides=("env.driver=static",)), current())
+
+
+@given(
+    width=st.integers(64, 8192),
+    height=st.integers(64, 8192),
+    scale=st.floats(0.05, 4),
+    most=st.integers(4096, 10_000_000) | st.just(0),
+)
+@example(width=1280, height=720, scale=1.0, most=100_000)
+@example(width=1280, height=720, scale=0.3294, most=100_000)
+@example(width=6500, height=8000, scale=1.0, most=0)
+@settings(max_examples=200, deadline=None)
+def test_no_picture_has_more_pixels_than_the_most(width: int, height: int, scale: float, most: int) -> None:
+    seen = ObservationSettings(modality="both", width=width, height=height, scale=scale, max_pixels=most)
+    sides = [round(side * seen.picture_scale) for side in (width, height)]
+    assert 0 < sides[0] * sides[1] <= (most or MAX_PIXELS) and seen.picture_scale <= scale
 
 
 def test_the_scale_of_pictures_keeps_to_their_most_pixels() -> None:
@@ -392,6 +419,7 @@ def test_the_scale_of_pictures_keeps_to_their_most_pixels() -> None:
     assert scale() == 1.0 and scale(scale=2.0) == 2.0
     assert scale(width=1000, height=1000, max_pixels=250_000) == 0.5
     assert scale(width=8192, height=8192, scale=4) ** 2 * 8192 * 8192 <= 50_000_001
+    assert scale(scale=0.33) == 0.33 and scale(scale=0.33, max_pixels=1_000_000) == 0.33
     with pytest.raises(ConfigError, match="nothing can be read in a picture of 9 pixels"):
         resolve(overrides=("observation.max_pixels=9",))
     with pytest.raises(ConfigError, match=r"observation.modality = 'pixels'"):

@@ -193,6 +193,9 @@ def test_rows_of_a_policy_have_images_and_their_places(
     # A recipe that shows text alone has rows of text, whatever the store has.
     for row in message_rows(store[0], Chat(sees=False), pictures):  # type: ignore[arg-type]
         assert "images" not in row and row["prompt"][1]["content"] == "the page"
+    # They are the reader's own: what is done to them does not reach the store.
+    (out.parent / rows[2]["images"][0]).write_bytes(b"cut to size")
+    assert images_of(path).get(shots[1]) == picture(20)
     # A missing picture is said once, and rows that need it are left out.
     images_of(path).path(shots[1]).unlink()
     lost = PictureFiles.of(store, tmp_path / "again" / "train.json")

@@ -130,9 +130,11 @@ def test_every_command_is_a_documented_call(generated: dict[str, str], tree: Any
 
 def test_every_stage_is_in_the_list(tmp_path: Path) -> None:
     """Whatever name the code or the list gives to a stage stands in the table of concepts.md, and no other."""
-    named = re.compile(r'\b(?:self\.)?ctx\.stage\(\s*(?:"([\w-]+)"|([A-Z]+))')
+    named = re.compile(r'\b(?:self\.)?ctx\.stage\(\s*(?:"([\w-]+)"|([A-Z_]+))')
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "dynaweb").rglob("*.py")]
-    found = {name or constant.lower() for source in sources for name, constant in named.findall(source)}
+    found = {
+        name or constant.lower().replace("_", "-") for source in sources for name, constant in named.findall(source)
+    }
     found |= {spec.name.replace("_", "-") for spec in STAGES}
     section = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8").split("## Stages")[1].split("\n\n| label")[0]
     assert set(re.findall(r"^\| `([\w-]+)` \|", section, re.MULTILINE)) == found

@@ -108,6 +108,14 @@ def test_a_release_is_published_without_a_token_and_after_it_was_tried() -> None
     assert load(GITHUB / "workflows" / "release.yml")[True] == {"push": {"tags": ["v*"]}}
 
 
+def test_only_one_run_at_a_time_publishes_the_documentation() -> None:
+    """All versions are pushed to one branch. A group that names the ref would let a tag and main push at once."""
+    workflow = load(GITHUB / "workflows" / "docs.yml")
+    pushing = [job for job in workflow["jobs"].values() if any("--push" in s.get("run", "") for s in job["steps"])]
+    assert len(pushing) == 1
+    assert "${{" not in pushing[0]["concurrency"]["group"] and not pushing[0]["concurrency"]["cancel-in-progress"]
+
+
 def test_text_from_outside_never_becomes_a_part_of_a_command() -> None:
     """`${{ github.ref_name }}` in a command would be run by the shell; as a variable it is a word."""
     assert [step["run"] for _, _, step in STEPS if "${{" in step.get("run", "")] == []

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
+from dynaweb.errors import EngineError
 from dynaweb.pipeline.models import completed
 from dynaweb.protocols import BaseEngine, Completion, Engine, EngineStats, GenerateRequest
 from dynaweb.types import Prompt
@@ -57,6 +62,31 @@ async def test_what_a_plugin_has_is_its_own() -> None:
     await engine.close()
     assert plugin.calls == ["weights", "rest", "close"] and engine.weights_version == 8
     assert (engine.correction, engine.mismatch["engine.probe_mean"], engine.stats.new_tokens) == (2.0, 0.2, 5)
+
+
+async def test_a_version_counts_when_the_plugin_has_the_weights() -> None:
+    """Requests that are answered meanwhile, or after a push that fails, are those of the old weights."""
+    taken = asyncio.Event()
+    failing = False
+
+    class Detached(Small):
+        async def take_weights(self) -> None:
+            await taken.wait()
+            if failing:
+                raise EngineError("lost")
+
+    engine = completed(Detached())
+    engine.weights_version = 3
+    taking = asyncio.ensure_future(engine.take_weights())
+    await asyncio.sleep(0)
+    assert engine.weights_version == 3
+    taken.set()
+    await taking
+    assert engine.weights_version == 4
+    failing = True
+    with pytest.raises(EngineError, match="lost"):
+        await engine.take_weights()
+    assert engine.weights_version == 4
 
 
 def test_a_whole_engine_is_left_as_it_is() -> None:

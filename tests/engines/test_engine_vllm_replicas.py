@@ -402,6 +402,17 @@ def test_an_engine_that_sleeps_while_the_trainer_works_does_not_go_on(
     assert one.detach() is detaches and (one.model is model) is not detaches
 
 
+@pytest.mark.parametrize("cuda", [True, False])
+@pytest.mark.parametrize("settings", [{}, {"sleep": False}, {"replicas": 1}, {"servers": ("http://a:1",)}])
+def test_settings_tell_beforehand_whether_an_engine_goes_on(
+    cuda: bool, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cache keys ask them: there is no engine yet."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    one = engine(kit.llama(1), **settings)
+    assert one.detach() is VllmConfig(**settings).detaches is bool(settings or not cuda)
+
+
 def test_an_asynchronous_run_with_a_server_plays_on_while_it_trains_and_goes_on_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,8 +115,9 @@ def _options(page: Observation) -> list[str]:
 
 def test_boxes_are_of_the_window_that_browsergym_has() -> None:
     layout = _layout({"boxes": {"7": [0, 250, 10, 10], "8": [0, 800, 10, 10]}, "window": [332, 214]})
-    nodes = [Node(1, "button", "near", ref=":7"), Node(2, "button", "far", ref=":8")]
-    assert offsets(nodes, layout) == [36, 586] and within([Node(0, "main", "", ref=":1"), *nodes], layout) == []
+    nodes = [Node(1, "button", "near", depth=1, ref=":7"), Node(2, "button", "far", depth=1, ref=":8")]
+    main = Node(0, "main", "", ref=":1")
+    assert offsets(nodes, layout) == [36, 586] and within([main, *nodes], layout) == [main]
     assert offsets(nodes, _layout({"boxes": {"7": [0, 250, 10, 10]}, "window": []})) == [0, 0]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import struct
+import zlib
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -45,6 +47,26 @@ def src(data: bytes) -> str:
 
 
 RED, BLUE = png((255, 0, 0), dots=9), png((0, 0, 255), dots=4)
+
+
+def built(width: int, height: int, pixels: bytes) -> bytes:
+    """A PNG whose parts are whole, whatever its pixels are."""
+
+    def part(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head = part(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + part(b"IDAT", pixels) + part(b"IEND", b"")
+
+
+DAMAGED = {
+    "cut": RED[: len(RED) // 2],
+    "signature alone": RED[:8],
+    "pixels cut": built(40, 40, zlib.compress(bytes(range(256)) * 19)[:90]),
+    "no pixels": built(40, 40, b"nothing"),
+    "too large": built(8_000, 8_000, zlib.compress(b"")),
+    "a bomb": built(60_000, 60_000, zlib.compress(b"")),
+}
 
 
 def task(number: int, evaluation: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -116,6 +138,10 @@ def test_a_damaged_query_is_named_before_anything_is_played(tmp_path: Path, case
         ("required_values", ["== 3 |OR| > 9"], "3.0", 1.0),
         ("required_values", ["> 5"], "5", 0.0),
         ("required_values", ["> 5"], "many", 0.0),
+        ("required_values", ["> 5"], "nan", 0.0),
+        ("required_values", ["> 5"], "inf", 0.0),
+        ("required_values", ["> 5"], "1e999", 0.0),
+        ("required_values", ["< 5"], "-Infinity", 0.0),
         ("required_values", ["about 5"], "5", None),
     ],
 )
@@ -166,6 +192,8 @@ def server() -> Iterator[PageServer]:
         running.pages["/both"] = f"<div class=item><img src='{src(BLUE)}'></div><img class=side src='{src(RED)}'>"
         running.pages["/none"] = "<p>nothing"
         running.pages["/broken"] = "<img src='data:text/plain,hello'>"
+        running.pages["/damaged"] = "".join(f"<img src='{src(one)}'>" for one in DAMAGED.values())
+        running.pages["/one-whole"] = running.pages["/damaged"] + f"<img src='{src(RED)}'>"
         yield running
 
 
@@ -191,6 +219,13 @@ CASES: dict[str, tuple[str, dict[str, Any], float | None, str]] = {
     "no image": ("/none", {"eval_vqa": COLOR}, 0.0, "there is no image"),
     "no selector": ("/both", {"eval_vqa": COLOR, "eval_image_class": ".[["}, 0.0, "there is no image"),
     "unreadable": ("/broken", {"eval_vqa": COLOR}, None, "none of the 1 images"),
+    "damaged": ("/damaged", {"eval_vqa": COLOR}, None, f"none of the {len(DAMAGED)} images"),
+    "damaged, to compare": ("/damaged", {"eval_fuzzy_image_match": "red.png"}, None, f"none of the {len(DAMAGED)}"),
+    "one is whole": ("/one-whole", {"eval_vqa": COLOR, "eval_fuzzy_image_match": "red.png"}, 1.0, "as wanted"),
+    **{
+        f"a reference: {name}": ("/both", {"eval_fuzzy_image_match": f"{name}.png"}, None, f"{name}.png cannot be read")
+        for name in DAMAGED
+    },
     "alike": ("/both", {"eval_fuzzy_image_match": "missing.png |OR| red.png"}, None, "missing.png cannot be read"),
     "the same": ("/both", {"eval_fuzzy_image_match": "red.png"}, 1.0, "as wanted"),
     "another": ("/both", {"eval_fuzzy_image_match": "red.png", "eval_image_class": ".item"}, 0.0, "most similar image"),
@@ -203,7 +238,8 @@ async def test_images_of_pages_are_graded(
     session: ChromiumSession, server: PageServer, judge: JudgeServer, tmp_path: Path, case: str
 ) -> None:
     path, query, score, why = CASES[case]
-    (tmp_path / "red.png").write_bytes(RED)
+    for name, data in {"red": RED, **DAMAGED}.items():
+        (tmp_path / f"{name}.png").write_bytes(data)
     client = SeeingJudge(Server(model="m", base_url=judge.url))
     await session.goto(server.url(path))
     for url in ("last", server.url(path)):

@@ -387,10 +387,12 @@ def test_several_seeds_are_said(show: Open) -> None:
 def test_how_old_rollouts_were_is_told_where_they_ran_ahead() -> None:
     report = fake_report()
     assert "Asynchronous training" not in render(report)
-    ages = {"staleness.mean": (0.0, 1.0, 2.0), "staleness.share": (0.0, 1.0, 1.0), "ratio_ess": (0.9, 0.7)}
+    ages = {"staleness.mean": (0.0, 1.0, 2.0), "staleness.share": (0.0, 1.0, 1.0)}
+    ages |= {"ratio_ess": (0.9, 0.7), "staleness.ess": (0.5, 0.3)}
     stale = [Curve("rl", name, tuple(enumerate(values, 1))) for name, values in ages.items()]
     html = render(replace(report, curves=(*report.curves, *stale)))
     text = re.sub(r"<[^>]+>", " ", html[html.index("<h2>Asynchronous training") :])
     assert re.search(r"updates that tokens were behind .*? 1\.000 .*? 3 ", text, re.DOTALL)
     assert re.search(r"share of stale tokens .*? 0\.667 ", text, re.DOTALL)
-    assert re.search(r"effective sample size .*? 0\.800 .*? 2 ", text, re.DOTALL)
+    assert re.search(r"effective sample size of ratios .*? 0\.800 .*? 2 ", text, re.DOTALL)
+    assert re.search(r"effective sample size of weights .*? 0\.400 .*? 2 ", text, re.DOTALL)

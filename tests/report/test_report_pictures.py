@@ -95,6 +95,22 @@ def test_the_report_and_both_viewers_show_pictures(
     assert not (tmp_path / "site" / "run" / address_of(shots[0])).exists()
 
 
+@pytest.mark.parametrize("name", ["webdata", "data"])
+def test_a_store_of_any_name_has_its_pictures(
+    run: tuple[Path, list[Image]], name: str, tmp_path: Path, browser_page: Page
+) -> None:
+    """Its blocks lie below `data/` of the run, and the pictures beside that."""
+    folder, shots = run
+    store = folder / "trajectories" / "eval-sft.jsonl.gz"
+    store.rename(store.with_name(f"{name}.jsonl.gz"))
+    build_report(folder)
+    for root, at in ((folder.parent, "run/"), (folder, "")):
+        site = tmp_path / f"site of {root.name}"
+        export(root, site)
+        assert (site / at / address_of(shots[0])).read_bytes() == png(10)
+        check(browser_page, f"file://{site}/{at}report.html#trajectory-0-1", shots)
+
+
 def test_only_pictures_of_runs_are_served_and_only_as_they_were_written(run: tuple[Path, list[Image]]) -> None:
     folder, shots = run
     (folder / "images" / "secret.txt").write_text("s")

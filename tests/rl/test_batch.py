@@ -135,9 +135,9 @@ def test_decoupled_ratios_are_to_the_policy_before_the_update_and_tokens_are_wei
     batch = replace(batches, correction=Correction(1.2)).make([drawn(0.0), drawn(1.0)])
     assert batch.old is None, "a first and only step has ratio 1 to it"
     assert batch.weights is not None and np.asarray(batch.weights) == pytest.approx(1.2), "exp(0.5), cut"
-    assert batch.mismatch["ratio_ess"] == 1.0 and batch.mismatch["staleness.capped"] == 1.0
+    assert batch.mismatch["staleness.ess"] == 1.0 and batch.mismatch["staleness.capped"] == 1.0
     assert batch.mismatch["staleness.logprob_gap"] == 0.5 and now.asked == 4
-    assert not any(name.startswith("engine") for name in batch.mismatch)
+    assert all(name.startswith("staleness.") for name in batch.mismatch), "the loss has measures of its own"
     several, now, _ = maker(max_staleness=1, minibatches=2)
     assert replace(several, correction=Correction(1.2)).make([drawn(0.0), drawn(1.0)]).old == [[-1.0, -1.0]] * 4
 

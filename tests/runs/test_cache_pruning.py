@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynaweb.errors import ConfigError
-from dynaweb.runs import StageCache
+from dynaweb.runs import StageCache, sidecar
+from dynaweb.runs.cache import default_root
+from dynaweb.runs.example import EXAMPLE
 from dynaweb.runs.pruning import (
     CachedStage,
     State,
@@ -58,6 +60,16 @@ def test_stages_are_listed_with_size_age_and_state(cli: Cli) -> None:
     text = cli("cache", "list").stdout
     assert "3 d ago" in text and "2 h ago" in text and "3 stages, 3.0 MiB, in" in text
     assert len(json.loads(cli("cache", "list", "--json").stdout)) == 3
+
+
+def test_what_else_the_cache_folder_holds_is_no_stage(cli: Cli) -> None:
+    made("sft", "a")
+    kept = [sidecar.root() / "roundup" / "bin", default_root() / EXAMPLE / "0123" / EXAMPLE]
+    for folder in kept:
+        folder.mkdir(parents=True)
+    assert [one.name for one in cached_stages()] == ["sft"]
+    cli("cache", "prune", "--all")
+    assert not cached_stages() and all(folder.is_dir() for folder in kept)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +117,9 @@ def test_a_cache_that_is_only_readable_can_be_listed(monkeypatch: pytest.MonkeyP
 
 HOLD = """
 import sys, time
-from dynaweb.runs import StageCache
+from dynaweb.runs import StageCache, sidecar
+from dynaweb.runs.cache import default_root
+from dynaweb.runs.example import EXAMPLE
 cache = StageCache()
 with cache.stage("sft", "held") as stage:
     assert stage.cached

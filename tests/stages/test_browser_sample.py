@@ -63,8 +63,15 @@ def test_a_run_says_what_its_sample_gave(tmp_path: Path) -> None:
     assert [arm.name for arm in data.arms] == ["sft"]  # the sample is no arm
 
 
-def test_a_run_without_a_browser_ends_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    sets = [*PROMPTED, "eval.browser_share=0.7", f"web.browser={tmp_path / 'no-chromium'}"]
+@pytest.mark.parametrize("broken", [False, True], ids=["there is none", "it does not start"])
+def test_a_run_without_a_browser_ends_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: bool
+) -> None:
+    browser = tmp_path / "chromium"
+    if broken:
+        browser.write_text("#!/bin/sh\nexit 1\n")
+        browser.chmod(0o755)
+    sets = [*PROMPTED, "eval.browser_share=0.7", f"web.browser={browser}"]
     with caplog.at_level(logging.WARNING, "dynaweb"):
         dynaweb.run("sft", overrides=sets, out=tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["browser_sample"] == ""

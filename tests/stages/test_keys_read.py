@@ -37,6 +37,7 @@ EVERYTHING = (
     *("wm_fit.holdout=0.4", "wm_fit.refresh_every=1", "wm_fit.refresh_episodes=1", "wm_fit.refresh_steps=1"),
     *("rl.updates=2", "rl.epochs=2", "rl.validate_every=1", "rl.expert_share=0.5", "rl.sampling=adaptive"),
     *(
+        "dream.memory=none",
         "rl.max_staleness=1",
         "rl.stale_ratio=decoupled",
         "rl.ref_kl_rows=2",

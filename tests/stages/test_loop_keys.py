@@ -199,6 +199,25 @@ def test_where_an_engine_or_a_backend_computes_is_in_no_key(tmp_path: Path, sett
     assert {name for name in before if before[name] != after[name]} == stages
 
 
+@pytest.mark.parametrize(("cuda", "most"), [(True, 1), (True, 0), (False, 1)])
+def test_whether_rollouts_are_played_at_once_is_in_the_key_where_they_run_ahead(
+    tmp_path: Path, cuda: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It decides how old they are. Beside a trainer on a GPU vLLM sleeps meanwhile, by default."""
+
+    def key(*sets: str) -> str:
+        base = ("policy.engine.name=vllm", f"rl.max_staleness={most}")
+        return rl_key(context(tmp_path, *base, *sets), DREAMS, "policy")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: cuda)
+    awake = ("sleep=false", "replicas=1", 'servers=["http://a:1"]')
+    keys = [key(), key("policy.engine.memory=0.5"), *(key(f"policy.engine.{one}") for one in awake)]
+    differ = [one != keys[0] for one in keys]
+    assert differ == [False, False, *[cuda and most > 0] * 3]
+    # DeepSpeed plays in order in any case.
+    assert len({key("backend.name=deepspeed", f"policy.engine.{one}") for one in ("sleep=true", *awake)}) == 1
+
+
 def test_a_configuration_of_deepspeed_counts_by_what_it_holds(tmp_path: Path) -> None:
     def found(name: str, text: str) -> dict[str, str]:
         (tmp_path / name).write_text(text)

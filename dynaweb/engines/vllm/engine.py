@@ -239,7 +239,7 @@ class VllmEngine(BaseEngine):
             )
 
     def _sleep_level(self) -> int:
-        if not (self.config.sleep and torch.cuda.is_available()) or self._layout().apart:
+        if not self.config.sleeps:
             return 0
         # The kernels of adapters have buffers that a wake without a copy would leave empty.
         return 1 if self._most_rank else 2

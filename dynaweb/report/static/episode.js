@@ -24,8 +24,9 @@ class Blocks {
   read(address) {
     if (!address.includes("/")) return embedded(address);
     const block = load(address).then((data) => {
-      // Pictures lie in the folder of the run, whose `data` this is.
-      for (const page of data.pages) page.base = address.slice(0, address.lastIndexOf("data/"));
+      // Pictures lie in the folder of the run: a block is `<run>/data/<store>/<number>.js`.
+      const base = address.split("/").slice(0, -3).map((part) => `${part}/`).join("");
+      for (const page of data.pages) page.base = base;
       return data;
     });
     block.then((data) => { if (this.kept.has(address)) this.kept.set(address, data); }, () => this.kept.delete(address));

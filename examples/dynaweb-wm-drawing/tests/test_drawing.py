@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from dynaweb_wm_drawing import drawing
 from dynaweb_wm_drawing.drawing import draw_page, layout
 from PIL import Image as Pillow
 
+from dynaweb.config import resolve
+from dynaweb.config.agreement import check_pictures
 from dynaweb.config.sections import ObservationSettings
 from dynaweb.data.images import ImageStore
 from dynaweb.plugin.registry import Plugins
@@ -137,3 +140,12 @@ def test_nothing_is_drawn_where_nobody_asks(dynaweb_plugins: Plugins, tmp_path: 
     for changes in ({}, {"observation": ObservationSettings()}, {"observation": SEEING}):
         model: Any = dynaweb_plugins.create("wm", "drawing", {}, TestConformance().context(**changes))
         assert asyncio.run(model.draw(HOME)) is None
+
+
+def test_the_recipe_of_the_readme_is_taken(dynaweb_plugins: Plugins, tmp_path: Path) -> None:
+    readme = Path(__file__).parents[1] / "README.md"
+    (recipe,) = re.findall(r"```toml\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL)
+    (path := tmp_path / "seeing.toml").write_text(recipe, encoding="utf-8")
+    resolved = resolve(path, plugins=dynaweb_plugins)
+    check_pictures(resolved, dynaweb_plugins)
+    assert resolved.wm.name == "drawing" and resolved.observation.pictures

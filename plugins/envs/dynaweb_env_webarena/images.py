@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaweb.data.images import as_png
+from dynaweb.config.sections import MAX_PIXELS
+from dynaweb.data.images import MAX_BYTES, as_png, png_size
 from dynaweb.engines.server import ChatRequest, OpenAIEngine
 from dynaweb.errors import ConfigError, EngineError, ImageError, InfrastructureError
 from dynaweb.types import Judgement
@@ -153,7 +155,7 @@ async def _reference(name: str, session: Session, url: str, folders: Sequence[Pa
         return files[0] if files else None
     file = next((folder / name for folder in folders if (folder / name).is_file()), None)
     try:
-        return as_png(file.read_bytes()) if file is not None else None
+        return _readable(file.read_bytes()) if file is not None else None
     except (ImageError, OSError):
         return None
 
@@ -168,10 +170,32 @@ async def _loaded(session: Session, url: str, *, selector: str = "", address: st
     images = []
     for text in answer["files"]:
         try:
-            images.append(as_png(b64decode(text)))
+            images.append(_readable(b64decode(text)))
         except ImageError:
             continue
     return int(answer["count"]), images
+
+
+def _readable(data: bytes) -> bytes:
+    """A picture as PNG, of which it is known that it is whole and no larger than pictures may be. Raises `ImageError`.
+
+    Pages hold any files: one that cannot be decoded must not end the episode.
+    """
+    if len(data) > MAX_BYTES:
+        raise ImageError(f"a picture of {len(data):,} bytes is too large (at most {MAX_BYTES:,})")
+    png = as_png(data)
+    width, height = png_size(png)
+    if width * height > MAX_PIXELS:
+        raise ImageError(f"a picture of {width} x {height} pixels is too large (at most {MAX_PIXELS:,} pixels)")
+    if find_spec("PIL") is not None:  # without it nobody decodes them here
+        from PIL import Image
+
+        try:
+            with Image.open(BytesIO(png)) as opened:
+                opened.load()
+        except (OSError, SyntaxError, ValueError) as error:
+            raise ImageError(f"a picture cannot be decoded ({error})") from None
+    return png
 
 
 def similarity(one: bytes, other: bytes) -> float:
