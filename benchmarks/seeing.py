@@ -119,7 +119,7 @@ def main(given: Sequence[str] | None = None) -> None:
     sizes = [(int(width), int(height)) for width, height in (name.split("x") for name in names)]
     with tempfile.TemporaryDirectory() as folder:
         source = options.model or str(FAMILIES[options.family].write(Path(folder) / "model"))
-        model = load_model(source, options.dtype, pick_device("auto"))
+        model = load_model(source, options.dtype, pick_device("auto"), vision=True)
         album = Album()
         vision = ModelVision(source, album.read)
         costs = [measured(model, vision, album, size, options.rows, options.new) for size in sizes]

@@ -32,7 +32,7 @@ from dynaweb.data.images import images_of  # noqa: E402
 from dynaweb.data.store import TrajectoryStore  # noqa: E402
 from dynaweb.trainer.models import load_model  # noqa: E402
 from dynaweb.trainer.vision import ModelVision  # noqa: E402
-from dynaweb.types import Step, Trajectory  # noqa: E402
+from dynaweb.types import Trajectory  # noqa: E402
 
 PROMPT = '''
 system = "You operate a web browser. Write one line that begins with ACTION:."
@@ -130,7 +130,7 @@ def _seeing(out: Path, real: Sequence[Trajectory]) -> Iterator[str]:
 
 
 def _weights(model: Path, left: Path) -> Iterator[str]:
-    before, after = load_model(model).state_dict(), load_model(left).state_dict()
+    before, after = (load_model(one, vision=True).state_dict() for one in (model, left))
     moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
     seeing = {name for name in before if "vis" in name}
     if not moved - seeing:
@@ -140,11 +140,6 @@ def _weights(model: Path, left: Path) -> Iterator[str]:
     vision = ModelVision(str(left), lambda image: b"")
     if vision.expansion_of_size(80, 60) != ModelVision(str(model), lambda image: b"").expansion_of_size(80, 60):
         yield "what the run leaves sees otherwise than its model"
-
-
-def steps_of(episodes: Sequence[Trajectory]) -> list[Step]:
-    """All steps of some episodes."""
-    return [step for one in episodes for step in one.steps]
 
 
 def main(given: Sequence[str] | None = None) -> int:

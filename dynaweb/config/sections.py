@@ -241,6 +241,8 @@ class ObservationSettings(Section):
     MATTERS_TO = (
         *("demos", "experts", "sft", "explore", "graded", "judge-fit", "rl", "eval", "judge-audit"),
         *("real-rollouts", "refresh", "validation", "eval-weights", "eval-server"),
+        # A model that sees writes all prompts with its processor's template, those of a world model too.
+        *("world-model", "drift"),
     )
 
     modality: Literal["text", "screenshot", "both"] = "text"

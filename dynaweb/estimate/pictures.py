@@ -52,7 +52,6 @@ def tokens_of(folder: Path, width: int, height: int) -> int | None:
 def _tiled(images: dict[str, Any], each: int, width: int, height: int) -> int:
     """Tiles of one size and the whole picture, `each` tokens for one."""
     tile, longest = int(images["max_image_size"]["longest_edge"]), int(images["size"]["longest_edge"])
-    wide = width >= height
     long, ratio = longest, max(width, height) / min(width, height)
     short = int(long / ratio)
     short += short % 2
@@ -60,7 +59,7 @@ def _tiled(images: dict[str, Any], each: int, width: int, height: int) -> int:
         return each
     columns = math.ceil(long / tile)
     rows = math.ceil(int(columns * tile / (long / short)) / tile)
-    return (columns * rows + 1) * each if wide or columns >= rows else (rows * columns + 1) * each
+    return (columns * rows + 1) * each
 
 
 def _gridded(images: dict[str, Any], width: int, height: int) -> int:

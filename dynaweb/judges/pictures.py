@@ -15,13 +15,27 @@ if TYPE_CHECKING:
 
 
 def last_pictures(trajectory: Trajectory, count: int) -> tuple[Image, ...]:
-    """The pictures of the last `count` pages that have one, oldest first, the page that the episode ended on included.
+    """The pictures of the last `count` pages, oldest first, the page that the episode ended on included.
 
-    A page that is both the last step's and the final one counts once.
+    A page that is both the last step's and the final one counts once. Pages before one without a picture are left out:
+    a judge would take the picture of an earlier page for that of the page whose text it reads. A dream that was played
+    as text has none, whatever real pages it began on or came back to.
     """
-    images = [page.screenshot.image for page in pages_of(trajectory) if page.screenshot is not None]
-    distinct = [image for i, image in enumerate(images) if i == 0 or image != images[i - 1]]
-    return tuple(distinct[len(distinct) - min(count, len(distinct)) :])
+    images: list[Image] = []
+    for page in () if _dreamed_as_text(trajectory) else reversed([*pages_of(trajectory)]):
+        if page.screenshot is None:
+            break
+        if images[-1:] != [page.screenshot.image]:
+            images.append(page.screenshot.image)
+    return tuple(reversed(images[:count]))
+
+
+def _dreamed_as_text(trajectory: Trajectory) -> bool:
+    """Whether a world model that does not draw made its pages, or its policy was shown none of their pictures."""
+    return trajectory.source == "dream" and (
+        any(page.screenshot is None for page in pages_of(trajectory))
+        or any(step.prompt.ids and not step.prompt.images for step in trajectory.steps)
+    )
 
 
 def picture_bytes(trajectory: Trajectory, count: int, images: Images | None) -> tuple[bytes, ...]:
@@ -39,7 +53,7 @@ def picture_bytes(trajectory: Trajectory, count: int, images: Images | None) -> 
 
 
 def seeing_prompt(prompts: PromptFormat, trajectory: Trajectory, count: int) -> Prompt:
-    """What a judge here is asked, with the pictures of the last `count` pages that have one.
+    """What a judge here is asked, with the pictures of `last_pictures`.
 
     Raises `ConfigError` for a prompt layer, or a model, that cannot show pictures.
     """

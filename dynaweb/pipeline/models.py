@@ -102,10 +102,11 @@ class Models:
     def _read(self, path: str) -> Any:
         from dynaweb.trainer.models import load_model
 
-        settings = self._recipe.model
+        settings, vision = self._recipe.model, self._recipe.observation.pictures
         if self.team is None:
-            return load_model(path, settings.dtype, settings.device)
-        return self.team.make("dynaweb.trainer.models:load_model", path, settings.dtype, settings.device)
+            return load_model(path, settings.dtype, settings.device, vision=vision)
+        target = "dynaweb.trainer.models:load_model"
+        return self.team.make(target, path, settings.dtype, settings.device, vision=vision)
 
     @cached_property
     def tokenizer(self) -> Any:

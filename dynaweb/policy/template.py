@@ -76,7 +76,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._source = (vision.template if vision is not None else "") or _source(tokenizer)
         self._arguments = dict(ARGUMENTS if arguments is None else arguments)
-        control = "" if vision is None else vision.control
+        control = "" if vision is None else vision.control + vision.placeholder
         self._text = TextEncoder(tokenizer, self._source + control + "".join(map("".join, THOUGHTS)))
         self._layout = self._choose_layout()
         self._placeholder = "" if vision is None else vision.placeholder
@@ -224,6 +224,12 @@ class ChatTemplate:
 
     def _choose_seeing(self) -> Callable[..., list[dict[str, Any]]]:
         """The way of giving turns with an image: the user's text in parts, and the image before it."""
+        if self._placeholder not in self._text.marks:
+            raise ConfigError(
+                f"the tokenizer of this model has no token {self._placeholder!r}, which stands for an image in its "
+                "prompts, so that a page could write one; take the tokenizer that belongs to its processor, or set "
+                "observation.modality = text"
+            )
         for layout in (_with_system_parts, _in_user_parts):
             self._seeing = layout
             try:

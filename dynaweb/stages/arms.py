@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,12 +98,15 @@ def lookahead(
             transitions=lambda: real_transitions(ctx, episodes),
         )
 
+        dreaming = ctx.models.dream_prompts(model.format)
+
         def dream(page: Observation) -> Environment:
-            return ctx.envs.dream(world, lambda task: page)()
+            # Of futures as text none has a picture, so that a judge compares like with like.
+            start = page if dreaming is model.format else replace(page, screenshot=None)
+            return ctx.envs.dream(world, lambda task: start)()
 
         limit = recipe.policy.max_new_tokens
         proposer = ModelPolicy(engine, model.format, temperature=agent.temperature, max_new_tokens=limit)
-        dreaming = ctx.models.dream_prompts(model.format)
         goes_on = ModelPolicy(engine, dreaming, temperature=0.0, max_new_tokens=limit)
         player = LookaheadPolicy(proposer, goes_on, dream, make_judge(ctx, engine, model.format), agent)
         return lambda task: player

@@ -200,7 +200,8 @@ def valuer_of(ctx: RunContext, before: Artifact) -> Valuer | None:
     model = ctx.models.load(before.model)
     critic = Critic(model.model, spec, Schedule(0.0, 1), vision=model.vision)
     critic.load(left)
-    return Valuer(critic, model.format, value)
+    prompts = ctx.models.dream_prompts(model.format) if ctx.envs.dreams else model.format
+    return Valuer(critic, prompts, value)
 
 
 async def opened(ctx: RunContext, fresh: Sequence[Task], pages: StartPages, notes: list[str]) -> tuple[list[Task], int]:

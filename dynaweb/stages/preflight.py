@@ -13,6 +13,7 @@ from dynaweb.stages.world_model import check_fit
 
 if TYPE_CHECKING:
     from dynaweb.pipeline.context import RunContext
+    from dynaweb.pipeline.models import Role
     from dynaweb.protocols import PolicyOptimizer, Wants
 
 
@@ -57,7 +58,8 @@ def check_model(ctx: RunContext) -> None:
         from dynaweb.trainer.adapters import check_adapters
         from dynaweb.trainer.models import resolve
 
-        check_adapters(resolve(recipe.model.path), vision=recipe.observation.train_vision)
+        seen = recipe.observation
+        check_adapters(resolve(recipe.model.path), sees=seen.pictures, vision=seen.train_vision)
 
 
 def check_vision(ctx: RunContext) -> None:
@@ -71,11 +73,14 @@ def check_vision(ctx: RunContext) -> None:
             f"{modality} shows pages as pictures, and the prompt layer of model.format = {recipe.model.format!r} "
             "writes text alone; set model.format = chat, or observation.modality = text"
         )
-    engine = recipe.engine_of("policy").name
+    _check_seeing_engine(ctx, "policy", f"{modality} shows pages as pictures", "observation.modality = text")
+
+
+def _check_seeing_engine(ctx: RunContext, role: Role, why: str, instead: str) -> None:
+    engine = ctx.recipe.engine_of(role).name
     if "sees" not in ctx.plugins.find("engine", engine).spec.capabilities:
         raise ConfigError(
-            f"{modality} shows pages as pictures, and the engine {engine!r} takes text alone; set policy.engine.name = "
-            "transformers, or observation.modality = text"
+            f"{why}, and the engine {engine!r} takes text alone; set {role}.engine.name = transformers, or {instead}"
         )
 
 
@@ -91,11 +96,18 @@ def check_seam(ctx: RunContext) -> None:
 
 
 def check_judge(ctx: RunContext) -> None:
-    """Raise where a part of the judge does not exist, or its settings or weights are not what they should be."""
+    """Raise where a part of the judge does not exist, or its settings or weights are not what they should be.
+
+    Also where it is to be shown pictures of pages, and its engine shows it none.
+    """
     for name, config in parts(ctx, ctx.recipe.reward.name, ctx.recipe.reward.config):
         able = TRAINABLE in ctx.plugins.find("reward", name).spec.capabilities
         if able and str(getattr(config, "weights", "")):
             weights_of(ctx, name, config)
+        pictures = getattr(config, "pictures", 0) if ctx.recipe.observation.pictures else 0
+        if pictures and (able or getattr(config, "model", None) == "base"):  # others ask the policy's, or a server
+            why = f"pictures = {pictures} shows the judge {name!r} pages as pictures"
+            _check_seeing_engine(ctx, "reward", why, "pictures = 0")
 
 
 def check_policy_loss(optimizer: PolicyOptimizer) -> None:

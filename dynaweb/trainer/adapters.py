@@ -90,14 +90,16 @@ def adapter_layers(model: Any, *, vision: bool = True) -> list[str]:
     return layers
 
 
-def check_adapters(source: str, *, vision: bool = False) -> None:
-    """Raise what `adapter_layers` raises for the model of a folder or a name, without reading its weights."""
+def check_adapters(source: str, *, sees: bool = False, vision: bool = False) -> None:
+    """Raise what `adapter_layers` raises for the model of a folder or a name, without reading its weights.
+
+    `sees`: it is loaded with its vision.
+    """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoConfig
 
-    from dynaweb.trainer.models import NATIVE, sees, without_code
+    from dynaweb.trainer.models import NATIVE, kind_of, without_code
 
-    seeing = sees(source) is not None
-    build: Any = (AutoModelForImageTextToText if seeing else AutoModelForCausalLM).from_config
+    build: Any = kind_of(source, vision=sees).from_config
     with torch.device("meta"), without_code(source):
         adapter_layers(build(AutoConfig.from_pretrained(source, **NATIVE), **NATIVE), vision=vision)

@@ -128,6 +128,19 @@ def sees(source: str) -> Any:
     return config if type(config) in SEEING and getattr(config, "vision_config", None) is not None else None
 
 
+def kind_of(source: str, *, vision: bool) -> Any:
+    """The class of transformers that makes a model: with its `vision`, where it has one, or as a language model alone.
+
+    Families of which transformers has no language model alone, such as Idefics3, have their vision with them always.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    config = sees(source)
+    if config is not None and (vision or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING):
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM
+
+
 def pick_device(device: str = "auto") -> torch.device:
     """`auto` is the first GPU where there is one, else the CPU."""
     import torch
@@ -151,22 +164,29 @@ def pick_dtype(dtype: str | torch.dtype) -> torch.dtype:
     return named
 
 
-def load_model(path: str | Path, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu") -> Any:
-    """A causal language model in evaluation mode, all parameters on `device` in `dtype`; with its vision, if it sees.
+def load_model(
+    path: str | Path,
+    dtype: str | torch.dtype = "float32",
+    device: str | torch.device = "cpu",
+    *,
+    vision: bool = False,
+) -> Any:
+    """A causal language model in evaluation mode, all parameters on `device` in `dtype`.
+
+    With `vision` a model that sees is whole; else it is its language model alone where transformers has one (see
+    `kind_of`).
 
     Weights are read from safetensors only, and code that comes with them is never run. Raises `MissingError` (not
     there), `CheckpointError` (weights truncated, broken, not finite, pickled or not of this model) and `EngineError`
     (anything else that keeps transformers from loading it).
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     source = resolve(path)
     local = Path(source).is_dir()
     if local:
         check_weights(Path(source))
-    seeing = sees(source) is not None
-    load: Any = (AutoModelForImageTextToText if seeing else AutoModelForCausalLM).from_pretrained
+    load: Any = kind_of(source, vision=vision).from_pretrained
     # Else transformers asks a service of others to convert what has no safetensors, and loads what that one made.
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     wanted = {"dtype": pick_dtype(dtype), "local_files_only": local, "use_safetensors": True, **NATIVE}

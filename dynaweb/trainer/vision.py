@@ -50,7 +50,10 @@ class ModelVision:
         if config is None:
             raise ConfigError(NO_VISION.format(source=source))
         ids = [getattr(config, name, None) for name in ("image_token_id", "image_token_index")]
-        self.image_id: int = next(int(one) for one in ids if one is not None)
+        image_id = next((int(one) for one in ids if one is not None), None)
+        if image_id is None:  # Kosmos-2 has no token for a part of an image
+            raise ConfigError(NO_VISION.format(source=source))
+        self.image_id: int = image_id
         video = getattr(config, "video_token_id", None)
         self.unwritten: tuple[int, ...] = (self.image_id,) if video is None else (self.image_id, int(video))
         self.expansion_of_size = lru_cache(SIZES)(self._expansion)

@@ -314,9 +314,13 @@ def _elsewhere(action: Action) -> Action:
 
 
 def _without_notices(page: Observation) -> Observation:
-    """The page as a second visit shows it: what was said about the last action is gone."""
+    """The page as a second visit shows it: what was said about the last action is gone.
+
+    A picture of the page shows it still, with the numbers that elements had, and is left out.
+    """
     kept = [node for node in page.nodes if node.role not in _SPOKEN]
-    return replace(page, notice="", nodes=tuple(replace(node, id=at) for at, node in enumerate(kept, start=1)))
+    nodes = tuple(replace(node, id=at) for at, node in enumerate(kept, start=1))
+    return replace(page, notice="", nodes=nodes, screenshot=page.screenshot if nodes == page.nodes else None)
 
 
 def _share(own: Sequence[bool], pooled: Sequence[bool]) -> float:

@@ -19,7 +19,7 @@ from dynaweb.policy.policy_prompt import PICTURED, PolicyPrompt
 from dynaweb.policy.prompt_file import PromptFile
 from dynaweb.protocols import JudgeContext
 from dynaweb.rollout.agents import ServerPolicy
-from dynaweb.types import Action, EpisodeFacts, Node, Observation, Screenshot, Step, Task, Trajectory
+from dynaweb.types import Action, EpisodeFacts, Node, Observation, Prompt, Screenshot, Step, Task, Trajectory
 from dynaweb_rm_llm_judge import LlmJudgeConfig
 from dynaweb_rm_llm_judge.judge import LlmJudge
 from dynaweb_rm_webvoyager_judge import WebvoyagerJudgeConfig
@@ -61,13 +61,16 @@ def episode(store: ImageStore, seen: str = "abc", **changes: Any) -> Trajectory:
         ("abc", 2, "bc"),
         ("abc", 9, "abc"),
         ("abc", 0, ""),
-        ("a.c", 2, "ac"),
+        ("a.c", 2, "c"),
+        ("ab.", 2, ""),
+        (".bc", 3, "bc"),
+        ("abb", 2, "ab"),
         ("...", 3, ""),
         ("aab", 3, "ab"),
         ("aba", 3, "aba"),
     ],
 )
-def test_the_last_pages_that_have_a_picture_are_shown_once_each(
+def test_the_last_pages_are_shown_once_each_up_to_one_without_a_picture(
     store: ImageStore, seen: str, count: int, wanted: str
 ) -> None:
     trajectory = episode(store, seen)
@@ -77,6 +80,29 @@ def test_the_last_pages_that_have_a_picture_are_shown_once_each(
     assert picture_bytes(trajectory, count, store) == tuple(map(store.get, shown))
 
 
+@pytest.mark.parametrize(
+    ("seen", "shown", "wanted"),
+    [
+        ("a.", True, ""),  # from a real page to an imagined one
+        ("a.c", True, ""),  # and on to one that is remembered
+        ("abc", False, ""),  # all of them are remembered, and the policy read their text
+        ("a", False, ""),
+        ("abc", True, "bc"),  # a world model that draws
+        ("abc", None, "bc"),  # nobody knows what the policy was shown
+    ],
+)
+def test_a_dream_as_text_is_judged_as_text(store: ImageStore, seen: str, shown: bool | None, wanted: str) -> None:
+    dream = episode(store, seen, source="dream")
+    pictures = [step.observation.screenshot for step in dream.steps]
+    prompts = [Prompt((1,), (shot.image,) if shown and shot is not None else ()) for shot in pictures]
+    prompts = [Prompt()] * len(prompts) if shown is None else prompts
+    steps = tuple(replace(step, prompt=prompt) for step, prompt in zip(dream.steps, prompts, strict=True))
+    images = {letter: shot.image for letter, shot in zip(seen, pictures, strict=True) if shot is not None}
+    dream = replace(dream, steps=steps)
+    assert last_pictures(dream, 2) == tuple(images[letter] for letter in wanted)
+    assert len(picture_bytes(dream, 2, store)) == len(wanted)
+
+
 def test_pictures_that_an_environment_took_for_judges_serve_where_pages_have_none(
     store: ImageStore, tmp_path: Path
 ) -> None:
@@ -84,7 +110,7 @@ def test_pictures_that_an_environment_took_for_judges_serve_where_pages_have_non
     trajectory = episode(store, "..", facts=EpisodeFacts(screenshots=(str(tmp_path / "p.png"),)))
     assert picture_bytes(trajectory, 2, store) == (b"picture",)
     assert picture_bytes(trajectory, 0, store) == ()
-    assert picture_bytes(episode(store, "a.", facts=trajectory.facts), 2, store) != (b"picture",)
+    assert picture_bytes(episode(store, ".a", facts=trajectory.facts), 2, store) != (b"picture",)
 
 
 @pytest.mark.parametrize("stream", [None, False, True])

@@ -345,6 +345,8 @@ _ALL = (
         needs=("torchvision",),
     ),
 )
+NAMES = tuple(family.name for family in _ALL)
+"""The names of all families."""
 _THERE = {"torchvision": TORCHVISION, "num2words": num2words_works()}
 FAMILIES = {family.name: family for family in _ALL if all(_THERE[name] for name in family.needs)}
 """The families that can be built here, by name."""

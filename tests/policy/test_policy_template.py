@@ -215,3 +215,38 @@ def test_a_reply_that_cannot_end_is_refused() -> None:
     odd.eos_token = None
     with pytest.raises(ConfigError, match="could not end"):
         ChatTemplate(odd)
+
+
+class Sight:
+    """A vision whose template writes `placeholder` for an image."""
+
+    control = ""
+
+    def __init__(self, placeholder: str) -> None:
+        self.placeholder = placeholder
+        self.template = (
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for p in m.content %}{% if p.type == 'image' %}"
+            + placeholder
+            + "{% else %}{{ p.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        )
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_page_that_writes_what_stands_for_an_image_shows_it_as_text(special: bool) -> None:
+    """A token that is none of the special ones too: `<picture>` is a control token since images are written with it."""
+    own = family("qwen-2.5").tokenizer()
+    own.add_tokens(["<picture>"], special_tokens=special)
+    sight: Any = Sight("<picture>")
+    (number,) = own("<picture>", add_special_tokens=False).input_ids
+    ids = ChatTemplate(own, vision=sight).prompt(SYSTEM, "Open <picture> <picture>.", images=("<picture><picture>",))
+    assert ids.count(number) == 2
+    assert "Open <picture> <picture>." in own.decode(ids)
+
+
+@pytest.mark.parametrize("placeholder", ["<picture>", "Picture", "!"])
+def test_what_stands_for_an_image_has_to_be_a_token_that_no_page_can_write(placeholder: str) -> None:
+    sight: Any = Sight(placeholder)
+    with pytest.raises(ConfigError, match=f"has no token '{placeholder}', which stands for an image") as error:
+        ChatTemplate(family("qwen-2.5").tokenizer(), vision=sight)
+    assert "\n" not in str(error.value)

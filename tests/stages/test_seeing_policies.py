@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,18 @@ from vision_families import FAMILIES, Album
 
 from dynaweb.config import resolve
 from dynaweb.errors import ConfigError
-from dynaweb.pipeline.context import RunContext
+from dynaweb.pipeline.artifacts import CRITIC, Artifact
+from dynaweb.pipeline.context import RunContext, make_optimizer
 from dynaweb.plugin.registry import current
+from dynaweb.protocols import wants
 from dynaweb.runs import StageCache
-from dynaweb.stages.preflight import check_model
-from dynaweb.types import Node, Observation, Screenshot, Task
+from dynaweb.stages.arms import lookahead
+from dynaweb.stages.curriculum import valuer_of
+from dynaweb.stages.preflight import check_judge, check_model
+from dynaweb.trainer.critic import Critic
+from dynaweb.trainer.models import load_model
+from dynaweb.trainer.stepper import Schedule
+from dynaweb.types import Image, Node, Observation, Screenshot, Task
 
 SEES = "observation.modality=both"
 
@@ -27,8 +35,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return FAMILIES["idefics3"].write(tmp_path_factory.mktemp("seeing") / "model")
 
 
-def context(tmp_path: Path, *sets: str) -> RunContext:
-    return RunContext(resolve("smoke", overrides=(SEES, *sets), plugins=current()), current(), StageCache(tmp_path))
+def context(tmp_path: Path, *sets: str, **names: Any) -> RunContext:
+    recipe = resolve("smoke", overrides=(SEES, *sets), plugins=current(), **names)
+    return RunContext(recipe, current(), StageCache(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -51,6 +60,35 @@ def test_what_cannot_see_is_refused_in_one_line_before_the_run(
     return None
 
 
+@pytest.mark.parametrize(
+    ("reward", "sets", "refused"),
+    [
+        ("self-assess", ("reward.pictures=1", "reward.engine.name=vllm"), True),
+        ("orm", ("reward.pictures=1", "reward.engine.name=vllm"), True),
+        (
+            "weighted",
+            ("reward.judges.self-assess={weight = 1, settings = {pictures = 1}}", "reward.engine.name=vllm"),
+            True,
+        ),
+        ("self-assess", ("reward.engine.name=vllm",), False),
+        ("self-assess", ("reward.pictures=1",), False),
+        ("self-assess", ("reward.pictures=1", "reward.engine.name=vllm", "reward.model=policy"), False),
+        ("self-assess", ("reward.pictures=1", "reward.engine.name=vllm", "observation.modality=text"), False),
+    ],
+)
+def test_a_judge_whose_engine_shows_it_no_pictures_is_refused_in_one_line_before_the_run(
+    tmp_path: Path, reward: str, sets: tuple[str, ...], refused: bool
+) -> None:
+    ctx = context(tmp_path, *sets, reward=reward)
+    if not refused:
+        return check_judge(ctx)
+    words = r"pictures = 1 shows the judge '[a-z-]+' pages as pictures, and the engine 'vllm' takes text alone"
+    with pytest.raises(ConfigError, match=words) as error:
+        check_judge(ctx)
+    assert "\n" not in str(error.value) and "set reward.engine.name = transformers" in str(error.value)
+    return None
+
+
 def test_dreams_show_text_unless_the_world_model_draws(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +107,56 @@ def test_dreams_show_text_unless_the_world_model_draws(
     assert ctx.models.dream_prompts(real) is real
     text = context(tmp_path, "observation.modality=text")
     assert text.models.dream_prompts(text.models.format) is text.models.format and text.models.vision is None
+
+
+@pytest.mark.parametrize("draws", [False, True])
+async def test_imagined_futures_as_text_have_no_picture_of_the_page_that_they_begin_on(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draws: bool
+) -> None:
+    ctx = context(tmp_path, f"model.path={model}", "agent.kind=lookahead")
+    if draws:
+        monkeypatch.setattr(ctx.models, "dream_prompts", lambda prompts: prompts)
+    task = Task("t", "Open the cart", "http://a.localhost/")
+    shot = Screenshot(Image("0" * 64, 64, 48), (64, 48))
+    player: Any = lookahead(ctx, None, None, None)()(task)
+    page = await player.dreams(Observation(task.start_url, (), screenshot=shot)).reset(task, 0)
+    assert page.screenshot == (shot if draws else None)
+
+
+def test_the_critic_of_a_curriculum_reads_first_pages_as_it_was_trained_to(model: Path, tmp_path: Path) -> None:
+    """Tasks are valued on real first pages, and a critic of dreams was trained on their text alone."""
+    task = Task("t", "Open the cart", "http://a.localhost/")
+    album = Album()
+    image = album.add(64, 48)
+    page = Observation(task.start_url, (Node(1, "link", "cart"),), screenshot=Screenshot(image, (64, 48)))
+    before = Artifact("k", tmp_path / "before")
+    shutil.copytree(model, before.model)
+    images: dict[str, tuple[Image, ...]] = {}
+    for env in ("dream", "sites"):
+        ctx = context(tmp_path, f"model.path={model}", env=env, opt="webrl")
+        spec = wants(make_optimizer(ctx)).critic
+        assert spec is not None
+        Critic(ctx.models.load().model, spec, Schedule(0.0, 1)).save(before.folder / CRITIC, 0)
+        ctx.images.put(album.read(image))
+        ctx.models.on_prompt = lambda prompt, env=env: images.update({env: prompt.images})  # type: ignore[misc]
+        valuer = valuer_of(ctx, before)
+        assert valuer is not None and len(valuer.of([task], lambda task: page)) == 1
+    assert images == {"dream": (), "sites": (image,)}
+
+
+@pytest.mark.parametrize("modality", ["text", "both"])
+def test_models_of_a_run_have_their_vision_where_pages_are_pictures(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modality: str
+) -> None:
+    asked = []
+
+    def load(*given: Any, vision: bool = False) -> Any:
+        asked.append(vision)
+        return load_model(*given, vision=vision)
+
+    monkeypatch.setattr("dynaweb.trainer.models.load_model", load)
+    context(tmp_path, f"model.path={model}", f"observation.modality={modality}").models.load()
+    assert asked == [modality == "both"]
 
 
 def test_the_pictures_of_a_run_are_those_of_its_stage_cache(model: Path, tmp_path: Path) -> None:

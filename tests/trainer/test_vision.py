@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import Kosmos2Config, Llama4Config, Llama4ForConditionalGeneration
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
-from vision_families import FAMILIES, Album
+from vision_families import DENSE, FAMILIES, NAMES, SIGLIP, Album
 
 from dynaweb.data.images import ImageStore
 from dynaweb.engines.local.engine import TransformersEngine
+from dynaweb.engines.local.sessions import PADDED_IMAGES
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.errors import ConfigError, EngineError, ImageError
 from dynaweb.pipeline.artifacts import LoadedModel
@@ -25,9 +28,9 @@ from dynaweb.pipeline.fit import with_adapters
 from dynaweb.policy.prompt_formats import ChatFormat
 from dynaweb.policy.settings import PromptSettings
 from dynaweb.protocols import CriticSpec, GenerateRequest, JudgeContext, TokenRow
-from dynaweb.trainer.adapters import freeze_vision
+from dynaweb.trainer.adapters import check_adapters, freeze_vision, language_part, trains_vision
 from dynaweb.trainer.critic import Critic
-from dynaweb.trainer.models import load_model, resolve
+from dynaweb.trainer.models import kind_of, load_model, resolve
 from dynaweb.trainer.stepper import Schedule
 from dynaweb.trainer.torch_trainer import TorchTrainer
 from dynaweb.trainer.vision import ModelVision
@@ -225,6 +228,10 @@ def test_log_probabilities_and_gradients_are_those_of_a_naive_forward(seen: Seen
     model.zero_grad()
 
 
+def test_only_families_that_are_compared_here_are_padded() -> None:
+    assert {re.sub("[-.]", "_", name) for name in NAMES} >= PADDED_IMAGES
+
+
 # What is the same for all families is shown on one that needs no package besides Pillow.
 
 
@@ -285,6 +292,43 @@ def test_models_that_read_text_alone_or_lack_a_processor_are_refused_in_one_line
     with pytest.raises(ConfigError, match="has no processor") as without:
         ModelVision(str(tmp_path), small.album.read).expansion(small.images[0])
     assert "\n" not in f"{text.value}{without.value}"
+
+
+def llama4(folder: Path) -> Path:
+    """A model folder in the ways of Llama 4, of which transformers has the language model alone too."""
+    size = {"image_size": 32, "patch_size": 8, "intermediate_size": 64}
+    projected = {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
+    text = {**DENSE, "vocab_size": 64, "head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2}
+    config = Llama4Config(text_config=text, vision_config={**SIGLIP, **size, **projected}, image_token_index=5)
+    Llama4ForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("vision", [False, True])
+def test_a_model_is_loaded_with_its_vision_where_it_is_to_see(tmp_path: Path, vision: bool) -> None:
+    source = llama4(tmp_path)
+    model = load_model(source, vision=vision)
+    assert (trains_vision(model), language_part(model) is model) == (True, not vision)
+    assert type(model).__name__ == ("Llama4ForConditionalGeneration" if vision else "Llama4ForCausalLM")
+    assert kind_of(str(source), vision=vision).__name__.startswith("AutoModelForImage") is vision
+    if not vision:
+        TransformersEngine(model, Lockstep()).generate_batch([GenerateRequest(Prompt((1, 2)), 2)])
+    experts = r"\(language_model\.model\.layers" if vision else r"\(model\.layers"
+    with pytest.raises(ConfigError, match=experts):
+        check_adapters(str(source), sees=vision)
+
+
+def test_the_vision_of_a_family_without_a_language_model_alone_comes_with_it(small: Seen) -> None:
+    own = type(small.model)
+    assert {type(load_model(small.vision.source, vision=vision)) for vision in (False, True)} == {own}
+
+
+def test_a_model_without_a_token_for_parts_of_an_image_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Kosmos-2 puts images between its embeddings, and its configuration names no token for them."""
+    Kosmos2Config().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"observation\.modality asks it to see") as error:
+        ModelVision(str(tmp_path), lambda image: b"")
+    assert "\n" not in str(error.value)
 
 
 def test_a_template_that_writes_no_image_is_refused(small: Seen) -> None:

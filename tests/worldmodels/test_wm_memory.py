@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,9 +11,22 @@ from typing import Any
 import pytest
 
 from dynaweb.rollout.group import origin_shares
-from dynaweb.types import Action, Node, Observation, Prediction, Prompt, Step, StepResult, Task, Trajectory, Transition
+from dynaweb.types import (
+    Action,
+    Image,
+    Node,
+    Observation,
+    Prediction,
+    Prompt,
+    Screenshot,
+    Step,
+    StepResult,
+    Task,
+    Trajectory,
+    Transition,
+)
 from dynaweb.worldmodels.fidelity import Probe, predictions, transitions_of
-from dynaweb.worldmodels.memory import episode_of, without_episode
+from dynaweb.worldmodels.memory import episode_of, site_of_task, without_episode
 from dynaweb.worldmodels.site_memory import Remembering, SiteMemory
 from dynaweb_env_dream.dream import DreamEnvironment
 
@@ -148,6 +162,17 @@ def test_a_second_visit_does_not_repeat_what_was_said_about_the_last_action() ->
     carts = [walk(f"b{at}", (ITEM, one), (BOUGHT, click("Cart", 5)), final=EMPTY) for at, one in enumerate(buys)]
     (result,) = dreamed(TO_ITEM, known=memory(*carts))
     assert result.observation == ITEM
+
+
+def test_a_page_without_its_notice_is_shown_without_the_picture_of_it_and_its_old_numbers() -> None:
+    shot = Screenshot(Image("0" * 64, 8, 6), (8, 6))
+    buys = [replace(BUYS, target_name=f"Buy {at}") for at in range(6)]
+    for after, left in ((BOUGHT, None), (ITEM, shot)):
+        seen = replace(after, screenshot=shot)
+        carts = [walk(f"b{at}", (HOME, one), (seen, click("Cart", 5)), final=EMPTY) for at, one in enumerate(buys)]
+        known = memory(*carts)
+        value = known.look_up(site_of_task(TASK), HOME, TO_ITEM, Counter())
+        assert value is not None and value.seen.page == ITEM and value.seen.page.screenshot == left
 
 
 def buy_something_else_and_see_the_cart(model: Remembering) -> Prediction:

@@ -538,7 +538,7 @@ STEPS = 4
 """Decoding steps of a trial."""
 HARMLESS = frozenset({"softcap", "s_aux"})
 """Twists of attention that look at tokens, not at where they lie."""
-PADDED_IMAGES = frozenset({"smolvlm", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3"})
+PADDED_IMAGES = frozenset({"smolvlm", "idefics3", "qwen2_5_vl", "qwen3_vl", "gemma3"})
 """Model types of which prompts with images may be padded on the left: what tests compare with each prompt alone."""
 
 
