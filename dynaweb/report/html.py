@@ -80,6 +80,7 @@ def own_page(
     head = el(
         "head",
         el("meta", charset="utf-8"),
+        el("link", rel="icon", href="data:,") if pictures else None,
         el("meta", http_equiv="Content-Security-Policy", content=policy),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="referrer", content="no-referrer"),
@@ -147,7 +148,8 @@ def _policy(script: str, style: str, linked: Linked | None, pictures: bool) -> s
         "; connect-src 'self'" if linked and linked.stamp else ""
     )
     if pictures:
-        own += f"; img-src 'self'{'' if linked and linked.stamp else ' file:'}"
+        # `data:` is for the empty icon, without which a browser asks the server for one.
+        own += f"; img-src 'self' data:{'' if linked and linked.stamp else ' file:'}"
     return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
 
 
