@@ -51,7 +51,7 @@ _UNITS = (
     "km|cm|mm|m|mi|ft|in|kg|g|mg|lb|lbs|oz|l|ml|h|hr|hrs|min|mins|s|sec|secs|ms|am|pm|kb|mb|gb|tb|px|usd|eur|gbp|w|v|hz"
 )
 """What may follow a number without a space."""
-_CONDITION = re.compile(r"(<=|>=|==|<|>)\s*([-+]?[\d,]*\.?\d+)")
+_CONDITION = re.compile(r"(<=|>=|==|<|>)\s*([-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+))")
 _PORTS = {"http": 80, "https": 443}
 
 
