@@ -93,7 +93,7 @@ class PluginSuite:
         name = self.plugin.origin.entry_point
         module = next(entry.module for entry in entry_points(group="dynaweb") if entry.name == name)
         times: list[float] = []
-        while len(times) < 5 and min(times, default=1.0) >= IMPORT_SECONDS:
+        while len(times) < 10 and min(times, default=1.0) >= IMPORT_SECONDS:
             command = [sys.executable, "-c", _IMPORT.format(module=module)]
             seconds, *loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
             assert HEAVY.isdisjoint(loaded), f"importing {module} imports {sorted(HEAVY & set(loaded))}"
