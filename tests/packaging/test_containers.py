@@ -19,7 +19,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -139,8 +139,9 @@ def test_the_compose_file_has_the_published_images_with_ports_and_health_checks(
 
 
 def free_ports(count: int) -> int:
-    """A port from which `count` steps of 100 are free."""
-    for first in range(21_000, 21_100):
+    """A port from which `count` steps of 100 are free; another one in each process, so that two do not meet."""
+    begin = 21_000 + 300 * (os.getpid() % 30)
+    for first in range(begin, begin + 97):
         try:
             for at in range(count):
                 with socket.socket() as one:
@@ -174,7 +175,8 @@ def sites(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[
         yield run
     finally:
         for path in (tmp_path / "daemon").rglob("*.json"):
-            os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
 
 
 def read(url: str) -> str:
