@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
@@ -29,7 +29,8 @@ def test_every_list_takes_a_single_value() -> None:
     assert len(every) >= 9 and all(issubclass(model, Section) for model, _ in every)
     for model, name in every:
         kinds = get_args(model.model_fields[name].annotation)
-        value: Any = 7 if kinds[0] is int else "one"
+        words = get_args(kinds[0]) if get_origin(kinds[0]) is Literal else ()
+        value: Any = words[0] if words else 7 if kinds[0] is int else "one"
         given = {field: "x" for field, info in model.model_fields.items() if info.is_required()}
         taken = getattr(model.model_validate(given | {name: value}), name)
         assert tuple(taken) == (value,), (model, name)
