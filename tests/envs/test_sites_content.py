@@ -10,7 +10,7 @@ import pytest
 
 from dynaweb.web.environment import FIRST_SEED
 from dynaweb_env_sites.content import LOCALES, SPLITS, Words, locale_of, split_of
-from dynaweb_env_sites.shop_state import NOUNS, ShopState, shop_content
+from dynaweb_env_sites.shop.state import NOUNS, ShopState, shop_content
 
 
 def _words(value: Any) -> set[str]:

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from sites_player import STOP, client, play, play_expert, state, visit, wander
 
-from dynaweb_env_sites import forum_state, mail_state, shop_state, tracker_state
 from dynaweb_env_sites.content import locale_of, slug, split_of
+from dynaweb_env_sites.forum import state as forum_state
 from dynaweb_env_sites.goals import Template
+from dynaweb_env_sites.mail import state as mail_state
+from dynaweb_env_sites.shop import state as shop_state
 from dynaweb_env_sites.tasks import make_task, sites, sites_tasks, templates
+from dynaweb_env_sites.tracker import state as tracker_state
 
 KINDS = {"navigate", "search", "read", "compare", "form", "state", "impossible"}
 TEMPLATES = tuple(templates().values())

@@ -8,7 +8,7 @@ from sites_player import STOP, click, client, fill, play, state, visit
 
 from dynaweb.types import Action
 from dynaweb_env_sites.base import current
-from dynaweb_env_sites.forum_state import PAGE, ForumState
+from dynaweb_env_sites.forum.state import PAGE, ForumState
 from dynaweb_env_sites.server import create_app
 from dynaweb_env_sites.tasks import sites_tasks
 

@@ -10,7 +10,7 @@ import pytest
 
 from dynaweb.errors import InfrastructureError
 from dynaweb_env_sites.server import SITE_NAMES, SitesApp, SitesServer, create_app
-from dynaweb_env_sites.shop_state import ShopState
+from dynaweb_env_sites.shop.state import ShopState
 from dynaweb_env_sites.world_store import HEADER
 
 

@@ -9,7 +9,7 @@ from html import unescape
 import pytest
 
 from dynaweb_env_sites.server import create_app
-from dynaweb_env_sites.shop_state import CART_LIMIT, ShopState
+from dynaweb_env_sites.shop.state import CART_LIMIT, ShopState
 
 
 class Customer:

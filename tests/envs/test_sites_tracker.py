@@ -6,7 +6,7 @@ from sites_player import STOP, click, client, play, select, state, visit
 
 from dynaweb.types import Action, Task
 from dynaweb_env_sites.tasks import sites_tasks
-from dynaweb_env_sites.tracker_state import PAGE, PRIORITIES, TrackerState
+from dynaweb_env_sites.tracker.state import PAGE, PRIORITIES, TrackerState
 
 URL = "http://tracker.localhost"
 

@@ -26,7 +26,7 @@ StateT = TypeVar("StateT", bound=SiteState)
 
 @dataclass(frozen=True, slots=True)
 class Site(Generic[StateT]):
-    """One embedded site. A module `forum` has a constant `SITE` of this type."""
+    """One embedded site. `dynaweb_env_sites.forum.pages` has a constant `SITE` of this type."""
 
     name: str
     """`shop`: also the folder of its page templates."""

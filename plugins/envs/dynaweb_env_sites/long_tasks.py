@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from dynaweb_env_sites import forum_state, mail_state, tracker_state
-from dynaweb_env_sites.forum_state import ForumState
+from dynaweb_env_sites.forum import state as forum_state
+from dynaweb_env_sites.forum.state import ForumState
 from dynaweb_env_sites.goals import (
     Goal,
     Template,
@@ -25,9 +25,11 @@ from dynaweb_env_sites.goals import (
     tick,
     via_search,
 )
-from dynaweb_env_sites.mail_state import MailState
-from dynaweb_env_sites.shop_state import SHIPPING, Product, ShopState
-from dynaweb_env_sites.tracker_state import TrackerState
+from dynaweb_env_sites.mail import state as mail_state
+from dynaweb_env_sites.mail.state import MailState
+from dynaweb_env_sites.shop.state import SHIPPING, Product, ShopState
+from dynaweb_env_sites.tracker import state as tracker_state
+from dynaweb_env_sites.tracker.state import TrackerState
 
 
 def _bought(state: ShopState, **wanted: Any) -> tuple[tuple[str, Any], ...]:

@@ -36,8 +36,8 @@ CSS_AGE = 86_400
 
 
 def load_sites() -> dict[str, Site[Any]]:
-    """All sites by name; each module `dynaweb_env_sites.<name>` has a constant `SITE`."""
-    return {name: import_module(f"dynaweb_env_sites.{name}").SITE for name in (*SITE_NAMES, *HELD_OUT)}
+    """All sites by name; each module `dynaweb_env_sites.<name>.pages` has a constant `SITE`."""
+    return {name: import_module(f"dynaweb_env_sites.{name}.pages").SITE for name in (*SITE_NAMES, *HELD_OUT)}
 
 
 class SitesApp(Flask):

@@ -23,7 +23,7 @@ from dynaweb_env_sites.goals import (
     url_is,
     via_search,
 )
-from dynaweb_env_sites.shop_state import CART_LIMIT, PAGE_SIZE, PER_CATEGORY, SHIPPING, Product, ShopState
+from dynaweb_env_sites.shop.state import CART_LIMIT, PAGE_SIZE, PER_CATEGORY, SHIPPING, Product, ShopState
 
 URL = "http://shop.localhost"
 FACTS = ("Price", "Brand", "Colour", "Rating", "Stock")

@@ -25,7 +25,7 @@ from dynaweb_env_sites.goals import (
     url_is,
     via_search,
 )
-from dynaweb_env_sites.mail_state import ANSWERS, INBOX, PAGE, TRASH, MailState, Message, Person, subject
+from dynaweb_env_sites.mail.state import ANSWERS, INBOX, PAGE, TRASH, MailState, Message, Person, subject
 
 URL = "http://mail.localhost"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from dynaweb_env_sites.forum_state import OPENERS, PAGE, POSTS, REMARKS, ForumState, Member, Thread, title
+from dynaweb_env_sites.forum.state import OPENERS, PAGE, POSTS, REMARKS, ForumState, Member, Thread, title
 from dynaweb_env_sites.goals import (
     Do,
     Goal,

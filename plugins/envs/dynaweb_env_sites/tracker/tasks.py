@@ -28,7 +28,7 @@ from dynaweb_env_sites.goals import (
     url_is,
     via_search,
 )
-from dynaweb_env_sites.tracker_state import (
+from dynaweb_env_sites.tracker.state import (
     LABELS,
     PAGE,
     PRIORITIES,

@@ -24,8 +24,8 @@ from dynaweb_env_sites.base import (
     show,
 )
 from dynaweb_env_sites.content import slug
-from dynaweb_env_sites.mail_state import CONTACT_SORTS, INBOX, PAGE, SORTS, TRASH, MailState, Message, Person
-from dynaweb_env_sites.mail_tasks import TEMPLATES
+from dynaweb_env_sites.mail.state import CONTACT_SORTS, INBOX, PAGE, SORTS, TRASH, MailState, Message, Person
+from dynaweb_env_sites.mail.tasks import TEMPLATES
 
 pages = Blueprint("mail", __name__)
 SITE = Site("mail", pages, TEMPLATES, MailState.fresh)

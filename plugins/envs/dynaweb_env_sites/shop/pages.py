@@ -6,7 +6,7 @@ from flask import Blueprint, abort, request
 from werkzeug.wrappers import Response
 
 from dynaweb_env_sites.base import Site, View, current, render, sent, show
-from dynaweb_env_sites.shop_state import (
+from dynaweb_env_sites.shop.state import (
     MAX_QUANTITY,
     PAGE_SIZE,
     PER_CATEGORY,
@@ -15,7 +15,7 @@ from dynaweb_env_sites.shop_state import (
     Product,
     ShopState,
 )
-from dynaweb_env_sites.shop_tasks import TEMPLATES
+from dynaweb_env_sites.shop.tasks import TEMPLATES
 
 pages = Blueprint("shop", __name__)
 SITE = Site("shop", pages, TEMPLATES, ShopState.fresh)

@@ -20,7 +20,7 @@ from dynaweb_env_sites.base import (
     sent,
     show,
 )
-from dynaweb_env_sites.forum_state import (
+from dynaweb_env_sites.forum.state import (
     MEMBER_SORTS,
     PAGE,
     POSTS,
@@ -30,7 +30,7 @@ from dynaweb_env_sites.forum_state import (
     Member,
     Thread,
 )
-from dynaweb_env_sites.forum_tasks import TEMPLATES
+from dynaweb_env_sites.forum.tasks import TEMPLATES
 
 pages = Blueprint("forum", __name__)
 SITE = Site("forum", pages, TEMPLATES, ForumState.fresh)

@@ -20,7 +20,7 @@ from dynaweb_env_sites.base import (
     sent,
     show,
 )
-from dynaweb_env_sites.tracker_state import (
+from dynaweb_env_sites.tracker.state import (
     COMMENTS,
     FILTERS,
     ISSUE_SORTS,
@@ -33,7 +33,7 @@ from dynaweb_env_sites.tracker_state import (
     Project,
     TrackerState,
 )
-from dynaweb_env_sites.tracker_tasks import TEMPLATES
+from dynaweb_env_sites.tracker.tasks import TEMPLATES
 
 pages = Blueprint("tracker", __name__)
 SITE = Site("tracker", pages, TEMPLATES, TrackerState.fresh)

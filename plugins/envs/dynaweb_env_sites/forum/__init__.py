@@ -1,0 +1,1 @@
+"""The forum: its `state` with the generated content, its `pages`, and its `tasks`."""
