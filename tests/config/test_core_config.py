@@ -365,6 +365,15 @@ def test_any_override_is_a_recipe_or_a_clear_error(texts: list[str]) -> None:
 PICTURES = ("observation.modality=both",)
 
 
+def refused(recipe: Recipe) -> str:
+    """Why a recipe's pictures cannot be had; '' where they can."""
+    try:
+        check_pictures(recipe, current())
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize(
     ("env", "overrides", "why"),
     [
@@ -384,16 +393,15 @@ PICTURES = ("observation.modality=both",)
 )
 def test_pictures_are_refused_where_nothing_draws_pages(env: str, overrides: tuple[str, ...], why: str) -> None:
     recipe = resolve(env=env, reward="checker" if env == "sites" else None, overrides=(*PICTURES, *overrides))
-    with pytest.raises(ConfigError) as caught:
-        check_pictures(recipe, current())
-    assert why in str(caught.value) and "\n" not in str(caught.value)
+    words = refused(recipe)
+    assert why in words and "\n" not in words
 
 
 @pytest.mark.parametrize("env", ["sites", "miniwob", "webarena", "webvoyager", "browsergym", "dream"])
 def test_pictures_are_taken_by_whatever_has_a_browser(env: str) -> None:
     driver = {"sites": ("env.driver=chromium",), "dream": ("env.task_settings.driver=chromium",)}
-    check_pictures(resolve(env=env, overrides=(*PICTURES, *driver.get(env, ()))), current())
-    check_pictures(resolve(env="sites", overrides=("env.driver=static",)), current())
+    assert refused(resolve(env=env, overrides=(*PICTURES, *driver.get(env, ())))) == ""
+    assert refused(resolve(env="sites", overrides=("env.driver=static",))) == ""
 
 
 @given(

@@ -69,7 +69,8 @@ async def test_sites(store: ImageStore) -> None:
 @pytest.mark.skipif(find_spec("miniwob") is None, reason="needs the pages of the package miniwob")
 async def test_miniwob(store: ImageStore) -> None:
     source = MiniwobSource(MiniwobConfig(templates=("click-test-2",)), context(store))
-    await first_pages(source, store, source.tasks("test", count=1, seed=0)[0])
+    _, pages = await first_pages(source, store, source.tasks("test", count=1, seed=0)[0])
+    assert all(page.screenshot is not None and page.screenshot.viewport == (900, 700) for page in pages)
     await source.close()
 
 

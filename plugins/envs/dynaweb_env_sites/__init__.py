@@ -1,7 +1,7 @@
 """Embedded sites: a shop, a forum, a tracker and mail, generated from seeds, served on loopback (`--env sites`).
 
 How the parts fit together: `content` makes names, `goals` says what a task is, `base` what a site is; `shop`, `forum`,
-`tracker` and `mail` are the sites, each with its `pages`, its `state` and its `tasks`; `long_tasks` has long ones of all;
+`tracker` and `mail` are the sites, each with `pages`, `state` and `tasks`; `long_tasks` has long ones of all;
 `world_store` keeps one world per episode and `server` serves them all; `tasks` draws tasks, `expert` plays them, and
 `env` is the plugin object that the core talks to. Import the modules for their classes; this one stays light.
 """
