@@ -33,6 +33,7 @@ MADE_WHEN_RUN = {
     "dynaweb/policy/template.py": "marks of a chat template, joined",
     "dynaweb/web/static/forms.py": "a page's own `pattern`",
     "plugins/envs/dynaweb_env_miniwob/plan.py": "what a plan looks for in the goals of MiniWoB's own pages",
+    "plugins/envs/dynaweb_env_webarena/copies.py": "origins of sites, each literal, one of them",
 }
 """Expressions whose text is known only when it runs, by file, and what they are."""
 
