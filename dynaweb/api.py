@@ -71,7 +71,14 @@ def run(
         from dynaweb.runs import RunFolder
 
         recipe = RunFolder(Path(out)).recipe()
+    from dynaweb.runs.processes import placed
+
     session = _session(run, recipe, overrides, flags, out, progress)
+    if session.recipe.cluster.address and not placed():
+        raise ConfigError(
+            f"cluster.address = {session.recipe.cluster.address} is for the command `dynaweb run`, which places the "
+            "run's processes over a cluster; set it to '' to run in this process"
+        )
     from dynaweb import train
     from dynaweb.report import build_report, closing_json, gather
     from dynaweb.report.gather import RunResult

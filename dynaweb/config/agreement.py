@@ -44,6 +44,8 @@ def used_extras(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Optional dependency groups of dynaweb that settings need, each with the setting."""
     if recipe.backend.name == "deepspeed":
         yield "deepspeed", "backend.name = deepspeed"
+    if recipe.cluster.address:
+        yield "ray", f"cluster.address = {recipe.cluster.address}"
     if recipe.observation.pictures:
         yield "vision", f"observation.modality = {recipe.observation.modality}"
     for name in ("sft", "wm_fit", "rl"):
@@ -59,6 +61,7 @@ def check_agreement(recipe: Recipe, plugins: Plugins) -> None:
         check_lookahead,
         check_offline,
         check_pictures,
+        check_cluster,
         *([check_refresh, check_validation] if dreams(recipe, plugins) else []),
     ]
     problems = Problems()
@@ -147,6 +150,27 @@ def check_pictures(recipe: Recipe, plugins: Plugins) -> None:
             f"observation.modality = screenshot leaves nothing to see in dreams: wm {recipe.wm.name!r} writes pages as "
             "text; set observation.modality = both (text in dreams, pictures on real pages) or text, or use a world "
             "model that draws"
+        )
+
+
+def placed_roles(recipe: Recipe) -> list[str]:
+    """The roles that the vLLM servers of a cluster answer for: those on vLLM without servers or GPUs of their own."""
+    roles = [role for role in ROLES if recipe.engine_of(role).name == "vllm"] if recipe.cluster.servers else []
+    settings = {role: recipe.engine_of(role).settings for role in roles}
+    return [role for role in roles if not (settings[role].get("servers") or settings[role].get("replicas"))]
+
+
+def check_cluster(recipe: Recipe, plugins: Plugins) -> None:
+    """Raise `ConfigError` where a cluster is to place servers that nobody would ask."""
+    if recipe.cluster.address and recipe.cluster.servers and not placed_roles(recipe):
+        raise ConfigError(
+            f"cluster.servers = {recipe.cluster.servers} places vLLM servers, and no role would ask them; set "
+            "policy.engine.name = vllm (wm, reward) without servers or replicas of its own, or cluster.servers = 0"
+        )
+    if recipe.cluster.address and recipe.cluster.browsers and recipe.web.endpoint:
+        raise ConfigError(
+            f"cluster.browsers = {recipe.cluster.browsers} places browser pools, and web.endpoint names others; leave "
+            "one of the two out"
         )
 
 

@@ -12,6 +12,7 @@ from dynaweb.config.sections import (
     Agent,
     Audit,
     Backend,
+    Cluster,
     Controls,
     Data,
     Dream,
@@ -62,6 +63,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "agent": Agent,
     "eval": Eval,
     "controls": Controls,
+    "cluster": Cluster,
 }
 ORDER = ("run", "model", "wm", "opt", "reward", "env", *(name for name in SECTIONS if name not in ("run", "model")))
 """Sections in the order in which they are shown."""
@@ -120,6 +122,7 @@ class Recipe:
     agent: Agent
     eval: Eval
     controls: Controls
+    cluster: Cluster
     description: str = ""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     secret: frozenset[str] = field(default=frozenset(), compare=False)

@@ -27,6 +27,7 @@ FLAGS: Mapping[str, str] = {
     "time_budget": "run.time_budget",
     "observe": "run.observers",
     "backend": "backend.name",
+    "cluster": "cluster.address",
 }
 """What each flag of the command line sets."""
 

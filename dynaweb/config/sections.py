@@ -304,6 +304,39 @@ class PageView(Section):
         return {"region": self.region, "max_nodes": self.max_nodes, "max_options": self.max_options}
 
 
+class Cluster(Section):
+    """Where the processes of a run are placed by Ray: `dynaweb run --cluster`. No result depends on it."""
+
+    MATTERS_TO = ()
+
+    address: str = ""
+    """`auto`: the Ray cluster that this machine belongs to, or that of `RAY_ADDRESS`; HOST:PORT of its head; or
+    `local`, a new one of this machine alone. Empty = no cluster."""
+    trainers: int = Field(default=1, ge=1)
+    """Ranks of the trainer, each with a GPU where the cluster has GPUs."""
+    trainer_cpus: float = Field(default=1.0, gt=0)
+    """CPU cores of a rank; also its threads, where `OMP_NUM_THREADS` does not say otherwise."""
+    servers: int = Field(default=0, ge=0)
+    """vLLM servers for the roles whose engine is `vllm`, started as the role's engine says, each with as many GPUs as
+    its `tensor_parallel`; 0 = none."""
+    server_cpus: float = Field(default=1.0, gt=0)
+    """CPU cores of a vLLM server."""
+    server_python: str = ""
+    """A Python with vLLM and dynaweb, by its path on the nodes; empty = that of the nodes."""
+    server_options: tuple[str, ...] = ()
+    """Further options of vLLM, such as `["--max-num-seqs", "64"]`."""
+    browsers: int = Field(default=0, ge=0)
+    """Browser pools (`dynaweb web serve`); 0 = browsers beside rank 0."""
+    browser_cpus: float = Field(default=1.0, gt=0)
+    """CPU cores of a browser pool."""
+    sessions: int = Field(default=2, ge=1)
+    """Browsers that a pool keeps ready. Each environment of the run plays in one of them."""
+    wait: float = Field(default=60.0, gt=0)
+    """Seconds that the cluster has to make room for all of it at once. One that starts nodes on demand wants more."""
+    restarts: int = Field(default=3, ge=0)
+    """How often the ranks are placed anew, to go on from the last checkpoint, after one of them has died."""
+
+
 class Data(Section):
     """Expert demonstrations."""
 

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dynaweb.errors import ConfigError, hint
 from dynaweb.runs.processes import python_options
@@ -79,7 +79,7 @@ PUBLISHED: tuple[tuple[str, float], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Memory in bytes; `flops` are operations per second of one device (0 = not known)."""
+    """Memory in bytes, of one GPU or of all CPUs; `flops` are operations per second of one device (0 = not known)."""
 
     device: str
     devices: int
@@ -99,7 +99,8 @@ class Machine:
     def words(self) -> str:
         """One line."""
         speed = f", {self.flops / 1e12:.3g} TFLOP/s" if self.flops else ""
-        return f"{self.devices} x {self.device}, {self.memory / GIB:.1f} GiB each{speed}"
+        memory = self.memory / (self.devices if self.is_cpu else 1)
+        return f"{self.devices} x {self.device}, {memory / GIB:.1f} GiB each{speed}"
 
 
 def look(device: str = "auto") -> Machine:
@@ -110,6 +111,13 @@ def look(device: str = "auto") -> Machine:
         return Machine(f"CPU of {os.cpu_count() or 1} cores", 1, host, host, _measured())
     name, memory = gpus[0]
     return Machine(name, len(gpus), memory, host, published(name))
+
+
+def several(machine: Machine, ranks: int) -> Machine:
+    """As many machines of a kind as `ranks` processes need for a device each: on a CPU, one for each."""
+    count = -(-ranks // machine.devices)
+    memory = machine.memory * (count if machine.is_cpu else 1)
+    return replace(machine, devices=count * machine.devices, memory=memory, host_memory=count * machine.host_memory)
 
 
 def published(name: str) -> float:

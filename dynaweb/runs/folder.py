@@ -39,7 +39,8 @@ log = logging.getLogger("dynaweb")
 
 NO_RESULT = (
     "run.observers", "run.observer_settings", "run.log_every", "run.log_metrics",
-    "web.browser", "web.endpoint", "web.proxy_port", "web.workers",
+    "web.browser", "web.endpoint", "web.proxy_port", "web.workers", "cluster.",
+    *(f"{role}.engine.{name}" for role in ("policy", "wm", "reward") for name in ("servers", "folder")),
 )  # fmt: skip
 """Settings that change no result."""
 FREE = (*NO_RESULT, "run.time_budget")

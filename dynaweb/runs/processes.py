@@ -5,6 +5,14 @@ from __future__ import annotations
 import os
 import sys
 
+INSIDE = "DYNAWEB_IN_CLUSTER"
+"""Environment variable of the processes that a cluster has placed (`dynaweb.commands.cluster`)."""
+
+
+def placed() -> bool:
+    """Whether a cluster has placed this process, so that it places no others."""
+    return bool(os.environ.get(INSIDE))
+
 
 def python_options() -> list[str]:
     """Options of Python for a process that imports what this one does.
