@@ -410,10 +410,9 @@ class ClusterRun:
         return [self._actor(part, at, *arguments, **named) for at in range(part.count)]
 
     def _actor(self, part: Part, at: int, *arguments: Any, **named: Any) -> Any:
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
         first = sum(one.count for one in self._parts[: self._parts.index(part)])
-        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=first + at)
+        place = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        strategy = place(self._group, placement_group_bundle_index=first + at)
         actor = self.ray.remote(NodeChild).options(
             num_cpus=part.cpus, num_gpus=part.gpus, max_concurrency=4, scheduling_strategy=strategy
         )
@@ -435,7 +434,7 @@ class NodeChild(Child):
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], folder: str, **named: Any) -> None:
         import ray
 
-        super().__init__(arguments, environment, folder, host=ray.util.get_node_ip_address(), **named)
+        super().__init__(arguments, environment, folder, host=ray.util.get_node_ip_address(), log=True, **named)
 
 
 def _environment() -> dict[str, str]:

@@ -58,7 +58,7 @@ class Child:
     With `path` it is a server: started at once, asked for this path until it answers, and started again when it ends
     after that. `{host}` and `{port}` in its arguments become the node's address and a free port, with `same_port` the
     same one each time. `environment` goes over the node's own. `python` is another Python than this one (an
-    environment with vLLM).
+    environment with vLLM). With `log` its output goes to this process's too, as Ray keeps it.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class Child:
         python: str = "",
         path: str = "",
         same_port: bool = True,
+        log: bool = False,
     ) -> None:
         if not Path(folder).is_dir():
             raise FileNotFoundError(
@@ -79,7 +80,7 @@ class Child:
         self.host, self.port = host, free_port()
         self._command = [python or sys.executable, *python_options(), *arguments]
         self._environment, self._folder, self._path = dict(environment), folder, path
-        self._same_port = same_port
+        self._same_port, self._log = same_port, log
         self._lines: deque[tuple[str, str]] = deque(maxlen=10_000)
         self._last: deque[str] = deque(maxlen=LAST_LINES)
         self._process: subprocess.Popen[str] | None = None
@@ -194,14 +195,16 @@ class Child:
             self._stopping.wait(0.5)
 
     def _pump(self, name: str, stream: IO[str]) -> None:
-        for line in stream:
-            self._note(name, line)
+        with stream:
+            for line in stream:
+                self._note(name, line)
 
     def _note(self, name: str, line: str) -> None:
         self._lines.append((name, line))
         self._last.append(line)
-        # Into the log that Ray keeps of this actor.
-        sys.stdout.write(line)
+        if self._log:
+            sys.stdout.write(line)
+            sys.stdout.flush()
 
 
 def free_port() -> int:
