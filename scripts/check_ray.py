@@ -30,7 +30,7 @@ import torch
 from safetensors.torch import load_file
 
 # The nodes of `cluster_utils` know no tokens. A machine that is busy may take long to start one.
-os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "300"}
+os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 from ray.cluster_utils import Cluster
 
 CHECKS = ("whole", "killed", "interrupted", "node", "refused")

@@ -1,7 +1,7 @@
 # Functions for .ci/run and scripts/nightly_engines.sh, which source this file: vLLM and DeepSpeed on a machine without
-# a GPU, each in an environment of its own, because their packages clash with everybody's. An environment lies over that
-# of a Python which has dynaweb, so that only what differs is installed; `ready` says that all of it is there and loads.
-# Each function fails where something in it does.
+# a GPU, and Ray, each in an environment of its own, because their packages clash with everybody's. An environment lies
+# over that of a Python which has dynaweb, so that only what differs is installed; `ready` says that all of it is there
+# and loads. Each function fails where something in it does.
 
 vllm_environment() { # FOLDER PYTHON
   # The three do not load beside the CPU build of torch, and transformers would try.
@@ -17,6 +17,13 @@ deepspeed_environment() { # FOLDER PYTHON
   environment_over "$1" "$2" &&
     put_into "$1" "$2" deepspeed ninja &&
     with_deepspeed "$1" -c 'from deepspeed.comm.torch import build_shm_op; build_shm_op()' &&
+    touch "$1/ready"
+}
+
+ray_environment() { # FOLDER PYTHON
+  environment_over "$1" "$2" &&
+    put_into "$1" "$2" 'ray>=2.40' &&
+    "$1/bin/python" -c 'import ray' &&
     touch "$1/ready"
 }
 

@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -34,7 +34,7 @@ from dynaweb.config.agreement import placed_roles
 from dynaweb.engines.plugin import VllmConfig
 from dynaweb.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, InfrastructureError, MissingError
 from dynaweb.runs.child import END_SECONDS, Child, News
-from dynaweb.runs.processes import INSIDE
+from dynaweb.runs.processes import INSIDE, python_options
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
@@ -195,7 +195,7 @@ class ClusterRun:
         total = self.ray.cluster_resources()
         self._parts = layout(self.recipe)
         if not total.get("GPU"):
-            self._parts = [Part(part.name, part.count, part.cpus, 0.0, part.work) for part in self._parts]
+            self._parts = [replace(part, gpus=0.0) for part in self._parts]
         bundles = [
             {"CPU": part.cpus, **({"GPU": part.gpus} if part.gpus else {})}
             for part in self._parts
@@ -327,7 +327,7 @@ class ClusterRun:
         """One life of all ranks: the exit code of rank 0, and why there should be another one ('' for none)."""
         part = self._parts[0]
         words = ["-m", "dynaweb", *self.arguments, *settings, "--out", str(self.out), *(["--resume"] if resume else [])]
-        self._ranks = self._actors(part, words)
+        self._ranks = [self._actor(part, at, words) for at in range(part.count)]
         wait = self.recipe.cluster.wait
         try:
             host, port = self._ask(self._ranks[0].place, seconds=wait)
@@ -405,18 +405,16 @@ class ClusterRun:
 
     # --- Ray ---
 
-    def _actors(self, part: Part, *arguments: Any, **named: Any) -> list[Any]:
-        """An actor in each place of a part."""
-        return [self._actor(part, at, *arguments, **named) for at in range(part.count)]
-
-    def _actor(self, part: Part, at: int, *arguments: Any, **named: Any) -> Any:
+    def _actor(self, part: Part, at: int, words: Sequence[str], **named: Any) -> Any:
+        """An actor in a place of a part, for a Python with these arguments."""
         first = sum(one.count for one in self._parts[: self._parts.index(part)])
         place = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         strategy = place(self._group, placement_group_bundle_index=first + at)
         actor = self.ray.remote(NodeChild).options(
             num_cpus=part.cpus, num_gpus=part.gpus, max_concurrency=4, scheduling_strategy=strategy
         )
-        return actor.remote(*arguments, self._environment, str(Path.cwd()), **named)
+        # A node's process has a path of its own to import from.
+        return actor.remote([*python_options(), *words], self._environment, str(Path.cwd()), **named)
 
     def _ask(self, method: Any, *arguments: Any, seconds: float = 10.0) -> Any:
         """What a method of an actor returns. Raises Ray's errors, `GetTimeoutError` after so many seconds."""

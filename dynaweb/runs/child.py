@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import IO
 
 from dynaweb.errors import output_end
-from dynaweb.runs.processes import python_options
 
 GUARD = "import os, signal, sys; sys.stdin.read(); os.killpg(0, signal.SIGKILL)"
 """The leader of a process group: when the process that holds its stdin ends, however that ends, it kills the group."""
@@ -78,7 +77,7 @@ class Child:
                 f"{folder} is not on node {socket.gethostname()}; all nodes must see the same file system"
             )
         self.host, self.port = host, free_port()
-        self._command = [python or sys.executable, *python_options(), *arguments]
+        self._command = [python or sys.executable, *arguments]
         self._environment, self._folder, self._path = dict(environment), folder, path
         self._same_port, self._log = same_port, log
         self._lines: deque[tuple[str, str]] = deque(maxlen=10_000)
