@@ -29,7 +29,7 @@ import psutil
 import torch
 from safetensors.torch import load_file
 
-# The nodes of `cluster_utils` know no tokens. A machine that is busy may take long to start one.
+# The nodes of `cluster_utils` know no tokens. Ray would give way to whatever else this machine does.
 os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 from ray.cluster_utils import Cluster
 

@@ -327,11 +327,11 @@ class ClusterRun:
         """One life of all ranks: the exit code of rank 0, and why there should be another one ('' for none)."""
         part = self._parts[0]
         words = ["-m", "dynaweb", *self.arguments, *settings, "--out", str(self.out), *(["--resume"] if resume else [])]
-        self._ranks = [self._actor(part, at, words) for at in range(part.count)]
+        ranks = [self._actor(part, at, words) for at in range(part.count)]
         wait = self.recipe.cluster.wait
         try:
-            host, port = self._ask(self._ranks[0].place, seconds=wait)
-            for rank, one in enumerate(self._ranks):
+            host, port = self._ask(ranks[0].place, seconds=wait)
+            for rank, one in enumerate(ranks):
                 where = {"RANK": rank, "WORLD_SIZE": part.count, "LOCAL_RANK": 0, "MASTER_ADDR": host}
                 variables = {**where, "MASTER_PORT": port} if part.count > 1 else {}
                 named = {name: str(value) for name, value in variables.items()}
@@ -342,7 +342,9 @@ class ClusterRun:
         except self.ray.exceptions.ActorDiedError as error:
             if error.actor_init_failed:
                 raise InfrastructureError(f"a rank cannot be started: {_line(error)}") from None
+            self._kill(ranks)
             return EXIT_FAILED, f"a rank was lost ({_line(error)})"
+        self._ranks = ranks
         ended = self._watched()
         self._end_ranks()
         return ended

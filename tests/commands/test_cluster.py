@@ -300,8 +300,8 @@ def test_processes_end_with_a_holder_that_is_killed() -> None:
 class Run:
     """`ClusterRun` with a program in the place of dynaweb."""
 
-    def __init__(self, folder: Path, what: str, *sets: str, nodes: tuple[float, ...] = (2.0, 2.0)) -> None:
-        self.folder, self.ray = folder, LocalRay(nodes)
+    def __init__(self, folder: Path, what: str, *sets: str, ray: Any = None) -> None:
+        self.folder, self.ray = folder, ray or LocalRay()
         package = folder / "program" / "dynaweb"
         package.mkdir(parents=True)
         keys = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", cluster.TOKEN, cluster.KEY, cluster.INSIDE)
@@ -313,7 +313,7 @@ class Run:
 
     def to_its_end(self, *, resume: bool = False) -> int:
         code = self.run.to_its_end(resume=resume)
-        wait_for(lambda: not any(self.alive(actor) for actor in self.ray.actors))
+        wait_for(lambda: not any(self.alive(actor) for actor in getattr(self.ray, "actors", [])))
         return code
 
     @staticmethod
@@ -354,6 +354,18 @@ def test_a_rank_that_dies_has_all_placed_anew(tmp_path: Path, capsys: pytest.Cap
     first, second = run.lives
     assert "--resume" not in first["argv"] and second["argv"][-1] == "--resume"
     assert first["MASTER_PORT"] != second["MASTER_PORT"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # those of Ray and of what it uses
+def test_with_ray_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray")
+    what = "if life == 1 and rank == '1': time.sleep(2); die(9)\nif life == 1: time.sleep(60)\nprint('done')"
+    with connected("local") as ray:
+        assert Run(tmp_path, what, "cluster.trainers=2", "cluster.trainer_cpus=0.5", ray=ray).to_its_end() == 0
+        assert ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"]
+    out, err = capfd.readouterr()
+    assert out == "done\n" and "rank 1 was ended by signal 9; the ranks are placed anew" in err
 
 
 @pytest.mark.parametrize(
