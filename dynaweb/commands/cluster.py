@@ -220,7 +220,7 @@ class ClusterRun:
             "GPU": sum(part.count * part.gpus for part in self._parts),
         }
         sums = ", ".join(
-            f"{number:g} {what}s of which {free.get(what, 0.0):g} of {total.get(what, 0.0):g} are free"
+            f"{number:g} {what}s ({free.get(what, 0.0):g} of {total.get(what, 0.0):g} are free)"
             for what, number in wanted.items()
             if number
         )

@@ -178,10 +178,10 @@ def test_ray_address_counts_for_auto(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("ray", "sets", "words"),
     [
-        (LocalRay([1.0]), ("cluster.trainers=2",), "wanted are 2 CPUs of which 1 of 1 are free"),
+        (LocalRay([1.0]), ("cluster.trainers=2",), r"wanted are 2 CPUs \(1 of 1 are free\)"),
         # Enough in all, and no node for one of them.
         (LocalRay([1.0, 1.0]), ("cluster.trainer_cpus=2",), r"2 node\(s\) had no room for 1 x trainer"),
-        (LocalRay([8.0], gpus=1.0), ("cluster.trainers=2",), "2 GPUs of which 1 of 1 are free"),
+        (LocalRay([8.0], gpus=1.0), ("cluster.trainers=2",), r"2 GPUs \(1 of 1 are free\)"),
     ],
 )
 def test_no_room(ray: LocalRay, sets: tuple[str, ...], words: str, tmp_path: Path) -> None:
