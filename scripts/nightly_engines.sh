@@ -16,9 +16,10 @@ mkdir -p "$place"
 . scripts/engines.sh
 failed=0
 
-for name in vllm deepspeed ray; do
+for name in vllm deepspeed; do
   [ -f "$place/$name/ready" ] || "${name}_environment" "$place/$name" "$python"
 done
+[ -f "$place/ray/ready" ] || ray_environment "$place/ray" "$place/vllm/bin/python"
 
 echo "==> vLLM on CPU"
 check_vllm "$place/vllm" --adapters || failed=1

@@ -186,8 +186,8 @@ def _layout_table(recipe: Recipe, parts: list[Part]) -> str:
     if not parts:
         return ""
     rows = [(part.name, str(part.count), f"{part.cpus:g}", f"{part.gpus:g}", part.work) for part in parts]
-    sums = [sum(getattr(part, kind) * part.count for part in parts) for kind in ("cpus", "gpus")]
-    rows.append(("in all", str(sum(part.count for part in parts)), *(f"{number:g}" for number in sums), ""))
+    cpus, gpus = (sum(getattr(part, kind) * part.count for part in parts) for kind in ("cpus", "gpus"))
+    rows.append(("in all", str(sum(part.count for part in parts)), f"{cpus:g}", f"{gpus:g}", ""))
     lines = table(("part", "processes", "CPUs of each", "GPUs of each", "work"), rows).splitlines()
     head = f"Layout over the Ray cluster {recipe.cluster.address} (one without GPUs gives none):"
     return "\n".join([head, *(f"  {line}" for line in lines)])

@@ -240,6 +240,10 @@ class ClusterRun:
         """
         sets, ends = [], dict[str, int]()
         for part in self._parts[1:]:
+            if part.name not in self._servers:
+                _say(f"cluster: starting {part.count} x {part.name}")
+                self._servers[part.name] = [self._start_server(part, at) for at in range(part.count)]
+        for part in self._parts[1:]:
             news = self._answering(part)
             ends |= {one.address: one.ends for one in news}
             addresses = [one.address for one in news]
@@ -266,10 +270,7 @@ class ClusterRun:
 
     def _answering(self, part: Part) -> list[News]:
         """News of all servers of a part, once all of them answer. Raises `InfrastructureError` where one does not."""
-        serving = self._servers.setdefault(part.name, [])
-        if not serving:
-            _say(f"cluster: starting {part.count} x {part.name}")
-            serving += [self._start_server(part, at) for at in range(part.count)]
+        serving = self._servers[part.name]
         started = heard = time.monotonic()
         lost = 0
         while True:
@@ -386,7 +387,8 @@ class ClusterRun:
         if not self._ranks:
             raise KeyboardInterrupt
         with suppress(self.ray.exceptions.RayError):
-            self._ask(self._ranks[0].signal, int(signal.SIGINT))
+            # The same as SIGINT, which is ignored below what was started in the background, as Ray may have been.
+            self._ask(self._ranks[0].signal, int(signal.SIGTERM))
             self._watched()
         return EXIT_INTERRUPTED
 

@@ -148,6 +148,8 @@ class Child:
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", GUARD], stdin=subprocess.PIPE, process_group=0
         )
+        # Ray's processes block it, and what they start would never hear of a Ctrl-C. This thread is nobody else's.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         command = [word.replace("{host}", self.host).replace("{port}", str(self.port)) for word in self._command]
         try:
             process = self._process = subprocess.Popen(

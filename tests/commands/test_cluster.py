@@ -241,6 +241,16 @@ def test_variables_of_a_process(children: Callable[..., Child], monkeypatch: pyt
     assert ended(child).lines == (("stdout", "command 1\n"),)
 
 
+def test_a_process_hears_of_an_interrupt_where_its_holder_does_not(children: Callable[..., Child]) -> None:
+    child = children("import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as in Ray's processes
+    try:
+        child.start({})
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert ended(child).lines == (("stdout", "set()\n"),)
+
+
 def test_a_program_that_is_not_there(children: Callable[..., Child]) -> None:
     child = children("pass", python="/no/such/python")
     child.start({})
@@ -505,6 +515,7 @@ def test_a_server_that_is_lost_before_it_answers_is_placed_anew_a_few_times(
 
 def test_an_interrupt_reaches_rank_0_alone_and_waits_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     what = (
+        "def stop(*_): raise KeyboardInterrupt\nsignal.signal(signal.SIGTERM, stop)\n"
         "if rank == '0':\n    try: time.sleep(60)\n"
         "    except KeyboardInterrupt: time.sleep(1); sys.stderr.write('saved\\n'); sys.exit(130)\n"
         "try: time.sleep(60)\nexcept KeyboardInterrupt: sys.stderr.write('not for me\\n')"
