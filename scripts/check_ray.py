@@ -208,12 +208,13 @@ class Checks:
 
     def node(self) -> None:
         """A node goes away, and another one comes."""
-        run = self.start("node")
+        # So that a node has room for one rank only.
+        run = self.start("node", sets={"cluster.trainer_cpus": 1.5, "cluster.browser_cpus": 0.5})
         self.wait_for("node", LEARNING, run)
         lost = time.monotonic()
         self.nodes.lose()
         self.nodes.add()
-        what = "a node is lost and another one comes: placed anew, the same bits"
+        what = "a node is lost with its rank, and another one comes: placed anew, the same bits"
         self.goes_on(what, "node", run, "the ranks are placed anew", lost)
 
     def interrupted(self) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -48,10 +49,12 @@ GRACE = 30.0
 """Seconds that ranks have to end after one of them has failed."""
 SILENCE = 60.0
 """Seconds without an answer of the node after which a rank counts as lost."""
+LOOK_SECONDS = 5.0
+"""Seconds after which servers are looked at while ranks are at work."""
 READY_SECONDS = 900.0
 """Seconds that a server may take to answer: vLLM loads and compiles its model."""
 LOSSES = 3
-"""How often servers of a kind are placed anew before any of them has answered."""
+"""How often servers are placed anew before they have answered."""
 REACH_SECONDS = 10.0
 STORE_BYTES = 100 * 2**20
 """Memory for Ray's objects where Ray is started here: nothing large goes through it."""
@@ -162,6 +165,8 @@ class ClusterRun:
     _parts: list[Part] = field(default_factory=list)
     _servers: dict[str, list[Any]] = field(default_factory=dict)
     """Actors of what serves, by the name of the part."""
+    _placed_anew: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Servers that were lost while ranks are at work, and how often."""
     _ranks: list[Any] = field(default_factory=list)
     _weights: str = ""
     """Folder for weights of a trainer on a CPU, and for adapters."""
@@ -245,6 +250,7 @@ class ClusterRun:
                 self._servers[part.name] = [self._start_server(part, at) for at in range(part.count)]
         for part in self._parts[1:]:
             news = self._answering(part)
+            self._placed_anew.clear()
             ends |= {one.address: one.ends for one in news}
             addresses = [one.address for one in news]
             sets += self._browser_settings(addresses) if part.name == BROWSERS else self._vllm_settings(addresses)
@@ -310,6 +316,25 @@ class ClusterRun:
         # One that has died has lost the run's weights. It must not answer those who take it for the old one.
         return self._actor(part, at, words, path="/health", same_port=False, python=python)
 
+    def _moved_server(self) -> str:
+        """Which server was lost with its node and answers on another one by now; '' for none. Places lost ones anew."""
+        for part in self._parts[1:]:
+            for at, one in enumerate(self._servers[part.name]):
+                times = self._placed_anew.get((part.name, at), 0)
+                try:
+                    news = self._ask(one.news, seconds=1.0)
+                except self.ray.exceptions.ActorDiedError as error:
+                    if times < LOSSES:
+                        _say(f"cluster: a {part.name} was lost ({_line(error)}), and is placed anew")
+                        self._servers[part.name][at] = self._start_server(part, at)
+                        self._placed_anew[part.name, at] = times + 1
+                except self.ray.exceptions.RayError:
+                    continue  # it waits for room, or starts
+                else:
+                    if times and news.address:
+                        return f"a {part.name} is on another node"
+        return ""
+
     def _lost_server(self, ends: Mapping[str, int]) -> str:
         """Which server has died since; '' where all live."""
         for name, serving in self._servers.items():
@@ -346,16 +371,19 @@ class ClusterRun:
             self._kill(ranks)
             return EXIT_FAILED, f"a rank was lost ({_line(error)})"
         self._ranks = ranks
-        ended = self._watched()
+        ended = self._watched(LOOK_SECONDS)
         self._end_ranks()
         return ended
 
-    def _watched(self) -> tuple[int, str]:
-        """Show what ranks say until all of them have ended; what `_life` returns."""
+    def _watched(self, look: float) -> tuple[int, str]:
+        """Show what ranks say until all of them have ended; what `_life` returns.
+
+        Every `look` seconds servers are looked at. Where one has another address, ranks save and end, to be told of it.
+        """
         codes: list[int | None] = [None] * len(self._ranks)
         heard = [time.monotonic()] * len(self._ranks)
         lost: dict[int, str] = {}
-        limit = 0.0
+        limit, next_look, moved = 0.0, time.monotonic() + look, ""
         while None in codes and codes[0] != 0 and (not limit or time.monotonic() < limit):
             for rank, one in enumerate(self._ranks):
                 if codes[rank] is not None:
@@ -371,6 +399,10 @@ class ClusterRun:
                 _forward(news, stdout=rank == 0)
             if not limit and any(codes):
                 limit = time.monotonic() + GRACE
+            if not moved and not limit and time.monotonic() > next_look:
+                next_look = time.monotonic() + look
+                if moved := self._moved_server():
+                    self._ask(self._ranks[0].signal, int(signal.SIGTERM))
             time.sleep(POLL)
         if codes[0] == 0:
             return 0, ""
@@ -378,7 +410,7 @@ class ClusterRun:
             if code is not None and code < 0:
                 lost.setdefault(rank, f"rank {rank} was ended by signal {-code}")
         if codes[0] == EXIT_INTERRUPTED:
-            lost.setdefault(0, "rank 0 was interrupted")
+            lost.setdefault(0, moved or "rank 0 was interrupted")
         own = codes[0]
         return own if own is not None and own > 0 else EXIT_FAILED, next(iter(lost.values()), "")
 
@@ -389,7 +421,7 @@ class ClusterRun:
         with suppress(self.ray.exceptions.RayError):
             # The same as SIGINT, which is ignored below what was started in the background, as Ray may have been.
             self._ask(self._ranks[0].signal, int(signal.SIGTERM))
-            self._watched()
+            self._watched(math.inf)
         return EXIT_INTERRUPTED
 
     def _end_ranks(self) -> None:

@@ -342,6 +342,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cluster, "GRACE", 2.0)
     monkeypatch.setattr(cluster, "POLL", 0.05)
+    monkeypatch.setattr(cluster, "LOOK_SECONDS", 0.2)
 
 
 def test_ranks_know_each_other_and_rank_0_tells_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -477,6 +478,27 @@ def test_a_run_that_its_last_server_ends_goes_on_with_a_new_one(
     )
     # It has lost the run's weights: nobody may take it for the old one.
     assert first != second
+
+
+def test_a_server_that_is_lost_with_its_node_is_placed_anew_and_ranks_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    what = "def stop(*_): sys.exit(130)\nsignal.signal(signal.SIGTERM, stop)\nif life == 1: time.sleep(60)"
+    run = Run(tmp_path, what, "cluster.browsers=1")
+    serving(run, monkeypatch)
+
+    def lose() -> None:
+        wait_for(lambda: (tmp_path / "lives.jsonl").exists())
+        time.sleep(0.5)
+        run.ray.actors[0].lose()
+
+    thread = threading.Thread(target=lose)
+    thread.start()
+    assert run.to_its_end() == 0
+    thread.join()
+    assert "a browser pool is on another node; the ranks are placed anew" in capsys.readouterr().err
+    first, second = (next(word for word in life["argv"] if word.startswith("web.endpoint")) for life in run.lives)
+    assert first != second and run.lives[1]["argv"][-1] == "--resume"
 
 
 @pytest.mark.parametrize(
