@@ -147,10 +147,8 @@ def _reach(address: str) -> None:
 
 
 def _nobody(address: str) -> str:
-    return (
-        f"no Ray cluster answers at {address}; start one with `ray start --head`, or run on this machine alone with "
-        "--cluster local"
-    )
+    what = "this machine belongs to no Ray cluster" if address == "auto" else f"no Ray cluster answers at {address}"
+    return f"{what}; start one with `ray start --head`, or run on this machine alone with --cluster local"
 
 
 @dataclass
