@@ -374,7 +374,7 @@ def test_with_ray_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> N
     what = "if life == 1 and rank == '1': time.sleep(2); die(9)\nif life == 1: time.sleep(60)\nprint('done')"
     with connected("local") as ray:
         assert Run(tmp_path, what, "cluster.trainers=2", "cluster.trainer_cpus=0.5", ray=ray).to_its_end() == 0
-        assert ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"]
+        wait_for(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
     out, err = capfd.readouterr()
     assert out == "done\n" and "rank 1 was ended by signal 9; the ranks are placed anew" in err
 
