@@ -135,7 +135,7 @@ def test_checkpointing_and_smaller_micro_batches_take_less() -> None:
 
 def test_the_recipes_of_the_page_fit_the_machines_they_are_for() -> None:
     one = replace(NODE, devices=1)
-    wanted = (("tiny", CPU, 1), ("smollm2", SMALL, 1), ("one-gpu", one, 1), ("paper-8xh100", NODE, 8))
+    wanted = (("tiny", CPU, 1), ("smollm2", SMALL, 1), ("one-gpu", one, 1), ("paper-8xh100", NODE, 4))
     for name, machine, ranks in wanted:
         found = estimate(resolve(name), machine, ranks=ranks)
         assert found is not None and found.problems() == [], name
@@ -146,7 +146,7 @@ def test_the_recipes_of_the_page_fit_the_machines_they_are_for() -> None:
     ("machine", "ranks", "words"),
     [
         (CPU, 1, r"stage rl needs \d+\.\d GiB a process \(weights, whole copy 15\.0 GiB, .*and 15\.2 GiB can be had"),
-        (replace(NODE, devices=4), 8, "8 processes want a GPU each, and there are 4"),
+        (replace(NODE, devices=4), 8, "8 processes want a GPU each and replicas of vLLM 4 more, and there are 4"),
         (replace(NODE, memory=40 * GIB), 8, r"needs \d+\.\d GiB a process .* 38\.0 GiB can be had"),
         (NODE, 1, r"needs 1\d\d\.\d GiB a process"),
     ],
@@ -184,8 +184,11 @@ def test_parts_come_and_go_with_what_needs_them() -> None:
     assert _totals("opt.name=ppo")[0] - base[0] == 9 * weights
     half = estimate(recipe, NODE)
     assert half is not None and "critic" not in half.memory["rl"]
-    served = estimate(resolve("paper-8xh100"), NODE, ranks=8)
+    beside = ("policy.engine.replicas=0", "policy.engine.memory=0.35", "reward.engine.replicas=0")
+    served = estimate(resolve("paper-8xh100", overrides=beside), NODE, ranks=8)
     assert served is not None and served.memory["rl"]["vLLM"] == round(0.35 * NODE.memory)
+    apart = estimate(resolve("paper-8xh100"), NODE, ranks=4)
+    assert apart is not None and "vLLM" not in apart.memory["rl"], "replicas have GPUs of their own"
     assert "world model" not in served.memory["rl"] and "world-model" not in served.work
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,13 @@ def phases(team: Team | None) -> dict[str, Any]:
     return {"metrics": metrics, "tensors": second.state_dict()["tensors"], "steps": second.steps}
 
 
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def rank_zero(team: Team, folder: Path) -> None:
     """Everything that rank 0 tries, as one file."""
     counted = team.make("team_kit:counter")
@@ -151,25 +160,40 @@ def rank_zero(team: Team, folder: Path) -> None:
         except TrainingError as error:
             found[name] = str(error)
     found["after"] = team.call(counted, "add", 0)
+    with ThreadPoolExecutor(2) as threads:
+        orders = [threads.submit(team.call, counted, "add", 1) for _ in range(20)]
+        orders += [threads.submit(team.make, "team_kit:model_of", seed) for seed in range(3)]
+        found["threads"] = sorted(order.result() for order in orders[:20])
     torch.save(found, folder / "found.pt")
     team.close()
 
 
 def rank(number: int, size: int, folder: str, port: int) -> None:
     """One process; exits with what `Team.serve` returns on ranks other than 0."""
-    torch.set_num_threads(1)
-    os.environ.update(
-        {
-            "GLOO_SOCKET_IFNAME": "lo",
-            "RANK": str(number),
-            "LOCAL_RANK": str(number),
-            "WORLD_SIZE": str(size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-    )
+    _join_as(number, size, port)
     team = Team.join()
     if number == 0:
         rank_zero(team, Path(folder))
     else:
         raise SystemExit(team.serve())
+
+
+def _join_as(number: int, size: int, port: int) -> None:
+    torch.set_num_threads(1)
+    names = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    os.environ.update({"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", **{k: str(v) for k, v in names.items()}})
+
+
+def run_of_ranks(number: int, size: int, port: int, folder: str, sets: tuple[str, ...], more: dict[str, Any]) -> None:
+    """A whole run on several ranks, with vLLM behind addresses."""
+    import dynaweb
+    from dynaweb.engines.vllm.engine import VllmEngine
+    from dynaweb.plugin import registry
+
+    _join_as(number, size, port)
+    if number > 0:
+        raise SystemExit(Team.join().serve())
+    os.environ["DYNAWEB_CACHE"] = f"{folder}/cache"
+    VllmEngine.require = staticmethod(lambda: None)  # type: ignore[method-assign]
+    registry.missing_requirements = lambda *of: []
+    dynaweb.run("dynaweb", overrides=list(sets), out=Path(folder) / "run", **more)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,9 @@ from dynaweb.types import Prompt
 SIZE = 2
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder, port = tmp_path_factory.mktemp("team"), _free_port()
+    folder, port = tmp_path_factory.mktemp("team"), team_kit.free_port()
     ranks = [start(team_kit.rank, i, SIZE, str(folder), port) for i in range(SIZE)]
     assert exit_codes(ranks) == [0] * SIZE
     result: dict[str, Any] = torch.load(Path(folder) / "found.pt", weights_only=False)
@@ -43,6 +36,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_every_rank_has_the_objects_and_does_the_calls(found: dict[str, Any]) -> None:
     assert found["counted"] == [[1, 2], [3, 6]]
+
+
+def test_orders_of_several_threads_meet_one_after_the_other(found: dict[str, Any]) -> None:
+    """A trainer in a thread of its own, and a judge that asks meanwhile."""
+    assert found["threads"] == [[3 + number, 6 + 2 * number] for number in range(1, 21)]
 
 
 def test_generation_is_that_of_one_process(found: dict[str, Any]) -> None:
