@@ -1,6 +1,6 @@
 """What an image costs a policy: tokens, memory, and seconds of reading, answering and learning.
 
-    python benchmarks/seeing.py [--model FOLDER | --family idefics3] [--size 1280x720] [--rows 4] [--new 16]
+    python benchmarks/seeing.py [--model FOLDER | --family idefics3] [--size 1280x720] [--docs docs/models.md]
 
 Without a model it measures a tiny random one in a family's ways (`tests/kits/vision_families.py`) that cuts pictures
 as the family's released models do (`RELEASED`). So tokens and the processor's time are those of the family; the rest
@@ -18,6 +18,7 @@ import argparse
 import ctypes
 import gc
 import json
+import re
 import sys
 import tempfile
 import time
@@ -43,6 +44,8 @@ from dynaweb.trainer.vision import ModelVision  # noqa: E402
 from dynaweb.types import Node, Observation, Prompt, Screenshot, Task  # noqa: E402
 
 MIB = 1024 * 1024
+BLOCK = re.compile(r"(?<=<!-- measured: benchmarks/seeing.py -->\n).*?(?=<!-- end -->)", re.S)
+"""Where a page has the table."""
 
 
 def tiles_of_364(config: Any, processor: Any) -> None:
@@ -68,13 +71,14 @@ RELEASED = {"idefics3": tiles_of_364, "qwen2.5-vl": patches_of_14}
 class Cost:
     """A row of the table: seconds of one row, memory in MiB."""
 
+    model: str
     size: str
     prompt_tokens: int
     image_tokens: int
-    processor: float
-    reply: float
-    update: float
-    memory: float
+    processor_s: float
+    reply_s: float
+    update_s: float
+    memory_MiB: float
 
 
 def written(family: str, folder: Path) -> str:
@@ -90,14 +94,13 @@ def written(family: str, folder: Path) -> str:
     return str(replace(tiny, parts=parts).write(folder))
 
 
-def measured(
-    model: Any, vision: ModelVision, album: Album, size: tuple[int, int], rows: int, new: int, repeats: int
-) -> Cost:
+def measured(name: str, model: Any, vision: ModelVision, album: Album, size: tuple[int, int], options: Any) -> Cost:
     """What prompts with pictures of a size cost; (0, 0) are prompts without. The first round warms up."""
+    rows, new = options.rows, options.new
     engine = TransformersEngine(model, Lockstep(), vision=vision, unwritten=vision.unwritten, static=False)
     trainer = TorchTrainer(model, lr=1e-6, total_steps=10, vision=vision)
     times, memory = [], []
-    for round in range(repeats + 1):
+    for round in range(options.repeats + 1):
         # Others each time, since the processor's work on the last prompts is remembered.
         prompts = [_prompt(vision, album, size, round * rows + row) for row in range(rows)]
         processor = _seconds(lambda prompts=prompts: [vision.inputs([prompt]) for prompt in prompts])  # type: ignore[misc]
@@ -111,7 +114,7 @@ def measured(
         times.append((processor, reply, update))
     least = [min(column) / rows for column in zip(*times[1:], strict=True)]
     images = prompts[0].ids.count(vision.image_id)
-    return Cost(f"{size[0]}x{size[1]}", len(prompts[0]), images, *least, max(memory[1:]))
+    return Cost(name, f"{size[0]}x{size[1]}", len(prompts[0]), images, *least, max(memory[1:]))
 
 
 def _prompt(vision: ModelVision, album: Album, size: tuple[int, int], seed: int) -> Prompt:
@@ -152,34 +155,49 @@ def _memory(*, reset: bool = False) -> float:
     return int(peak.split()[1]) / 1024
 
 
+def table(costs: Sequence[Cost], asked: str) -> str:
+    """The costs as a table of Markdown, under what was measured how often."""
+    head = [field.name.replace("_", " ") for field in fields(Cost)]
+    lines = [head, ["---"] * len(head)]
+    lines += [[f"{v:.3g}" if isinstance(v, float) else str(v) for v in asdict(cost).values()] for cost in costs]
+    return f"{asked}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def main(given: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="")
-    parser.add_argument("--family", default="idefics3", choices=sorted(FAMILIES))
+    parser.add_argument("--family", action="append", default=[], choices=sorted(FAMILIES))
     parser.add_argument("--size", action="append", default=[])
-    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--rows", type=int, default=2)
     parser.add_argument("--new", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="put the table into a page")
     options: Any = parser.parse_args(given)
     names = options.size or ["0x0", "320x180", "640x360", "1280x720"]
     sizes = [(int(width), int(height)) for width, height in (name.split("x") for name in names)]
     torch.set_num_threads(1 if not torch.cuda.is_available() else torch.get_num_threads())
+    costs: list[Cost] = []
     with tempfile.TemporaryDirectory() as folder:
-        source = options.model or written(options.family, Path(folder) / "model")
-        model = load_model(source, options.dtype, pick_device("auto"), vision=True)
-        album = Album()
-        vision = ModelVision(source, album.read)
-        costs = [measured(model, vision, album, size, options.rows, options.new, options.repeats) for size in sizes]
+        for name in [Path(options.model).name] if options.model else options.family or ["idefics3"]:
+            source = options.model or written(name, Path(folder) / name)
+            model = load_model(source, options.dtype, pick_device("auto"), vision=True)
+            album = Album()
+            vision = ModelVision(source, album.read)
+            costs += [measured(name, model, vision, album, size, options) for size in sizes]
     if options.json:
         sys.stdout.write(json.dumps([asdict(cost) for cost in costs]) + "\n")
         return
-    head = [field.name for field in fields(Cost)]
-    lines = [head, ["---"] * len(head)]
-    lines += [[f"{v:.3g}" if isinstance(v, float) else str(v) for v in asdict(cost).values()] for cost in costs]
-    sys.stdout.write("".join(f"| {' | '.join(line)} |\n" for line in lines))
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "one CPU core"
+    text = table(costs, f"On {where}, {options.rows} rows, {options.new} new tokens, the least of {options.repeats}:")
+    sys.stdout.write(text + "\n")
+    if options.docs:
+        page = options.docs.read_text(encoding="utf-8")
+        if not BLOCK.search(page):
+            sys.exit(f"{options.docs} has no lines <!-- measured: benchmarks/seeing.py --> and <!-- end -->")
+        options.docs.write_text(BLOCK.sub(lambda _: f"\n{text}\n\n", page), encoding="utf-8")
 
 
 if __name__ == "__main__":
