@@ -24,7 +24,7 @@ check_vllm "$place/vllm" --adapters || failed=1
 
 echo "==> several processes"
 with_deepspeed "$place/deepspeed" scripts/check_ranks.py || failed=1
-with_deepspeed "$place/deepspeed" -m pytest -q tests/trainer/test_backend_deepspeed.py || failed=1
+with_deepspeed "$place/deepspeed" -m pytest -q tests/trainer/test_backend_sharded.py || failed=1
 
 echo "==> killed and resumed"
 "$python" scripts/check_resume.py --kills 40 || failed=1

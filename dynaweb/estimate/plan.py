@@ -199,7 +199,8 @@ def _memory(
     setup = partial(
         Setup,
         _bytes_each(recipe),
-        stage=recipe.backend.stage if recipe.backend.name == "deepspeed" else 0,
+        stage=recipe.backend.stage if recipe.backend.name != "torch" else 0,
+        fsdp=recipe.backend.name == "fsdp",
         ranks=ranks,
         offload=recipe.backend.offload,
         micro_tokens=recipe.model.micro_tokens,

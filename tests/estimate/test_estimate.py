@@ -16,11 +16,13 @@ from core_kit import Cli
 from trainer_kit import ADVANTAGES, WIDE, trainer_of
 
 from dynaweb.config import resolve
+from dynaweb.config.sections import Backend
 from dynaweb.errors import ConfigError
 from dynaweb.estimate import estimate, memory
 from dynaweb.estimate.machine import GIB, Machine, look
 from dynaweb.estimate.memory import Setup
 from dynaweb.estimate.shapes import PUBLISHED, Shape, shape_of
+from dynaweb.trainer.choice import make_trainer
 from dynaweb.trainer.logprobs import HEAD_ELEMENTS
 from dynaweb_opt_gspo.gspo import Gspo
 
@@ -102,18 +104,40 @@ def test_what_training_keeps_is_what_was_estimated(dtype: torch.dtype, rank: int
     assert found["AdamW"] == _bytes(moments)
 
 
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rank", [0, 4])
+def test_what_fsdp_keeps_is_what_was_estimated(dtype: torch.dtype, rank: int, tmp_path: Path) -> None:
+    from dynaweb.pipeline.artifacts import LoadedModel
+    from dynaweb.pipeline.fit import with_adapters
+
+    model = kit.llama(kv_heads=2).to(dtype)
+    shape = _saved(model, tmp_path)
+    with_adapters(LoadedModel(model, None, None), rank, seed=0)  # type: ignore[arg-type]
+    trainer: Any = make_trainer(model, Backend(name="fsdp"), None, lr=1e-2, total_steps=9)
+    try:
+        trainer.policy_step(kit.rows_of(2), Gspo(WIDE), ADVANTAGES)
+        moments = [value for name, value in trainer.state_dict()["tensors"].items() if ".exp_avg" in name]
+        shards = [parameter.to_local() for parameter in trainer.scored.parameters()]
+    finally:
+        torch.distributed.destroy_process_group()
+    parts = memory.training(shape, Setup(2 if dtype == torch.bfloat16 else 4, rank, stage=2, fsdp=True))
+    assert parts["weights, whole copy"] == _bytes(model.parameters())
+    assert parts["shards and AdamW"] == _bytes([*shards, *moments])
+
+
 def test_logits_are_bounded_by_what_the_head_computes_at_once() -> None:
     assert memory.HEAD_BYTES == 4 * HEAD_ELEMENTS
 
 
-@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("kind", [{}, {"offload": True}, {"fsdp": True}], ids=["deepspeed", "offload", "fsdp"])
 @pytest.mark.parametrize("bytes_each", [2, 4])
-def test_higher_stages_and_more_ranks_take_no_more(offload: bool, bytes_each: int) -> None:
+def test_higher_stages_and_more_ranks_take_no_more(kind: dict[str, bool], bytes_each: int) -> None:
     shape = shape_of("meta-llama/Llama-3.1-8B-Instruct")
     assert shape is not None
 
     def need(stage: int, ranks: int) -> int:
-        setup = Setup(bytes_each, stage=stage, ranks=ranks, offload=offload)
+        setup = Setup(bytes_each, stage=stage, ranks=ranks, **kind)
         return sum(size for part, size in memory.training(shape, setup).items() if part != "host")
 
     for ranks in (1, 2, 8):
