@@ -134,7 +134,8 @@ def check_backend(recipe: Recipe, plugins: Plugins) -> None:
     }
     if settings := [path for path, value in wanted.items() if value]:
         raise ConfigError(
-            f"backend.name = fsdp does not take {' and '.join(settings)}; set backend.name = deepspeed, or leave them out"
+            f"backend.name = fsdp does not take {' and '.join(settings)}; leave out what is named, or set "
+            "backend.name = deepspeed"
         )
 
 

@@ -46,13 +46,13 @@ def test_orders_of_several_threads_meet_one_after_the_other(found: dict[str, Any
 def test_generation_is_that_of_one_process(found: dict[str, Any]) -> None:
     engine = TransformersEngine(kit.llama(1), Lockstep())
     wanted = engine.generate_batch(team_kit.requests())
-    _same(found["completions"], wanted)
+    same_completions(found["completions"], wanted)
     choices = engine.choice_batch([(Prompt((1, 2, 3)), (4, 5)), (Prompt((1, 2)), (4,)), (Prompt((1, 2, 3)), (4, 5))])
     for mine, theirs in zip(found["choices"], choices, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-4)
 
 
-def _same(found: Sequence[Completion], wanted: Sequence[Completion], *, within: float = 1e-4) -> None:
+def same_completions(found: Sequence[Completion], wanted: Sequence[Completion], *, within: float = 1e-4) -> None:
     assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
     for one, other in zip(found, wanted, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=within)
@@ -62,7 +62,7 @@ def _same(found: Sequence[Completion], wanted: Sequence[Completion], *, within: 
 def test_generation_follows_adapters_and_weights_that_are_put_back(found: dict[str, Any], way: str) -> None:
     said = getattr(team_kit, way)(None)["said"]
     for mine, theirs in zip(found[way]["said"], said, strict=True):
-        _same(mine, theirs, within=2e-3)  # training on other shares gives slightly other weights
+        same_completions(mine, theirs, within=2e-3)  # training on other shares gives slightly other weights
 
 
 class Recorder:

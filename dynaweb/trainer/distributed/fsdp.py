@@ -181,7 +181,7 @@ def shard(scored: Scored, stage: int) -> None:
         cast_forward_inputs=False,  # what layers are given keeps the precision that the model chose
     )
     mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
-    for module in (*reversed(layers), scored):
+    for module in (*layers, scored):
         for parameter in module.parameters() if half else ():
             if parameter.requires_grad and parameter.dtype == dtype:
                 parameter.data = parameter.data.float()
@@ -195,21 +195,22 @@ def shard(scored: Scored, stage: int) -> None:
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers of a language model that are gathered one after another, outer ones first: those that transformers
-    says must not be split, or else the longest list of layers, by weights.
+    """The layers of a language model that are gathered one after another: those that transformers says must not be
+    split, the outer ones, or else the longest list of layers, by weights.
 
     Raises `ConfigError` where there are none, or where some share weights.
     """
     language: Any = language_part(model)
     names = set(getattr(model, "_no_split_modules", None) or ())
     layers = [module for module in language.modules() if type(module).__name__ in names]
+    inner = {id(part) for layer in layers for part in layer.modules() if part is not layer}
+    layers = [layer for layer in layers if id(layer) not in inner]
     if not layers:
         lists = [module for module in language.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
         layers = list(max(lists, key=lambda one: sum(p.numel() for p in one.parameters()), default=()))
     if not layers:
         raise _unfit(model, "it has no list of decoder layers")
-    inner = {id(part) for layer in layers for part in layer.modules() if part is not layer}
-    owners = Counter(id(p) for layer in layers if id(layer) not in inner for p in layer.parameters())
+    owners = Counter(id(parameter) for layer in layers for parameter in layer.parameters())
     if max(owners.values(), default=1) > 1:
         raise _unfit(model, "some of its layers share weights")
     return layers
