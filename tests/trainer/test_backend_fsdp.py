@@ -15,7 +15,9 @@ from torch import nn
 from warm_kit import exit_codes, start
 
 from dynaweb.config import resolve
+from dynaweb.config.agreement import check_agreement
 from dynaweb.errors import ConfigError, MissingError
+from dynaweb.plugin.registry import current
 from dynaweb.trainer.choice import make_trainer
 from dynaweb.trainer.distributed.fsdp import decoder_layers
 
@@ -162,8 +164,9 @@ def test_what_only_deepspeed_does_is_refused_before_anything_starts() -> None:
     for sets in ("backend.offload=true", "backend.config=a.json", "observation.train_vision=true"):
         path, _, _ = sets.partition("=")
         with pytest.raises(ConfigError, match=f"backend.name = fsdp does not take {path}; "):
-            resolve("dynaweb", overrides=["backend.name=fsdp", sets])
-    resolve("dynaweb", overrides=["backend.name=fsdp", "backend.stage=3"])
+            check_agreement(resolve("dynaweb", overrides=["backend.name=fsdp", sets]), current())
+        check_agreement(resolve("dynaweb", overrides=["backend.name=deepspeed", sets]), current())
+    check_agreement(resolve("dynaweb", overrides=["backend.name=fsdp", "backend.stage=3"]), current())
 
 
 def test_an_older_torch_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
