@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
+from dynaweb.engines.local.llama import HALF
 from dynaweb.errors import ConfigError, MissingError
 from dynaweb.trainer.adapters import language_part
 from dynaweb.trainer.distributed.sharded import Scored, ShardedPass, ShardedScorer, ShardedTrainer
@@ -31,7 +31,7 @@ from dynaweb.trainer.torch_trainer import UpdatePass
 
 OLDEST = (2, 8)
 """The first torch whose FSDP2 takes weights that are not trained in another precision than those that are."""
-ELSE = "set backend.name = torch or deepspeed"
+ADVICE = "set backend.name = torch or deepspeed"
 
 
 class FsdpTrainer(ShardedTrainer):
@@ -174,7 +174,7 @@ def shard(scored: Scored, stage: int) -> None:
     if len(precisions) > 1:
         raise _unfit(model, f"its weights have several precisions ({', '.join(sorted(map(str, precisions)))})")
     (dtype,) = precisions
-    half = dtype in (torch.bfloat16, torch.float16)
+    half = dtype in HALF
     policy = MixedPrecisionPolicy(
         param_dtype=dtype if half else None,
         reduce_dtype=torch.float32 if half else None,
@@ -186,9 +186,9 @@ def shard(scored: Scored, stage: int) -> None:
             if parameter.requires_grad and parameter.dtype == dtype:
                 parameter.data = parameter.data.float()
         # What follows the layers is needed again as soon as the backward pass begins.
-        again = stage == 3 and module is not scored
+        free = stage == 3 and module is not scored
         try:
-            unit = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
+            unit = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=free)
         except (AssertionError, NotImplementedError, ValueError) as error:
             raise _unfit(model, str(error)) from error
         unit.set_reshard_after_backward(stage == 3, recurse=False)
@@ -223,12 +223,12 @@ def check_fsdp() -> None:
         least = ".".join(map(str, OLDEST))
         raise MissingError(
             f"backend.name = 'fsdp' needs torch {least} or newer, and this is {torch.__version__}; run: pip install "
-            f"'torch>={least}', or {ELSE}"
+            f"'torch>={least}', or {ADVICE}"
         )
 
 
 def _unfit(model: nn.Module, why: str) -> ConfigError:
-    return ConfigError(f"backend.name = 'fsdp' cannot spread {type(model).__name__} over ranks: {why}; {ELSE}")
+    return ConfigError(f"backend.name = 'fsdp' cannot spread {type(model).__name__} over ranks: {why}; {ADVICE}")
 
 
 def _units(scored: nn.Module) -> list[Any]:
@@ -239,4 +239,6 @@ def _units(scored: nn.Module) -> list[Any]:
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of which this rank has a part; all ranks have to ask."""
+    from torch.distributed.tensor import DTensor  # older versions of torch have none
+
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
