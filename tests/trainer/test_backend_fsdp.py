@@ -10,7 +10,7 @@ import engine_kit as kit
 import pytest
 import team_kit
 import torch
-from test_backend_team import free_port, same_completions
+from test_backend_team import same_completions
 from torch import nn
 from warm_kit import exit_codes, start
 
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> dict[str, Any]:
     """What rank 0 of two has."""
-    port = free_port()
+    port = team_kit.free_port()
     processes = [start(team_kit.rank, i, SIZE, str(folder), port, "fsdp_zero") for i in range(SIZE)]
     assert exit_codes(processes) == [0] * SIZE
     result: dict[str, Any] = torch.load(folder / "found.pt", weights_only=False)
