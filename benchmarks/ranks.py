@@ -1,11 +1,11 @@
 """Speed-up of an update and of generation by several ranks over one.
 
-    torchrun --standalone --nproc-per-node 1 benchmarks/ranks.py [--size 1.5b] [--backend torch|deepspeed] [--stage 3]
+    torchrun --standalone --nproc-per-node 1 benchmarks/ranks.py [--size 1.5b] [--backend NAME] [--stage 3]
     torchrun --standalone --nproc-per-node 2 benchmarks/ranks.py ...
 
-Run it with each number of ranks; rank 0 prints one JSON object: seconds of one GSPO update on the rows of
-`benchmarks/trainer.py`, and of one batch of 256 prompts with 64 new tokens each (medians), tokens per second, and peak
-memory of rank 0. The speed-up is the ratio of two such lines.
+NAME is torch, deepspeed or fsdp. Run it with each number of ranks; rank 0 prints one JSON object: seconds of one GSPO
+update on the rows of `benchmarks/trainer.py`, and of one batch of 256 prompts with 64 new tokens each (medians), tokens
+per second, and peak memory of rank 0. The speed-up is the ratio of two such lines.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def measure(team: Team, given: argparse.Namespace) -> dict[str, Any]:
     cuda = torch.cuda.is_available()
     return {
         "ranks": team.ranks.size,
-        "backend": f"{given.backend} {given.stage}" if given.backend == "deepspeed" else given.backend,
+        "backend": given.backend if given.backend == "torch" else f"{given.backend} {given.stage}",
         "model": given.size,
         "update_seconds": round(update, 4),
         "update_tokens_per_second": round(tokens / update),
@@ -88,7 +88,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="135m", choices=sorted(SIZES))
     parser.add_argument("--shape", default="web", choices=sorted(SHAPES))
-    parser.add_argument("--backend", default="torch", choices=["torch", "deepspeed"])
+    parser.add_argument("--backend", default="torch", choices=["torch", "deepspeed", "fsdp"])
     parser.add_argument("--stage", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--micro-tokens", type=int, default=32768)

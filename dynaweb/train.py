@@ -37,7 +37,7 @@ from dynaweb.rl.audit import Auditor
 from dynaweb.rl.batch import Batch, BatchMaker, contributing_groups, imitated, replayed
 from dynaweb.rl.checkpoints import BestWeights, Checkpointed, Checkpoints, History, RolloutLog, keep_best
 from dynaweb.rl.importance import correction_of, refuse_stale, staleness
-from dynaweb.rl.key import Mode, may_play_at_once, rl_key, stage_of
+from dynaweb.rl.key import Mode, rl_key, stage_of
 from dynaweb.rl.refresh import Refresher
 from dynaweb.rl.replay import ReplayBuffer
 from dynaweb.rl.sources import JUDGED, OfflineRollouts, curriculum_of, dream_memory, dreaming_model, rollout_source
@@ -399,7 +399,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     if audit is not None:
         audit.refuse_alarm(lambda: None)  # the state that it would save was just read
     engine.weights_version = phase.updates_before + first
-    if most and may_play_at_once(ctx):
+    if most:
         ahead.at_once = engine.detach()  # from now on, since the weights were just read
     advance = ctx.progress(name, rl.updates, "updates", done=first)
 

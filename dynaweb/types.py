@@ -53,6 +53,7 @@ class Task:
 
     `evaluation` is the `eval` object of WebArena's task format. `meta` holds what an environment needs to reset
     (site seed, locale, template, parameters); `best_steps` is the length of the shortest known solution, stop included.
+    `images` are pictures that belong to the goal; a policy that sees is shown them before its page.
     """
 
     id: str
@@ -64,6 +65,7 @@ class Task:
     template: str = ""
     best_steps: int | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
+    images: tuple[Image, ...] = ()
 
     @property
     def site(self) -> str:

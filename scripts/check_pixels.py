@@ -1,11 +1,12 @@
-"""A policy that sees, through a whole run: python scripts/check_pixels.py [--family idefics3] [--out FOLDER] [--lora]
+"""A policy that sees, through a whole run: python scripts/check_pixels.py [--family idefics3] [--dreams text] [--lora]
 
 A tiny random vision-language model in a family's ways (`tests/kits/vision_families.py`) goes through `dynaweb run`
 from the command line: demonstrations with screenshots in Chromium, SFT on them, exploration, a world model, RL in
-dreams as text with experts that have pictures, and the evaluation in Chromium. Then the run folder is looked at:
-replies were sampled from prompts with images whose files are there, prompts of dreams have none, losses are finite,
-the language model moved, its vision did not, and what the run leaves can be loaded and sees. Exits with 1 where
-something is wrong.
+dreams with experts that have pictures, and the evaluation in Chromium. Dreams are drawn by the world model of
+`examples/dynaweb-wm-drawing`, or with `--dreams text` are text. Then the run folder is looked at: replies were sampled
+from prompts with images whose files are there, prompts of dreams have the pictures that were drawn (or none), losses
+are finite, the language model moved, its vision did not, and what the run leaves can be loaded and sees. Exits with 1
+where something is wrong. `--out FOLDER` keeps the run.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "kits"))
 
 import torch  # noqa: E402  (a script, run on its own)
+from folders import as_installed  # noqa: E402
 from vision_families import FAMILIES  # noqa: E402
 
 from dynaweb.cli import main as main_of_dynaweb  # noqa: E402
@@ -32,10 +35,11 @@ from dynaweb.data.images import images_of  # noqa: E402
 from dynaweb.data.store import TrajectoryStore  # noqa: E402
 from dynaweb.trainer.models import load_model  # noqa: E402
 from dynaweb.trainer.vision import ModelVision  # noqa: E402
-from dynaweb.types import Trajectory  # noqa: E402
+from dynaweb.types import Image, Node, Observation, Prediction, Trajectory  # noqa: E402
+from dynaweb_wm_delta.model import DeltaWorldModel  # noqa: E402
 
 PROMPT = '''
-system = "You operate a web browser. Write one line that begins with ACTION:."
+system = "You operate a web browser. Write one action."
 user = """
 OBJECTIVE: {goal}
 PREVIOUS ACTIONS:
@@ -43,9 +47,9 @@ PREVIOUS ACTIONS:
 URL: {url}
 PAGE:
 {page}"""
-reply = "ACTION: {action}"
+reply = "{action}"
 '''
-"""A short prompt of the policy and a short reply, so that a run takes seconds."""
+"""A short prompt of the policy and a short reply, so that a run takes seconds and some actions can be read."""
 RUN = (
     "observation.modality=both",
     "observation.width=320",
@@ -57,7 +61,7 @@ RUN = (
     "policy.max_prompt_tokens=260",
     "policy.max_new_tokens=20",
     "data.demos=3",
-    "sft.steps=12",
+    "sft.steps=20",
     "sft.batch=4",
     "sft.lr=0.01",
     "explore.episodes=2",
@@ -73,13 +77,23 @@ RUN = (
     "dream.horizon=2",
     "rl.updates=2",
     "rl.tasks=1",
-    "rl.n=4",
+    "rl.n=6",
+    "rl.temperature=0.7",
+    "rl.lr=0.0001",
     "rl.bc_batch=2",
-    "rl.expert_share=0.5",
+    "rl.expert_share=0.3",
     "eval.episodes=2",
     "eval.steps=2",
     "controls.sft_steps=[]",
 )
+DRAWN = ["wm.name=drawing", "observation.marks=true", "dream.recall=false", "dream.memory=none"]
+LORA = ["rl.lora_rank=4", "sft.lora_rank=4"]
+
+
+async def predicted(self: Any, page: Observation, *_: Any, **__: Any) -> Prediction:
+    """What follows a page in drawn dreams: a model that was fitted for two steps writes nothing that can be read."""
+    more = Node(len(page.nodes) + 1, "heading", "And more")
+    return Prediction(replace(page, nodes=(*page.nodes, more), screenshot=None))
 
 
 def run(model: Path, out: Path, extra: Sequence[str] = ()) -> int:
@@ -96,8 +110,8 @@ def run(model: Path, out: Path, extra: Sequence[str] = ()) -> int:
     return 0
 
 
-def faults(model: Path, out: Path) -> Iterator[str]:
-    """What the folder of a finished run shows to be wrong."""
+def faults(model: Path, out: Path, *, drawn: bool) -> Iterator[str]:
+    """What the folder of a finished run shows to be wrong; in its dreams pages were `drawn`, or text."""
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     updates = [row for row in rows if row["event"] == "update"]
     for stage in ("sft", "rl"):
@@ -110,8 +124,17 @@ def faults(model: Path, out: Path) -> Iterator[str]:
     real = [one for name, few in episodes.items() if name.startswith("eval") for one in few]
     dreamed = [one for few in episodes.values() for one in few if one.source == "dream"]
     yield from _seeing(out, real)
-    if not dreamed or any(step.prompt.images for one in dreamed for step in one.steps):
-        yield "there are no dreams, or some of their prompts have images"
+    # Dreams are kept without their prompts, so what was read in them is counted.
+    (read,) = (row["metrics"].get("image_tokens", 0) for row in rows if row["event"] == "stage" and row["name"] == "rl")
+    if not dreamed or bool(read) != drawn:
+        yield f"{len(dreamed)} dreams were played, and {read:g} tokens of images were read in them"
+    if drawn:
+        browser = {image for name, few in episodes.items() if name != "dreams.jsonl.gz" for image in _pictures(few)}
+        own = _pictures(dreamed) - browser
+        if not own:
+            yield "no page of a dream was drawn"
+        for image in own:
+            images_of(out).get(image)  # raises where it is missing or damaged
     yield from _weights(model, out / "checkpoints" / "dynaweb")
 
 
@@ -127,6 +150,11 @@ def _seeing(out: Path, real: Sequence[Trajectory]) -> Iterator[str]:
         if step.prompt.images != (step.observation.screenshot.image,):
             yield "a prompt has another picture than its page"
         store.get(step.prompt.images[0])  # raises where it is missing or damaged
+
+
+def _pictures(episodes: Sequence[Trajectory]) -> set[Image]:
+    pages = [page for one in episodes for page in (*(step.observation for step in one.steps), one.final) if page]
+    return {page.screenshot.image for page in pages if page.screenshot is not None}
 
 
 def _weights(model: Path, left: Path) -> Iterator[str]:
@@ -147,6 +175,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--family", default="idefics3", choices=sorted(FAMILIES))
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--dreams", default="drawn", choices=["drawn", "text"])
     parser.add_argument("--lora", action="store_true")
     options: Any = parser.parse_args(given)
     with tempfile.TemporaryDirectory() as temporary:
@@ -154,8 +183,12 @@ def main(given: Sequence[str] | None = None) -> int:
         os.environ["DYNAWEB_CACHE"] = str(home / "cache")
         started = time.monotonic()
         model = FAMILIES[options.family].write(home / "model")
-        code = run(model, home / "run", ["rl.lora_rank=4", "sft.lora_rank=4"] if options.lora else [])
-        problems = [f"the run ended with {code}"] if code else list(faults(model, home / "run"))
+        drawn = options.dreams == "drawn"
+        if drawn:
+            as_installed(ROOT / "examples" / "dynaweb-wm-drawing", home / "plugins")
+            DeltaWorldModel.predict = predicted  # type: ignore[method-assign]
+        code = run(model, home / "run", [*DRAWN * drawn, *LORA * options.lora])
+        problems = [f"the run ended with {code}"] if code else list(faults(model, home / "run", drawn=drawn))
         took = time.monotonic() - started
     print(f"{options.family}: {'; '.join(problems) or 'passes'} ({took:.0f} s)", file=sys.stderr)
     return bool(problems)

@@ -1,12 +1,13 @@
 """Check runs in several real processes: the same result as one, and no hang when one of them fails.
 
-    python scripts/check_ranks.py [--ranks 2] [--only same|zero|failures]
+    python scripts/check_ranks.py [--ranks 2] [--only same|zero|fsdp|failures] [--backend deepspeed|fsdp]
 
 `same` runs a recipe with every stage and three GSPO updates in one process, in several with the torch backend, and with
-DeepSpeed's ZeRO-2 and ZeRO-3, and compares rewards, losses and final weights; `zero` does so with DeepSpeed alone.
-`failures` ends a rank by SIGKILL, makes
-one raise, and interrupts a run; each must end soon, say why, and go on with --resume to the weights of the run that was
-left alone. It needs DeepSpeed; on a machine without a GPU it runs on gloo. One JSON line for each check.
+DeepSpeed's ZeRO-2 and ZeRO-3 and FSDP2's stages 1 to 3, and compares rewards, losses and final weights; `zero` does so
+with DeepSpeed alone, and `fsdp` with FSDP2. `failures` ends a rank of --backend by SIGKILL, makes one raise, and
+interrupts a run; each must end soon, say why, and go on with --resume to the weights of the run that was left alone. It
+needs DeepSpeed, except with `--only fsdp` or `--only failures --backend fsdp`; on a machine without a GPU it runs on
+gloo. One JSON line for each check.
 """
 
 from __future__ import annotations
@@ -42,7 +43,12 @@ WAYS = {
     "torch, {n} ranks": ["--nproc", "{n}"],
     "ZeRO-2, {n} ranks": ["--backend", "deepspeed", "--set", "backend.stage=2", "--nproc", "{n}"],
     "ZeRO-3, {n} ranks": ["--backend", "deepspeed", "--set", "backend.stage=3", "--nproc", "{n}"],
+    "FSDP2, stage 1, {n} ranks": ["--backend", "fsdp", "--set", "backend.stage=1", "--nproc", "{n}"],
+    "FSDP2, stage 2, {n} ranks": ["--backend", "fsdp", "--set", "backend.stage=2", "--nproc", "{n}"],
+    "FSDP2, stage 3, {n} ranks": ["--backend", "fsdp", "--set", "backend.stage=3", "--nproc", "{n}"],
 }
+WORDS = {"same": "", "zero": "ZeRO", "fsdp": "FSDP2"}
+"""What the names of the ways that are compared have in them."""
 COMPARED = ("reward", "policy_loss", "supervised_loss", "grad_norm", "approx_kl")
 FAIL = """
 import os
@@ -118,9 +124,9 @@ class Checks:
             close = learned and apart < 2e-4 and all(value < 1e-3 for value in worst.values())
             self.report(way.format(n=self.ranks), close, weights_apart=apart, seconds=seconds, metrics_apart=worst)
 
-    def failures(self) -> None:
+    def failures(self, backend: str) -> None:
         """A rank that dies, one that raises, and an interruption."""
-        extra = ["--backend", "deepspeed", "--nproc", "{n}"]
+        extra = ["--backend", backend, "--nproc", "{n}"]
         whole = self.start("whole", extra)
         whole.communicate(timeout=900)
         self.report("a run that is left alone", whole.returncode == 0)
@@ -202,14 +208,15 @@ def main() -> int:
     """All checks; the exit code is the number of failed ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--only", choices=["same", "zero", "failures"])
+    parser.add_argument("--only", choices=[*WORDS, "failures"])
+    parser.add_argument("--backend", default="deepspeed", choices=["deepspeed", "fsdp"])
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dynaweb-ranks-") as folder:
         checks = Checks(Path(folder), given.ranks)
         if given.only != "failures":
-            checks.same("ZeRO" if given.only == "zero" else "")
+            checks.same(WORDS[given.only or "same"])
         if given.only in (None, "failures"):
-            checks.failures()
+            checks.failures(given.backend)
         return checks.failed
 
 

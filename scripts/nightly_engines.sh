@@ -26,7 +26,7 @@ check_vllm "$place/vllm" --adapters || failed=1
 
 echo "==> several processes"
 with_deepspeed "$place/deepspeed" scripts/check_ranks.py || failed=1
-with_deepspeed "$place/deepspeed" -m pytest -q tests/trainer/test_backend_deepspeed.py || failed=1
+with_deepspeed "$place/deepspeed" -m pytest -q tests/trainer/test_backend_sharded.py || failed=1
 
 echo "==> a Ray cluster"
 "$place/ray/bin/python" scripts/check_ray.py --vllm "$place/vllm/bin/python" || failed=1

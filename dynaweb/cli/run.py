@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or with the last one.")]
 Backend = Annotated[
-    str | None, typer.Option("--backend", metavar="NAME", help="What computes updates: torch, or deepspeed.")
+    str | None, typer.Option("--backend", metavar="NAME", help="What computes updates: torch, deepspeed, or fsdp.")
 ]
 Nproc = Annotated[
     int | None,

@@ -173,9 +173,10 @@ def _turns(
             messages = chat.policy_messages(trajectory.task, step.observation, history, step.action, step.reasoning)
             prompt, completion = messages
             sees = any(IMAGE_PART in turn["content"] for turn in prompt if not isinstance(turn["content"], str))
-            path = pictures.path(step.observation) if sees and pictures is not None else ""
-            if path or not sees:
-                yield prompt, completion, [path] if path else []
+            shown = chat.policy_images(trajectory.task, step.observation) if sees and pictures is not None else ()
+            paths = [pictures.file(image) for image in shown] if pictures is not None else []
+            if not sees or (paths and all(paths)):
+                yield prompt, completion, paths
         history.add(step.observation, step.action)
 
 

@@ -27,7 +27,7 @@ from dynaweb.report.table import closing_rows, headline, made_words
 from dynaweb.runs import RunFolder, write_json
 from dynaweb.runs.atomic import write_text
 from dynaweb.stats import difference_text, interval_text
-from dynaweb.trainer.models import NAMED, TINY, check_safetensors, check_weights
+from dynaweb.trainer.models import NAMED, TINY, check_safetensors, check_weights, kind_of
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
@@ -39,10 +39,12 @@ FOLDER, CARD, WRITTEN = "hub", "README.md", "card.json"
 POLICIES = ("dynaweb", "filtered-bc", "sft")
 """Checkpoints of a run that are policies, the one that is meant first."""
 ADAPTER = "adapter_config.json"
+PROCESSOR = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+"""What a model that sees has besides: how a picture becomes its inputs."""
 SENT = (
     *("*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json", ADAPTER),
     *("tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
-    *("chat_template.jinja", "chat_template.json"),
+    *("chat_template.jinja", "chat_template.json", *PROCESSOR),
 )
 """Files of a checkpoint that are sent; weights are safetensors only."""
 _REPO = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
@@ -196,10 +198,12 @@ def model_card(data: ReportData, recipe: Recipe, repo: str, weights: Path, licen
     """The card of a run's policy, in Markdown with the hub's metadata before it; without secrets, addresses, paths."""
     adapter = (weights / ADAPTER).exists()
     base, on_hub = _base(recipe.model.path)
+    # Adapters lie without the model's configuration; those of a policy that sees belong to a model that does.
+    seeing = recipe.observation.pictures if adapter else kind_of(str(weights), vision=True).__name__ == SEEING
     head = {
         **({"base_model": base, "base_model_relation": "adapter" if adapter else "finetune"} if on_hub else {}),
         "library_name": "peft" if adapter else "transformers",
-        "pipeline_tag": "text-generation",
+        "pipeline_tag": "image-text-to-text" if seeing else "text-generation",
         **({"license": licence} if licence else {}),
         "tags": ["web-agent", "reinforcement-learning", "dynaweb"],
     }
@@ -215,7 +219,7 @@ def model_card(data: ReportData, recipe: Recipe, repo: str, weights: Path, licen
         "## Training",
         _training(data, recipe),
         "## Use",
-        _use(repo, base if on_hub else "", adapter, recipe),
+        _use(repo, base if on_hub else "", weights, recipe, model=SEEING if seeing else READING),
     ]
     return masked("\n\n".join(sections)) + "\n"
 
@@ -280,18 +284,38 @@ def _training(data: ReportData, recipe: Recipe) -> str:
     )
 
 
-def _use(repo: str, base: str, adapter: bool, recipe: Recipe) -> str:
-    load = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+SEEING, READING = "AutoModelForImageTextToText", "AutoModelForCausalLM"
+"""The classes of transformers that load a policy: one that sees, and one that reads text alone."""
+
+
+def _reader(weights: Path) -> str:
+    """The class of transformers that makes a prompt's inputs."""
+    return "AutoProcessor" if any((weights / name).exists() for name in PROCESSOR) else "AutoTokenizer"
+
+
+def _shown(recipe: Recipe) -> str:
+    """How the policy was shown pages, in a sentence; '' for text alone."""
+    look = recipe.observation
+    if not look.pictures:
+        return ""
+    text = "as text and as a picture" if look.modality == "both" else "as a picture"
+    marks = ", with numbered marks on what can be acted on" if look.marks else ""
+    return f" Pages were shown to it {text} of a window of {look.width} x {look.height}{marks}."
+
+
+def _use(repo: str, base: str, weights: Path, recipe: Recipe, *, model: str) -> str:
+    adapter, reader = (weights / ADAPTER).exists(), _reader(weights)
+    load = [f"from transformers import {', '.join(sorted((model, reader)))}", ""]
     if adapter:
         load = ["from peft import PeftModel", *load]
         start = base or "PATH OF THE BASE MODEL"
         load += [
-            f'base = AutoModelForCausalLM.from_pretrained("{start}")',
+            f'base = {model}.from_pretrained("{start}")',
             f'model = PeftModel.from_pretrained(base, "{repo}")',
         ]
     else:
-        load += [f'model = AutoModelForCausalLM.from_pretrained("{repo}")']
-    load += [f'tokenizer = AutoTokenizer.from_pretrained("{repo}")']
+        load += [f'model = {model}.from_pretrained("{repo}")']
+    load += [f'{reader.removeprefix("Auto").lower()} = {reader}.from_pretrained("{repo}")']
     serve = (
         f"vllm serve {base or 'BASE'} --enable-lora --lora-modules policy={repo}" if adapter else f"vllm serve {repo}"
     )
@@ -307,7 +331,8 @@ def _use(repo: str, base: str, adapter: bool, recipe: Recipe) -> str:
             "```",
             "",
             f"It was trained on the prompts of dynaweb's format {_code(recipe.model.format)}, with replies of at most "
-            f"{limit} tokens, and acts as it was trained only with those: `dynaweb eval --policy FOLDER` plays it, and "
+            f"{limit} tokens, and acts as it was trained only with those.{_shown(recipe)} `dynaweb eval "
+            "--policy FOLDER` plays it, and "
             "`docs/your-own.md` of dynaweb has an agent for BrowserGym and AgentLab.",
         ]
     )

@@ -62,6 +62,7 @@ def check_agreement(recipe: Recipe, plugins: Plugins) -> None:
         check_offline,
         check_pictures,
         check_cluster,
+        check_backend,
         *([check_refresh, check_validation] if dreams(recipe, plugins) else []),
     ]
     problems = Problems()
@@ -122,6 +123,22 @@ def check_offline(recipe: Recipe, plugins: Plugins) -> None:
     if recipe.offline.episodes and recipe.phases.count > 1:
         raise ConfigError(
             "recorded episodes are of the environment's own tasks; set offline.episodes = 0, or phases.count = 1"
+        )
+
+
+def check_backend(recipe: Recipe, plugins: Plugins) -> None:
+    """Raise `ConfigError` for what FSDP2 does not do."""
+    if recipe.backend.name != "fsdp":
+        return
+    wanted = {
+        "backend.offload": recipe.backend.offload,
+        "backend.config": recipe.backend.config,
+        "observation.train_vision": recipe.observation.train_vision,
+    }
+    if settings := [path for path, value in wanted.items() if value]:
+        raise ConfigError(
+            f"backend.name = fsdp does not take {' and '.join(settings)}; leave out what is named, or set "
+            "backend.name = deepspeed"
         )
 
 

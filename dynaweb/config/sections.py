@@ -186,10 +186,10 @@ class Backend(Section):
     MATTERS_TO = ("sft", "judge-fit", "world-model", "rl")
     FILES: ClassVar[frozenset[str]] = frozenset({"config"})
 
-    name: Literal["torch", "deepspeed"] = "torch"
-    """`torch`: weights whole on every rank. `deepspeed`: ZeRO, spread over ranks."""
+    name: Literal["torch", "deepspeed", "fsdp"] = "torch"
+    """`torch`: weights whole on every rank. `deepspeed`: ZeRO, spread over ranks. `fsdp`: torch's FSDP2, spread too."""
     stage: Literal[1, 2, 3] = 2
-    """What DeepSpeed spreads over ranks: 1 the optimizer's state, 2 gradients too, 3 weights too."""
+    """What `deepspeed` and `fsdp` spread over ranks: 1 the optimizer's state, 2 gradients too, 3 weights too."""
     offload: Annotated[bool, NotKeyed("where the state is kept, not what it is")] = False
     """DeepSpeed keeps the optimizer's state (and with stage 3 the weights) in the host's memory."""
     config: str = ""

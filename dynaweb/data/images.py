@@ -191,7 +191,10 @@ def images_of(path: Path) -> ImageStore:
 
 
 def pictures_of(record: Trajectory | Transition) -> Iterator[Image]:
-    """The pictures that a record's pages refer to, in the order of its pages; a page that comes twice twice."""
+    """The pictures that a record refers to: of its goal, then of its pages in their order; a page that comes twice
+    twice."""
+    if isinstance(record, Trajectory):
+        yield from record.task.images
     for page in pages_of(record):
         if page.screenshot is not None:
             yield page.screenshot.image

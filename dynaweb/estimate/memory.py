@@ -2,7 +2,7 @@
 
 What is exact: weights, float32 masters, gradients and AdamW's two moments, by backend, ZeRO stage and number of ranks
 (arXiv 1910.02054, section 5, with the whole copy that every rank keeps for generation). What is an upper estimate:
-activations of one micro-batch, and the key-value cache of a full batch.
+activations of one micro-batch, what FSDP2 gathers and reduces at once, and the key-value cache of a full batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HEAD_PARTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How one model is trained: bytes of a weight, rank of adapters (0 = all weights), ZeRO stage (0 = torch)."""
+    """How one model is trained: bytes of a weight, rank of adapters (0 = all weights), stage (0 = torch)."""
 
     bytes_each: int
     lora_rank: int = 0
@@ -29,6 +29,8 @@ class Setup:
     checkpointing: bool = False
     vision: bool = False
     """The weights that see are trained too."""
+    fsdp: bool = False
+    """The stage is FSDP2's, not DeepSpeed's."""
 
 
 def frozen(shape: Shape, setup: Setup) -> int:
@@ -52,6 +54,8 @@ def training(shape: Shape, setup: Setup) -> dict[str, int]:
             "AdamW": 8 * moved,
         }
     share = max(1, setup.ranks)
+    if setup.fsdp:
+        return _fsdp(shape, setup, moved, share)
     # In bfloat16 stage 1 is run as stage 2 (`dynaweb.trainer.distributed.deepspeed`).
     gradients_spread = setup.stage >= 2 or half
     spread = (4 * moved if half else 0) + 8 * moved
@@ -67,6 +71,20 @@ def training(shape: Shape, setup: Setup) -> dict[str, int]:
             host += parts.pop("weights, trained") // share
         parts["host"] = host
     return parts
+
+
+def _fsdp(shape: Shape, setup: Setup, moved: int, share: int) -> dict[str, int]:
+    """Shards are the masters, and weights are gathered beside them: by layers, and what is in no layer at once."""
+    whole = shape.parameters + (moved if setup.lora_rank else 0)
+    layer, rest = shape.body // shape.layers, shape.parameters - shape.body
+    gathered = whole if setup.stage < 3 else min(whole, rest + 2 * layer)
+    reduced = min(moved, max(layer, rest)) * (setup.bytes_each + 4)
+    return {
+        "weights, whole copy": whole * setup.bytes_each,
+        "weights, gathered": gathered * setup.bytes_each,
+        "gradients": 4 * moved // (share if setup.stage > 1 else 1) + reduced,
+        "shards and AdamW": (12 * moved + (whole - moved) * setup.bytes_each) // share,
+    }
 
 
 def activations(shape: Shape, setup: Setup) -> int:

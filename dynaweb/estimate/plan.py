@@ -13,6 +13,7 @@ from dynaweb.estimate import memory as mem
 from dynaweb.estimate.machine import GIB, Machine
 from dynaweb.estimate.memory import Setup
 from dynaweb.estimate.pictures import image_tokens
+from dynaweb.estimate.placement import Part, generating_gpus, placement, placement_text
 from dynaweb.estimate.shapes import Shape, shape_of
 from dynaweb.estimate.work import STAGES, Work, work_of
 from dynaweb.pipeline.context import RunContext
@@ -56,6 +57,10 @@ class Estimate:
     """Stages of the run that are in none of these numbers."""
     image_tokens: int | None = None
     """Tokens of one picture of a page; 0 where the policy is shown none, None where nothing here says how many."""
+    layout: tuple[Part, ...] = ()
+    """Where each part of the run is; empty where something else places them."""
+    generating: int = 0
+    """GPUs of the machine that only generate (`replicas` of vLLM)."""
     remedies: tuple[str, ...] = ()
     """What would make a recipe fit that does not, each tried out (`dynaweb.estimate.remedies`)."""
 
@@ -75,8 +80,9 @@ class Estimate:
         """Why this cannot run here; none when it can."""
         machine, (stage, need) = self.machine, self.peak
         reasons = []
-        if not machine.is_cpu and self.ranks > machine.devices:
-            reasons.append(f"{self.ranks} processes want a GPU each, and there are {machine.devices}")
+        if not machine.is_cpu and self.ranks + self.generating > machine.devices:
+            replicas = f" and replicas of vLLM {self.generating} more" if self.generating else ""
+            reasons.append(f"{self.ranks} processes want a GPU each{replicas}, and there are {machine.devices}")
         have = round(ROOM * machine.memory / (self.ranks if machine.is_cpu else 1))
         if need > have:
             parts = ", ".join(
@@ -117,6 +123,8 @@ class Estimate:
                 *self._images,
                 f"  time of model work, roughly, at most: {time} (browsers and servers come on top)",
                 *([f"  not in these numbers: {', '.join(self.unknown)}"] if self.unknown else []),
+                *(["", "Layout:"] if self.layout else []),
+                *(f"  {line}" for line in (placement_text(self.layout).splitlines() if self.layout else ())),
             ]
         )
 
@@ -147,6 +155,8 @@ def estimate(recipe: Recipe, machine: Machine, *, ranks: int = 1) -> Estimate | 
         seconds=_seconds(recipe, work, machine, ranks),
         unknown=tuple(name.replace("_", "-") for name in stages if name not in STAGES),
         image_tokens=images,
+        layout=placement(recipe, machine, ranks),
+        generating=0 if machine.is_cpu else generating_gpus(recipe),
     )
 
 
@@ -188,7 +198,8 @@ def _memory(
     setup = partial(
         Setup,
         _bytes_each(recipe),
-        stage=recipe.backend.stage if recipe.backend.name == "deepspeed" else 0,
+        stage=recipe.backend.stage if recipe.backend.name != "torch" else 0,
+        fsdp=recipe.backend.name == "fsdp",
         ranks=ranks,
         offload=recipe.backend.offload,
         micro_tokens=recipe.model.micro_tokens,

@@ -10,6 +10,7 @@ from dynaweb.config.agreement import check_agreement, used_extras, used_plugins
 from dynaweb.config.validate import Problems
 from dynaweb.errors import CheckpointError, ConfigError, DynawebError, MissingError, PluginError
 from dynaweb.estimate.machine import look, named, several
+from dynaweb.estimate.placement import generating_gpus
 from dynaweb.estimate.plan import Estimate, estimate
 from dynaweb.estimate.remedies import remedies
 from dynaweb.estimate.sources import Sources, sources_of
@@ -35,15 +36,18 @@ class Examination:
 def examined(recipe: Recipe, nproc: int = 0, on: str = "", *, spread: bool = False) -> Examination:
     """Examine a recipe for this machine, or for another by its name (`dynaweb.estimate.machine.named`).
 
-    `nproc` is the number of processes; 0 stands for 1 here, and for one on each GPU of a named machine. With `spread`
-    they are on as many machines of this kind as they need. What this installation lacks is no problem for another
-    machine. Raises `ConfigError` for a name that is not known.
+    `nproc` is the number of processes; 0 stands for 1 here, and for one on each GPU of a named machine that no replica
+    of vLLM has. With `spread` they are on as many machines of this kind as they need, and the layout is left to who
+    spreads them. What this installation lacks is no problem for another machine. Raises `ConfigError` for a name that
+    is not known.
     """
     machine = named(on) if on else look(recipe.model.device)
-    ranks = nproc or (machine.devices if on else 1)
+    ranks = nproc or (max(1, machine.devices - generating_gpus(recipe)) if on else 1)
     if spread:
         machine = several(machine, ranks)
     plan = estimate(recipe, machine, ranks=ranks)
+    if spread and plan is not None:
+        plan = replace(plan, layout=())
     if plan is not None and plan.problems():
         plan = replace(plan, remedies=remedies(recipe, machine, ranks))
     missing = tuple(_missing(recipe))

@@ -7,8 +7,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dynaweb.config import resolve
+from dynaweb.config.agreement import ROLES
 from dynaweb.errors import DynawebError
 from dynaweb.estimate.machine import ACCELERATORS, Machine, named
+from dynaweb.estimate.placement import generating_gpus
 from dynaweb.estimate.plan import estimate
 
 if TYPE_CHECKING:
@@ -45,10 +47,12 @@ def fitting(recipe: Recipe, machine: Machine, ranks: int) -> Iterator[tuple[Mapp
     """Settings with which the recipe fits, each with its number of processes; none that holds another that fits."""
     known: list[Mapping[str, Any]] = []
     flat = recipe.flat()
-    for settings in SETTINGS:
-        spread = "backend.stage" in settings
-        processes = machine.devices if spread else min(ranks, machine.devices)
-        new = {path: value for path, value in settings.items() if flat.get(path) != value}
+    beside = _beside(recipe, machine)
+    free = machine.devices if beside else max(1, machine.devices - generating_gpus(recipe))
+    for settings in (beside, *SETTINGS) if beside else SETTINGS:
+        spread = "backend.stage" in settings or (settings is beside and recipe.backend.name == "deepspeed")
+        processes = free if spread else min(ranks, free)
+        new = {path: value for path, value in {**settings, **beside}.items() if flat.get(path) != value}
         if not new or (spread and processes < 2) or any(other.items() <= new.items() for other in known):
             continue
         if _fits(recipe, new, machine, processes):
@@ -56,12 +60,20 @@ def fitting(recipe: Recipe, machine: Machine, ranks: int) -> Iterator[tuple[Mapp
             yield new, processes
 
 
+def _beside(recipe: Recipe, machine: Machine) -> Mapping[str, Any]:
+    """Where replicas of vLLM would leave no GPU to the trainer, the settings that put vLLM beside it."""
+    if machine.is_cpu or generating_gpus(recipe) < machine.devices:
+        return {}
+    return {f"{role}.engine.replicas": 0 for role in ROLES if recipe.engine_of(role).settings.get("replicas")}
+
+
 def _machines(recipe: Recipe) -> Iterator[str]:
     """The smallest named machine that the recipe fits as it is."""
     sizes = sorted((kind.memory * count, count, name) for name, kind in ACCELERATORS.items() for count in (1, 2, 4, 8))
     for _, count, name in sizes:
-        if count <= ACCELERATORS[name].most and _fits(recipe, {}, named(f"{count}x{name}"), count):
-            yield f"{count}x{name}{f' with --nproc {count}' if count > 1 else ''}"
+        ranks = count - generating_gpus(recipe)
+        if ranks > 0 and count <= ACCELERATORS[name].most and _fits(recipe, {}, named(f"{count}x{name}"), ranks):
+            yield f"{count}x{name}{f' with --nproc {ranks}' if ranks > 1 else ''}"
             return
 
 

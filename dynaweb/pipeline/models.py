@@ -267,10 +267,10 @@ class Models:
         recipe = self._recipe
         for name in {recipe.engine_of(role).name for role in ROLES} - {"transformers"}:
             getattr(self._plugins.load_class("engine", name), "require", BaseEngine.require)()
-        if recipe.backend.name == "deepspeed":
-            from dynaweb.trainer.distributed.deepspeed import import_deepspeed
+        if recipe.backend.name != "torch":
+            from dynaweb.trainer.choice import require
 
-            import_deepspeed()
+            require(recipe.backend.name)
 
     async def rest(self) -> None:
         """Let all engines give their memory to the trainer: a judge's engine holds as much as the policy's."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dynaweb.errors import ImageError
+from dynaweb.errors import ConfigError, ImageError
 from dynaweb.protocols import ParsedReply
 from dynaweb.types import History
 from dynaweb.web import observation_formats
@@ -62,9 +62,10 @@ class PolicyPrompt:
     def question(self, task: Task, page: Observation, history: Sequence[Action]) -> tuple[str, str, str]:
         """Instructions, and the user's text before and after the page (WebArena's text of it)."""
         past, pages = numbered(history, self.history, self._file.past_actions), self.earlier(history)
+        goal = goal_text(task)
         if self._file.user:
-            return self.instructions, *self._file.question(task.intent, past, page.url, pages or "none")
-        head = f"OBJECTIVE: {task.intent}\n"
+            return self.instructions, *self._file.question(goal, past, page.url, pages or "none")
+        head = f"OBJECTIVE: {goal}\n"
         if self._file.past_pages:
             head += f"EARLIER PAGES:\n{pages or 'none'}\n"
         return self.instructions, *with_page(f"{head}PREVIOUS ACTIONS:\n{past}", page)
@@ -124,19 +125,36 @@ class PolicyPrompt:
         return _split_reply(text)
 
 
-def shown_images(page: Observation, modality: Modality) -> tuple[Image, ...]:
-    """What a policy is shown of a page as a picture: nothing with `modality` text.
+def goal_text(task: Task) -> str:
+    """The goal in words, which say what pictures belong to it."""
+    if not task.images:
+        return task.intent
+    which = "picture belongs" if len(task.images) == 1 else f"{len(task.images)} pictures belong"
+    return f"{task.intent} (the first {which} to this objective)"
+
+
+def check_goal(task: Task, *, sees: bool) -> None:
+    """Raise `ConfigError` for a goal with pictures, where the policy reads text alone."""
+    if task.images and not sees:
+        raise ConfigError(
+            f"the goal of task {task.id!r} comes with {len(task.images)} images, and this policy reads text alone; set "
+            "observation.modality = both with a model that sees, or leave the task out"
+        )
+
+
+def shown_images(task: Task, page: Observation, modality: Modality) -> tuple[Image, ...]:
+    """The pictures that a policy is shown: those of the goal, then that of the page, which `modality` text leaves out.
 
     Raises `ImageError` for a page without a screenshot.
     """
     if modality == "text":
-        return ()
+        return task.images
     if page.screenshot is None:
         raise ImageError(
             f"the page {page.url} has no screenshot, and the policy is to see one (observation.modality = {modality}); "
             "play the episode again in a browser that takes them, or set observation.modality = text"
         )
-    return (page.screenshot.image,)
+    return (*task.images, page.screenshot.image)
 
 
 def with_page(text: str, page: Observation) -> tuple[str, str]:

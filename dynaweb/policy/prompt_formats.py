@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb.errors import ConfigError
 from dynaweb.policy import tokenizer as marks
-from dynaweb.policy.policy_prompt import CUT_REPLY, PICTURED, PolicyPrompt, numbered, shown_images, with_page
+from dynaweb.policy.policy_prompt import (
+    CUT_REPLY,
+    PICTURED,
+    PolicyPrompt,
+    check_goal,
+    numbered,
+    shown_images,
+    with_page,
+)
 from dynaweb.policy.settings import AS_IT_IS, PLAIN, PromptSettings, uncounted
 from dynaweb.policy.shortening import shortened
 from dynaweb.policy.template import ChatTemplate
@@ -137,7 +145,11 @@ class CompactFormat:
         return text
 
     def policy_prompt(self, task: Task, observation: Observation, history: Sequence[Action]) -> Prompt:
-        """`<act> goal, one line per earlier action, <page> page <do>`."""
+        """`<act> goal, one line per earlier action, <page> page <do>`.
+
+        Raises `ConfigError` for a goal with pictures.
+        """
+        check_goal(task, sees=False)
         return self._prompt(marks.ACT, task.intent, history, observation)
 
     def policy_reply(self, observation: Observation, action: Action, reasoning: str = "") -> tuple[int, ...]:
@@ -334,10 +346,19 @@ class ChatFormat:
         """System instructions, then objective, earlier actions and the page."""
         system, *around = self.policy.question(task, observation, history)
         last, earlier = history[-1] if history else None, self.policy.earlier(history)
-        images = shown_images(observation, self._settings.modality)
+        images = self.policy_images(task, observation)
         return self._chat(
             system, (around[0], around[1]), observation, last, policy=True, earlier=earlier, images=images
         )
+
+    def policy_images(self, task: Task, observation: Observation) -> tuple[Image, ...]:
+        """The pictures of a policy's prompt, in their order.
+
+        Raises `ImageError` for a page without a screenshot, `ConfigError` for a goal with pictures where the model
+        reads text alone.
+        """
+        check_goal(task, sees=self._settings.vision is not None)
+        return shown_images(task, observation, self._settings.modality)
 
     def with_modality(self, modality: Modality) -> ChatFormat:
         """The same prompt layer for pages that are shown otherwise."""
@@ -351,7 +372,7 @@ class ChatFormat:
         """`policy_prompt` and `policy_reply` as turns of a chat, for trainers that apply the template themselves."""
         system, *around = self.policy.question(task, observation, history)
         last, earlier = history[-1] if history else None, self.policy.earlier(history)
-        images = shown_images(observation, self._settings.modality)
+        images = self.policy_images(task, observation)
         more: dict[str, Any] = {"policy": True, "earlier": earlier, "images": images}
         user, _ = self._fitted(system, (around[0], around[1]), observation, last, **more)
         return self.template.messages(system, user, self.policy.reply(action, reasoning), images=len(images))

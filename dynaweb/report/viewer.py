@@ -144,12 +144,11 @@ def _picture(shot: Screenshot) -> Plain:
     """Where the picture of a page lies below the folder of its run, its size, and what it is, in words."""
     image, (width, height) = shot.image, shot.viewport
     about = f"window {width} x {height}{f', scale {shot.scale:g}' if shot.scale != 1 else ''}"
-    return {
-        "src": picture_address(image),
-        "width": image.width,
-        "height": image.height,
-        "about": f"{about}, with marks" if shot.marks else about,
-    }
+    return {**_file(image), "about": f"{about}, with marks" if shot.marks else about}
+
+
+def _file(image: Image) -> Plain:
+    return {"src": picture_address(image), "width": image.width, "height": image.height}
 
 
 def picture_address(image: Image) -> str:
@@ -179,6 +178,8 @@ def _trajectory(sample: Sample, pages: _Pages, texts: TokenTexts | None, prompts
         "verdict": _finite(score_of(episode)),
         "steps": steps,
     }
+    if episode.task.images:
+        data["goal"] = [_file(image) for image in episode.task.images]
     if judged is not None:
         data["judge"] = {"score": _finite(judged.score), "p": _finite(judged.probability), "why": judged.why}
     if episode.facts.verdict is not None and episode.facts.verdict.why:

@@ -39,14 +39,8 @@ def plays_at_once(ctx: RunContext) -> bool:
 
     How old they are when they are learned from depends on it.
     """
-    if not may_play_at_once(ctx):
+    if not ctx.recipe.rl.max_staleness:
         return False
     choice = ctx.recipe.engine_of("policy")
     config = ctx.plugins.find("engine", choice.name).spec.config.model_validate(choice.settings)
     return bool(getattr(config, "detaches", False))
-
-
-def may_play_at_once(ctx: RunContext) -> bool:
-    """Whether rollouts may be played while the trainer works, where the engine can."""
-    recipe = ctx.recipe
-    return recipe.rl.max_staleness > 0 and ctx.models.team is None and recipe.backend.name == "torch"

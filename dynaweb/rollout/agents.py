@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dynaweb.errors import DynawebError, InfrastructureError
 from dynaweb.plugin.contracts import expert_action
-from dynaweb.policy.policy_prompt import PICTURED, shown_images
+from dynaweb.policy.policy_prompt import PICTURED, check_goal, shown_images
 from dynaweb.protocols import GenerateRequest
 from dynaweb.runs.seeding import derive
 from dynaweb.types import NO_PROMPT, Action, Node, Observation, Prompt, Task
@@ -129,14 +129,16 @@ class ServerPolicy:
         """One answer; a reply that is none, or was cut before its action was whole, is a decision without an action."""
         from dynaweb.engines.server import ChatRequest, ReplyError
 
+        check_goal(task, sees=self.images is not None)
         system, before, after = self.words.question(task, observation, history)
         page = PICTURED if self.modality == "screenshot" else render(observation, "webarena")
+        shown = () if self.images is None else shown_images(task, observation, self.modality)
         request = ChatRequest(
             (("system", system), ("user", f"{before}{page}{after}")),
             self.max_new_tokens,
             temperature=self.temperature,
             seed=seed,
-            images=() if self.images is None else tuple(map(self.images.get, shown_images(observation, self.modality))),
+            images=tuple(self.images.get(image) for image in shown) if self.images is not None else (),
         )
         try:
             reply = await self.engine.chat(request)

@@ -157,7 +157,9 @@ class RunPages:
             (block,) = blocks(samples, self._token_texts(), prompts=True)
             while len(self._blocks) >= KEPT_BLOCKS:
                 self._blocks.pop(next(iter(self._blocks)), None)
-            addresses = dict.fromkeys(page["picture"]["src"] for page in block["pages"] if "picture" in page)
+            shown = [page["picture"] for page in block["pages"] if "picture" in page]
+            shown += [picture for item in block["items"] for picture in item.get("goal", ())]
+            addresses = dict.fromkeys(picture["src"] for picture in shown)
             self._blocks[key] = replace(data_file(block), pictures=tuple(filter(None, addresses)))
         return self._blocks[key]
 

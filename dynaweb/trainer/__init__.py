@@ -14,7 +14,7 @@ resume         going on from checkpoints, and the best weights
 models         load and save language models
 choice         the trainer that a recipe asks for
 ranks          the rows of an update shared between processes
-distributed/   several processes: torch ranks, DeepSpeed
+distributed/   several processes: torch ranks, DeepSpeed, FSDP2
 
 What an optimizer computes of its own (advantages, loss) is in its plugin, `plugins/optimizers/`. Import the modules
 themselves: this package file stays free of torch.

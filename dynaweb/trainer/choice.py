@@ -1,8 +1,10 @@
-"""The trainer that a recipe asks for: of one process, of several, or DeepSpeed's."""
+"""The trainer that a recipe asks for: of one process, of several, or one whose weights are sharded over ranks."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -26,52 +28,65 @@ def make_trainer(
 ) -> TorchTrainer:
     """A trainer of `model`; `critic` and `named` as `TorchTrainer` takes them. A team must know the models.
 
-    Raises `MissingError` for `deepspeed` without the package.
+    Raises `MissingError` for a backend whose package is not there.
     """
-    if team is None and backend.name == "torch":
-        return TorchTrainer(model, critic=critic, **named)
-    if backend.name == "deepspeed":
-        from dynaweb.trainer.distributed.deepspeed import import_deepspeed
-
-        import_deepspeed()
+    require(backend.name)
+    if team is None:
+        if backend.name != "torch":
+            _group_of_one()
+        return _kind(backend.model_dump())(model, critic=critic, **named)
     from dynaweb.trainer.distributed.team_trainer import TeamTrainer
 
-    if team is None:
-        return _alone(model, backend, critic, named)
     share_adapters(team, model)
-    zero = backend.model_dump() if backend.name == "deepspeed" else None
-    remote = team.make("dynaweb.trainer.choice:trainer_of", model, zero, *(critic or (None, None)), **named)
+    section = backend.model_dump()
+    remote = team.make("dynaweb.trainer.choice:trainer_of", model, section, *(critic or (None, None)), **named)
     return cast("TorchTrainer", TeamTrainer(team, remote))
 
 
-def _alone(
-    model: nn.Module, backend: Backend, critic: tuple[nn.Module, CriticSpec] | None, named: dict[str, Any]
-) -> TorchTrainer:
-    """DeepSpeed in a single process, which is a group of one."""
-    import torch.distributed as dist
+def require(name: str) -> None:
+    """Raise `MissingError` where what a backend needs is not installed."""
+    if name == "deepspeed":
+        from dynaweb.trainer.distributed.deepspeed import import_deepspeed
 
-    from dynaweb.trainer.distributed.deepspeed import DeepSpeedTrainer, zero_settings
+        import_deepspeed()
+    if name == "fsdp":
+        from dynaweb.trainer.distributed.fsdp import check_fsdp
+
+        check_fsdp()
+
+
+def _kind(section: Mapping[str, Any]) -> Callable[..., TorchTrainer]:
+    """What makes the trainer that the section `backend` asks for."""
+    if section["name"] == "deepspeed":
+        from dynaweb.trainer.distributed.deepspeed import DeepSpeedTrainer, zero_settings
+
+        return partial(DeepSpeedTrainer, zero=zero_settings(section))
+    if section["name"] == "fsdp":
+        from dynaweb.trainer.distributed.fsdp import FsdpTrainer
+
+        return partial(FsdpTrainer, stage=section["stage"])
+    return TorchTrainer
+
+
+def _group_of_one() -> None:
+    """The process group that sharded weights need, of a single process."""
+    import torch.distributed as dist
 
     if not dist.is_initialized():
         os.environ.setdefault("LOCAL_RANK", "0")
         store = torch.distributed.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", store=store, rank=0, world_size=1)
-    return DeepSpeedTrainer(model, zero=zero_settings(backend.model_dump()), critic=critic, **named)
 
 
 @wants_team
 def trainer_of(
     team: Team,
     model: nn.Module,
-    zero: dict[str, Any] | None,
+    section: dict[str, Any],
     critic_model: nn.Module | None,
     critic_spec: CriticSpec | None,
     **named: Any,
 ) -> TorchTrainer:
     """A rank's part of the trainer; the head of its critic, where there is one, starts at 0 everywhere."""
     critic = None if critic_model is None or critic_spec is None else (critic_model, critic_spec)
-    if zero is None:
-        return TorchTrainer(model, critic=critic, ranks=team.ranks, **named)
-    from dynaweb.trainer.distributed.deepspeed import DeepSpeedTrainer, zero_settings
-
-    return DeepSpeedTrainer(model, zero=zero_settings(zero), critic=critic, ranks=team.ranks, **named)
+    return _kind(section)(model, critic=critic, ranks=team.ranks, **named)

@@ -214,7 +214,7 @@ class GenericScorer:
     @cached_property
     def _windows(self) -> Windows | None:
         """The windows of attention layers, where rows are packed: read and tried once."""
-        if self._head is None or self.vision is not None:
+        if self._tail is None or self.vision is not None:
             return None
         with frozen(self._model):
             return packable(self._model, self._body)
@@ -231,9 +231,10 @@ class GenericScorer:
 
     def logprobs(self, batch: MicroBatch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies [N] of response tokens."""
-        if self._head is not None:
-            head, tail = self._head, replace(self._head.tail, temperature=temperature)
-            return head_scores(head.weight_VD, head.bias_V, self.hidden(batch), batch.target_N, tail)
+        if self._tail is not None:
+            # Read anew each time: where weights are sharded, the head's are other tensors while they are whole.
+            head, tail = self._model.get_output_embeddings(), replace(self._tail, temperature=temperature)
+            return head_scores(head.weight, head.bias, self.hidden(batch), batch.target_N, tail)
         joined = Joined.of(batch)
         logits = self._model(**self._inputs(batch, joined)).logits
         return token_scores(logits.flatten(0, 1).index_select(0, joined.flat_N), batch.target_N, temperature)
@@ -258,10 +259,11 @@ class GenericScorer:
         return {**inputs, **seen(self._model, self.vision, [batch.seen], joined.ids_UL)}
 
     @cached_property
-    def _head(self) -> Head | None:
-        """The head, used apart from the body only where together they are the model; see `head_of`."""
+    def _tail(self) -> Tail | None:
+        """What follows the head, which is used apart from the body only where together they are the model."""
         with frozen(self._model), torch.no_grad():
-            return None if self._body is None else head_of(self._model, self._body)
+            head = None if self._body is None else head_of(self._model, self._body)
+        return None if head is None else head.tail
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,10 @@ class Ranks:
         """The part that this rank computes."""
         return list(items[self.rank :: self.size])
 
+    def missing(self, count: int) -> int:
+        """How many of `count` things this rank computes less than rank 0."""
+        return len(range(0, count, self.size)) - len(range(self.rank, count, self.size))
+
     def add(self, tensor: torch.Tensor) -> None:
         """Replace a tensor by its sum over all ranks."""
         if self.size > 1:

@@ -340,7 +340,7 @@ class UpdatePass:
             return
         self._share()
         if self.computed:
-            self.grad_norm = float(nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
+            self.grad_norm = self._clip()
 
     def supervised(self, rows: Sequence[TokenRow], weight: float) -> float:
         """Backward of `weight` x the mean cross-entropy; returns the cross-entropy itself."""
@@ -402,13 +402,17 @@ class UpdatePass:
     def _even_out(self, count: int, *, gradient: bool) -> None:
         """Called when this rank has computed its part of `count` micro-batches, before ranks exchange anything.
 
-        Where every forward pass is itself an exchange (ZeRO-3), ranks with fewer of them have to make up for it.
+        Where every pass is itself an exchange (sharded weights), ranks with fewer of them have to make up for it.
         """
 
     def _share(self) -> None:
         """Add up gradients and counts of all ranks."""
         self._ranks.add_gradients(self._parameters)
         self._gather_counts()
+
+    def _clip(self) -> float:
+        """Clip the gradients; their global norm before."""
+        return float(nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
 
     def _gather_counts(self) -> None:
         """Counts of all ranks as one."""

@@ -122,6 +122,46 @@ def test_adapters_are_sent_as_adapters(tmp_path: Path, weights: Path) -> None:
     assert 'PeftModel.from_pretrained(base, "me/a")' in card and "--lora-modules policy=me/a" in card
 
 
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("PIL")
+    from vision_families import FAMILIES
+
+    return FAMILIES["idefics3"].write(tmp_path_factory.mktemp("seeing") / "private-name")
+
+
+def test_a_model_that_sees_is_sent_with_its_processor_and_called_so(tmp_path: Path, seeing: Path) -> None:
+    look = ("observation.modality=both", "observation.marks=true", "observation.width=640")
+    run = run_folder(tmp_path / "run", seeing, *look)
+    result = push(run, "me/a", dry_run=True)
+    card = (result.folder / "README.md").read_text(encoding="utf-8")
+    assert 'pipeline_tag: "image-text-to-text"' in card
+    assert "from transformers import AutoModelForImageTextToText, AutoProcessor" in card
+    assert 'processor = AutoProcessor.from_pretrained("me/a")' in card and "AutoTokenizer" not in card
+    assert "as text and as a picture of a window of 640 x 720, with numbered marks" in card
+    # What the card says loads what was sent.
+    from transformers import AutoModelForImageTextToText, AutoProcessor, ProcessorMixin
+
+    assert type(AutoModelForImageTextToText.from_pretrained(result.folder)).__name__.startswith("Idefics3")
+    assert isinstance(AutoProcessor.from_pretrained(result.folder), ProcessorMixin)
+
+
+def test_a_card_calls_a_policy_what_its_checkpoint_is(tmp_path: Path, weights: Path, seeing: Path) -> None:
+    """A family with vision that was trained on text alone, and adapters, which have no configuration of a model."""
+    blind = run_folder(tmp_path / "blind", seeing)
+    (blind / "checkpoints" / "dynaweb" / "processor_config.json").unlink()
+    text = (push(blind, "me/a", dry_run=True).folder / "README.md").read_text(encoding="utf-8")
+    assert "import AutoModelForImageTextToText, AutoTokenizer" in text and "Pages were shown" not in text
+    for modality, name in (("both", "AutoModelForImageTextToText"), ("text", "AutoModelForCausalLM")):
+        run = run_folder(tmp_path / modality, seeing, f"observation.modality={modality}", model="Qwen/Qwen2.5-VL-3B")
+        policy = run / "checkpoints" / "dynaweb"
+        (policy / "model.safetensors").rename(policy / "adapter_model.safetensors")
+        (policy / "config.json").rename(policy / "adapter_config.json")
+        card = (push(run, "me/a", dry_run=True).folder / "README.md").read_text(encoding="utf-8")
+        assert f'base = {name}.from_pretrained("Qwen/Qwen2.5-VL-3B")' in card
+        assert ('pipeline_tag: "image-text-to-text"' in card) is (modality == "both")
+
+
 def test_the_hub_gets_these_files_and_no_others(tmp_path: Path, weights: Path, hub: Hub) -> None:
     run = run_folder(tmp_path / "run", weights)
     result = push(run, "lab/web-agent", private=True)

@@ -111,6 +111,8 @@ def test_records_hold_references_that_come_back_exactly(tmp_path: Path, store: I
     TrajectoryStore(path).append([episode])
     stored = TrajectoryStore(path)[0]
     assert stored.final is not None and stored.final.screenshot == Screenshot(last, (1280, 720), 1.5, marks=True)
+    goal = replace(episode, task=replace(episode.task, images=(last, first)))
+    assert list(pictures_of(read(to_json(goal), Trajectory))) == [last, first, first, last]
     assert list(pictures_of(Transition(page(first), Action("stop"), page(last)))) == [first, last]
     # Found again from the run folder, from its stores, and from one of them.
     for origin in (tmp_path, path.parent, path):

@@ -165,12 +165,15 @@ class Chat:
     def __init__(self, *, sees: bool = True) -> None:
         self.sees = sees
 
+    def policy_images(self, task: Task, page: Observation) -> tuple[Image, ...]:
+        return (*task.images, *(() if page.screenshot is None else (page.screenshot.image,)))
+
     def policy_messages(
         self, task: Task, page: Observation, *question: Any
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         content: Any = "the page"
         if self.sees and page.screenshot is not None:
-            content = [{"type": "image"}, {"type": "text", "text": content}]
+            content = [*({"type": "image"} for _ in self.policy_images(task, page)), {"type": "text", "text": content}]
         return (
             [{"role": "system", "content": "S"}, {"role": "user", "content": content}],
             [{"role": "assistant", "content": "ACTION"}],
@@ -190,6 +193,10 @@ def test_rows_of_a_policy_have_images_and_their_places(
     assert (out.parent / rows[2]["images"][0]).read_bytes() == picture(20)
     shared = list(sharegpt_rows(store[0], chat, pictures))  # type: ignore[arg-type]
     assert [row["conversations"][0]["value"] for row in shared] == ["<image>the page", "the page", "<image>the page"]
+    # The images of a goal stand before that of the page.
+    goal = replace(store[0], task=replace(store[0].task, images=(shots[1],)))
+    first = next(message_rows(goal, chat, pictures))  # type: ignore[arg-type]
+    assert [(out.parent / name).read_bytes() for name in first["images"]] == [picture(20), picture(10)]
     # A recipe that shows text alone has rows of text, whatever the store has.
     for row in message_rows(store[0], Chat(sees=False), pictures):  # type: ignore[arg-type]
         assert "images" not in row and row["prompt"][1]["content"] == "the page"

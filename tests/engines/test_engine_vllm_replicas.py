@@ -17,8 +17,10 @@ from typing import Any, cast
 
 import engine_kit as kit
 import pytest
+import team_kit
 import torch
 from vllm_server_kit import StandIn, serving
+from warm_kit import exit_codes, start
 
 import dynaweb
 from dynaweb.engines.plugin import VllmConfig
@@ -452,3 +454,19 @@ def test_an_asynchronous_run_with_a_server_plays_on_while_it_trains_and_goes_on_
     assert ages[0] == 0 and set(ages) <= {0, 1} and len(ages) == 3
     assert threads and all(name.startswith("trainer") for name in threads)
     assert len(copies) == 2 and not torch.equal(*copies), "two updates had been made"
+
+
+def test_several_ranks_train_while_servers_play_and_a_judge_asks_them_meanwhile(tmp_path: Path) -> None:
+    """The judge's engine is cut into shares of all ranks, whose trainer works in a thread of its own."""
+    sets = ["env.driver=static", "model.threads=1", "data.demos=4", "sft.steps=2", "sft.batch=8", "rl.updates=3"]
+    sets += ["rl.tasks=2", "rl.n=2", "rl.bc_batch=4", "policy.max_new_tokens=6", "eval.episodes=2", "eval.steps=1"]
+    sets += ["controls.sft_steps=[]", "rl.max_staleness=1", "policy.engine.name=vllm", "reward.evidence=false"]
+    more = {"env": "sites", "reward": "self-assess", "opt": "grpo"}
+    with serving(load_model("tiny", "float32", "cpu")) as servers:
+        sets.append(f'policy.engine.servers=["{servers[0].address}"]')
+        servers[0].slow = 0.05
+        arguments = (2, team_kit.free_port(), str(tmp_path), tuple(sets), more)
+        assert exit_codes([start(team_kit.run_of_ranks, rank, *arguments) for rank in range(2)]) == [0, 0]
+    rows = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl", times=False) if row["event"] == "update"]
+    ages = [row["metrics"]["staleness.max"] for row in rows if row["stage"] == "rl"]
+    assert ages[0] == 0 and set(ages) <= {0, 1} and len(ages) == 3

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +25,7 @@ from dynaweb_env_miniwob.plans import MiniwobExpert
 
 # Before any test points the cache elsewhere.
 PYTHON = sidecar._python(sidecar.root() / "browsergym")
+WORKER = Path(__file__).parents[2] / "plugins" / "envs" / "dynaweb_env_browsergym" / "worker.py"
 needs_browsergym = pytest.mark.skipif(not PYTHON.exists(), reason="needs: dynaweb env install browsergym")
 
 
@@ -73,6 +76,22 @@ async def test_refusals_come_back_as_errors_and_a_stop_is_told(environments: Any
     assert result.error
     stopped = Trajectory("e", task, (Step(page, Action("stop", text="done")),), page, "real", "stop")
     assert (await source.evaluate(environment, stopped)).score == 0.0
+
+
+@pytest.mark.parametrize(("failures", "fails"), [(0, False), (1, False), (2, True)])
+def test_a_task_that_fails_to_read_a_page_which_is_being_left_reads_it_again(failures: int, fails: bool) -> None:
+    """The worker is run as it is: it imports nothing of ours, and takes over the process's output."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(WORKER.parent)!r}); import worker; left = [{failures}]\n"
+        "def validate(page):\n"
+        "    left[0] -= 1\n"
+        "    if left[0] >= 0: raise RuntimeError('ReferenceError: WOB_REWARD_GLOBAL is not defined')\n"
+        "    return page\n"
+        "look = worker.patient(validate, 0.0); sys.exit(look(7) - 7)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode != 0) is fails, done.stderr
+    assert ("looks again" in done.stderr) is bool(failures)
 
 
 @needs_browsergym
@@ -150,8 +169,6 @@ def test_settings_are_checked_before_anything_starts(tmp_path: Path) -> None:
 async def test_a_process_that_fails_is_an_infrastructure_failure(
     tmp_path: Path, script: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
     import dynaweb_env_browsergym.process as process
 
     path = tmp_path / "worker.py"

@@ -19,7 +19,9 @@ from judge_server import JudgeServer, judge_server
 from PIL import Image as Pillow
 from web_pages import PageServer, serving
 
+from dynaweb.config.sections import ObservationSettings
 from dynaweb.config.server import Server
+from dynaweb.data.images import ImageStore
 from dynaweb.errors import ConfigError, MissingError
 from dynaweb.protocols import EnvironmentContext
 from dynaweb.web.chromium.pool import BrowserPool
@@ -83,10 +85,14 @@ SAME = {"eval_types": ["page_image_query"], "page_image_query": [{**LAST, "eval_
 TASKS = [task(1, TEXT), task(2, SEEN), task(3, SAME), task(4, TEXT, image=["http://x.test/a.png"])]
 
 
-def source(tmp_path: Path, tasks: list[dict[str, Any]] = TASKS, **settings: Any) -> WebarenaSource:
+def source(
+    tmp_path: Path, tasks: list[dict[str, Any]] = TASKS, *, modality: str = "text", **settings: Any
+) -> WebarenaSource:
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps(tasks), encoding="utf-8")
-    return WebarenaSource(WebarenaConfig(path=str(path), **settings), EnvironmentContext())
+    look = ObservationSettings(modality=modality)  # type: ignore[arg-type]
+    context = EnvironmentContext(observation=look, images=ImageStore(tmp_path / "images"))
+    return WebarenaSource(WebarenaConfig(path=str(path), **settings), context)
 
 
 def test_what_cannot_be_seen_here_is_skipped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +102,7 @@ def test_what_cannot_be_seen_here_is_skipped_and_counted(tmp_path: Path, monkeyp
     plain = source(tmp_path)
     assert [one.id for one in plain.catalogue("test")] == ["1", "3"]
     assert sorted((why.split(" (")[0], count) for why, count in plain.skipped("test").items()) == [
-        ("its goal comes with images", 1),
+        ("its goal comes with images, and the policy reads text alone", 1),
         ("page_image_query needs a model that sees", 1),
     ]
     seeing = {"model": "m", "base_url": "http://127.0.0.1:9/v1"}
@@ -104,8 +110,85 @@ def test_what_cannot_be_seen_here_is_skipped_and_counted(tmp_path: Path, monkeyp
     assert [one.id for one in able.catalogue("test")] == ["1", "2", "3", "4"] and not able.skipped("test")
     assert able.catalogue("test")[3].intent == "Find it (with the image http://x.test/a.png)"
     assert {one.start_url for one in able.catalogue("test")} == {"http://ads.test"}
+    for modality in ("text", "both"):
+        left_out = source(tmp_path, modality=modality, goal_images="skip").skipped("test")
+        assert left_out["its goal comes with images (env.goal_images = show shows them to a policy that sees)"] == 1
     upstream = source(tmp_path, seeing=seeing, evaluator="upstream")
     assert upstream.skipped("test")["page_image_query needs env.evaluator = repaired"] == 2
+
+
+def jpeg(data: bytes) -> bytes:
+    out = io.BytesIO()
+    Pillow.open(io.BytesIO(data)).convert("RGB").save(out, "JPEG")
+    return out.getvalue()
+
+
+def shown(tmp_path: Path, server: PageServer, image: Any, **settings: Any) -> tuple[list[bytes], dict[str, int]]:
+    """The pictures of a task's goal for a policy that sees, and what is skipped."""
+    tasks = [task(1, TEXT), task(2, TEXT, image=image)]
+    urls = {"classifieds": server.url("", host="127.0.0.1")}
+    able = source(tmp_path, tasks, modality="both", urls=urls, **settings)
+    both = {one.id: one for one in able.catalogue("test")}
+    assert both["1"].images == () and both["1"].intent == "Find it"
+    if "2" not in both:
+        return [], able.skipped("test")
+    assert both["2"].intent == "Find it"
+    store = ImageStore(tmp_path / "images")
+    return [store.get(one) for one in both["2"].images], able.skipped("test")
+
+
+def test_a_policy_that_sees_is_given_the_images_of_a_goal(tmp_path: Path, server: PageServer) -> None:
+    (tmp_path / "red.png").write_bytes(RED)
+    (tmp_path / "red.jpg").write_bytes(jpeg(RED))
+    server.files |= {"/blue": ("image/png", BLUE), "/a b": ("image/png", BLUE), "/jpeg": ("image/jpeg", jpeg(BLUE))}
+    server.headers["/moved"] = {"Location": "/blue"}
+    asked = len(server.requests)
+    for image, wanted in (
+        ("red.png", [RED]),
+        (str(tmp_path / "red.png"), [RED]),
+        (["red.png", "__CLASSIFIEDS__/blue"], [RED, BLUE]),
+        ([server.url("/blue", host="127.0.0.1"), "red.png"], [BLUE, RED]),
+        ("__CLASSIFIEDS__/moved", [BLUE]),
+        ("", []),
+        ([], []),
+    ):
+        assert shown(tmp_path, server, image) == (wanted, {}), image
+    for image in ("red.jpg", "__CLASSIFIEDS__/jpeg"):
+        (one,), _ = shown(tmp_path, server, image)
+        assert one.startswith(b"\x89PNG")
+    # One request for each address and source, however often tasks are listed.
+    assert len(server.requests) - asked == 5
+
+
+UNSEEN = {
+    "no file": ("gone.png", "no such file"),
+    "no picture": ("words.png", "no picture"),
+    "cut": ("cut.png", "damaged or cut short"),
+    "one of two": (["red.png", "gone.png"], "no such file"),
+    "no page": ("__CLASSIFIEDS__/nothing", "answers HTTP 404"),
+    "a page": ("__CLASSIFIEDS__/none", "no picture"),
+    "another host": ("http://images.test/a.png", "images.test is no site's host and not in env.hosts"),
+    "leads away": ("__CLASSIFIEDS__/away", "elsewhere.test is no site's host"),
+    "a file by its address": ("file:///etc/hostname", "is no site's host and not in env.hosts"),
+    "no address": ("http://[::1/a.png", "is no site's host"),
+    "another site": ("__REDDIT__/a.png", "reddit has no address"),
+    "nobody answers": ("http://127.0.0.2:9/a.png", "127.0.0.2:9 does not answer"),
+}
+
+
+@pytest.mark.parametrize("case", UNSEEN)
+def test_a_task_whose_image_cannot_be_loaded_is_skipped_and_counted(
+    tmp_path: Path, server: PageServer, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REDDIT", raising=False)
+    for name, data in {"red": RED, "words": b"hello", "cut": DAMAGED["cut"]}.items():
+        (tmp_path / f"{name}.png").write_bytes(data)
+    server.headers["/away"] = {"Location": "http://elsewhere.test/a.png"}
+    image, why = UNSEEN[case]
+    images, skipped = shown(tmp_path, server, image, hosts=("127.0.0.2",))
+    assert not images and list(skipped.values()) == [1]
+    (said,) = skipped
+    assert why in said and "\n" not in said
 
 
 WRONG = {

@@ -16,11 +16,13 @@ from core_kit import Cli
 from trainer_kit import ADVANTAGES, WIDE, trainer_of
 
 from dynaweb.config import resolve
+from dynaweb.config.sections import Backend
 from dynaweb.errors import ConfigError
 from dynaweb.estimate import estimate, memory
 from dynaweb.estimate.machine import GIB, Machine, look
 from dynaweb.estimate.memory import Setup
 from dynaweb.estimate.shapes import PUBLISHED, Shape, shape_of
+from dynaweb.trainer.choice import make_trainer
 from dynaweb.trainer.logprobs import HEAD_ELEMENTS
 from dynaweb_opt_gspo.gspo import Gspo
 
@@ -102,18 +104,40 @@ def test_what_training_keeps_is_what_was_estimated(dtype: torch.dtype, rank: int
     assert found["AdamW"] == _bytes(moments)
 
 
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rank", [0, 4])
+def test_what_fsdp_keeps_is_what_was_estimated(dtype: torch.dtype, rank: int, tmp_path: Path) -> None:
+    from dynaweb.pipeline.artifacts import LoadedModel
+    from dynaweb.pipeline.fit import with_adapters
+
+    model = kit.llama(kv_heads=2).to(dtype)
+    shape = _saved(model, tmp_path)
+    with_adapters(LoadedModel(model, None, None), rank, seed=0)  # type: ignore[arg-type]
+    trainer: Any = make_trainer(model, Backend(name="fsdp"), None, lr=1e-2, total_steps=9)
+    try:
+        trainer.policy_step(kit.rows_of(2), Gspo(WIDE), ADVANTAGES)
+        moments = [value for name, value in trainer.state_dict()["tensors"].items() if ".exp_avg" in name]
+        shards = [parameter.to_local() for parameter in trainer.scored.parameters()]
+    finally:
+        torch.distributed.destroy_process_group()
+    parts = memory.training(shape, Setup(2 if dtype == torch.bfloat16 else 4, rank, stage=2, fsdp=True))
+    assert parts["weights, whole copy"] == _bytes(model.parameters())
+    assert parts["shards and AdamW"] == _bytes([*shards, *moments])
+
+
 def test_logits_are_bounded_by_what_the_head_computes_at_once() -> None:
     assert memory.HEAD_BYTES == 4 * HEAD_ELEMENTS
 
 
-@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("kind", [{}, {"offload": True}, {"fsdp": True}], ids=["deepspeed", "offload", "fsdp"])
 @pytest.mark.parametrize("bytes_each", [2, 4])
-def test_higher_stages_and_more_ranks_take_no_more(offload: bool, bytes_each: int) -> None:
+def test_higher_stages_and_more_ranks_take_no_more(kind: dict[str, bool], bytes_each: int) -> None:
     shape = shape_of("meta-llama/Llama-3.1-8B-Instruct")
     assert shape is not None
 
     def need(stage: int, ranks: int) -> int:
-        setup = Setup(bytes_each, stage=stage, ranks=ranks, offload=offload)
+        setup = Setup(bytes_each, stage=stage, ranks=ranks, **kind)
         return sum(size for part, size in memory.training(shape, setup).items() if part != "host")
 
     for ranks in (1, 2, 8):
@@ -135,7 +159,7 @@ def test_checkpointing_and_smaller_micro_batches_take_less() -> None:
 
 def test_the_recipes_of_the_page_fit_the_machines_they_are_for() -> None:
     one = replace(NODE, devices=1)
-    wanted = (("tiny", CPU, 1), ("smollm2", SMALL, 1), ("one-gpu", one, 1), ("paper-8xh100", NODE, 8))
+    wanted = (("tiny", CPU, 1), ("smollm2", SMALL, 1), ("one-gpu", one, 1), ("paper-8xh100", NODE, 4))
     for name, machine, ranks in wanted:
         found = estimate(resolve(name), machine, ranks=ranks)
         assert found is not None and found.problems() == [], name
@@ -146,7 +170,7 @@ def test_the_recipes_of_the_page_fit_the_machines_they_are_for() -> None:
     ("machine", "ranks", "words"),
     [
         (CPU, 1, r"stage rl needs \d+\.\d GiB a process \(weights, whole copy 15\.0 GiB, .*and 15\.2 GiB can be had"),
-        (replace(NODE, devices=4), 8, "8 processes want a GPU each, and there are 4"),
+        (replace(NODE, devices=4), 8, "8 processes want a GPU each and replicas of vLLM 4 more, and there are 4"),
         (replace(NODE, memory=40 * GIB), 8, r"needs \d+\.\d GiB a process .* 38\.0 GiB can be had"),
         (NODE, 1, r"needs 1\d\d\.\d GiB a process"),
     ],
@@ -184,8 +208,11 @@ def test_parts_come_and_go_with_what_needs_them() -> None:
     assert _totals("opt.name=ppo")[0] - base[0] == 9 * weights
     half = estimate(recipe, NODE)
     assert half is not None and "critic" not in half.memory["rl"]
-    served = estimate(resolve("paper-8xh100"), NODE, ranks=8)
+    beside = ("policy.engine.replicas=0", "policy.engine.memory=0.35", "reward.engine.replicas=0")
+    served = estimate(resolve("paper-8xh100", overrides=beside), NODE, ranks=8)
     assert served is not None and served.memory["rl"]["vLLM"] == round(0.35 * NODE.memory)
+    apart = estimate(resolve("paper-8xh100"), NODE, ranks=4)
+    assert apart is not None and "vLLM" not in apart.memory["rl"], "replicas have GPUs of their own"
     assert "world model" not in served.memory["rl"] and "world-model" not in served.work
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+from base64 import b64decode
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,11 @@ pytest.importorskip("PIL")
 from vision_families import Album
 
 TASK = Task("Site--1", "How many?", "http://x/")
+
+
+def picture(seed: int) -> bytes:
+    album = Album()
+    return album.read(album.add(40, 30, seed=seed))
 
 
 @pytest.fixture
@@ -177,6 +184,23 @@ async def test_a_policy_behind_a_server_is_shown_pages_as_the_recipe_says(store:
     text = content if modality == "text" else content[0]["text"]
     assert ("Page 0" in text) is (modality != "screenshot") and (PICTURED in text) is (modality == "screenshot")
     assert modality == "text" or len(content) == 2
+
+
+async def test_a_policy_behind_a_server_is_shown_the_images_of_a_goal_first(store: ImageStore) -> None:
+    page = episode(store).steps[0].observation
+    goal = tuple(store.put(picture(seed)) for seed in (1, 2))
+    with judge_server("REASON: go\nACTION: stop [1]") as server:
+        engine = OpenAIEngine(Server(model="m", base_url=server.url))
+        ask: Any = partial(ServerPolicy, engine, PolicyPrompt(PromptFile()), temperature=0, max_new_tokens=9)
+        for modality, shown in (("both", (*goal, page.screenshot.image)), ("text", goal)):  # type: ignore[union-attr]
+            await ask(modality=modality, images=store).act(replace(TASK, images=goal), page, (), seed=0)
+            text, *pictures = server.requests[-1]["messages"][1]["content"]
+            assert "How many? (the first 2 pictures belong to this objective)\n" in text["text"]
+            sent = [b64decode(one["image_url"]["url"].partition(",")[2]) for one in pictures]
+            assert sent == [store.get(image) for image in shown]
+        with pytest.raises(ConfigError, match="comes with 2 images, and this policy reads text alone"):
+            await ask().act(replace(TASK, images=goal), page, (), seed=0)
+        await engine.close()
 
 
 class Words:

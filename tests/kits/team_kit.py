@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,12 @@ from dynaweb.trainer.distributed.team import Team, wants_team
 from dynaweb.trainer.distributed.team_engine import TeamEngine
 from dynaweb.types import Prompt
 
+TORCH = Backend()
 
-def model_of(seed: int) -> Any:
+
+def model_of(seed: int, dtype: torch.dtype = torch.float32) -> Any:
     """A model that every rank can make."""
-    return kit.llama(seed)
+    return kit.llama(seed).to(dtype)
 
 
 class Counter:
@@ -67,15 +71,26 @@ def engine_of(team: Team | None, model: Any) -> Any:
     return engine if team is None else TeamEngine(team, engine, 0)
 
 
-def trained(team: Team | None) -> dict[str, Any]:
-    """Three updates by the trainer that a recipe asks for."""
-    model = kit.llama() if team is None else team.make("team_kit:model_of", 0)
-    trainer = make_trainer(model, Backend(), team, lr=2e-3, total_steps=10, micro_tokens=40)
-    metrics = rank_kit.train(trainer, rank_kit.optimizers()["gspo"], 3)
+def trained(
+    team: Team | None,
+    backend: Backend = TORCH,
+    *,
+    optimizer: str = "gspo",
+    dtype: torch.dtype = torch.float32,
+    updates: int = 3,
+) -> dict[str, Any]:
+    """Updates by the trainer that a recipe asks for."""
+    chosen = rank_kit.optimizers()[optimizer]
+    model, judge = (
+        model_of(seed, dtype) if team is None else team.make("team_kit:model_of", seed, dtype) for seed in (0, 3)
+    )
+    critic = None if chosen.wants.critic is None else (judge, chosen.wants.critic)
+    trainer = make_trainer(model, backend, team, lr=2e-3, total_steps=10, micro_tokens=40, critic=critic)
+    metrics = rank_kit.train(trainer, chosen, updates)
     return {"metrics": metrics, "tensors": trainer.state_dict()["tensors"], "steps": trainer.steps}
 
 
-def adapted(team: Team | None) -> dict[str, Any]:
+def adapted(team: Team | None, backend: Backend = TORCH) -> dict[str, Any]:
     """The same with adapters, which rank 0 alone puts into its model; and what engines made before and after say."""
     from dynaweb.pipeline.artifacts import LoadedModel
     from dynaweb.pipeline.fit import with_adapters
@@ -86,7 +101,7 @@ def adapted(team: Team | None) -> dict[str, Any]:
     fill_adapters(model)
     late = engine_of(team, model)
     first = late.generate_batch(requests())
-    trainer = make_trainer(model, Backend(), team, lr=2e-3, total_steps=10, micro_tokens=40)
+    trainer = make_trainer(model, backend, team, lr=2e-3, total_steps=10, micro_tokens=40)
     metrics = rank_kit.train(trainer, rank_kit.optimizers()["gspo"], 2)
     said = [first, early.generate_batch(requests()), late.generate_batch(requests())]
     return {"metrics": metrics, "tensors": trainer.state_dict()["tensors"], "steps": trainer.steps, "said": said}
@@ -133,6 +148,13 @@ def phases(team: Team | None) -> dict[str, Any]:
     return {"metrics": metrics, "tensors": second.state_dict()["tensors"], "steps": second.steps}
 
 
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def rank_zero(team: Team, folder: Path) -> None:
     """Everything that rank 0 tries, as one file."""
     counted = team.make("team_kit:counter")
@@ -151,25 +173,77 @@ def rank_zero(team: Team, folder: Path) -> None:
         except TrainingError as error:
             found[name] = str(error)
     found["after"] = team.call(counted, "add", 0)
+    with ThreadPoolExecutor(2) as threads:
+        orders = [threads.submit(team.call, counted, "add", 1) for _ in range(20)]
+        orders += [threads.submit(team.make, "team_kit:model_of", seed) for seed in range(3)]
+        found["threads"] = sorted(order.result() for order in orders[:20])
     torch.save(found, folder / "found.pt")
     team.close()
 
 
-def rank(number: int, size: int, folder: str, port: int) -> None:
-    """One process; exits with what `Team.serve` returns on ranks other than 0."""
-    torch.set_num_threads(1)
-    os.environ.update(
-        {
-            "GLOO_SOCKET_IFNAME": "lo",
-            "RANK": str(number),
-            "LOCAL_RANK": str(number),
-            "WORLD_SIZE": str(size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-    )
+def resumed(team: Team | None, backend: Backend, folder: Path) -> dict[str, Any]:
+    """An update after those that somebody left in a folder, and a checkpoint of it all in another one."""
+    model = kit.gpt2() if team is None else team.make("team_kit:other_model")
+    trainer = make_trainer(model, backend, team, lr=2e-3, total_steps=10, micro_tokens=1000)
+    if (folder / "before").is_dir():
+        trainer.load(folder / "before")
+    # One micro-batch alone, of which another rank has no part.
+    metrics = [trainer.supervised_step(kit.rows_of(1)) for _ in range(2)]
+    trainer.save(folder / "after")
+    said = engine_of(team, model).generate_batch(requests())
+    logps = trainer.logprobs(kit.rows_of(4))
+    return {"metrics": metrics, "tensors": trainer.state_dict()["tensors"], "said": [said], "logps": logps}
+
+
+def other_model() -> Any:
+    """A model of another kind, with dropout and tied weights."""
+    return kit.gpt2().train()
+
+
+def fsdp(stage: int) -> Backend:
+    """FSDP2 at a stage."""
+    return Backend(name="fsdp", stage=stage)  # type: ignore[arg-type]
+
+
+def fsdp_zero(team: Team, folder: Path) -> None:
+    """What rank 0 tries with FSDP2."""
+    found: dict[str, Any] = {
+        "trained": trained(team, fsdp(1)),
+        "criticised": trained(team, fsdp(3), optimizer="ppo", updates=2),
+        "adapted": adapted(team, fsdp(1)),
+        "resumed": resumed(team, fsdp(2), folder),
+        **{f"half-{stage}": trained(team, fsdp(stage), dtype=torch.bfloat16, updates=1) for stage in (1, 3)},
+    }
+    torch.save(found, folder / "found.pt")
+    team.close()
+
+
+def rank(number: int, size: int, folder: str, port: int, job: str = "rank_zero") -> None:
+    """One process, which does the job where it is rank 0; the others exit with what `Team.serve` returns."""
+    _join_as(number, size, port)
     team = Team.join()
     if number == 0:
-        rank_zero(team, Path(folder))
+        globals()[job](team, Path(folder))
     else:
         raise SystemExit(team.serve())
+
+
+def _join_as(number: int, size: int, port: int) -> None:
+    torch.set_num_threads(1)
+    names = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    os.environ.update({"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", **{k: str(v) for k, v in names.items()}})
+
+
+def run_of_ranks(number: int, size: int, port: int, folder: str, sets: tuple[str, ...], more: dict[str, Any]) -> None:
+    """A whole run on several ranks, with vLLM behind addresses."""
+    import dynaweb
+    from dynaweb.engines.vllm.engine import VllmEngine
+    from dynaweb.plugin import registry
+
+    _join_as(number, size, port)
+    if number > 0:
+        raise SystemExit(Team.join().serve())
+    os.environ["DYNAWEB_CACHE"] = f"{folder}/cache"
+    VllmEngine.require = staticmethod(lambda: None)  # type: ignore[method-assign]
+    registry.missing_requirements = lambda *of: []
+    dynaweb.run("dynaweb", overrides=list(sets), out=Path(folder) / "run", **more)

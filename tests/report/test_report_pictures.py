@@ -44,6 +44,7 @@ def run(tmp_path: Path) -> tuple[Path, list[Image]]:
         picture = Screenshot(shot, (1280, 720), 0.05, marks=True)
         return replace(step, observation=replace(step.observation, screenshot=picture))
 
+    one = replace(one, task=replace(one.task, images=(store.put(png(90)),)))
     one = replace(one, steps=(seen(first, shots[0]), seen(second, shots[1]), *rest))
     TrajectoryStore(folder / "trajectories" / "eval-sft.jsonl.gz").append([one])
     for name, data in (("recipe", {"settings": {"run": {"seed": 0}}, "origins": {}}), ("status", {"status": "done"})):
@@ -63,14 +64,17 @@ def browser_page() -> Iterator[Page]:
 def check(page: Page, address: str, shots: list[Image]) -> None:
     """The picture is seen, small, with a link to itself; the missing one is said."""
     page.goto(address)
-    image = page.locator(".picture img").first
+    goal = page.locator(".goal .picture img")
+    goal.first.evaluate("one => one.decode()")
+    assert goal.count() == 1 and "it belongs to the goal" in str(goal.first.get_attribute("alt"))
+    image = page.locator(".page .picture img").first
     image.scroll_into_view_if_needed()
     image.evaluate("one => one.decode()")
     assert image.evaluate("one => one.naturalWidth") == 64
     assert "window 1280 x 720, scale 0.05, with marks" in str(image.get_attribute("alt"))
     page.locator(".missing").wait_for()
     assert page.locator(".missing").inner_text() == f"The picture {address_of(shots[1])} is missing or damaged."
-    assert str(page.locator("a.picture").first.get_attribute("href")).endswith(address_of(shots[0]))
+    assert str(page.locator(".page a.picture").first.get_attribute("href")).endswith(address_of(shots[0]))
 
 
 def address_of(shot: Image) -> str:

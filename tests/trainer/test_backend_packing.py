@@ -17,7 +17,7 @@ from dynaweb.engines.local.architecture import UnreadableError, window_of
 from dynaweb.errors import ConfigError, TrainingError
 from dynaweb.protocols import TokenRow
 from dynaweb.trainer.batching import Layout, attend, packed_attention, plan, units
-from dynaweb.trainer.distributed.deepspeed import EngineScorer, Scored
+from dynaweb.trainer.distributed.sharded import Scored, ShardedScorer
 from dynaweb.trainer.logprobs import GenericScorer, micro_batches
 from dynaweb.types import Prompt
 
@@ -188,9 +188,10 @@ def test_the_models_attention_is_put_back_after_an_error() -> None:
 
 
 @pytest.mark.parametrize(("kind", "packs"), [("gpt2", True), ("mamba", False)])
-def test_deepspeed_counts_tokens_as_the_scorer_inside_does(kind: str, packs: bool) -> None:
+def test_sharded_weights_count_tokens_as_the_scorer_inside_does(kind: str, packs: bool) -> None:
     model = model_of(kind)
-    inside = EngineScorer(None, Scored(model, checkpointing=False))
+    scored = Scored(model, checkpointing=False)
+    inside = ShardedScorer(scored, scored)
     assert inside.packs is packs
     given, chosen = rows(), range(7)
     wanted = micro_batches(GenericScorer(model), given, chosen, 60, CPU)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,9 @@ from dynaweb.types import Prompt
 SIZE = 2
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder, port = tmp_path_factory.mktemp("team"), _free_port()
+    folder, port = tmp_path_factory.mktemp("team"), team_kit.free_port()
     ranks = [start(team_kit.rank, i, SIZE, str(folder), port) for i in range(SIZE)]
     assert exit_codes(ranks) == [0] * SIZE
     result: dict[str, Any] = torch.load(Path(folder) / "found.pt", weights_only=False)
@@ -45,16 +38,21 @@ def test_every_rank_has_the_objects_and_does_the_calls(found: dict[str, Any]) ->
     assert found["counted"] == [[1, 2], [3, 6]]
 
 
+def test_orders_of_several_threads_meet_one_after_the_other(found: dict[str, Any]) -> None:
+    """A trainer in a thread of its own, and a judge that asks meanwhile."""
+    assert found["threads"] == [[3 + number, 6 + 2 * number] for number in range(1, 21)]
+
+
 def test_generation_is_that_of_one_process(found: dict[str, Any]) -> None:
     engine = TransformersEngine(kit.llama(1), Lockstep())
     wanted = engine.generate_batch(team_kit.requests())
-    _same(found["completions"], wanted)
+    same_completions(found["completions"], wanted)
     choices = engine.choice_batch([(Prompt((1, 2, 3)), (4, 5)), (Prompt((1, 2)), (4,)), (Prompt((1, 2, 3)), (4, 5))])
     for mine, theirs in zip(found["choices"], choices, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-4)
 
 
-def _same(found: Sequence[Completion], wanted: Sequence[Completion], *, within: float = 1e-4) -> None:
+def same_completions(found: Sequence[Completion], wanted: Sequence[Completion], *, within: float = 1e-4) -> None:
     assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
     for one, other in zip(found, wanted, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=within)
@@ -64,7 +62,7 @@ def _same(found: Sequence[Completion], wanted: Sequence[Completion], *, within: 
 def test_generation_follows_adapters_and_weights_that_are_put_back(found: dict[str, Any], way: str) -> None:
     said = getattr(team_kit, way)(None)["said"]
     for mine, theirs in zip(found[way]["said"], said, strict=True):
-        _same(mine, theirs, within=2e-3)  # training on other shares gives slightly other weights
+        same_completions(mine, theirs, within=2e-3)  # training on other shares gives slightly other weights
 
 
 class Recorder:

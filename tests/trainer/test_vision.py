@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Kosmos2Config, Llama4Config, Llama4ForConditionalGeneration
+import transformers
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from vision_families import DENSE, FAMILIES, NAMES, SIGLIP, Album
 
@@ -25,8 +25,9 @@ from dynaweb.engines.scheduler import Lockstep
 from dynaweb.errors import ConfigError, EngineError, ImageError
 from dynaweb.pipeline.artifacts import LoadedModel
 from dynaweb.pipeline.fit import with_adapters
-from dynaweb.policy.prompt_formats import ChatFormat
+from dynaweb.policy.prompt_formats import ChatFormat, CompactFormat
 from dynaweb.policy.settings import PromptSettings
+from dynaweb.policy.tokenizer import build_tokenizer
 from dynaweb.protocols import CriticSpec, GenerateRequest, JudgeContext, TokenRow
 from dynaweb.trainer.adapters import check_adapters, freeze_vision, language_part, trains_vision
 from dynaweb.trainer.critic import Critic
@@ -117,6 +118,41 @@ def test_prompts_have_the_ids_that_the_processor_gives_with_its_images(seen: See
         own = seen.processor.apply_chat_template(turns, tokenize=True, return_dict=True, add_generation_prompt=True)
         assert list(prompt.ids) == list(own["input_ids"][0])
         assert prompt.images == (image,)
+
+
+def test_the_images_of_a_goal_stand_before_the_page(seen: Seen) -> None:
+    first, second, shot = seen.images[:3]
+    goal = replace(TASK, intent="Open the cart", images=(first, second))
+    system, before, after = seen.format.policy.question(goal, page(shot), ())
+    assert "Open the cart (the first 2 pictures belong to this objective)\n" in before
+    shown = Observation("http://a.localhost/", (Node(1, "link", "cart"),), screenshot=Screenshot(shot, (1, 1)))
+    in_text: Any = seen.format.with_modality("text")
+    for layer, images in ((seen.format, (first, second, shot)), (in_text, (first, second))):
+        prompt = layer.policy_prompt(goal, shown, ())
+        assert prompt.images == images
+        parts: list[dict[str, Any]] = [{"type": "image", "image": seen.album.pillow(image)} for image in images]
+        parts.append({"type": "text", "text": f"{before}{render(shown, 'webarena')}{after}"})
+        turns = [
+            {"role": "system", "content": [{"type": "text", "text": system}]},
+            {"role": "user", "content": parts},
+        ]
+        own = seen.processor.apply_chat_template(
+            turns, tokenize=True, return_dict=True, add_generation_prompt=True, return_tensors="pt"
+        )
+        assert list(prompt.ids) == own["input_ids"][0].tolist()
+        for name, value in seen.vision.inputs([prompt]).items():
+            assert torch.equal(value, own[name]), name
+
+
+def test_a_policy_that_reads_text_alone_is_given_no_goal_with_images(seen: Seen) -> None:
+    goal = replace(TASK, images=(seen.images[0],))
+    blind: Any = ChatFormat(seen.processor.tokenizer, PromptSettings(ends=seen.settings().ends, context=4096))
+    compact: Any = CompactFormat(build_tokenizer(["cart"] * 4, vocab_size=1000))
+    for layer in (blind, compact):
+        with pytest.raises(ConfigError, match="comes with 1 images, and this policy reads text alone") as error:
+            layer.policy_prompt(goal, page(seen.images[0]), ())
+        assert "\n" not in str(error.value)
+        assert layer.policy_prompt(TASK, page(seen.images[0]), ()).images == ()
 
 
 def test_turns_for_other_trainers_have_an_image_and_the_ids_of_the_prompt(seen: Seen) -> None:
@@ -299,8 +335,10 @@ def llama4(folder: Path) -> Path:
     size = {"image_size": 32, "patch_size": 8, "intermediate_size": 64}
     projected = {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
     text = {**DENSE, "vocab_size": 64, "head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2}
-    config = Llama4Config(text_config=text, vision_config={**SIGLIP, **size, **projected}, image_token_index=5)
-    Llama4ForConditionalGeneration(config).save_pretrained(folder)
+    config = transformers.Llama4Config(
+        text_config=text, vision_config={**SIGLIP, **size, **projected}, image_token_index=5
+    )
+    transformers.Llama4ForConditionalGeneration(config).save_pretrained(folder)
     return folder
 
 
@@ -325,7 +363,7 @@ def test_the_vision_of_a_family_without_a_language_model_alone_comes_with_it(sma
 
 def test_a_model_without_a_token_for_parts_of_an_image_is_refused_in_one_line(tmp_path: Path) -> None:
     """Kosmos-2 puts images between its embeddings, and its configuration names no token for them."""
-    Kosmos2Config().save_pretrained(tmp_path)
+    transformers.Kosmos2Config().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"observation\.modality asks it to see") as error:
         ModelVision(str(tmp_path), lambda image: b"")
     assert "\n" not in str(error.value)

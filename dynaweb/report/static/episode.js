@@ -59,6 +59,10 @@ function heading(row, item) {
   if (item.reward !== null) chips.push(chip(`reward ${number(item.reward)}`));
   if (item.advantage !== undefined) chips.push(chip(`advantage ${signed(item.advantage)}`));
   const header = [node("h3", { title: row.task }, row.intent), node("div", { class: "chips" }, ...chips)];
+  if (item.goal) {
+    const pictures = item.goal.map((one) => picture({ url: "the goal", picture: { ...one, about: "it belongs to the goal" } }));
+    header.push(node("div", { class: "goal" }, ...pictures));
+  }
   if (item.judge) {
     const score = item.judge.score === null ? "could not grade" : `score ${number(item.judge.score)}`;
     const p = item.judge.p === null ? "" : `, P = ${number(item.judge.p)}`;

@@ -66,6 +66,8 @@ class Team:
         self._gone: list[int] = []
         self._next = 0
         self._closed = False
+        self._turn = threading.RLock()
+        """One order at a time: a trainer may work in a thread of its own while a judge asks its share of an engine."""
         self._watch = _Watch(ranks)
 
     @classmethod
@@ -89,11 +91,12 @@ class Team:
 
     def make(self, target: str, *arguments: Any, **named: Any) -> Any:
         """Call `"module:function"` on all ranks and keep the results as one object; returns rank 0's."""
-        number, self._next = self._next, self._next + 1
-        handle = self._together(("make", number, target, self._outgoing(arguments), self._outgoing(named)))
-        self._numbers[handle] = number
-        weakref.finalize(handle, self._gone.append, number)
-        return handle
+        with self._turn:
+            number, self._next = self._next, self._next + 1
+            handle = self._together(("make", number, target, self._outgoing(arguments), self._outgoing(named)))
+            self._numbers[handle] = number
+            weakref.finalize(handle, self._gone.append, number)
+            return handle
 
     def knows(self, handle: object) -> bool:
         """Whether all ranks have this object."""
@@ -140,6 +143,10 @@ class Team:
 
     def _together(self, order: tuple[Any, ...], handle: object = None) -> Any:
         """Give an order, do it here too, and hear how the others fared."""
+        with self._turn:
+            return self._in_turn(order, handle)
+
+    def _in_turn(self, order: tuple[Any, ...], handle: object) -> Any:
         if self._closed:
             raise TrainingError("the other ranks have gone; start the run again with --resume")
         gone, self._gone[:] = list(self._gone), []

@@ -21,6 +21,7 @@ import json
 import os
 import sys
 import threading
+import time
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,22 @@ def use_chromium(path: str) -> None:
         return launch(self, **{**options, "executable_path": path})
 
     setattr(BrowserType, "launch", launch_ours)  # noqa: B010 - the type checker refuses the plain form
+
+
+def patient(validate: Any, seconds: float = 1.0) -> Any:
+    """A task's own look at its page, asked once more when it fails: an action may have begun to leave the page, whose
+    scripts are gone before its address is."""
+
+    @functools.wraps(validate)
+    def again(*arguments: Any) -> Any:
+        try:
+            return validate(*arguments)
+        except Exception as error:
+            print(f"the task could not look at its page, and looks again: {error}", file=sys.stderr)
+            time.sleep(seconds)
+            return validate(*arguments)
+
+    return again
 
 
 class Bridge:
@@ -101,6 +118,8 @@ class Bridge:
             self.id = id
         observation, _ = self.env.reset(seed=seed)
         self.goal = str(observation["goal"])
+        task = self.env.unwrapped.task
+        task.validate = patient(task.validate)
         return self.page(observation)
 
     def do_step(self, action: str) -> dict[str, Any]:

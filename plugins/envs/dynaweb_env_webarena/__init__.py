@@ -3,7 +3,8 @@
 How the parts fit together: `files` finds and reads task files, `sites` knows where the sites are and how to log in,
 `upstream` repeats WebArena's own evaluators (the repaired ones are `dynaweb.web.evaluators`), `judge` asks a model
 where text has to be compared by meaning, `images` where one has to see, `verified` scores through the package
-webarena-verified, `copies` gives each episode sites of its own, and `env` plays.
+webarena-verified, `goals` loads the pictures that goals come with, `copies` gives each episode sites of its own, and
+`env` plays.
 """
 
 from __future__ import annotations
@@ -81,9 +82,11 @@ class WebarenaConfig(PageView):
     seeing: Server = Field(default_factory=Server)
     """Model that answers questions about images on pages (`page_image_query` of VisualWebArena); without one such tasks
     are skipped, and counted."""
-    goal_images: Literal["skip", "address"] = "skip"
-    """Tasks whose goal comes with images (`image` of VisualWebArena), which no policy is shown: `skip` them and count
-    them, or play them with the `address` of each image in the goal's text."""
+    goal_images: Literal["show", "skip", "address"] = "show"
+    """Tasks whose goal comes with images (`image` of VisualWebArena). `show`: a policy that sees
+    (`observation.modality`) is shown them before each page; one that reads text alone skips such tasks, and counts
+    them, as it does where an image cannot be loaded. `skip`: nobody plays them. `address`: they are played with the
+    address of each image in the goal's text."""
     verified_python: str = ""
     """Python with webarena-verified; empty = the one that `dynaweb env install webarena-verified` made."""
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from dynaweb.config.sections import Web
-from dynaweb.errors import ConfigError, InfrastructureError, MissingError, hint
+from dynaweb.errors import ConfigError, ImageError, InfrastructureError, MissingError, hint
 from dynaweb.masking import expanded
 from dynaweb.runs.seeding import derive
-from dynaweb.types import Action, Judgement, Observation, Split, Task, Trajectory
+from dynaweb.types import Action, Image, Judgement, Observation, Split, Task, Trajectory
 from dynaweb.web.chromium.logins import Logins, opened
 from dynaweb.web.chromium.pool import BrowserPool, pool_of
 from dynaweb.web.chromium.session import ChromiumSession
@@ -24,6 +24,7 @@ from dynaweb.web.environment import SessionEnvironment
 from dynaweb.web.pictures import pictures_wanted
 from dynaweb_env_webarena import files, sites
 from dynaweb_env_webarena.copies import Copies, Copy, address_sets
+from dynaweb_env_webarena.goals import GoalImages
 from dynaweb_env_webarena.grading import Grader
 from dynaweb_env_webarena.images import asks
 
@@ -121,6 +122,7 @@ class WebarenaSource:
         self._folder: Path | None = None
         self._resetting: asyncio.Lock | None = None
         self._logins = Logins()
+        self._goal_images: GoalImages | None = None
         self._was_reset = False
         self._warned: set[str] = set()
         """Splits whose skipped tasks were told."""
@@ -275,15 +277,34 @@ class WebarenaSource:
         needed = task.meta["raw"].get("require_login", True)
         return bool(needed) and site in self.urls and site not in self.config.headers
 
+    def _images(self, raw: files.Raw) -> tuple[Image, ...]:
+        """The pictures of a task's goal for a policy that sees; () where it is shown none. Raises `ImageError`."""
+        if not self._shows_goals or not files.goal_images(raw):
+            return ()
+        if self._goal_images is None:
+            pictures = pictures_wanted(self._context)
+            assert pictures is not None
+            hosts = (*self._hosts, *self.config.hosts)
+            self._goal_images = GoalImages([*self._task_folders(), Path()], hosts, pictures.images)
+        return tuple(self._goal_images.load(sites.filled(name, self.urls)) for name in files.goal_images(raw))
+
+    @property
+    def _shows_goals(self) -> bool:
+        return self.config.goal_images == "show" and pictures_wanted(self._context) is not None
+
+    def _task_folders(self) -> list[Path]:
+        """Where the task files are."""
+        task_files = [Path(path) for path in (self.config.path, self.config.validation, self.config.train) if path]
+        return [path if path.is_dir() else path.parent for path in task_files]
+
     def _own_state(self, raw: files.Raw) -> Path | None:
         """The task's own stored login, looked for beside its file, here, and among those that are stored."""
-        task_files = [Path(path) for path in (self.config.path, self.config.validation, self.config.train) if path]
-        folders = [path if path.is_dir() else path.parent for path in task_files]
-        return sites.own_state(raw, [*folders, Path(), Path(self.config.auth)])
+        return sites.own_state(raw, [*self._task_folders(), Path(), Path(self.config.auth)])
 
     def _lacks(self, raw: files.Raw) -> str:
         """Why a task cannot be played here, or ''."""
-        named = sites.placeholders([files.starts(raw), raw["eval"]]) | {
+        shown = files.goal_images(raw) if self._shows_goals else []
+        named = sites.placeholders([files.starts(raw), raw["eval"], shown]) | {
             site for site in raw["sites"] if "__" in files.starts(raw)
         }
         missing = sorted(site for site in named if site not in self.urls)
@@ -296,7 +317,12 @@ class WebarenaSource:
             if site not in (*sites.NAMES, *self.accounts, *self.config.headers):
                 return f"{site} has no login (set env.logins.{site}, or env.headers.{site})"
         if files.goal_images(raw) and self.config.goal_images == "skip":
-            return "its goal comes with images (env.goal_images = address plays it with their addresses)"
+            return "its goal comes with images (env.goal_images = show shows them to a policy that sees)"
+        if files.goal_images(raw) and self.config.goal_images == "show" and not self._shows_goals:
+            return (
+                "its goal comes with images, and the policy reads text alone (observation.modality = both shows them; "
+                "env.goal_images = address plays it with their addresses)"
+            )
         images = not files.is_verified(raw) and "page_image_query" in raw["eval"]["eval_types"]
         if images and self.config.evaluator != "repaired":
             return "page_image_query needs env.evaluator = repaired"
@@ -305,19 +331,24 @@ class WebarenaSource:
         verified = files.is_verified(raw)
         if verified != (self.config.evaluator == "verified"):
             return f"its format needs env.evaluator = {'verified' if verified else 'repaired or upstream'}"
+        try:  # last, so that nothing is loaded for a task that lacks something else
+            self._images(raw)
+        except (ImageError, OSError) as error:
+            return f"an image of its goal cannot be loaded ({error})"
         return ""
 
     def _task(self, raw: files.Raw, split: str) -> Task:
         full = sites.filled(raw, self.urls)
         return Task(
             id=str(raw["task_id"]),
-            intent=_intent(full),
+            intent=_intent(full) if self.config.goal_images == "address" else str(full["intent"]),
             start_url=files.starts(full),
             sites=tuple(raw["sites"]),
             split=split,  # type: ignore[arg-type]  # checked in `catalogue`
             evaluation=full["eval"] if isinstance(full["eval"], Mapping) else {"eval_types": ["verified"]},
             template=str(raw.get("intent_template_id", raw.get("intent_template", ""))),
             meta={"kind": files.kind_of(raw), "raw": dict(raw)},
+            images=self._images(raw),
         )
 
 

@@ -160,7 +160,7 @@ async def _reference(name: str, session: Session, folders: Sequence[Path]) -> by
         return files[0] if files else None
     file = next((folder / name for folder in folders if (folder / name).is_file()), None)
     try:
-        return _readable(file.read_bytes()) if file is not None else None
+        return readable(file.read_bytes()) if file is not None else None
     except (ImageError, OSError):
         return None
 
@@ -175,13 +175,13 @@ async def _loaded(session: Session, url: str, *, selector: str = "", itself: boo
     images = []
     for text in answer["files"]:
         try:
-            images.append(_readable(b64decode(text)))
+            images.append(readable(b64decode(text)))
         except ImageError:
             continue
     return int(answer["count"]), images
 
 
-def _readable(data: bytes) -> bytes:
+def readable(data: bytes) -> bytes:
     """A picture as PNG, of which it is known that it is whole and no larger than pictures may be. Raises `ImageError`.
 
     Pages hold any files: one that cannot be decoded must not end the episode.

@@ -1,7 +1,8 @@
-"""DeepSpeed as the torch backend's equal, alone in its group: results, unsound updates, checkpoints of either."""
+"""FSDP2 and DeepSpeed as the torch backend's equals, alone in their group: results, unsound updates, checkpoints."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,27 +22,50 @@ from dynaweb_opt_gspo.gspo import Gspo
 from dynaweb_opt_ppo import PpoConfig
 from dynaweb_opt_ppo.ppo import Ppo
 
-pytest.importorskip("deepspeed", reason="needs deepspeed (scripts/nightly_engines.sh)")
 pytestmark = pytest.mark.usefixtures("one_thread", "group")
-STAGES = (1, 2, 3)
+NEEDS_DEEPSPEED = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed (scripts/nightly_engines.sh)"
+)
+TORCH = Backend()
+FSDP = [Backend(name="fsdp", stage=stage) for stage in (1, 3)]
+"""Stage 2 reduces gradients as 3 and keeps weights as 1; `test_backend_fsdp` has it too."""
+OFFLOADED = [Backend(name="deepspeed", stage=stage, offload=True) for stage in (2, 3)]
+ZERO = [Backend(name="deepspeed", stage=stage) for stage in (1, 2, 3)]
+
+
+def pairs(*backends: tuple[Backend, ...]) -> list[Any]:
+    """Parameters of a test with several backends."""
+    return [
+        pytest.param(
+            *several,
+            id=" ".join(f"{one.name}-{one.stage}{'-offload' * one.offload}" for one in several),
+            marks=[NEEDS_DEEPSPEED] if any(one.name == "deepspeed" for one in several) else [],
+        )
+        for several in backends
+    ]
+
+
+def each(*backends: Backend) -> list[Any]:
+    """Parameters of a test with one backend."""
+    return pairs(*((one,) for one in backends))
+
+
+SHARDED = pytest.mark.parametrize("backend", each(*FSDP, *ZERO))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def group() -> Iterator[None]:
-    """What DeepSpeed makes of this process is taken back."""
+    """What DeepSpeed and FSDP2 make of this process is taken back."""
     yield
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-def made(
-    stage: int, optimizer: Any, *, dtype: torch.dtype = torch.float32, offload: bool = False, **changes: Any
-) -> Any:
-    """A trainer like `rank_kit.trainer_of`, of DeepSpeed for a stage above 0."""
+def trainer_of(backend: Backend, optimizer: Any, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """A trainer like `rank_kit.trainer_of`, of any backend."""
     spec = optimizer.wants.critic
     critic = None if spec is None else (kit.llama(3), spec)
     given: dict[str, Any] = {"lr": 2e-3, "total_steps": 10, "micro_tokens": 40, "critic": critic}
-    backend = Backend(name="deepspeed", stage=stage, offload=offload) if stage else Backend()  # type: ignore[arg-type]
     return make_trainer(kit.llama().to(dtype), backend, None, **(given | changes))
 
 
@@ -50,32 +74,31 @@ def weights(trainer: Any) -> dict[str, torch.Tensor]:
     return {name: value.float().clone() for name, value in trainer.state_dict()["tensors"].items()}
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@SHARDED
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("optimizer", [Gspo(GspoConfig(clip_low=0.05, clip_high=0.08)), Ppo(PpoConfig())])
-def test_updates_are_those_of_the_torch_backend(stage: int, checkpointing: bool, optimizer: Any) -> None:
-    wanted, found = made(0, optimizer), made(stage, optimizer, checkpointing=checkpointing)
+def test_updates_are_those_of_the_torch_backend(backend: Backend, checkpointing: bool, optimizer: Any) -> None:
+    wanted, found = trainer_of(TORCH, optimizer), trainer_of(backend, optimizer, checkpointing=checkpointing)
     for mine, theirs in zip(rank_kit.train(found, optimizer), rank_kit.train(wanted, optimizer), strict=True):
         for key in theirs.keys() - {"seconds", "padded_tokens"}:
             assert mine[key] == pytest.approx(theirs[key], rel=1e-3, abs=1e-5), key
     kit.same(weights(found), weights(wanted), rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_rows_are_packed_where_the_torch_backend_packs_them(stage: int) -> None:
-    zero = Backend(name="deepspeed", stage=stage)  # type: ignore[arg-type]
+@SHARDED
+def test_rows_are_packed_where_the_torch_backend_packs_them(backend: Backend) -> None:
     counts = []
-    for backend in (Backend(), zero):
-        trainer = make_trainer(kit.gpt2(), backend, None, lr=2e-3, total_steps=10, micro_tokens=60)
+    for one in (TORCH, backend):
+        trainer = make_trainer(kit.gpt2(), one, None, lr=2e-3, total_steps=10, micro_tokens=60)
         counts.append(trainer.supervised_step(kit.rows_of(2))["padded_tokens"])
     assert counts[1] == counts[0]
 
 
-@pytest.mark.parametrize(("stage", "offload"), [(1, False), (2, False), (3, False), (2, True), (3, True)])
-def test_half_precision_moves_float32_masters(stage: int, offload: bool) -> None:
+@pytest.mark.parametrize("backend", each(*FSDP, *ZERO, *OFFLOADED))
+def test_half_precision_moves_float32_masters(backend: Backend) -> None:
     optimizer = Gspo(GspoConfig(clip_low=0.05, clip_high=0.08))
-    wanted = made(0, optimizer, dtype=torch.bfloat16)
-    found = made(stage, optimizer, dtype=torch.bfloat16, offload=offload)
+    wanted = trainer_of(TORCH, optimizer, dtype=torch.bfloat16)
+    found = trainer_of(backend, optimizer, dtype=torch.bfloat16)
     before = weights(found)
     mine, theirs = rank_kit.train(found, optimizer), rank_kit.train(wanted, optimizer)
     assert [one["updated"] for one in mine] == [1.0, 1.0]
@@ -100,11 +123,11 @@ class Unsound(Ppo):
         return LossOutput(out.loss * math.nan if self.broken == "critic" else out.loss, out.metrics)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@SHARDED
 @pytest.mark.parametrize("broken", ["policy", "critic"])
-def test_an_update_that_stops_the_training_moves_nothing(stage: int, broken: str) -> None:
+def test_an_update_that_stops_the_training_moves_nothing(backend: Backend, broken: str) -> None:
     optimizer = Unsound(PpoConfig())
-    trainer = made(stage, optimizer)
+    trainer = trainer_of(backend, optimizer)
     rank_kit.train(trainer, optimizer, updates=1)
     optimizer.broken = broken
     for metrics in rank_kit.train(trainer, optimizer, updates=2):
@@ -116,10 +139,10 @@ def test_an_update_that_stops_the_training_moves_nothing(stage: int, broken: str
     assert [name for name, value in before.items() if not torch.equal(after[name], value)] == []
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_an_unsound_update_leaves_no_trace_in_the_next(stage: int) -> None:
+@SHARDED
+def test_an_unsound_update_leaves_no_trace_in_the_next(backend: Backend) -> None:
     optimizer = Unsound(PpoConfig())
-    trainer, torches = made(stage, optimizer), made(0, optimizer)
+    trainer, torches = trainer_of(backend, optimizer), trainer_of(TORCH, optimizer)
     for broken in ("", "policy", ""):
         optimizer.broken = broken
         for one in (trainer, torches):
@@ -128,10 +151,16 @@ def test_an_unsound_update_leaves_no_trace_in_the_next(stage: int) -> None:
     kit.same(weights(trainer), weights(torches), rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize(("first", "second"), [(0, 2), (2, 3), (3, 0), (1, 1)])
-def test_either_backend_goes_on_from_the_checkpoint_of_the_other(first: int, second: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        *pairs((TORCH, FSDP[0]), (FSDP[0], FSDP[1]), (FSDP[1], TORCH)),
+        *pairs((TORCH, ZERO[1]), (ZERO[1], ZERO[2]), (ZERO[2], TORCH), (ZERO[0], FSDP[1]), (FSDP[1], ZERO[0])),
+    ],
+)
+def test_each_backend_goes_on_from_the_checkpoint_of_any_other(first: Backend, second: Backend, tmp_path: Path) -> None:
     optimizer = Ppo(PpoConfig())
-    whole, start, rest = made(0, optimizer), made(first, optimizer), made(second, optimizer)
+    whole, start, rest = (trainer_of(one, optimizer) for one in (TORCH, first, second))
     rank_kit.train(whole, optimizer, updates=2)
     rank_kit.train(start, optimizer, updates=2)
     start.save(tmp_path)
@@ -143,12 +172,12 @@ def test_either_backend_goes_on_from_the_checkpoint_of_the_other(first: int, sec
     kit.same(weights(rest), weights(whole), rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize("stage", (0, *STAGES))
+@pytest.mark.parametrize("backend", each(TORCH, *FSDP, *ZERO))
 def test_a_checkpoint_from_before_the_first_update_leaves_nothing_of_what_came_after(
-    stage: int, tmp_path: Path
+    backend: Backend, tmp_path: Path
 ) -> None:
     optimizer = Unsound(PpoConfig())
-    fresh, used = made(0, optimizer), made(stage, optimizer)
+    fresh, used = trainer_of(TORCH, optimizer), trainer_of(backend, optimizer)
     fresh.save(tmp_path)
     rank_kit.train(used, optimizer, updates=2)
     optimizer.broken = "policy"
