@@ -1,4 +1,4 @@
-"""Run the replication: the cells of `arms.toml` and `questions.toml` for one benchmark, until all are done or time ends.
+"""Run the replication: the cells of `arms.toml` and `questions.toml` for one benchmark, until all end or time does.
 
     python examples/replication/replicate.py miniwob --seeds 0,1,2 --jobs 4 --minutes 20
 
