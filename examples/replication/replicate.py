@@ -233,8 +233,10 @@ def _run(whole: Plan, cells: Sequence[Cell], folder: MatrixFolder, options: argp
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     for one in progress:
-        words_of = f": {one.line}" if one.state == "failed" else ""
-        print(f"{one.cell.id}  {one.state:11}  {one.took:6.0f} s  {one.cell}{words_of}")
+        # Of a cell that time has stopped, its run folder knows how it stands.
+        status = folder.status(one.cell)
+        detail = f": {status.detail}" if status.detail else ""
+        print(f"{one.cell.id}  {status.state:11}  {status.seconds or 0:6.0f} s  {one.cell}{detail}")
     return code or int(any(one.state == "failed" for one in progress))
 
 
