@@ -227,7 +227,7 @@ def _run(whole: Plan, cells: Sequence[Cell], folder: MatrixFolder, options: argp
     code = 0
     try:
         runner.run()
-    except Interrupted:
+    except (Interrupted, KeyboardInterrupt):  # the latter where nothing runs yet
         code = 0 if time_is_up else Interrupted.exit_code
         print(f"{'time is up' if time_is_up else 'interrupted'}; go on with: {shlex.join([sys.executable, *sys.argv])}")
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -194,3 +195,27 @@ def test_only_what_is_chosen_runs_and_the_rest_stays_in_the_plan(script: ModuleT
     assert [run.id for run in again.runs] == [run.id for run in read_results(tmp_path / "replication.jsonl.gz").runs]
     assert cell(tables(again, "miniwob")[0], ARMS[0], "seeds") == "2/3"
     assert cell(tables(again, "miniwob")[0], "prompted", "seeds") == NOT_RUN
+
+
+SLOW = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("replicate", sys.argv[1])
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+script.own_command = lambda *words: ("-c", "import time; print('at work', flush=True); time.sleep(100)")
+sys.exit(script.main(sys.argv[2:]))
+"""
+
+
+def test_when_time_is_up_cells_are_stopped_and_the_command_goes_on(tmp_path: Path) -> None:
+    words = ["miniwob", "--arms", "prompted", "--seeds", "0", "--minutes", "0.05"]
+    folders = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path)]
+    command = [sys.executable, "-c", SLOW, str(FOLDER / "replicate.py"), *words, *folders]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "time is up; go on with: " in done.stdout and "--minutes 0.05" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("arm=prompted, seed 0")
+    assert not (tmp_path / "replication.jsonl.gz").exists(), "nothing is done, so that there is no result"
+    wrong = [*command[:-4], "--arms", "promted", *folders]
+    refused = subprocess.run(wrong, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 2 and "did you mean 'prompted'" in refused.stderr
