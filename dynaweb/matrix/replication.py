@@ -54,7 +54,7 @@ class ArmResults:
 
     def played(self, kind: str = "") -> dict[int, Episodes]:
         """Outcomes by seed and episode; only of tasks of a kind, where it is given."""
-        outcomes = {}
+        outcomes: dict[int, Episodes] = {}
         for run in self.runs:
             episodes = run.episodes.get(self._name(run), ())
             whole = named((one.success for one in episodes), [one.task for one in episodes if one.task])
@@ -143,7 +143,7 @@ def _success(raw: RawResults, arms: Sequence[ArmResults], benchmark: str) -> Tab
     name = best.label if best is not None else "best SFT"
     columns += [Column(f"against {name}", "difference"), Column("on", "count")]
     n_compared = sum(bool(arm.runs) and arm is not best for arm in arms)
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for arm in arms:
         if not arm.runs:
             rows.append((arm.label, NOT_RUN, *["-"] * (len(columns) - 2)))
