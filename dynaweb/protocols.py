@@ -348,6 +348,9 @@ class DreamContext(EnvironmentContext):
     """The environment that is dreamed of: it brings tasks and experts."""
     fidelity_floor: float = 0.0
     """Expected fidelity, in [0, 1], below which a dream ends; 0 = never."""
+    in_page: Callable[[Observation, Action], Observation | None] | None = None
+    """The page after an action that code decides, None where the world model is asked (`dynaweb.worldmodels.dynamics`);
+    not given: by all rules."""
 
 
 # --- Judges.

@@ -73,6 +73,11 @@ class Task:
         return "+".join(self.sites) or "-"
 
     @property
+    def kind(self) -> str:
+        """What kind of task it is, for tables: what its environment says, else its template; `-` stands for none."""
+        return str(self.meta.get("kind") or self.template or "-")
+
+    @property
     def site_key(self) -> str:
         """What hold-outs split by: the generated site it plays on, where its environment names one, else itself."""
         seed = self.meta.get("site_seed")

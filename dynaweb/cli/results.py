@@ -104,8 +104,8 @@ def reproduce(
     style = Style(width, font)
     if not no_figures:
         check(style, FORMATS)
-    pages = {path: path.read_text(encoding="utf-8") for path in write or ()}
     wanted = names or list(files(folder))
+    pages = {path: _page(path, wanted, folder) for path in write or ()}
     if not wanted:
         make.find("", folder)
     if anew and len(wanted) > 1:
@@ -127,6 +127,16 @@ def reproduce(
         typer.echo(f"{'renewed' if new != text else 'as it was'}: {path}", err=True)
     if as_json:
         print_json(written)
+
+
+def _page(path: Path, names: list[str], folder: Path) -> str:
+    """The page at a path, or a new one where the results named like its file are a replication."""
+    from dynaweb.matrix import replication
+    from dynaweb.matrix.reproduce import find
+
+    if not path.exists() and path.stem in names and replication.is_replication(raw := find(path.stem, folder)):
+        return replication.page(raw)
+    return path.read_text(encoding="utf-8")
 
 
 def _done_again(raw: RawResults, jobs: int, fail_fast: bool, block: list[str] | None) -> RawResults:

@@ -4,10 +4,11 @@ The first line is the header, then every run has one row, and then every evaluat
 
     {"format": "dynaweb-results", "version": 1, "name", "title", "command", "matrix", "axes", "runs", "sha256", ...}
     {"row": "run", "run", "seed", "settings", "arms", "recipe", "stages", "world_model", "judge", "updates", ...}
-    {"row": "episode", "run", "seed", "settings", "arm", "task", "success", "real_steps", "tokens"}
+    {"row": "episode", "run", "seed", "settings", "arm", "task", "kind", "success", "real_steps", "tokens"}
 
 `settings` are those that are varied, by name. `success` lies in [0, 1], null where an episode could not be graded.
 `real_steps` counts the actions of the episode, `tokens` what the policy wrote in it, null where no trajectory is left.
+`kind` is what the environment calls tasks of its kind; older files do without it.
 `sha256` is that of all lines after the first one. Tables made of the file are those made of the run folders; measures
 of the world model and the numbers of updates are rounded to 6 significant digits. The same results give the same bytes.
 
@@ -66,6 +67,7 @@ class Episode:
     success: float | None
     real_steps: int | None = None
     tokens: int | None = None
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,13 @@ def _episodes(folder: Path, arm: Arm, rows: Sequence[Mapping[str, Any]]) -> list
     tokens = episode_tokens(folder, arm.name, len(outcomes))
     with understood(folder / "metrics.jsonl"):
         return [
-            Episode(str(row["task"]), outcome, int(row["steps"]) if "steps" in row else None, count)
+            Episode(
+                str(row["task"]),
+                outcome,
+                int(row["steps"]) if "steps" in row else None,
+                count,
+                str(row.get("kind", "")),
+            )
             for row, outcome, count in zip(played, outcomes, tokens, strict=True)
         ]
 
@@ -226,7 +234,8 @@ def _episode_rows(run: RawRun) -> Iterator[dict[str, Any]]:
     for arm, episodes in run.episodes.items():
         for one in episodes:
             played = {"success": one.success, "real_steps": one.real_steps, "tokens": one.tokens}
-            yield common | {"arm": arm, "task": one.task} | played
+            kind = {"kind": one.kind} if one.kind else {}
+            yield common | {"arm": arm, "task": one.task} | kind | played
 
 
 def read_results(path: Path) -> RawResults:
@@ -288,7 +297,8 @@ def _raw_run(path: Path, row: Mapping[str, Any], rows: Iterable[Mapping[str, Any
     episodes: dict[str, list[Episode]] = {arm["name"]: [] for arm in row["arms"]}
     for one in rows:
         success = None if one["success"] is None else float(one["success"])
-        episodes[one["arm"]].append(Episode(str(one["task"]), success, one["real_steps"], one["tokens"]))
+        kind = str(one.get("kind", ""))
+        episodes[one["arm"]].append(Episode(str(one["task"]), success, one["real_steps"], one["tokens"], kind))
     arms = tuple(
         Arm(arm["name"], arm["label"], arm["role"], (tuple(one.success for one in episodes[arm["name"]]),), arm["note"])
         for arm in row["arms"]

@@ -451,6 +451,11 @@ class Dream(Section):
     lacking: Literal["zero", "ungraded"] = "zero"
     """Reward of a dream that ends on an invalid action which names something of the goal that the dreamed page lacks:
     0 like any invalid action, or none, since what an unknown page lists cannot be predicted."""
+    rules: Annotated[Literal["all", "measured"], Matters("rl", "world-model", "drift", "lookahead")] = "all"
+    """Which changes inside a page code decides, so that they are never dreamed. `all`: typing, ticking, choosing,
+    hovering, clicks on text and fields, which are right where pages have no scripts. `measured`: only those that
+    exploration does not contradict, by page, action and role; the world model is asked about a field whose click opens
+    a calendar."""
     recall: bool = False
     """A step that exploration has taken, the same action on the same page, leads where it led in the real environment;
     the world model is asked about all others."""

@@ -7,7 +7,8 @@ A page of documentation keeps a table between two marks, with the options that i
     <!-- end of results -->
 
 Options are `--measure`, `--against`, `--pairwise`, `--full`, as of `dynaweb matrix table`, and `--arms`: a row for
-every arm, as of `dynaweb compare`, which is what results without a matrix have anyway.
+every arm, as of `dynaweb compare`, which is what results without a matrix have anyway. Of a replication, `--benchmark`
+gives all tables of one benchmark (`dynaweb.matrix.replication`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dynaweb.compare.learning import write_comparison_figures
 from dynaweb.compare.raw import FOLDER, SUFFIX, RawResults, files, read_results
 from dynaweb.compare.tables import Table
 from dynaweb.errors import ConfigError, hint
+from dynaweb.matrix import replication
 from dynaweb.matrix.figures import write_figures
 from dynaweb.matrix.plan import Cell, Plan, cell_id
 from dynaweb.matrix.raw import plan_of_raw
@@ -43,6 +45,11 @@ class Options:
     pairwise: bool = False
     full: bool = False
     arms: bool = False
+    benchmark: str = ""
+
+
+_WHOLE = Options()
+"""All that there is to show."""
 
 
 def find(name: str, folder: Path = FOLDER) -> RawResults:
@@ -60,7 +67,13 @@ def find(name: str, folder: Path = FOLDER) -> RawResults:
 
 def tables(raw: RawResults, options: Options | None = None) -> list[Table]:
     """The tables of raw results. Raises `ConfigError` for measures and rows that they do not have."""
-    options = options or Options()
+    options = options or _WHOLE
+    if options.benchmark:
+        if not replication.is_replication(raw):
+            raise ConfigError(f"{raw.name} is no replication, whose axes are {', '.join(replication.AXES)}")
+        return replication.tables(raw, options.benchmark)
+    if options is _WHOLE and replication.is_replication(raw):
+        return [table for name in replication.benchmarks(raw) for table in replication.tables(raw, name)]
     if options.arms or not raw.matrix:
         comparison = comparing.compare_raw(raw)
         if options.pairwise:
@@ -79,6 +92,8 @@ def write(raw: RawResults, folder: Path, *, style: Style | None = None, figures:
     for ending, format in TABLES.items():
         paths.append(folder / f"{raw.name}.{ending}")
         write_text(paths[-1], "\n\n".join(table.to(format) for table in tables(raw)) + "\n")
+    if replication.is_replication(raw):
+        return paths
     if figures and raw.matrix:
         paths += write_figures(results_of(raw), folder, style=style, formats=FORMATS)
     elif figures:
@@ -113,14 +128,14 @@ def parse(text: str) -> tuple[str, Options]:
     rest = [word for word in words if word.removeprefix("--") not in flags]
     for option, value in zip(rest[::2], rest[1::2], strict=False):
         values[option] = value
-    known = ("--measure", "--against", "--pairwise", "--full", "--arms")
-    wrong = [option for option in rest[::2] if option not in known[:2]]
+    known = ("--measure", "--against", "--benchmark", "--pairwise", "--full", "--arms")
+    wrong = [option for option in rest[::2] if option not in known[:3]]
     if wrong or len(rest) % 2:
         word = (wrong or rest[-1:])[0]
         raise ConfigError(f"results: {text!r} has an option {word!r} without sense; {hint(word, known)}")
     measures = tuple(part.strip() for part in values.get("--measure", "").split(",") if part.strip())
     chosen = {name: name in flags for name in ("pairwise", "full", "arms")}
-    return name, Options(measures, values.get("--against", ""), **chosen)
+    return name, Options(measures, values.get("--against", ""), benchmark=values.get("--benchmark", ""), **chosen)
 
 
 def plan_anew(raw: RawResults) -> Plan:

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
@@ -65,8 +65,9 @@ class Runner:
     """Runs the cells that are not done, `jobs` at a time.
 
     `changed` is told of every change of a cell, `block` holds `-p` options for their processes, and `command` may stand
-    for them in tests. With `fail_fast` the first failure stops the others, which can go on later. `options` are those
-    of the command line that matter after the cells alone.
+    for them in tests. `only` are the ids of the cells to run now, where that is not all. With `fail_fast` the first
+    failure stops the others, which can go on later. `options` are those of the command line that matter after the
+    cells alone.
     """
 
     plan: Plan
@@ -78,6 +79,7 @@ class Runner:
     changed: Callable[[Progress], None] = lambda progress: None
     progress: list[Progress] = field(default_factory=list)
     options: Sequence[str] = ()
+    only: Collection[str] | None = None
     _running: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
     _stopped: bool = False
 
@@ -87,7 +89,8 @@ class Runner:
         Raises `ConfigError` before anything is written when the folder's table has done cells that the plan lacks, and
         `Interrupted` after Ctrl-C or SIGTERM, when every cell has saved its state.
         """
-        self.progress[:] = [Progress(cell) for cell in self.plan.cells]
+        cells = [cell for cell in self.plan.cells if self.only is None or cell.id in self.only]
+        self.progress[:] = [Progress(cell) for cell in cells]
         with self.folder.lock():
             check_keeps_done(self.folder, self.plan)
             self.folder.write_plan(self.plan)

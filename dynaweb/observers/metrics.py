@@ -65,6 +65,7 @@ class MetricsFile:
                 "index": event.update,
                 "id": trajectory.id,
                 "task": trajectory.task.id,
+                "kind": trajectory.task.kind,
                 "source": trajectory.source,
                 "end": trajectory.end,
                 "steps": len(trajectory.steps),

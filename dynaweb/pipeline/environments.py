@@ -17,6 +17,7 @@ from dynaweb.errors import ConfigError
 from dynaweb.plugin.contracts import CheckedWorldModel
 from dynaweb.protocols import DreamContext, EnvironmentContext
 from dynaweb.rollout.tasks import draw
+from dynaweb.worldmodels.dynamics import ALL_RULES, PageRules
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
@@ -150,9 +151,17 @@ class Environments:
         return self._tasks[key]
 
     def dream(
-        self, world_model: WorldModel, start_page: Callable[[Task], Observation | None], *, floor: float = 0.0
+        self,
+        world_model: WorldModel,
+        start_page: Callable[[Task], Observation | None],
+        *,
+        floor: float = 0.0,
+        rules: PageRules = ALL_RULES,
     ) -> Callable[[], Environment]:
-        """What makes dreams of the chosen environment plugin; they end where expected fidelity falls below `floor`."""
+        """What makes dreams of the chosen environment plugin; they end where expected fidelity falls below `floor`.
+
+        What `rules` decide is never dreamed.
+        """
         choice = self._recipe.env
         context = DreamContext(
             seed=self._seed("dream"),
@@ -162,6 +171,7 @@ class Environments:
             start_page=start_page,
             tasks=self.source,
             fidelity_floor=floor,
+            in_page=rules.in_page,
             observation=self._recipe.observation,
             images=self._images,
         )

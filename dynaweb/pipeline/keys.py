@@ -18,7 +18,7 @@ from dynaweb.pipeline.models import ROLES, engine_key
 if TYPE_CHECKING:
     from dynaweb.pipeline.context import RunContext
 
-VERSION = 11
+VERSION = 12
 """Part of every stage key. Raise it when any stage of this package computes something else from the same settings and
 artifacts: another default that is no setting, another order of random draws, a mended fault. Faster code with the same
 bits, new settings and new stages need no other number. Plugins of other packages count by their source."""

@@ -21,7 +21,14 @@ from dynaweb.pipeline.fit import new_trainer
 from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure
 from dynaweb.rollout.tasks import rotation
 from dynaweb.stages.demos import training_tasks
-from dynaweb.stages.world_model import held_out_sites, real_transitions, remembering, rows_for, to_predict
+from dynaweb.stages.world_model import (
+    held_out_sites,
+    page_rules,
+    real_transitions,
+    remembering,
+    rows_for,
+    to_predict,
+)
 from dynaweb.worldmodels.fidelity import transitions_of
 
 if TYPE_CHECKING:
@@ -58,11 +65,12 @@ class Refresher:
         self.ctx, self.model, self.memory = ctx, model, memory
         self.settings = ctx.recipe.wm_fit
         self._held_out = held_out_sites(ctx, explored)
+        self._rules = page_rules(ctx, explored)
         self._collected: list[Transition] = []
         known = real_transitions(ctx, explored)
         plain = ctx.models.world_model(model, temperature=0.0, held_out=self._held_out)
         self._maker = remembering(ctx, plain, known)
-        self._rows = rows_for(self._maker, to_predict(known))
+        self._rows = rows_for(self._maker, to_predict(known, self._rules))
         self._learn_from(_collected_by(before))
         self._refresh_updates = refresh_updates(ctx.recipe.rl.updates, self.settings.refresh_every)
         total = max(1, len(self._refresh_updates) * self.settings.refresh_steps)
@@ -138,7 +146,7 @@ class Refresher:
         self._collected += fresh
         if self.memory is not None:
             self.memory.add(fresh)
-        self._rows += rows_for(self._maker, to_predict(fresh))
+        self._rows += rows_for(self._maker, to_predict(fresh, self._rules))
 
     async def _collect(self, done: int, player: Player) -> list[Transition]:
         ctx, count = self.ctx, self.settings.refresh_episodes

@@ -16,7 +16,14 @@ from dynaweb.rollout.group import RolloutSource
 from dynaweb.stages.curriculum import read_tasks
 from dynaweb.stages.demos import rl_tasks
 from dynaweb.stages.explore import recorded_starts
-from dynaweb.stages.world_model import calibration_of, held_out_sites, modelled, real_transitions, remembering
+from dynaweb.stages.world_model import (
+    calibration_of,
+    held_out_sites,
+    modelled,
+    page_rules,
+    real_transitions,
+    remembering,
+)
 from dynaweb.types import Task, Trajectory
 from dynaweb.worldmodels.calibration import Trusted
 from dynaweb.worldmodels.fidelity import transitions_of
@@ -62,13 +69,13 @@ def rollout_source(
         transitions=lambda: real_transitions(ctx, explored),
         held_out=held_out_sites(ctx, explored),
     )
-    auto = dream.horizon == "auto"
+    auto, decided = dream.horizon == "auto", page_rules(ctx, explored)
     trusted: WorldModel = Trusted(world_model, calibration_of(have.world_model)) if auto else world_model
     if memory is not None:
         trusted = remembering(ctx, trusted, memory)
     elif dream.recall:
-        trusted = Recalling(trusted, modelled(explored))
-    make = ctx.envs.dream(trusted, starts, floor=dream.fidelity_floor if auto else 0.0)
+        trusted = Recalling(trusted, modelled(explored, decided))
+    make = ctx.envs.dream(trusted, starts, floor=dream.fidelity_floor if auto else 0.0, rules=decided)
     rules = Rules(dream.longest, source="dream", invalid_ends=dream.invalid_ends)
     return RolloutSource(make, ctx.recipe.rl.tasks * ctx.recipe.rl.n, rules)
 

@@ -14,7 +14,7 @@ from dynaweb.rollout.agents import ModelPolicy
 from dynaweb.rollout.lookahead import LookaheadPolicy
 from dynaweb.runs.names import UPDATES, Role, sft_label
 from dynaweb.stages.evaluate import audit_judge, evaluate_arm
-from dynaweb.stages.world_model import held_out_sites, real_transitions
+from dynaweb.stages.world_model import held_out_sites, page_rules, real_transitions
 from dynaweb.stats import count
 
 if TYPE_CHECKING:
@@ -98,12 +98,12 @@ def lookahead(
             transitions=lambda: real_transitions(ctx, episodes),
         )
 
-        dreaming = ctx.models.dream_prompts(model.format)
+        dreaming, rules = ctx.models.dream_prompts(model.format), page_rules(ctx, episodes)
 
         def dream(page: Observation) -> Environment:
             # Of futures as text none has a picture, so that a judge compares like with like.
             start = page if dreaming is model.format else replace(page, screenshot=None)
-            return ctx.envs.dream(world, lambda task: start)()
+            return ctx.envs.dream(world, lambda task: start, rules=rules)()
 
         limit = recipe.policy.max_new_tokens
         proposer = ModelPolicy(engine, model.format, temperature=agent.temperature, max_new_tokens=limit)

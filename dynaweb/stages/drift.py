@@ -62,7 +62,8 @@ async def open_loop(
         raise ConfigError(f"env {ctx.recipe.env.name!r} has no dreams to follow episodes in; use --env dream")
 
     def dreams(chain: loop.Chain) -> Environment:
-        return ctx.envs.dream(without_episode(world_model, chain[0]), lambda task: chain[0].observation)()
+        world, start = without_episode(world_model, chain[0]), chain[0].observation
+        return ctx.envs.dream(world, lambda task: start, rules=material.rules)()
 
     graded = await loop.drift(dreams, walks, seed=ctx.seed("drift"), live=ctx.models.lockstep.episode)
     return by_step(graded, horizon)

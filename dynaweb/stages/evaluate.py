@@ -279,7 +279,7 @@ def site_name(task: Task) -> str:
 
 def kind_name(task: Task) -> str:
     """What kind of task it is: what its environment says, else its template."""
-    return str(task.meta.get("kind") or task.template or "-")
+    return task.kind
 
 
 @dataclass(frozen=True, slots=True)

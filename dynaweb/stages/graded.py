@@ -5,6 +5,7 @@ The SFT policy plays, sampled, and every episode gets the environment's verdict 
 
 from __future__ import annotations
 
+from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from dynaweb import events
@@ -78,5 +79,7 @@ async def graded_rollouts(
 
 
 def _tasks(ctx: RunContext, split: str, count: int) -> list[Task]:
-    tasks = training_tasks(ctx, count, once=True) if split == "train" else ctx.envs.tasks(split, count)
-    return tasks[:count]
+    """Of an environment with fewer training tasks all, and the same ones again, with other seeds."""
+    if split == "train":
+        return list(islice(cycle(training_tasks(ctx, count)), count))
+    return ctx.envs.tasks(split, count)[:count]

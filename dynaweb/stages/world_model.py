@@ -30,7 +30,7 @@ from dynaweb.protocols import TokenRow
 from dynaweb.runs import write_json
 from dynaweb.stats import count
 from dynaweb.worldmodels.calibration import check_enough
-from dynaweb.worldmodels.dynamics import needs_prediction
+from dynaweb.worldmodels.dynamics import ALL_RULES, PageRules
 from dynaweb.worldmodels.fidelity import (
     SEEN,
     Probe,
@@ -137,6 +137,12 @@ def real_transitions(ctx: RunContext, explored: Sequence[Trajectory]) -> list[Tr
     return [*transitions_of(fitted), *_extra(ctx, sites_of(held_out))]
 
 
+def page_rules(ctx: RunContext, explored: Sequence[Trajectory]) -> PageRules:
+    """What code decides in dreams: all rules, or those that exploration does not contradict (`dream.rules`)."""
+    measured = ctx.recipe.dream.rules == "measured"
+    return PageRules.measured(real_transitions(ctx, explored)) if measured else ALL_RULES
+
+
 def remembering(ctx: RunContext, world_model: WorldModel, memory: Sequence[Transition] | SiteMemory) -> WorldModel:
     """The world model as dreams ask it: behind a memory of real transitions, where the recipe has one."""
     if ctx.recipe.dream.memory == "none":
@@ -196,6 +202,7 @@ class Questions:
         held_out: Sequence[Trajectory],
         demos: Sequence[Trajectory],
         most: int,
+        rules: PageRules = ALL_RULES,
     ) -> Questions:
         """`known` is what may be fitted on: of the episodes `fitted`, and of other data, whose sites are seen too.
 
@@ -204,8 +211,9 @@ class Questions:
         sites = sites_of(fitted) | {transition_site(transition) for transition in known}
         here = [demo for demo in demos if demo.task.site_key in sites]
         away = [demo for demo in demos if demo.task.site_key not in sites]
-        unseen = [*not_fitted(probes(modelled(held_out)), known, most), *not_fitted(probes_of(away), known, most)]
-        return cls(unseen, not_fitted(probes_of(here), known, most), transitions_of(held_out))
+        asked = probes(modelled(held_out, rules))
+        unseen = [*not_fitted(asked, known, most), *not_fitted(probes_of(away, rules), known, most)]
+        return cls(unseen, not_fitted(probes_of(here, rules), known, most), transitions_of(held_out))
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +229,8 @@ class Material:
     questions: Questions
     walks: list[Transition]
     memory: Sequence[Transition] = ()
+    rules: PageRules = ALL_RULES
+    """What code decides, so that no world model is asked."""
 
     @property
     def held_out(self) -> set[str]:
@@ -240,12 +250,15 @@ class Material:
         """Exploration and demonstrations of a run, and the store of `wm_fit.data`."""
         fitted, held_out = holdout_split(ctx, explored)
         real = real_transitions(ctx, explored)
-        questions = Questions.of(to_predict(real), fitted, held_out, demos, ctx.recipe.wm_fit.fidelity_steps)
+        rules, most = page_rules(ctx, explored), ctx.recipe.wm_fit.fidelity_steps
+        known = to_predict(real, rules)
+        questions = Questions.of(known, fitted, held_out, demos, most, rules)
         here = {transition_site(transition) for transition in real}
         demonstrated = transitions_of(demo for demo in demos if demo.task.site_key not in here)
         walks = [*demonstrated, *transitions_of(held_out)]
         memory = [*real, *transitions_of(held_out), *transitions_of(demos)]
-        return cls(to_predict(real) if trains(ctx) else [], real, modelled(held_out), questions, walks, memory)
+        away = modelled(held_out, rules)
+        return cls(known if trains(ctx) else [], real, away, questions, walks, memory, rules)
 
     @classmethod
     def of_store(cls, ctx: RunContext, path: Path) -> Material:
@@ -277,7 +290,7 @@ def probes_in(transitions: Sequence[Transition]) -> list[Probe]:
     return [
         Probe(one, after.action if after is not None and follows(one, after) else None)
         for one, after in zip(transitions, following, strict=False)
-        if needs_prediction(one.observation, one.action)
+        if ALL_RULES.needs_prediction(one.observation, one.action)
     ]
 
 
@@ -288,14 +301,14 @@ def not_fitted(probes: Sequence[Probe], known: Sequence[Transition], most: int) 
     return [probe for probe, key in pairs if key not in fitted][:most]
 
 
-def modelled(episodes: Sequence[Trajectory]) -> list[Transition]:
+def modelled(episodes: Sequence[Trajectory], rules: PageRules = ALL_RULES) -> list[Transition]:
     """The transitions of episodes that only a world model can predict."""
-    return to_predict(transitions_of(episodes))
+    return to_predict(transitions_of(episodes), rules)
 
 
-def to_predict(transitions: Sequence[Transition]) -> list[Transition]:
+def to_predict(transitions: Sequence[Transition], rules: PageRules = ALL_RULES) -> list[Transition]:
     """The transitions that only a world model can predict."""
-    return [t for t in transitions if needs_prediction(t.observation, t.action)]
+    return [t for t in transitions if rules.needs_prediction(t.observation, t.action)]
 
 
 def rows_for(world_model: object, transitions: Sequence[Transition]) -> list[TokenRow]:
@@ -340,7 +353,7 @@ async def _measure(ctx: RunContext, stage: Stage, model: LoadedModel, material: 
     unseen = [grade(probe, answer) for probe, answer in zip(questions.unseen, answers, strict=True)]
     save_episodes(stage, probe_episodes(questions.unseen, answers))
     seen = await measure(world_model, questions.seen, seed=ctx.seed("fidelity", "seen"))
-    rules = rules_hold(questions.transitions)
+    rules = rules_hold(questions.transitions, material.rules)
     write_json(stage.folder / FIDELITY, {"probes": unseen, "seen": seen, "rules": rules})
     apart = {f"{SEEN}{name}": value for name, value in means(seen).items()}
     measures = means(unseen, rules) | apart

@@ -3,21 +3,29 @@
 A refused action (no such element, nothing to type into), an action without effect, and changes inside the page
 (a typed value, a chosen option, a toggled box) follow from the page itself. Dreams apply these rules; fitting a world
 model leaves such transitions out.
+
+Scripts can make changes inside a page otherwise: a click into a field opens a calendar, typing lists suggestions. Real
+steps show where (`PageRules.measured`); there the world model is asked after all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
-from dynaweb.types import Action, Node, Observation
+from dynaweb.types import Action, Node, Observation, Transition
 from dynaweb.web.actions.grammar import resolve
 from dynaweb.web.actions.keys import browser_keys
 from dynaweb.web.actions.rules import TEXTBOXES
+from dynaweb.worldmodels.change import DONE
 
 INERT = frozenset({"text", "StaticText", "heading", "status", "alert", "LabelText", "image", "img", "paragraph"})
 """Roles whose click changes nothing on a page without scripts."""
 WITHOUT_EFFECT = frozenset({"wait", "scroll", "hover"})
+HOLDS = 0.8
+"""Share of real steps of a kind that must come out as a rule says, for the rule to decide about that kind."""
 TABS_AND_HISTORY = frozenset({"go_back", "go_forward", "new_tab", "tab_focus", "close_tab", "stop"})
 
 
@@ -75,11 +83,56 @@ def _on_element(page: Observation, node: Node, action: Action) -> Observation | 
     return None
 
 
+StepKind = tuple[str, str, str]
+"""Host and path of a page without numbers, the kind of an action on it, and the role of the action's element."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRules:
+    """The rules for changes inside a page, without the kinds of steps for which scripts break them (`exceptions`)."""
+
+    exceptions: frozenset[StepKind] = frozenset()
+
+    @classmethod
+    def measured(cls, transitions: Iterable[Transition]) -> PageRules:
+        """The rules without those that real steps contradict: fewer than `HOLDS` of a kind came out as a rule says.
+
+        A step that ended the episode came out otherwise, whatever its page is: no rule ends an episode.
+        """
+        outcomes: dict[StepKind, list[bool]] = defaultdict(list)
+        for one in transitions:
+            before, action = one.observation, one.action
+            ruled = None if refusal(before, action) else in_page(before, action)
+            if ruled is not None:
+                right = ruled.nodes == one.next_observation.nodes and not one.info.get(DONE)
+                outcomes[_kind_of(before, action)].append(right)
+        return cls(frozenset(kind for kind, right in outcomes.items() if sum(right) < HOLDS * len(right)))
+
+    def in_page(self, observation: Observation, action: Action) -> Observation | None:
+        """`in_page`, and None also where scripts break its rule."""
+        decided = in_page(observation, action)
+        return None if decided is not None and _kind_of(observation, action) in self.exceptions else decided
+
+    def needs_prediction(self, observation: Observation, action: Action) -> bool:
+        """Whether only a world model can say what follows: the transitions that it is fitted on."""
+        if action.kind in TABS_AND_HISTORY or refusal(observation, action):
+            return False
+        return self.in_page(observation, action) is None
+
+
+ALL_RULES = PageRules()
+"""All rules, as on pages without scripts."""
+
+
 def needs_prediction(observation: Observation, action: Action) -> bool:
-    """Whether only a world model can say what follows: the transitions that it is fitted on."""
-    if action.kind in TABS_AND_HISTORY or refusal(observation, action):
-        return False
-    return in_page(observation, action) is None
+    """`PageRules.needs_prediction` by all rules."""
+    return ALL_RULES.needs_prediction(observation, action)
+
+
+def _kind_of(page: Observation, action: Action) -> StepKind:
+    node = page.node(action.target) if action.target is not None else None
+    place = re.split(r"[?#]", page.url, maxsplit=1)[0]
+    return re.sub(r"\d+", "", place), action.kind, node.role if node is not None else ""
 
 
 def _with(page: Observation, *changed: Node) -> Observation:

@@ -18,7 +18,7 @@ from dynaweb.runs.seeding import derive
 from dynaweb.stats import COUNT, MEAN, PROPORTION, SCORE, TRIES, Estimate, Kind, estimate
 from dynaweb.types import Action, Observation, Prediction, Step, StepFacts, Task, Trajectory, Transition
 from dynaweb.worldmodels.change import DONE, GOAL, HISTORY, goal_of, history_of
-from dynaweb.worldmodels.dynamics import in_page, needs_prediction, refusal
+from dynaweb.worldmodels.dynamics import ALL_RULES, PageRules, refusal
 from dynaweb.worldmodels.memory import without_episode
 
 if TYPE_CHECKING:
@@ -155,24 +155,24 @@ def _transitions(episode: Trajectory) -> Iterator[Transition]:
         past.append(step.action)
 
 
-def probes_of(experts: Iterable[Trajectory]) -> list[Probe]:
+def probes_of(experts: Iterable[Trajectory], rules: PageRules = ALL_RULES) -> list[Probe]:
     """What the world model would be asked in expert episodes, with the expert's next action."""
     probes = []
     for episode in experts:
         following = [step.action for step in episode.steps][1:]
         for transition in _transitions(episode):
             at: int = transition.info["step"]
-            if at < len(following) and needs_prediction(transition.observation, transition.action):
+            if at < len(following) and rules.needs_prediction(transition.observation, transition.action):
                 probes.append(Probe(transition, following[at]))
     return probes
 
 
-def rules_hold(transitions: Iterable[Transition]) -> list[float]:
+def rules_hold(transitions: Iterable[Transition], rules: PageRules = ALL_RULES) -> list[float]:
     """For each transition that code decides inside a page: 1.0 when the real page came out as the rules say."""
     outcomes = []
     for transition in transitions:
         before, action = transition.observation, transition.action
-        decided = None if refusal(before, action) else in_page(before, action)
+        decided = None if refusal(before, action) else rules.in_page(before, action)
         if decided is not None:
             outcomes.append(float(decided.nodes == transition.next_observation.nodes))
     return outcomes

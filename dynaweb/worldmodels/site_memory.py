@@ -158,7 +158,7 @@ class SiteMemory:
             return with_scheme(action.text)
         node = page.node(action.target) if action.kind == "click" and action.target is not None else None
         if node is None or node.role != "link" or node.address:
-            return node.address if node is not None else ""
+            return node.address if node is not None and not _within(page.url, node.address) else ""
         known = self._links.get(_key(site, page.url, node.name), {})
         addresses = [address for address, episodes in known.items() if episodes - {without}]
         return addresses[0] if len(addresses) == 1 else ""
@@ -204,7 +204,7 @@ class SiteMemory:
             self._seen["text"][_key(site, before.url, _words(action))].append(seen)
         for page in (before, after):
             for node in page.nodes:
-                if node.address:
+                if node.address and not _within(page.url, node.address):
                     self._links[_key(site, page.url, node.name)][node.address].add(episode)
         return sent
 
@@ -321,6 +321,15 @@ def _without_notices(page: Observation) -> Observation:
     kept = [node for node in page.nodes if node.role not in _SPOKEN]
     nodes = tuple(replace(node, id=at) for at, node in enumerate(kept, start=1))
     return replace(page, notice="", nodes=nodes, screenshot=page.screenshot if nodes == page.nodes else None)
+
+
+def _within(url: str, address: str) -> bool:
+    """Whether an address is a place within the page at `url`, to which nobody navigates: links with `#` run scripts.
+
+    A fragment that begins with `/` or `!` names another page of a site that draws its pages itself.
+    """
+    whole, mark, fragment = address.partition("#")
+    return bool(mark) and whole == url.partition("#")[0] and not fragment.startswith(("/", "!"))
 
 
 def _share(own: Sequence[bool], pooled: Sequence[bool]) -> float:

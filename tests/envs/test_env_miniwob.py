@@ -135,6 +135,53 @@ def test_splits_share_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(drawn[0]) == len(drawn[1]) == 20 and not drawn[0] & drawn[1]
 
 
+def test_held_out_templates_are_every_second_task_of_the_test_and_of_no_other_split(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Goals, "read", lambda self, wanted: dict.fromkeys(wanted, "Click the button."))
+    source = MiniwobSource(MiniwobConfig(pick="scripted", held_out=20), EnvironmentContext())
+    held_out = set(source.held_out)
+    assert len(held_out) == 20 and held_out < SCRIPTED
+    reversed_names = tuple(reversed(source.names))
+    assert MiniwobSource(MiniwobConfig(templates=reversed_names, held_out=20), EnvironmentContext()).held_out == (
+        source.held_out
+    )
+    for split in ("train", "validation"):
+        names = {task.template for task in (*source.tasks(split, count=300, seed=0), *source.catalogue(split))}
+        assert names == SCRIPTED - held_out
+    test = source.tasks("test", count=306, seed=0)
+    assert [task.template in held_out for task in test[:4]] == [False, True, False, True]
+    assert {task.template for task in test} == SCRIPTED and len({task.id for task in test}) == 306
+    kinds = {(task.kind, task.template in held_out) for task in test}
+    assert kinds == {("trained template", False), ("held-out template", True)}
+    assert sum(task.kind == "held-out template" for task in test) == 153
+    assert {task.template for task in source.catalogue("test")} == SCRIPTED
+    name = source.held_out[0]
+    assert source.task(f"{name}:train:10004") is None and source.task(f"{name}:test:30004") is not None
+    task = source.tasks("train", count=1, seed=0)[0]
+    others = source.variants(task, count=5, seed=1)
+    assert len({one.id for one in (task, *others)}) == 6 and source.variants(task, count=5, seed=1) == others
+    assert {(one.template, one.split) for one in others} == {(task.template, "train")}
+    plain = MiniwobSource(MiniwobConfig(pick="scripted"), EnvironmentContext())
+    assert {one.kind for one in plain.tasks("test", count=71, seed=0)} == {"steady"}
+    by_name = MiniwobSource(MiniwobConfig(pick="scripted", held_out=("click-test",)), EnvironmentContext())
+    assert by_name.held_out == ("click-test",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"held_out": ("click-tset",)}, "'click-tset', which is none of the chosen"),
+        ({"held_out": ("click-test",), "templates": ("click-button",)}, "'click-test', which is none of the chosen"),
+        ({"held_out": 2, "templates": ("click-button", "click-test")}, "leaves none to train on"),
+        ({"held_out": 500}, "leaves none to train on"),
+    ],
+)
+def test_templates_that_cannot_be_held_out_are_refused(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        MiniwobSource(MiniwobConfig(**settings), EnvironmentContext())
+
+
 @in_one_loop
 async def test_panel_and_goal_are_hidden_and_a_click_ends_it(make: Any) -> None:
     source = make(templates=("click-test-2",))

@@ -14,9 +14,10 @@ from dynaweb.config.sections import ObservationSettings
 from dynaweb.errors import MissingError, PluginError
 from dynaweb.plugin.contracts import CheckedWorldModel
 from dynaweb.protocols import DreamContext, Environment, EnvironmentContext, TaskSource
-from dynaweb.types import Action, Image, Node, Observation, Prediction, Screenshot, StepResult, Task
+from dynaweb.types import Action, Image, Node, Observation, Prediction, Screenshot, StepResult, Task, Transition
 from dynaweb.web.page.text import render
-from dynaweb.worldmodels.dynamics import needs_prediction
+from dynaweb.worldmodels.dynamics import PageRules, needs_prediction
+from dynaweb.worldmodels.fidelity import rules_hold
 from dynaweb.worldmodels.memory import Recalling
 from dynaweb_env_dream import DreamConfig
 from dynaweb_env_dream.dream import DreamEnvironment, DreamSource
@@ -182,6 +183,37 @@ def test_stop_ends_and_an_unreadable_page_ends_with_the_reason() -> None:
     (broken,) = dream(on("click", 1), model=Model(None))
     assert (broken.done, broken.error) == (True, "line 2 is not a script line")
     assert broken.facts.world_model_error == broken.error
+
+
+def test_where_scripts_break_a_rule_the_world_model_is_asked() -> None:
+    """A click into a field opens a calendar on one page, and types plainly on another."""
+    form = Observation("http://shop.localhost/date/1?x=2", (Node(1, "textbox", "Date"), Node(2, "textbox", "Name")))
+    other = replace(form, url="http://shop.localhost/name")
+    calendar = replace(form, nodes=(*form.nodes, Node(3, "link", "24")))
+    click, types = Action("click", 1, target_role="textbox", target_name="Date"), Action("type", 1, "today")
+    typed = replace(form, nodes=(replace(form.nodes[0], value="today"), form.nodes[1]))
+    steps = [Transition(form, click, calendar), Transition(form, types, typed), Transition(other, click, other)]
+    rules = PageRules.measured(steps)
+    elsewhere = replace(form, url="http://shop.localhost/date/2")
+    assert rules.in_page(form, click) is None and rules.in_page(elsewhere, click) is None
+    assert rules.in_page(form, types) == typed and rules.in_page(other, click) == other
+    assert [rules.needs_prediction(one.observation, one.action) for one in steps] == [True, False, False]
+    assert rules_hold(steps) == [0.0, 1.0, 1.0] and rules_hold(steps, rules) == [1.0, 1.0]
+    # An episode that ended came out otherwise than by any rule, though its page is the one that the rule gives.
+    ended = PageRules.measured([Transition(other, click, other, info={"done": True})])
+    assert ended.in_page(other, click) is None
+    # One odd step among many does not make a rule wrong.
+    assert PageRules.measured([*[steps[1]] * 9, Transition(form, types, calendar)]).in_page(form, types) == typed
+    assert PageRules.measured([]).in_page(form, click) == form
+
+    async def clicked(rules: PageRules) -> StepResult:
+        environment = DreamEnvironment(Model(calendar), lambda task: form, rules=rules.in_page)
+        await environment.reset(TASK, 0)
+        return await environment.step(click)
+
+    by_rule, asked = (asyncio.run(clicked(one)) for one in (PageRules(), rules))
+    assert by_rule.observation == form and not by_rule.facts.dreamed
+    assert asked.observation == calendar and asked.facts.dreamed
 
 
 def test_a_task_without_a_start_page_is_refused() -> None:

@@ -115,6 +115,18 @@ def test_a_link_leads_to_the_page_at_its_address_from_a_page_that_nobody_has_see
     assert below.questions == [] and result.facts.tokens == 0
 
 
+@pytest.mark.parametrize(("fragment", "remembered"), [("#", False), ("#tab-2", False), ("#/help", True)])
+def test_a_link_to_a_place_within_the_page_leads_to_no_remembered_page(fragment: str, remembered: bool) -> None:
+    """Scripts hang on such links: many pages of one address are no single page."""
+    there = Observation(f"{SHOP}/item/1{fragment}", ITEM.nodes)
+    start = page("/item/1", Node(0, "text", "another"), link("Next", f"/item/1{fragment}"))
+    seen = page("/item/1", link("Next", f"/item/1{fragment}"))
+    known = memory(*EXPLORED, walk("f", (seen, click("Next", 1)), final=there))
+    below = Imagination()
+    (result,) = dreamed(click("Next", 2), below=below, start=start, known=known)
+    assert (result.observation == there) == remembered == (not below.questions)
+
+
 def test_another_site_is_not_remembered() -> None:
     below = Imagination()
     (result,) = dreamed(TO_ITEM, below=below, task=OTHER)

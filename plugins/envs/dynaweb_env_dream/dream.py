@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 StartPages = Callable[[Task], Observation | None]
 """The recorded real start page of a task, or None."""
+InPage = Callable[[Observation, Action], Observation | None]
+"""The page after an action that code decides, or None."""
 BLANK = Observation(url="about:blank", nodes=())
 
 
@@ -84,6 +86,7 @@ class DreamEnvironment:
     `StepFacts.world_model_error` that the policy is not to blame. So does a page that cannot be trusted: when the
     product of the predictions' confidences falls below `floor`, the dream ends and `StepFacts.untrusted` says why.
 
+    `rules` say what code decides inside a page.
     Where `pictures` are wanted and the world model draws, every page has one; one that cannot be drawn is a notice.
     """
 
@@ -93,12 +96,14 @@ class DreamEnvironment:
         start_page: StartPages,
         floor: float = 0.0,
         pictures: PictureSettings | None = None,
+        rules: InPage = in_page,
     ) -> None:
         self.world_model = world_model
         self._pictures = pictures if pictures is not None and pictures.pictures else None
         self._draws = contracts.drawing(world_model) if self._pictures is not None else None
         self.start_page = start_page
         self.floor = floor
+        self._in_page = rules
         self._predicts: WorldModel = world_model
         self._trust = 1.0
         self._tabs: list[_DreamTab] = []
@@ -169,7 +174,7 @@ class DreamEnvironment:
             return self._here(error="" if tab.travel(tab.back, tab.ahead) else "there is no page to go back to")
         if action.kind == "go_forward":
             return self._here(error="" if tab.travel(tab.ahead, tab.back) else "there is no page to go forward to")
-        decided = self._without_focus(page, action) or in_page(page, action)
+        decided = self._without_focus(page, action) or self._in_page(page, action)
         if decided is not None:
             self._tab.page = decided
             return self._here()
@@ -278,7 +283,11 @@ class DreamSource:
         """A new dream; cheap."""
         context = self._context
         return DreamEnvironment(
-            context.world_model, context.start_page, context.fidelity_floor, pictures=context.observation
+            context.world_model,
+            context.start_page,
+            context.fidelity_floor,
+            pictures=context.observation,
+            rules=context.in_page or in_page,
         )
 
     def tasks(self, split: str, *, count: int, seed: int) -> list[Task]:

@@ -8,7 +8,7 @@ needs Selenium, its pages do not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,10 @@ class MiniwobConfig(PageView):
     """Names of the tasks to draw, such as `click-button`; empty = all."""
     pick: Literal["all", "steady", "scripted"] = "all"
     """Which of them: `all`; `steady`: without those that depend on the timing of frames; `scripted`: with an expert."""
+    held_out: Annotated[int, Field(ge=0)] | tuple[str, ...] = 0
+    """Tasks that are kept out whole, so that the test split alone has them: their names, or how many, chosen by a hash
+    of the name. Every second task of the test split is then of a kept-out template; the others are of the templates
+    that training knows, with seeds that it does not."""
     seeds: int = Field(default=1000, ge=1, le=10_000)
     """Seeds of each task in a split; splits share none."""
     time_limit: float = Field(default=1800.0, gt=0, le=2_000_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from dynaweb.web.session import Session
     from dynaweb_env_miniwob import MiniwobConfig
 
+SEEN, UNSEEN = "trained template", "held-out template"
+"""The two kinds of tasks of a benchmark with templates that are kept out, as tables tell them apart."""
 SUCCESS = 1.0
 """The raw reward of a solved task. Less is not success: `find-greatest` gives 0.1 for a wrong card (upstream 108)."""
 
@@ -85,12 +88,14 @@ class MiniwobSource:
     """
 
     def __init__(self, config: MiniwobConfig, context: EnvironmentContext) -> None:
-        """Raises `MissingError` without the pages, `ConfigError` for unknown names in `templates`."""
+        """Raises `MissingError` without the pages, `ConfigError` for unknown names in `templates` and `held_out`."""
         self.config = config
         self._context = context
         self.web = context.web or Web()
         self.pages = Pages(config.path)
         self.names = _chosen(config, self.pages)
+        self.held_out = _held_out(config, self.names)
+        self._trained = [name for name in self.names if name not in self.held_out]
         self._goals = Goals(self.pages, self.web)
         self._server: PageServer | None = None
         self._pool: BrowserPool | None = None
@@ -98,6 +103,7 @@ class MiniwobSource:
     def tasks(self, split: str, *, count: int, seed: int) -> list[Task]:
         """`count` tasks of a split, the same for the same seed, each name once before any comes again.
 
+        With `held_out`, the test split takes turns between templates that training knows and those that are kept out.
         Raises `ConfigError` for an unknown split, `MissingError` without a browser.
         """
         if split not in FIRST_SEED:
@@ -111,14 +117,27 @@ class MiniwobSource:
         name, split, number = ([*task_id.split(":"), "", ""])[:3]
         if name not in self.pages.names or split not in FIRST_SEED or not number.isdecimal():
             return None
+        if split != "test" and name in self.held_out:
+            return None
         wanted = name, int(number)
         if task_id.count(":") != 2 or not 0 <= wanted[1] - FIRST_SEED[split] < SEEDS_APART:
             return None
         return self._task(*wanted, split, self._goals.read([wanted])[wanted])
 
     def catalogue(self, split: str) -> list[Task]:
-        """Every task once."""
-        return self.tasks(split, count=len(self.names), seed=0)
+        """Every task of the split once."""
+        drawn = [self._seeded(split, name, 0, 0) for name in self._names(split)]
+        goals = self._goals.read(drawn)
+        return [self._task(name, number, split, goals[name, number]) for name, number in drawn]
+
+    def variants(self, task: Task, *, count: int, seed: int) -> list[Task]:
+        """The same template with other seeds of its split."""
+        own = int(task.meta["seed"])
+        turns = range(min(count + 1, self.config.seeds))
+        drawn = [self._seeded(task.split, task.template, turn, derive(seed, task.id)) for turn in turns]
+        drawn = [one for one in drawn if one[1] != own][:count]
+        goals = self._goals.read(drawn)
+        return [self._task(name, number, task.split, goals[name, number]) for name, number in drawn]
 
     def skipped(self, split: str) -> dict[str, int]:
         """All that was asked for can be played."""
@@ -152,15 +171,30 @@ class MiniwobSource:
             self._server.stop()
         self._pool = self._server = None
 
+    def _names(self, split: str) -> Sequence[str]:
+        """The templates of a split."""
+        return self.names if split == "test" else self._trained
+
     def _drawn(self, split: str, index: int, seed: int) -> tuple[str, int]:
         """Name and page seed of the task at a place of the draw; no seed comes twice before all have come."""
-        name = self.names[index % len(self.names)]
+        names = self._names(split)
+        if split == "test" and self.held_out:
+            names = (self._trained, self.held_out)[index % 2]
+            index //= 2
+        return self._seeded(split, names[index % len(names)], index // len(names), seed)
+
+    def _seeded(self, split: str, name: str, turn: int, seed: int) -> tuple[str, int]:
+        """A name, and its page seed when it comes for the `turn`-th time, from 0."""
         order = list(range(self.config.seeds))
         random.Random(derive(seed, "miniwob", split, name)).shuffle(order)
-        return name, FIRST_SEED[split] + order[index // len(self.names) % len(order)]
+        return name, FIRST_SEED[split] + order[turn % len(order)]
 
     def _task(self, name: str, number: int, split: str, goal: str) -> Task:
-        meta = {"seed": number, "kind": "timing" if name in TIMING else "steady", "scripted": name in SCRIPTED}
+        kind = "timing" if name in TIMING else "steady"
+        if self.held_out:
+            kind = UNSEEN if name in self.held_out else SEEN
+        # What a page hides, such as the text of a closed section, depends on its seed: each is a site of its own.
+        meta = {"seed": number, "site_seed": f"{name} {number}", "kind": kind, "scripted": name in SCRIPTED}
         return Task(
             id=f"{name}:{split}:{number}",
             intent=goal,
@@ -198,3 +232,26 @@ def _chosen(config: MiniwobConfig, pages: Pages) -> Sequence[str]:
     if not names:
         raise MissingError(f"none of the chosen MiniWoB tasks is {config.pick}: {', '.join(config.templates)}")
     return names
+
+
+def _held_out(config: MiniwobConfig, names: Sequence[str]) -> tuple[str, ...]:
+    """The templates that only the test split has, in the order of their hashes where a number is wanted.
+
+    A hash of the name mixes easy and hard ones, and is the same on every machine. Raises `ConfigError`.
+    """
+    wanted = config.held_out
+    if isinstance(wanted, int):
+        held_out = tuple(sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())[:wanted])
+    else:
+        held_out = tuple(dict.fromkeys(wanted))
+        unknown = [name for name in held_out if name not in names]
+        if unknown:
+            raise ConfigError(
+                f"held_out names {unknown[0]!r}, which is none of the chosen MiniWoB tasks; {hint(unknown[0], names)}"
+            )
+    if held_out and len(held_out) >= len(names):
+        raise ConfigError(
+            f"held_out keeps {len(held_out)} of {len(names)} MiniWoB tasks out, which leaves none to train on; "
+            "keep fewer out, or draw more (templates, pick)"
+        )
+    return held_out
