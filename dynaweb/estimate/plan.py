@@ -23,6 +23,7 @@ from dynaweb.stages.arms import n_arms
 
 if TYPE_CHECKING:
     from dynaweb.config import Recipe
+    from dynaweb.config.sections import EngineChoice
 
 ROOM = 0.95
 """Share of a device's memory that a run may take: drivers and the allocator have some too."""
@@ -252,9 +253,15 @@ def _caches(recipe: Recipe, shape: Shape, setup: Setup, machine: Machine, roles:
         if choice.name == "transformers":
             tokens = int(choice.settings.get("max_batch_tokens", 65_536))
             caches["key-value cache"] = mem.cache(shape, tokens, setup.bytes_each)
-        elif choice.name == "vllm" and not (choice.settings.get("replicas") or choice.settings.get("servers")):
+        elif choice.name == "vllm" and not _apart(recipe, choice):
             caches["vLLM"] = round(float(choice.settings.get("memory") or 0.4) * machine.memory)
     return caches
+
+
+def _apart(recipe: Recipe, choice: EngineChoice) -> bool:
+    """Whether a vLLM takes nothing of the trainers' devices."""
+    served = bool(recipe.cluster.address and recipe.cluster.servers)
+    return served or bool(choice.settings.get("replicas") or choice.settings.get("servers"))
 
 
 def _gib(size: float) -> str:

@@ -82,6 +82,15 @@ def test_replicas_and_trainers_do_not_share_gpus() -> None:
     assert fits is not None and not fits.problems()
 
 
+def test_servers_of_a_cluster_take_nothing_of_the_trainers_devices() -> None:
+    sets = (*VLLM, "cluster.address=auto")
+    beside, apart = (
+        estimate(resolve("one-gpu", overrides=(*sets, f"cluster.servers={n}")), named("h100")) for n in (0, 2)
+    )
+    assert beside is not None and "vLLM" in beside.memory["rl"]
+    assert apart is not None and "vLLM" not in apart.memory["rl"]
+
+
 def test_the_papers_run_keeps_all_eight_gpus_busy(cli: Cli) -> None:
     parts: dict[str, Any] = where(recipe="paper-8xh100", on="8xh100", ranks=4)
     assert parts["trainer"][0] == "GPUs 0-3" and parts["policy"][0] == "GPUs 4-7" and "nothing" not in parts
