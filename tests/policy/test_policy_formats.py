@@ -428,9 +428,12 @@ def test_replies_are_read_in_linear_time(piece: str) -> None:
     """Each piece of the grammar of replies, a hundred thousand characters of it."""
     from dynaweb.policy.policy_prompt import _split_reply
 
-    start = time.process_time()
-    _split_reply(piece * (100_000 // len(piece)))
-    assert time.process_time() - start < 1
+    took = []
+    for _ in range(3):  # collecting what other tests left behind counts too
+        start = time.process_time()
+        _split_reply(piece * (100_000 // len(piece)))
+        took.append(time.process_time() - start)
+    assert min(took) < 1
 
 
 NNETNAV = '''
