@@ -281,7 +281,7 @@ def trained(name: str) -> dict[str, str]:
     compact = isinstance(scorer, LlamaScorer)
     way = {
         "rows": "compact" if compact else "packed" if scorer.packs else "padded",
-        "head": "apart" if compact or getattr(scorer, "_head", None) is not None else "whole",
+        "head": "apart" if compact or getattr(scorer, "_tail", None) is not None else "whole",
     }
     logps = scored(scorer, rows, backward=True)
     ours = gradients(model)

@@ -515,6 +515,7 @@ PARSERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
 """What is tried, and the modules that it stands for."""
 ELSEWHERE: dict[str, str] = {
     "dynaweb/data/images.py": "names of files, of 64 characters or none",
+    "dynaweb/worldmodels/dynamics.py": "one set of characters of an address",
     "dynaweb/errors.py": "what a program of ours printed, each pattern once a line",
     "dynaweb/serve/site.py": "names of files, of 70 characters or none",
     "dynaweb/trainer/vision.py": "names of layers of a model",

@@ -93,7 +93,7 @@ def test_half_precision_hides_nothing(name: str) -> None:
         return
     scorer: Any = scorer_for(model)
     assert scorer.packs is (want.rows == "packed")
-    assert (scorer._head is not None) is (want.head == "apart")
+    assert (scorer._tail is not None) is (want.head == "apart")
     runner: Any = TransformersEngine(model, Lockstep())._runner
     assert runner._pads is (want.batches == "padded")
 

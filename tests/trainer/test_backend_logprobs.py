@@ -173,7 +173,7 @@ def test_a_head_of_zeros_is_a_head() -> None:
     model = kit.gpt2()
     with torch.no_grad():
         model.lm_head.weight.zero_()
-    assert GenericScorer(model)._head is not None
+    assert GenericScorer(model)._tail is not None
 
 
 @pytest.mark.parametrize("kind", ["Gemma2", "Granite", "Cohere", "Llama4"])
