@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from dynaweb.errors import output_end
+from dynaweb.runs.processes import free_port
 
 GUARD = "import os, signal, sys; sys.stdin.read(); os.killpg(0, signal.SIGKILL)"
 """The leader of a process group: when the process that holds its stdin ends, however that ends, it kills the group."""
@@ -206,14 +207,6 @@ class Child:
         if self._log:
             sys.stdout.write(line)
             sys.stdout.flush()
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def answers(url: str) -> bool:

@@ -1,8 +1,9 @@
-"""Starting further Python processes of the same installation."""
+"""Starting further Python processes of the same installation, and where they listen."""
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 
 INSIDE = "DYNAWEB_IN_CLUSTER"
@@ -27,3 +28,9 @@ def python_options() -> list[str]:
 def own_command(*arguments: str) -> list[str]:
     """`dynaweb` with these arguments, after the Python of this process."""
     return [*python_options(), "-m", "dynaweb", *arguments]
+
+
+def free_port(host: str = "") -> int:
+    """A port of `host`, an address of this machine (empty = all of them), that is free now."""
+    with socket.create_server((host, 0)) as free:
+        return int(free.getsockname()[1])

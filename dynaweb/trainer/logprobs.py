@@ -262,8 +262,7 @@ class GenericScorer:
     def _tail(self) -> Tail | None:
         """What follows the head, which is used apart from the body only where together they are the model."""
         with frozen(self._model), torch.no_grad():
-            head = None if self._body is None else head_of(self._model, self._body)
-        return None if head is None else head.tail
+            return None if self._body is None else tail_of(self._model, self._body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,15 +310,6 @@ class Tail:
 PLAIN = Tail()
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """An output head and what follows it."""
-
-    weight_VD: torch.Tensor
-    bias_V: torch.Tensor | None
-    tail: Tail = PLAIN
-
-
 SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")
 """What models multiply their logits by, or divide them by, in their configurations' words."""
 CAPS = ("final_logit_softcapping", "logits_soft_cap")
@@ -328,9 +318,9 @@ LOUD = 30.0
 """Standard deviation of the logits on which a head is tried: a cap shows."""
 
 
-def head_of(model: Any, body: Any) -> Head | None:
-    """The model's output head, where what the model makes of hidden states is `Head` with a scale or cap that its
-    configuration names; None where it is anything else. Tried on hidden states that the body never gave."""
+def tail_of(model: Any, body: Any) -> Tail | None:
+    """What follows the model's output head, where that is a scale or cap that its configuration names, or nothing;
+    None where the model makes anything else of hidden states. Tried on hidden states that the body never gave."""
     linear = model.get_output_embeddings()
     if not isinstance(linear, nn.Linear):
         return None
@@ -352,7 +342,7 @@ def head_of(model: Any, body: Any) -> Head | None:
     if whole.shape != plain.shape:
         return None
     if torch.equal(whole, plain):
-        return Head(weight, bias)
+        return PLAIN
     if not own_states:
         return None
     config = model.config.get_text_config()
@@ -360,7 +350,7 @@ def head_of(model: Any, body: Any) -> Head | None:
     for scale, cap in product([1.0, *scales, *(1 / scale for scale in scales)], [*caps, None]):
         tail = Tail(scale, cap)
         if near(whole, _Head(weight, bias, tail).logits(hidden[0])[None], half=1e-2, full=1e-5):
-            return Head(weight, bias, tail)
+            return tail
     return None
 
 

@@ -28,8 +28,9 @@ from dynaweb.config import Recipe, resolve
 from dynaweb.config.agreement import check_agreement, used_extras
 from dynaweb.errors import ConfigError, InfrastructureError
 from dynaweb.plugin.registry import current
-from dynaweb.runs.child import Child, News, free_port
+from dynaweb.runs.child import Child, News
 from dynaweb.runs.folder import open_run
+from dynaweb.runs.processes import free_port
 
 SERVER = """
 import http.server, sys

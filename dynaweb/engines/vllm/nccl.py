@@ -23,6 +23,7 @@ import torch
 
 from dynaweb.engines.vllm.replicas import Replica
 from dynaweb.errors import EngineError, MissingError
+from dynaweb.runs.processes import free_port
 
 T = TypeVar("T")
 Weights = Sequence[tuple[str, torch.Tensor]]
@@ -54,7 +55,7 @@ class NcclGroup:
             ) from error
         workers = await replica.call("workers")
         host = own_address(getattr(replica, "address", ""))
-        port = _free_port(host)
+        port = free_port(host)
 
         def meet() -> Any:
             # vLLM tries the group out at once: on a stream of its own, where a replica that dies then stops nobody.
@@ -186,8 +187,3 @@ def _quiet() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as free:
-        return int(free.getsockname()[1])
