@@ -19,6 +19,7 @@ time.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -451,9 +452,11 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
                     ctx.tell(events.Rollout(name, trajectory, update))
                 times = {"time.rollout": trained_from - started, "time.update": time.monotonic() - trained_from}
                 measured = measures(rollouts, batch.advantages)
-                history.rewards.append(measured["reward"])
                 history.outcomes.append(outcomes_of(rollouts))
                 ctx.tell(events.Update(name, update, {**measured, **metrics, **times}))
+                warning = history.played(measured, metrics.get("entropy", math.nan))
+                if warning and mode == "policy":
+                    ctx.tell(events.Failure(where=f"{name} update {update}", error=warning))
                 if replay is not None:
                     replay.add(rollouts)
 

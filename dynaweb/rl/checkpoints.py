@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Protocol
 
 from dynaweb.errors import DivergedError, TrainingError
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from dynaweb.trainer.torch_trainer import TorchTrainer
 
 HISTORY = "history.json"
+FIRST, DEAD = 10, 0.9
+"""After so many updates a run is warned if so large a share of its groups was dead. Runs that learn have .5 to .8."""
 MARK = "best.json"
 """Which update the best weights are of, and the success there."""
 
@@ -137,12 +140,14 @@ class History:
 
     `rewards`: mean of each update (nan = none graded). `marks`: (updates done, real success) of each validation.
     `outcomes`: template and mean reward of each group, by update. `moved`: of each update, whether rows with an
-    advantage moved the policy; False: their loss or gradient was not finite, None: there were none."""
+    advantage moved the policy; False: their loss or gradient was not finite, None: there were none. `dead`: of each
+    update, the share of groups whose rollouts all have one reward."""
 
     rewards: list[float] = field(default_factory=list)
     marks: list[tuple[int, float]] = field(default_factory=list)
     outcomes: list[list[tuple[str, float]]] = field(default_factory=list)
     moved: list[bool | None] = field(default_factory=list)
+    dead: list[float] = field(default_factory=list)
 
     def load(self, folder: Path, updates: int) -> None:
         """Read what `save` wrote, cut back to the first `updates`: a kill may have come before the checkpoint."""
@@ -151,13 +156,14 @@ class History:
         self.marks[:] = [(done, success) for done, success in data["marks"]]
         self.outcomes[:] = [[(name, reward) for name, reward in groups] for groups in data["outcomes"]]
         self.moved[:] = data.get("moved", [None] * len(self.rewards))
+        self.dead[:] = data.get("dead", [0.0] * len(self.rewards))
         self.cut(updates)
 
     def save(self, folder: Path, updates: int) -> None:
         """Write into a folder, atomically; all of it, whatever `updates` is."""
         rewards = [None if math.isnan(reward) else reward for reward in self.rewards]
-        state = {"rewards": rewards, "marks": self.marks, "outcomes": self.outcomes, "moved": self.moved}
-        write_json(folder / HISTORY, state)
+        state = {"rewards": rewards, "marks": self.marks, "outcomes": self.outcomes}
+        write_json(folder / HISTORY, {**state, "moved": self.moved, "dead": self.dead})
 
     def prune(self, folder: Path, checkpoints: Set[int]) -> None:
         """There is one file only."""
@@ -167,7 +173,7 @@ class History:
 
     def cut(self, updates: int) -> None:
         """Forget everything after the first `updates` updates."""
-        del self.rewards[updates:], self.outcomes[updates:], self.moved[updates:]
+        del self.rewards[updates:], self.outcomes[updates:], self.moved[updates:], self.dead[updates:]
         self.marks[:] = [(done, success) for done, success in self.marks if done <= updates]
 
     def stepped(self, metrics: Mapping[str, float]) -> None:
@@ -184,6 +190,23 @@ class History:
                 "from (groups with different rewards), the loss or gradient was not finite; lower the learning "
                 "rate, or take another optimizer (--opt)"
             )
+
+    def played(self, measured: Mapping[str, float], entropy: float) -> str:
+        """Note the rollouts of an update; once, a warning when nearly all groups of the first ones are dead, else ''.
+
+        `entropy`: of the policy's tokens in this update, in nats.
+        """
+        self.rewards.append(measured["reward"])
+        self.dead.append(measured["dead_groups"])
+        share = fmean(self.dead)
+        if len(self.dead) != FIRST or share < DEAD:
+            return ""
+        return (
+            f"in {share:.0%} of the groups of the first {FIRST} updates all rollouts have one reward, which teaches "
+            f"nothing (mean entropy of the policy's tokens: {entropy:.3f} nats). If rollouts of a task are all alike, "
+            "take fewer sft.steps or a higher rl.temperature; if tasks are too easy or too hard, other tasks, "
+            'rl.sampling = "adaptive" or a larger rl.n'
+        )
 
     def validated(self, success: float) -> str:
         """Note a validation; a warning when rewards rose since the last one and real success fell, else ''."""

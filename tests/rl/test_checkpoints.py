@@ -45,7 +45,7 @@ def history(scratch: Path) -> tuple[Checkpointed, Change]:
     one = History()
 
     async def change(update: int) -> None:
-        one.rewards.append(math.nan if update == 1 else update / 10)
+        one.played({"reward": math.nan if update == 1 else update / 10, "dead_groups": update / 16}, 0.1)
         one.outcomes.append([("a", 0.5), (f"b{update}", 1.0)])
         one.marks.append((update, 0.25 * update))
         one.stepped({"rows": 2.0, "rows_skipped": float(update % 3), "updated": 1.0})

@@ -96,6 +96,19 @@ def test_a_stage_that_learned_nothing_from_its_rollouts_is_an_error(
 
 
 @pytest.mark.parametrize(
+    ("dead", "warned"),
+    [([1.0] * 12, [9]), ([1.0] * 9, []), ([0.8] * 12, []), ([1.0] * 9 + [0.0], [9]), ([0.5] * 10 + [1.0] * 10, [])],
+)
+def test_rollouts_that_teach_nothing_are_told_once(dead: list[float], warned: list[int]) -> None:
+    history = History()
+    said = [history.played({"reward": 0.5, "dead_groups": share}, 0.005) for share in dead]
+    assert [update for update, words in enumerate(said) if words] == warned
+    for update in warned:
+        assert f"in {sum(dead[:10]) / 10:.0%} of the groups" in said[update]
+        assert all(words in said[update] for words in ("0.005 nats", "sft.steps", "rl.temperature", "rl.sampling"))
+
+
+@pytest.mark.parametrize(
     ("found", "text", "label"),
     [
         ({"done": 5, "planned": 5, "skipped": 0}, "5 updates", ""),
