@@ -54,8 +54,9 @@ class WorkerExtension:
     def dynaweb_renew_head(self) -> None:
         """An output head tied to the word embeddings: loading passes it over, and on a CPU it keeps a packed copy."""
         model = self.model_runner.model
-        head, body = getattr(model, "lm_head", None), getattr(model, "model", None)
-        words = getattr(body, "embed_tokens", None)
+        # Where a model sees, they lie within its language model, or one of them does.
+        parts = {name.rpartition(".")[2]: part for name, part in reversed([*model.named_modules(remove_duplicate=False)])}
+        head, words = parts.get("lm_head"), parts.get("embed_tokens")
         if head is None or words is None or not getattr(model.config, "tie_word_embeddings", False):
             return
         with torch.no_grad():
