@@ -215,7 +215,8 @@ class ModelVision:
     def example(self, image: Image) -> Prompt:
         """See `dynaweb.protocols.Vision`."""
         turns = [{"role": "user", "content": [{"type": "image"}]}]
-        text = self.processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        with quiet():
+            text = self.processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         return Prompt(tuple(self._encoded(text.replace(self.placeholder, self.expansion(image)))), (image,))
 
     def reading(self, read: Callable[[Image], bytes]) -> ModelVision:
@@ -244,7 +245,7 @@ def read_processor(source: str) -> Any:
             f"pip install 'dynaweb[{EXTRA}]'"
         ) from error
     except (OSError, ValueError, TypeError, KeyError) as error:
-        if not _has_processor(source):
+        if not has_processor(source):
             raise _without_processor(source) from error
         raise unknown_model(source, Path(source).is_dir(), error) from error
     if not isinstance(processor, ProcessorMixin) or getattr(processor, "image_token", None) is None:
@@ -252,7 +253,7 @@ def read_processor(source: str) -> Any:
     return processor
 
 
-def _has_processor(source: str) -> bool:
+def has_processor(source: str) -> bool:
     """Whether a folder holds the documents of a processor; of a name nobody knows, so it is said to."""
     names = ("processor_config.json", "preprocessor_config.json")
     return not Path(source).is_dir() or any((Path(source) / name).is_file() for name in names)

@@ -276,6 +276,11 @@ def _llama(tokenizer: Any, head: int) -> tuple[Any, Any]:
     return config, transformers.Llama4Processor(images, tokenizer, patch_size=8)
 
 
+def _with_line_breaks(specials: list[str], plain: tuple[str, ...]) -> Any:
+    """Pieces among which several line breaks are one, so that those around an image join those of the text."""
+    return metaspace(specials, (*plain, *("\n" * count for count in range(1, 5))))
+
+
 _ROWS = tuple(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))
 _IDEFICS = (
     "<|endoftext|>",
@@ -338,7 +343,7 @@ _ALL = (
         ends=("<eos>", "<end_of_turn>"),
         parts=_gemma,
         bos="<bos>",
-        cut=metaspace,
+        cut=_with_line_breaks,
         named=GEMMA_MARKS,
     ),
     SeeingFamily(

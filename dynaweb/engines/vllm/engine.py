@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from dynaweb.engines.vllm.shared import Layout, SharedVllm
 from dynaweb.engines.vllm.weights import (
     adapter_rank,
     handles,
+    nested_name,
     plain_weights,
     wrapped_name,
     write_adapter,
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from dynaweb.engines.plugin import VllmConfig
 
 WORKER = "dynaweb.engines.vllm.worker.WorkerExtension"
+LIMITS = {"video": 0}
+"""What no prompt has, so that vLLM keeps no room for it."""
 MEMORY_BESIDE, MEMORY_APART = 0.4, 0.9
 """Share of a GPU's memory for vLLM beside the trainer, and on a GPU of its own."""
 ROOM, ROOM_BESIDE = 3, 4 << 30
@@ -321,14 +325,17 @@ class VllmEngine(BaseEngine):
         if self._most_rank:
             arguments |= {"enable_lora": True, "max_lora_rank": max(8, self._most_rank), "max_loras": 1}
         if self._vision is not None:
-            arguments["limit_mm_per_prompt"] = {"video": 0}
+            arguments["limit_mm_per_prompt"] = LIMITS
             if self._most_rank and trains_vision(self.model):
                 arguments["enable_tower_connector_lora"] = True
         return arguments | self.config.extra
 
     async def _push_base(self, vllm: SharedVllm) -> None:
         wrapped = await vllm.call("wrapped") if self._most_rank else []
-        weights = [(wrapped_name(name, wrapped), tensor.contiguous()) for name, tensor in plain_weights(self.model)]
+        named = await self._names(vllm)
+        weights = [
+            (wrapped_name(named(name), wrapped), tensor.contiguous()) for name, tensor in plain_weights(self.model)
+        ]
         on_gpu = all(tensor.is_cuda for _, tensor in weights)
         if on_gpu and vllm.layout.apart:
             vllm.transfer = "nccl"
@@ -346,6 +353,10 @@ class VllmEngine(BaseEngine):
             await vllm.call("load", folder=str(folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    async def _names(self, vllm: SharedVllm) -> Callable[[str], str]:
+        """What gives a weight of the trainer's model its name in vLLM."""
+        return nested_name if self._vision is not None and await vllm.call("nested") else str
 
     async def _send(self, vllm: SharedVllm, weights: list[tuple[str, torch.Tensor]]) -> None:
         """Weights to the GPUs of all replicas, one replica after the other. One that dies meanwhile is left out."""
@@ -372,7 +383,7 @@ class VllmEngine(BaseEngine):
             await vllm.call("remove_adapter", number=old[1])
         if self._rank:
             folder = vllm.folder / f"adapter-{vllm.pushes}"
-            write_adapter(self.model, folder)
+            write_adapter(self.model, folder, await self._names(vllm))
             adapter = f"policy-{vllm.pushes}", vllm.pushes, str(folder)
             await vllm.call("add_adapter", adapter=adapter)
             vllm.adapter = adapter

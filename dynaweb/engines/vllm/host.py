@@ -26,6 +26,9 @@ from dynaweb.errors import DynawebError
 
 GRACE = 3.0
 """Seconds that vLLM's workers have to end by themselves when the run has gone."""
+BY_THE_PROCESSOR = {"mm_device_do_normalize": False}
+"""Arguments of some versions: whether vLLM's model has numbers of its own to normalise pictures with, which it would
+draw at random, as it does weights that come later."""
 LOOK_EVERY = 1.0
 """Seconds between two looks at whether the run is still there."""
 
@@ -47,9 +50,6 @@ class Host:
         self, config: Mapping[str, Any], arguments: Mapping[str, Any], processor: str = ""
     ) -> dict[str, Any]:
         """Start vLLM on random weights of a model's configuration, with the processor in a folder where it sees."""
-        if processor:
-            shutil.copytree(processor, self._folder, dirs_exist_ok=True)
-        (self._folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         import vllm
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -57,9 +57,13 @@ class Host:
         if not hasattr(AsyncLLM, "start_weight_update"):
             raise RuntimeError(f"vLLM {vllm.__version__} has no weight transfer for RL; install vllm>=0.24")
         known = getattr(AsyncEngineArgs, "__dataclass_fields__", arguments)
+        if processor:
+            shutil.copytree(processor, self._folder, dirs_exist_ok=True)
+            arguments = {name: value for name, value in BY_THE_PROCESSOR.items() if name in known} | {**arguments}
         unknown = sorted(set(arguments) - set(known))
         if unknown:
             raise ValueError(f"this version of vLLM has no engine argument {unknown[0]!r}; see `extra` of the engine")
+        (self._folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(self._folder), **arguments))
         return {"version": vllm.__version__}
 
@@ -113,6 +117,10 @@ class Host:
     async def wrapped(self) -> list[str]:
         """The layers whose weights have the names that adapters gave them."""
         return list((await self._engine.collective_rpc("dynaweb_wrapped"))[0])
+
+    async def nested(self) -> bool:
+        """Whether the tower that sees has a level more than the trainer's."""
+        return bool((await self._engine.collective_rpc("dynaweb_nested"))[0])
 
     async def load(self, folder: str) -> None:
         """Load the checkpoint in a folder."""

