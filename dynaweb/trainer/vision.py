@@ -245,7 +245,7 @@ def read_processor(source: str) -> Any:
             f"pip install 'dynaweb[{EXTRA}]'"
         ) from error
     except (OSError, ValueError, TypeError, KeyError) as error:
-        if not has_processor(source):
+        if not _has_processor(source):
             raise _without_processor(source) from error
         raise unknown_model(source, Path(source).is_dir(), error) from error
     if not isinstance(processor, ProcessorMixin) or getattr(processor, "image_token", None) is None:
@@ -253,7 +253,7 @@ def read_processor(source: str) -> Any:
     return processor
 
 
-def has_processor(source: str) -> bool:
+def _has_processor(source: str) -> bool:
     """Whether a folder holds the documents of a processor; of a name nobody knows, so it is said to."""
     names = ("processor_config.json", "preprocessor_config.json")
     return not Path(source).is_dir() or any((Path(source) / name).is_file() for name in names)

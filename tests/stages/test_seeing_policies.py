@@ -65,8 +65,7 @@ def context(tmp_path: Path, *sets: str, **names: Any) -> RunContext:
     ],
 )
 def test_what_cannot_see_is_refused_in_one_line_before_the_run(
-    blind: None,
-    model: Path, tmp_path: Path, sets: tuple[str, ...], words: str
+    blind: None, model: Path, tmp_path: Path, sets: tuple[str, ...], words: str
 ) -> None:
     ctx = context(tmp_path, *(one.replace("MODEL", str(model)) for one in sets))
     if not words:

@@ -21,6 +21,7 @@ from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from vision_families import DENSE, FAMILIES, NAMES, SIGLIP, Album
 
 from dynaweb.data.images import ImageStore
+from dynaweb.engines.local.architecture import language_part, trains_vision
 from dynaweb.engines.local.engine import TransformersEngine
 from dynaweb.engines.local.sessions import PADDED_IMAGES
 from dynaweb.engines.scheduler import Lockstep
@@ -31,7 +32,7 @@ from dynaweb.policy.prompt_formats import ChatFormat, CompactFormat
 from dynaweb.policy.settings import PromptSettings
 from dynaweb.policy.tokenizer import build_tokenizer
 from dynaweb.protocols import CriticSpec, GenerateRequest, JudgeContext, TokenRow
-from dynaweb.trainer.adapters import check_adapters, freeze_vision, language_part, trains_vision
+from dynaweb.trainer.adapters import check_adapters, freeze_vision
 from dynaweb.trainer.critic import Critic
 from dynaweb.trainer.models import kind_of, load_model, resolve
 from dynaweb.trainer.stepper import Schedule
@@ -169,7 +170,11 @@ def test_ids_for_another_processor_are_those_of_the_template_with_its_placeholde
     other = replace(seen.prompts[0], images=(seen.album.add(256, 256, seed=5),))
     short = replace(seen.prompts[0], ids=tuple(id for id in seen.prompts[0].ids if id != seen.vision.image_id))
     more = replace(seen.prompts[0], ids=(*seen.prompts[0].ids, seen.vision.image_id))
-    for wrong, words in ((other, "of images|are not in|of more images"), (short, "are not in its prompt"), (more, "tokens of more images")):
+    for wrong, words in (
+        (other, "of images|are not in|of more images"),
+        (short, "are not in its prompt"),
+        (more, "tokens of more images"),
+    ):
         if wrong is other and seen.vision.expansion(other.images[0]) == seen.vision.expansion(seen.images[0]):
             continue  # as many tokens for every picture
         with pytest.raises(EngineError, match=words) as error:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dynaweb.engines.local.architecture import trains_vision
 from dynaweb.engines.local.sampling import cut, need_decoder, unwritten
 from dynaweb.engines.vllm.pictures import carried
 from dynaweb.engines.vllm.probe import REPLY, Probe, Rows
@@ -39,7 +40,6 @@ from dynaweb.engines.vllm.weights import (
 )
 from dynaweb.errors import ConfigError, EngineError, MissingError
 from dynaweb.protocols import BaseEngine, Completion, EngineContext, GenerateRequest, text_ids
-from dynaweb.trainer.adapters import trains_vision
 from dynaweb.types import Prompt
 
 if TYPE_CHECKING:

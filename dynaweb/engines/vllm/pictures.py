@@ -59,8 +59,8 @@ def refuse_other_ids(written: Sequence[int], read: Sequence[int] | None) -> None
     first = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(written), len(read)))
     raise EngineError(
         f"vLLM reads a prompt with pictures as {len(read)} tokens that differ from the {len(written)} of the trainer, "
-        f"the first at place {first} ({_around(written, first)} is {_around(read, first)} there): its processor of this "
-        "model's family is not the trainer's, so set the engine's name to transformers"
+        f"the first at place {first} ({_around(written, first)} is {_around(read, first)} there): its processor of "
+        "this model's family is not the trainer's, so set the engine's name to transformers"
     )
 
 

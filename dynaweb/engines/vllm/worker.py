@@ -59,7 +59,9 @@ class WorkerExtension:
         """An output head tied to the word embeddings: loading passes it over, and on a CPU it keeps a packed copy."""
         model = self.model_runner.model
         # Where a model sees, they lie within its language model, or one of them does.
-        parts = {name.rpartition(".")[2]: part for name, part in reversed([*model.named_modules(remove_duplicate=False)])}
+        parts = {
+            name.rpartition(".")[2]: part for name, part in reversed([*model.named_modules(remove_duplicate=False)])
+        }
         head, words = parts.get("lm_head"), parts.get("embed_tokens")
         if head is None or words is None or not getattr(model.config, "tie_word_embeddings", False):
             return

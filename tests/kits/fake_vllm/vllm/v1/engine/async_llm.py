@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from fake_pictures import Remembered, read
+
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 
