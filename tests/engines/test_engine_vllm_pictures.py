@@ -142,7 +142,11 @@ async def test_replies_to_pictures_have_the_probabilities_of_the_trainer(seeing:
     await policy.close()
 
 
-@pytest.mark.parametrize("part", ["vision_model", "connector", "text_model"])
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [("process", "vision_model"), ("servers", "vision_model"), ("servers", "connector"), ("servers", "text_model")],
+    indirect=["settings"],
+)
 async def test_weights_that_see_are_pushed_and_stale_ones_are_noticed(seeing: Seeing, part: str, settings: Any) -> None:
     policy = engine(seeing.fresh(), **settings)
     assert await apart(policy, seeing) < 1e-4
@@ -156,6 +160,7 @@ async def test_weights_that_see_are_pushed_and_stale_ones_are_noticed(seeing: Se
     await policy.close()
 
 
+@pytest.mark.parametrize("settings", ["servers"], indirect=True)
 async def test_adapters_of_a_model_that_sees_go_over(seeing: Seeing, settings: Any) -> None:
     for trained in (False, True):
         loaded = seeing.fresh()
