@@ -148,7 +148,7 @@ def plain_rate(given: argparse.Namespace, requests: Sequence[tuple[GenerateReque
         return tokens / (time.perf_counter() - start)
 
     async def all_at_once() -> float:
-        weights: Any = SimpleNamespace(model=model, tokenizer=None)
+        weights: Any = SimpleNamespace(model=model, tokenizer=None, vision=None)
         extra = {name.removeprefix("extra."): value for name, value in VLLM.items() if name.startswith("extra.")}
         vllm = VllmEngine(VllmConfig(extra=extra), EngineContext(weights=weights, batching=Lockstep()))
         try:

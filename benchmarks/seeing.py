@@ -85,8 +85,8 @@ def written(family: str, folder: Path) -> str:
     """A tiny model of a family that cuts pictures as the released ones do."""
     tiny = FAMILIES[family]
 
-    def parts(tokenizer: Any) -> tuple[Any, Any]:
-        config, processor = tiny.parts(tokenizer)
+    def parts(tokenizer: Any, head: int) -> tuple[Any, Any]:
+        config, processor = tiny.parts(tokenizer, head)
         if family in RELEASED:
             RELEASED[family](config, processor)
         return config, processor

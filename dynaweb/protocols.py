@@ -932,6 +932,30 @@ class Vision(Protocol):
         """What the forward pass takes to tell tokens of images from text ([B, T]); empty where it needs nothing."""
         ...
 
+    # What engines are given that have a processor of their own.
+
+    def unexpanded(self, prompt: Prompt) -> tuple[int, ...]:
+        """The prompt's ids with one placeholder for each image, as a processor takes them. Raises `EngineError` where
+        an image's tokens are not in the prompt."""
+        ...
+
+    def picture(self, image: Image) -> bytes:
+        """An image as a PNG in RGB and nothing else, which every reader takes alike. Raises `ImageError` for one that
+        is missing or damaged."""
+        ...
+
+    def example(self, image: Image) -> Prompt:
+        """A user's turn with an image and nothing else, and the beginning of the reply."""
+        ...
+
+    def reading(self, read: Callable[[Image], bytes]) -> Vision:
+        """The same model's vision on other images: `read` gives the bytes of one."""
+        ...
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the processor into a folder, tokenizer and template among it."""
+        ...
+
 
 class Service(Protocol):
     """Something that engines use and a run keeps from stage to stage, such as the process of a server."""

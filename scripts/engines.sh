@@ -27,8 +27,9 @@ ray_environment() { # FOLDER PYTHON
     touch "$1/ready"
 }
 
-check_vllm() { # FOLDER OPTION...
-  OMP_NUM_THREADS=1 VLLM_CPU_KVCACHE_SPACE=1 "$1/bin/python" scripts/check_vllm.py --eager "${@:2}"
+check_vllm() { # FOLDER OPTION...: on text, then on pages with pictures
+  on_cpu() { OMP_NUM_THREADS=1 VLLM_CPU_KVCACHE_SPACE=1 "$1/bin/python" scripts/check_vllm.py --eager "${@:2}"; }
+  on_cpu "$@" && on_cpu "$1" --pictures idefics3 "${@:2}"
 }
 
 check_deepspeed() { # FOLDER

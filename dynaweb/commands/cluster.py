@@ -485,7 +485,7 @@ def vllm_arguments(recipe: Recipe) -> list[str]:
     from dynaweb.trainer.models import resolve  # imports torch
 
     engine = _engine(recipe)
-    adapters = max(getattr(recipe, name).lora_rank for name in ("sft", "wm_fit", "rl"))
+    adapters, seen = max(getattr(recipe, name).lora_rank for name in ("sft", "wm_fit", "rl")), recipe.observation
     return [
         resolve(recipe.model.path),
         *("--host", "{host}", "--port", "{port}"),
@@ -495,6 +495,7 @@ def vllm_arguments(recipe: Recipe) -> list[str]:
         *(("--gpu-memory-utilization", str(engine.memory)) if engine.memory else ()),
         *(("--tensor-parallel-size", str(engine.tensor_parallel)) if engine.tensor_parallel > 1 else ()),
         *(("--enable-lora", "--max-loras", "1", "--max-lora-rank", str(adapters)) if adapters else ()),
+        *(("--enable-tower-connector-lora",) if adapters and seen.pictures and seen.train_vision else ()),
         *recipe.cluster.server_options,
     ]
 

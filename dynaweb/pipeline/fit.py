@@ -222,7 +222,8 @@ def with_adapters(model: LoadedModel, rank: int, *, seed: int) -> LoadedModel:
     peft = library("peft", "lora", what="lora_rank")
     import torch
 
-    from dynaweb.trainer.adapters import adapter_layers, trains_vision
+    from dynaweb.engines.local.architecture import trains_vision
+    from dynaweb.trainer.adapters import adapter_layers
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -239,7 +240,8 @@ class AdaptedModel(LoadedModel):
 
     def save(self, folder: Path) -> None:
         """Merge, and write the weights as those of any model; the model itself is a plain one from then on."""
-        from dynaweb.trainer.adapters import freeze_vision, trains_vision
+        from dynaweb.engines.local.architecture import trains_vision
+        from dynaweb.trainer.adapters import freeze_vision
 
         sees = trains_vision(self.model)
         _merge(self.model)

@@ -77,11 +77,18 @@ def check_vision(ctx: RunContext) -> None:
 
 
 def _check_seeing_engine(ctx: RunContext, role: Role, why: str, instead: str) -> None:
-    engine = ctx.recipe.engine_of(role).name
-    if "sees" not in ctx.plugins.find("engine", engine).spec.capabilities:
+    choice = ctx.recipe.engine_of(role)
+    spec = ctx.plugins.find("engine", choice.name).spec
+    if "sees" not in spec.capabilities:
         raise ConfigError(
-            f"{why}, and the engine {engine!r} takes text alone; set {role}.engine.name = transformers, or {instead}"
+            f"{why}, and the engine {choice.name!r} takes text alone; set {role}.engine.name = transformers, or "
+            f"{instead}"
         )
+    check = getattr(spec.config.model_validate(choice.settings), "check_sight", None)
+    if check is not None:
+        from dynaweb.trainer.models import resolve, sees
+
+        check(getattr(sees(resolve(ctx.recipe.model.path)), "model_type", ""))
 
 
 def check_seam(ctx: RunContext) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from dynaweb.engines.local.architecture import language_part
 from dynaweb.errors import ConfigError
 
 MAMBA = ("mamba", "falconh1mixer")
@@ -17,16 +18,6 @@ MAMBA = ("mamba", "falconh1mixer")
 READ_PAST = ("dt_proj", "out_proj")
 """Layers of Mamba whose weights its kernels read without calling the layer, so that an adapter would do nothing."""
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-
-def language_part(model: Any) -> Any:
-    """The language model within a model that sees, without its output head; a model that reads text alone itself."""
-    if getattr(model.config, "vision_config", None) is None:
-        return model
-    decoder = getattr(model, "get_decoder", lambda: None)()
-    inner = getattr(model, "model", model)
-    parts = (decoder, getattr(inner, "text_model", None), getattr(inner, "language_model", None))
-    return next((part for part in parts if isinstance(part, nn.Module) and part not in (model, inner)), model)
 
 
 def freeze_vision(model: Any) -> None:
@@ -39,15 +30,6 @@ def freeze_vision(model: Any) -> None:
     trained = {id(parameter) for part in parts for parameter in part.parameters()}
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in trained)
-
-
-def trains_vision(model: Any) -> bool:
-    """Whether any weight outside of the language model is trained; True for a model that reads text alone."""
-    language = language_part(model)
-    own = {id(parameter) for parameter in language.parameters()}
-    head = model.get_output_embeddings()
-    own |= {id(parameter) for parameter in head.parameters()} if head is not None else set()
-    return language is model or any(p.requires_grad for p in model.parameters() if id(p) not in own)
 
 
 def adapter_layers(model: Any, *, vision: bool = True) -> list[str]:

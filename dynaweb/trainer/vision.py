@@ -57,7 +57,9 @@ class ModelVision:
         video = getattr(config, "video_token_id", None)
         self.unwritten: tuple[int, ...] = (self.image_id,) if video is None else (self.image_id, int(video))
         self.expansion_of_size = lru_cache(SIZES)(self._expansion)
+        self._ids_of_size = lru_cache(SIZES)(self._expanded_ids)
         self._pixels = lru_cache(RECENT)(self._inputs_of)
+        self._pictures = lru_cache(RECENT)(self._picture)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.source, self._read)
@@ -147,6 +149,81 @@ class ModelVision:
     def save_pretrained(self, folder: Path) -> None:
         """Write the processor, tokenizer and template among it, beside the weights in a folder."""
         self.processor.save_pretrained(folder)
+
+    # What engines are given that have a processor of their own.
+
+    def unexpanded(self, prompt: Prompt) -> tuple[int, ...]:
+        """See `dynaweb.protocols.Vision`.
+
+        Example: of Gemma's `user\\n\\n\\n<start_of_image>...<end_of_image>\\n\\n` is left `user\\n<start_of_image>`,
+        though three line breaks are one token there.
+        """
+        done: list[int] = []
+        rest = list(prompt.ids)
+        for image in prompt.images:
+            text = self.expansion(image)
+            own = self._ids_of_size(image.width, image.height)
+            places = (i for i, token in enumerate(rest) if token == own[0])
+            start = next((i for i in places if rest[i : i + len(own)] == own), None)
+            if start is None:
+                raise EngineError(
+                    f"the tokens of the image {image.sha256[:12]} ({image.width}x{image.height} pixels) are not in its "
+                    f"prompt as {self.source} writes them; it was written for another model, or cut within an image"
+                )
+            done += self._shorn(rest[:start], text[: len(text) - len(text.lstrip())], at_end=True)
+            done += self._placeholder_ids
+            rest = self._shorn(rest[start + len(own) :], text[len(text.rstrip()) :], at_end=False)
+        if self.image_id in rest:
+            raise EngineError(f"a prompt with {len(prompt.images)} images has tokens of more images than these")
+        return (*done, *rest)
+
+    def _expanded_ids(self, width: int, height: int) -> list[int]:
+        """What stands for an image of a size, without the space around it, which may be of one token with the text."""
+        return self._encoded(self.expansion_of_size(width, height).strip())
+
+    @cached_property
+    def _placeholder_ids(self) -> list[int]:
+        return self._encoded(self.placeholder)
+
+    def _encoded(self, text: str) -> list[int]:
+        return list(self.processor.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _shorn(self, ids: list[int], text: str, *, at_end: bool) -> list[int]:
+        """Ids without a text at one of their ends, where it may be a part of a token."""
+        for count in range(1, len(text) + 1 if text else 0):
+            part = ids[-count:] if at_end else ids[:count]
+            said = self.processor.tokenizer.decode(part)
+            if said.endswith(text) if at_end else said.startswith(text):
+                left = self._encoded(said.removesuffix(text) if at_end else said.removeprefix(text))
+                return [*ids[:-count], *left] if at_end else [*left, *ids[count:]]
+        return ids
+
+    def picture(self, image: Image) -> bytes:
+        """See `dynaweb.protocols.Vision`."""
+        data: bytes = self._pictures(image)
+        return data
+
+    def _picture(self, image: Image) -> bytes:
+        from PIL import Image as Pillow
+
+        found = opened(self._read(image), image)
+        stream = io.BytesIO()
+        # Made anew: a colour that counts as transparent, or a profile, would be read by some and not by others.
+        Pillow.frombytes("RGB", found.size, found.tobytes()).save(stream, "PNG", compress_level=1)
+        return stream.getvalue()
+
+    def example(self, image: Image) -> Prompt:
+        """See `dynaweb.protocols.Vision`."""
+        turns = [{"role": "user", "content": [{"type": "image"}]}]
+        with quiet():
+            text = self.processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        return Prompt(tuple(self._encoded(text.replace(self.placeholder, self.expansion(image)))), (image,))
+
+    def reading(self, read: Callable[[Image], bytes]) -> ModelVision:
+        """See `dynaweb.protocols.Vision`."""
+        other = type(self)(self.source, read)
+        other.processor = self.processor
+        return other
 
 
 def read_processor(source: str) -> Any:

@@ -146,7 +146,7 @@ def test_adapters_are_written_as_peft_reads_them(tmp_path: Path) -> None:
 
 
 def test_without_the_packages_the_error_names_the_extra() -> None:
-    weights = cast("Any", SimpleNamespace(model=kit.llama(), tokenizer=None))
+    weights = cast("Any", SimpleNamespace(model=kit.llama(), tokenizer=None, vision=None))
     engine = VllmEngine(VllmConfig(), EngineContext(weights=weights, batching=Lockstep()))
     with pytest.raises(EngineError, match="empty prompt"):
         engine._refuse(GenerateRequest(Prompt(()), 4))
@@ -173,7 +173,7 @@ def test_a_run_that_lacks_its_engine_says_so_at_once(cli: Cli) -> None:
 
 
 def _start_vllm() -> None:
-    weights = cast("Any", SimpleNamespace(model=kit.llama(), tokenizer=None))
+    weights = cast("Any", SimpleNamespace(model=kit.llama(), tokenizer=None, vision=None))
     asyncio.run(VllmEngine(VllmConfig(), EngineContext(weights=weights, batching=Lockstep())).ready())
 
 

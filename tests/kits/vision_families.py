@@ -55,6 +55,8 @@ DENSE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
 }
+HEAD = 8
+"""Width of an attention head of the language model."""
 SIGLIP = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 _PARTS = "{% for p in m.content %}{% if p.type == 'image' %}IMAGE{% elif p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}"
@@ -83,16 +85,23 @@ LLAMA4 = (
 )
 
 
+def dense(head: int) -> dict[str, int]:
+    """`DENSE` with attention heads of another width; vLLM's kernels know none of less than 32."""
+    wide = {name: DENSE[name] * head // HEAD for name in ("hidden_size", "intermediate_size")}
+    return {**DENSE, **wide, "head_dim": head}
+
+
 @dataclass(frozen=True)
 class SeeingFamily:
-    """How one family sees. `ends` are what its generation_config lists, by name; `parts` makes config and processor."""
+    """How one family sees. `ends` are what its generation_config lists, by name; `parts` makes config and processor of
+    a tokenizer and the width of an attention head."""
 
     name: str
     specials: tuple[str, ...]
     template: str
     eos: str
     ends: tuple[str, ...]
-    parts: Callable[[Any], tuple[Any, Any]]
+    parts: Callable[[Any, int], tuple[Any, Any]]
     bos: str | None = None
     cut: Callable[..., Any] = byte_level
     named: dict[str, str] = field(default_factory=dict)
@@ -115,9 +124,9 @@ class SeeingFamily:
         made.chat_template = self.template
         return made
 
-    def build(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    def build(self, seed: int = 0, dtype: torch.dtype = torch.float32, head: int = HEAD) -> tuple[Any, Any]:
         """A random model and its processor."""
-        config, processor = self.parts(self.tokenizer())
+        config, processor = self.parts(self.tokenizer(), head)
         processor.chat_template = self.template
         torch.manual_seed(seed)
         model = AutoModelForImageTextToText.from_config(config, dtype=dtype).eval()
@@ -136,9 +145,9 @@ class SeeingFamily:
         """The ids that its generation_config lists."""
         return tuple(tokenizer.convert_tokens_to_ids(name) for name in self.ends)
 
-    def write(self, folder: Path, seed: int = 0) -> Path:
+    def write(self, folder: Path, seed: int = 0, head: int = HEAD) -> Path:
         """A model folder with its processor."""
-        model, processor = self.build(seed)
+        model, processor = self.build(seed, head=head)
         model.save_pretrained(folder)
         processor.save_pretrained(folder)
         return folder
@@ -149,11 +158,11 @@ def _vocabulary(tokenizer: Any) -> int:
     return -(-(len(tokenizer) + 16) // 64) * 64
 
 
-def _smolvlm(kind: str) -> Callable[[Any], tuple[Any, Any]]:
-    def parts(tokenizer: Any) -> tuple[Any, Any]:
+def _smolvlm(kind: str) -> Callable[[Any, int], tuple[Any, Any]]:
+    def parts(tokenizer: Any, head: int) -> tuple[Any, Any]:
         config_of, processor_of = (getattr(transformers, kind + what) for what in ("Config", "Processor"))
         image_id = tokenizer.convert_tokens_to_ids("<image>")
-        text = {"model_type": "llama", "vocab_size": _vocabulary(tokenizer), "pad_token_id": 0, "head_dim": 8, **DENSE}
+        text = {"model_type": "llama", "vocab_size": _vocabulary(tokenizer), "pad_token_id": 0, **dense(head)}
         config = config_of(
             image_token_id=image_id,
             scale_factor=2,
@@ -172,15 +181,15 @@ def _smolvlm(kind: str) -> Callable[[Any], tuple[Any, Any]]:
     return parts
 
 
-def _qwen(kind: str) -> Callable[[Any], tuple[Any, Any]]:
-    def parts(tokenizer: Any) -> tuple[Any, Any]:
+def _qwen(kind: str) -> Callable[[Any, int], tuple[Any, Any]]:
+    def parts(tokenizer: Any, head: int) -> tuple[Any, Any]:
         config_of, processor_of = (getattr(transformers, kind + what) for what in ("Config", "Processor"))
         ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(text) for name, text in VISION_MARKS.items()}
-        rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+        rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [head // 8, head // 8, head // 4]}
         text = {
             "vocab_size": _vocabulary(tokenizer),
             "rope_parameters": rope,
-            **DENSE,
+            **dense(head),
             "bos_token_id": None,
             "eos_token_id": tokenizer.eos_token_id,
         }
@@ -191,10 +200,10 @@ def _qwen(kind: str) -> Callable[[Any], tuple[Any, Any]]:
             "intermediate_size": 24,
             "num_heads": 2,
             "patch_size": patch,
-            "out_hidden_size": 32,
+            "out_hidden_size": 4 * head,
         }
         if kind == "Qwen3VL":
-            text |= {"head_dim": 8, "pad_token_id": 0}
+            text |= {"pad_token_id": 0}
             text["rope_parameters"] = {**rope, "mrope_interleaved": True}
             seeing |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
         else:
@@ -215,13 +224,12 @@ VISION_MARKS = {
 }
 
 
-def _gemma(tokenizer: Any) -> tuple[Any, Any]:
+def _gemma(tokenizer: Any, head: int) -> tuple[Any, Any]:
     ids = {name: tokenizer.convert_tokens_to_ids(text) for name, text in GEMMA_MARKS.items()}
     text = {
-        **DENSE,
+        **dense(head),
         "vocab_size": _vocabulary(tokenizer),
-        "head_dim": 8,
-        "query_pre_attn_scalar": 8,
+        "query_pre_attn_scalar": head,
         "sliding_window": 24,
     }
     text |= {"layer_types": ["sliding_attention", "full_attention"]}
@@ -241,11 +249,10 @@ def _gemma(tokenizer: Any) -> tuple[Any, Any]:
 GEMMA_MARKS = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
 
 
-def _llama(tokenizer: Any) -> tuple[Any, Any]:
+def _llama(tokenizer: Any, head: int) -> tuple[Any, Any]:
     text = {
-        **DENSE,
+        **dense(head),
         "vocab_size": _vocabulary(tokenizer),
-        "head_dim": 8,
         "intermediate_size_mlp": 48,
         "pad_token_id": 0,
     }
@@ -267,6 +274,11 @@ def _llama(tokenizer: Any) -> tuple[Any, Any]:
     )
     images = transformers.Llama4ImageProcessor(size={"height": 32, "width": 32}, max_patches=4)
     return config, transformers.Llama4Processor(images, tokenizer, patch_size=8)
+
+
+def _with_line_breaks(specials: list[str], plain: tuple[str, ...]) -> Any:
+    """Pieces among which several line breaks are one, so that those around an image join those of the text."""
+    return metaspace(specials, (*plain, *("\n" * count for count in range(1, 5))))
 
 
 _ROWS = tuple(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))
@@ -331,7 +343,7 @@ _ALL = (
         ends=("<eos>", "<end_of_turn>"),
         parts=_gemma,
         bos="<bos>",
-        cut=metaspace,
+        cut=_with_line_breaks,
         named=GEMMA_MARKS,
     ),
     SeeingFamily(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import threading
 import time
@@ -12,18 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fake_vllm.fake_pictures import Remembered, read
 from safetensors.torch import load_file
 
 
 class StandIn(ThreadingHTTPServer):
-    """One server; `asked` has the paths of all requests, `slow` are the seconds that one takes to generate."""
+    """One server; `asked` has the paths of all requests, `slow` are the seconds that one takes to generate.
+
+    `processor` is that of a model that sees; `silent` servers do not say which ids they read.
+    """
 
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, model: Any, *, old: bool = False) -> None:
+    def __init__(self, model: Any, *, old: bool = False, processor: Any = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.model, self.old = model, old
+        self.model, self.old, self.processor = model, old, processor
+        self.silent = False
+        self._remembered = Remembered()
         self.asked: list[str] = []
         self.slow = 0.0
         self.paused = self.broken = self.stubborn = False
@@ -51,7 +59,10 @@ class StandIn(ThreadingHTTPServer):
         elif path == "/version":
             return {"version": "0.24.0" if self.old else "0.32.0"}
         elif path == "/v1/models":
-            return {"data": [{"id": "model", "max_model_len": self.model.config.max_position_embeddings}]}
+            longest = self.model.config.get_text_config().max_position_embeddings
+            return {"data": [{"id": "model", "max_model_len": longest}]}
+        elif path == "/reset_encoder_cache":
+            self._remembered.forget()
         elif path == "/get_world_size":
             return {"world_size": 1}
         elif path == "/collective_rpc":
@@ -74,6 +85,8 @@ class StandIn(ThreadingHTTPServer):
     def _rpc(self, method: str, *arguments: str) -> Any:
         if method == "dynaweb_wrapped":
             return []
+        if method == "dynaweb_nested":
+            return False
         if method == "dynaweb_load" and not self.stubborn:
             assert self.paused, "weights change while it answers"
             own = dict(self.model.named_parameters())
@@ -86,13 +99,17 @@ class StandIn(ThreadingHTTPServer):
         ids, params, tokens, steps = body["token_ids"], body["sampling_params"], list[int](), list[Any]()
         adapter = self.adapters.get(body["model"])
         reply: dict[str, Any] = {"prompt_logprobs": None}
+        images, seen = [_opened(part["url"]) for part in body.get("content_parts", ())], dict[str, Any]()
+        if images:
+            ids, seen = read(self.processor, ids, images)
+            reply |= {} if self.silent or not body.get("return_token_ids") else {"prompt_token_ids": ids}
         if params.get("prompt_logprobs") is not None:
-            table = torch.log_softmax(self._logits(ids, adapter), -1)
+            table = torch.log_softmax(self._logits(ids, adapter, images, seen), -1)
             scored = [{str(token): {"logprob": float(table[i, token])}} for i, token in enumerate(ids[1:])]
             reply["prompt_logprobs"] = [None, *scored]
         random = torch.Generator().manual_seed(params.get("seed") or 0)
         while len(tokens) < params["max_tokens"]:
-            logits = self._logits([*ids, *tokens], adapter)[-1]
+            logits = self._logits([*ids, *tokens], adapter, images, seen)[-1]
             for number, bias in (params.get("logit_bias") or {}).items():
                 logits[int(number)] += bias
             logp = torch.log_softmax(logits / (params["temperature"] or 1.0), -1)
@@ -110,17 +127,25 @@ class StandIn(ThreadingHTTPServer):
             {"token": f"token_id:{token}", "logprob": logprob} if self.old else {"token_id": token, "logprob": logprob}
         )
 
-    def _logits(self, ids: list[int], adapter: Any) -> torch.Tensor:
+    def _logits(self, ids: list[int], adapter: Any, images: list[Any], seen: dict[str, Any]) -> torch.Tensor:
         weights = dict(self.model.named_parameters())
+        if images:
+            weights = self._remembered.weights(images, weights)
         if adapter is not None:
             scaling, matrices = adapter
             for name in [name for name in matrices if ".lora_A." in name]:
                 own = name.removeprefix("base_model.model.").replace(".lora_A.", ".")
                 weights[own] = weights[own] + scaling * matrices[name.replace("lora_A", "lora_B")] @ matrices[name]
-        inputs = {"input_ids": torch.tensor([ids]), "use_cache": False}
+        inputs = {"input_ids": torch.tensor([ids]), "use_cache": False, **seen}
         with torch.no_grad():
             logits: torch.Tensor = torch.func.functional_call(self.model, weights, (), inputs).logits[0].float()
             return logits
+
+
+def _opened(url: str) -> Any:
+    from PIL import Image
+
+    return Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,")))).convert("RGB")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -155,9 +180,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(*models: Any, old: bool = False) -> Iterator[list[StandIn]]:
+def serving(*models: Any, old: bool = False, processor: Any = None) -> Iterator[list[StandIn]]:
     """A server for each model."""
-    servers = [StandIn(model, old=old) for model in models]
+    servers = [StandIn(model, old=old, processor=processor) for model in models]
     for server in servers:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:

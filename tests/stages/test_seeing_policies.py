@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("PIL")
 from vision_families import FAMILIES, Album
@@ -35,6 +37,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return FAMILIES["idefics3"].write(tmp_path_factory.mktemp("seeing") / "model")
 
 
+@pytest.fixture
+def blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine vllm as another package's that takes text alone."""
+    find = type(current()).find
+
+    def found(plugins: Any, kind: Any, name: str, **more: Any) -> Any:
+        plugin = find(plugins, kind, name, **more)
+        if (kind, name) != ("engine", "vllm"):
+            return plugin
+        return replace(plugin, spec=replace(plugin.spec, capabilities=frozenset()))
+
+    monkeypatch.setattr(type(current()), "find", found)
+
+
 def context(tmp_path: Path, *sets: str, **names: Any) -> RunContext:
     recipe = resolve("smoke", overrides=(SEES, *sets), plugins=current(), **names)
     return RunContext(recipe, current(), StageCache(tmp_path))
@@ -49,7 +65,7 @@ def context(tmp_path: Path, *sets: str, **names: Any) -> RunContext:
     ],
 )
 def test_what_cannot_see_is_refused_in_one_line_before_the_run(
-    model: Path, tmp_path: Path, sets: tuple[str, ...], words: str
+    blind: None, model: Path, tmp_path: Path, sets: tuple[str, ...], words: str
 ) -> None:
     ctx = context(tmp_path, *(one.replace("MODEL", str(model)) for one in sets))
     if not words:
@@ -77,7 +93,7 @@ def test_what_cannot_see_is_refused_in_one_line_before_the_run(
     ],
 )
 def test_a_judge_whose_engine_shows_it_no_pictures_is_refused_in_one_line_before_the_run(
-    tmp_path: Path, reward: str, sets: tuple[str, ...], refused: bool
+    blind: None, tmp_path: Path, reward: str, sets: tuple[str, ...], refused: bool
 ) -> None:
     ctx = context(tmp_path, *sets, reward=reward)
     if not refused:
@@ -87,6 +103,26 @@ def test_a_judge_whose_engine_shows_it_no_pictures_is_refused_in_one_line_before
         check_judge(ctx)
     assert "\n" not in str(error.value) and "set reward.engine.name = transformers" in str(error.value)
     return None
+
+
+def test_both_engines_of_the_package_see(model: Path, tmp_path: Path) -> None:
+    for name in ("transformers", "vllm"):
+        ctx = context(tmp_path, f"model.path={model}", f"policy.engine.name={name}", "reward.pictures=1")
+        check_model(ctx)
+        check_judge(ctx)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU they see as in the trainer")
+def test_a_kind_of_model_that_sees_otherwise_in_vllm_is_refused_in_one_line_before_the_run(tmp_path: Path) -> None:
+    model = FAMILIES["gemma3"].write(tmp_path / "gemma")
+    on = "engine.name=vllm"
+    for sets, check in ((("policy.",), check_model), (("reward.", "reward.pictures=1"), check_judge)):
+        ctx = context(tmp_path, f"model.path={model}", sets[0] + on, *sets[1:], reward="self-assess")
+        with pytest.raises(ConfigError, match="kind gemma3 the tokens of a picture see each other") as error:
+            check(ctx)
+        assert "\n" not in str(error.value)
+    elsewhere = 'policy.engine.servers=["http://a:1"]'
+    check_model(context(tmp_path, f"model.path={model}", "policy." + on, elsewhere))
 
 
 def test_dreams_show_text_unless_the_world_model_draws(

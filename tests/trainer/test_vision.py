@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import io
 import pickle
 import re
 from collections.abc import Iterator
@@ -15,10 +16,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image as Pillow
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from vision_families import DENSE, FAMILIES, NAMES, SIGLIP, Album
 
 from dynaweb.data.images import ImageStore
+from dynaweb.engines.local.architecture import language_part, trains_vision
 from dynaweb.engines.local.engine import TransformersEngine
 from dynaweb.engines.local.sessions import PADDED_IMAGES
 from dynaweb.engines.scheduler import Lockstep
@@ -29,12 +32,12 @@ from dynaweb.policy.prompt_formats import ChatFormat, CompactFormat
 from dynaweb.policy.settings import PromptSettings
 from dynaweb.policy.tokenizer import build_tokenizer
 from dynaweb.protocols import CriticSpec, GenerateRequest, JudgeContext, TokenRow
-from dynaweb.trainer.adapters import check_adapters, freeze_vision, language_part, trains_vision
+from dynaweb.trainer.adapters import check_adapters, freeze_vision
 from dynaweb.trainer.critic import Critic
 from dynaweb.trainer.models import kind_of, load_model, resolve
 from dynaweb.trainer.stepper import Schedule
 from dynaweb.trainer.torch_trainer import TorchTrainer
-from dynaweb.trainer.vision import ModelVision
+from dynaweb.trainer.vision import ModelVision, opened
 from dynaweb.types import Action, Image, Node, Observation, Prompt, Screenshot, Step, Task, Trajectory
 from dynaweb.web.page.text import render
 from dynaweb_rm_orm import OrmConfig
@@ -142,6 +145,49 @@ def test_the_images_of_a_goal_stand_before_the_page(seen: Seen) -> None:
         assert list(prompt.ids) == own["input_ids"][0].tolist()
         for name, value in seen.vision.inputs([prompt]).items():
             assert torch.equal(value, own[name]), name
+
+
+def test_ids_for_another_processor_are_those_of_the_template_with_its_placeholders(seen: Seen) -> None:
+    """Before anything stands for an image, with images one after the other and line breaks that join the text's."""
+    first, second, shot = seen.images[:3]
+    shown = Observation("http://a.localhost/", (Node(1, "link", "cart"),), screenshot=Screenshot(shot, (1, 1)))
+    for images in ((), (first,), (first, second)):
+        goal = replace(TASK, intent="Open the cart", images=images)
+        system, before, after = seen.format.policy.question(goal, shown, ())
+        parts: list[dict[str, Any]] = [{"type": "image"} for _ in (*images, shot)]
+        parts.append({"type": "text", "text": f"{before}{render(shown, 'webarena')}{after}"})
+        turns = [
+            {"role": "system", "content": [{"type": "text", "text": system}]},
+            {"role": "user", "content": parts},
+        ]
+        text = seen.processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        own = seen.processor.tokenizer(text, add_special_tokens=False).input_ids
+        assert list(seen.vision.unexpanded(seen.format.policy_prompt(goal, shown, ()))) == own
+    for prompt in seen.prompts:  # a page that writes control tokens of images as text
+        ids = seen.vision.unexpanded(prompt)
+        assert ids.count(seen.vision._placeholder_ids[0]) == 1 and len(ids) < len(prompt)
+    assert seen.vision.unexpanded(Prompt((40, 41))) == (40, 41)
+    other = replace(seen.prompts[0], images=(seen.album.add(256, 256, seed=5),))
+    short = replace(seen.prompts[0], ids=tuple(id for id in seen.prompts[0].ids if id != seen.vision.image_id))
+    more = replace(seen.prompts[0], ids=(*seen.prompts[0].ids, seen.vision.image_id))
+    for wrong, words in (
+        (other, "of images|are not in|of more images"),
+        (short, "are not in its prompt"),
+        (more, "tokens of more images"),
+    ):
+        if wrong is other and seen.vision.expansion(other.images[0]) == seen.vision.expansion(seen.images[0]):
+            continue  # as many tokens for every picture
+        with pytest.raises(EngineError, match=words) as error:
+            seen.vision.unexpanded(wrong)
+        assert "\n" not in str(error.value)
+
+
+def test_a_turn_with_an_image_has_the_ids_of_the_processor(seen: Seen) -> None:
+    image = seen.images[1]
+    example = seen.vision.example(image)
+    turns = [{"role": "user", "content": [{"type": "image", "image": seen.album.pillow(image)}]}]
+    own = seen.processor.apply_chat_template(turns, tokenize=True, return_dict=True, add_generation_prompt=True)
+    assert list(example.ids) == list(own["input_ids"][0]) and example.images == (image,)
 
 
 def test_a_policy_that_reads_text_alone_is_given_no_goal_with_images(seen: Seen) -> None:
@@ -302,6 +348,31 @@ def test_bad_images_are_told_in_one_line(small: Seen, tmp_path: Path) -> None:
     assert not [words for words in told if "\n" in words]
     with pytest.raises(ImageError, match=r"the page http://a\.localhost/ has no screenshot"):
         small.format.policy_prompt(TASK, page(None), ())
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "L", "transparent colour"])
+def test_pictures_for_others_have_colours_and_nothing_else(small: Seen, mode: str) -> None:
+    """Readers do not agree on what shines through, and some turn a picture as its notes say."""
+    picture = small.album.pillow(small.images[0])
+    more: dict[str, Any] = {"exif": b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"}
+    if mode == "transparent colour":
+        more["transparency"] = picture.getpixel((0, 0))
+    else:
+        picture = picture.convert(mode)
+    if mode == "RGBA":
+        picture.putalpha(7)
+    stream = io.BytesIO()
+    picture.save(stream, "PNG", **more)
+    image = small.images[0]
+    vision = ModelVision(small.vision.source, lambda image: stream.getvalue())
+    with Pillow.open(io.BytesIO(vision.picture(image))) as read:
+        assert (read.mode, read.format, read.info) == ("RGB", "PNG", {})
+        assert np.array_equal(np.asarray(read), np.asarray(opened(stream.getvalue(), image)))
+    other = vision.reading(small.album.read)
+    assert other.picture(image) != vision.picture(image) or mode in ("RGB", "transparent colour", "RGBA")
+    assert other.processor is vision.processor
+    with pytest.raises(ImageError, match="cannot be read as a picture"):
+        vision.reading(lambda image: b"GIF89a").picture(image)
 
 
 def test_who_cannot_see_refuses_images_in_one_line(small: Seen) -> None:

@@ -39,6 +39,25 @@ def body_of(model: Any) -> Any:
     return next((body for name in names if isinstance(body := getattr(model, name, None), nn.Module)), None)
 
 
+def language_part(model: Any) -> Any:
+    """The language model within a model that sees, without its output head; a model that reads text alone itself."""
+    if getattr(model.config, "vision_config", None) is None:
+        return model
+    decoder = getattr(model, "get_decoder", lambda: None)()
+    inner = getattr(model, "model", model)
+    parts = (decoder, getattr(inner, "text_model", None), getattr(inner, "language_model", None))
+    return next((part for part in parts if isinstance(part, nn.Module) and part not in (model, inner)), model)
+
+
+def trains_vision(model: Any) -> bool:
+    """Whether any weight outside of the language model is trained; True for a model that reads text alone."""
+    language = language_part(model)
+    own = {id(parameter) for parameter in language.parameters()}
+    head = model.get_output_embeddings()
+    own |= {id(parameter) for parameter in head.parameters()} if head is not None else set()
+    return language is model or any(p.requires_grad for p in model.parameters() if id(p) not in own)
+
+
 def near(values: torch.Tensor, wanted: torch.Tensor, *, half: float = 3e-2, full: float = 1e-4) -> bool:
     """Whether they are the same but for rounding: the mean difference over the mean size, by the values' precision."""
     apart, size = (values - wanted).float().abs().mean(), wanted.float().abs().mean()

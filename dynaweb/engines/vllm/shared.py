@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +98,7 @@ class SharedVllm:
 
     `sleep_level` says how it gives GPU memory back: 0 not at all, 1 with its weights kept by the host, 2 without.
     `layout` says where it is: one process beside the trainer, replicas on GPUs of their own, or servers.
+    `processor` writes the model's processor into a folder, where it sees.
     """
 
     def __init__(
@@ -106,8 +107,10 @@ class SharedVllm:
         arguments: Mapping[str, Any],
         sleep_level: int = 0,
         layout: Layout = Layout(),
+        processor: Callable[[Path], None] | None = None,
     ) -> None:
         self.layout = layout
+        self._processor = processor
         self.groups: dict[str, NcclGroup] = {}
         """Of each replica by name, the group in which weights go to it."""
         self.config, self.arguments, self.sleep_level = config, arguments, sleep_level
@@ -310,7 +313,7 @@ class SharedVllm:
         self.starting = True
         try:
             async with _one_start_at_a_time():
-                replies = await vllms.start(config=self.config, arguments=self.arguments)
+                replies = await vllms.start(config=self.config, arguments=self.arguments, **self._seeing(vllms.folder))
         except BaseException as error:
             vllms.end()
             if not isinstance(error, EngineError):
@@ -323,6 +326,13 @@ class SharedVllm:
             self.starting = False
         versions = ", ".join(sorted({reply["version"] for reply in replies}))
         _log.info("vLLM %s (%s) started in %.0f s", versions, self.layout, time.monotonic() - started)
+
+    def _seeing(self, folder: Path) -> dict[str, str]:
+        """What a start needs besides, where prompts have pictures. Servers have their processor."""
+        if self._processor is None or self.layout.servers:
+            return {}
+        self._processor(folder / "processor")
+        return {"processor": str(folder / "processor")}
 
     def _forget(self) -> None:
         self._failure = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import nn
 
 _ADAPTER = ".default"
 BASE = "base_layer"
+TOWER, LEVEL = "vision_tower", "vision_model"
 
 
 def plain_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -40,6 +41,13 @@ def wrapped_name(name: str, wrapped: Collection[str]) -> str:
     """The name of a weight where its layer is wrapped: `...q_proj.weight` is `...q_proj.base_layer.weight` there."""
     layer, _, own = name.rpartition(".")
     return f"{layer}.{BASE}.{own}" if layer.rpartition(".")[2] in wrapped else name
+
+
+def nested_name(name: str) -> str:
+    """The name of a weight where the tower that sees has a level more: transformers 5 dropped Siglip's `vision_model`,
+    so that `...vision_tower.encoder...` is `...vision_tower.vision_model.encoder...` in vLLM."""
+    before, tower, own = name.partition(f"{TOWER}.")
+    return f"{before}{tower}{LEVEL}.{own}" if tower and not own.startswith(f"{LEVEL}.") else name
 
 
 def write_weights(weights: Iterable[tuple[str, torch.Tensor]], folder: Path) -> None:
@@ -73,12 +81,15 @@ def adapter_rank(model: nn.Module) -> int:
     return max((value.shape[0] for name, value in model.named_parameters() if ".lora_A." in name), default=0)
 
 
-def write_adapter(model: nn.Module, folder: Path) -> None:
-    """The adapters of a model as `peft` writes them: `adapter_config.json` and `adapter_model.safetensors`."""
+def write_adapter(model: nn.Module, folder: Path, named: Callable[[str], str] = str) -> None:
+    """The adapters of a model as `peft` writes them: `adapter_config.json` and `adapter_model.safetensors`.
+
+    `named` gives the name that a weight has for the reader.
+    """
     from safetensors.torch import save_file
 
     adapters = {
-        f"base_model.model.{name.replace(_ADAPTER, '')}": value.detach().cpu().contiguous()
+        f"base_model.model.{named(name.replace(_ADAPTER, ''))}": value.detach().cpu().contiguous()
         for name, value in model.named_parameters()
         if ".lora_A." in name or ".lora_B." in name
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dynaweb.engines.vllm.weights import BASE
+from dynaweb.engines.vllm.weights import BASE, LEVEL, TOWER
 
 
 def _import_transfer() -> None:
@@ -46,6 +46,10 @@ class WorkerExtension:
         # Since it wraps their loading too, the names of the checkpoint are the right ones.
         return [] if "load_weights" in vars(BaseLayerWithLoRA) else sorted(wrapped_layers(self.model_runner.model))
 
+    def dynaweb_nested(self) -> bool:
+        """Whether the tower that sees has a level that transformers dropped; see `weights.nested_name`."""
+        return any(name.endswith(f"{TOWER}.{LEVEL}") for name, _ in self.model_runner.model.named_modules())
+
     def dynaweb_load(self, folder: str) -> None:
         """Load the checkpoint in a folder, whatever vLLM was started with."""
         self.update_config({"load_config": {"load_format": "safetensors"}})
@@ -54,8 +58,11 @@ class WorkerExtension:
     def dynaweb_renew_head(self) -> None:
         """An output head tied to the word embeddings: loading passes it over, and on a CPU it keeps a packed copy."""
         model = self.model_runner.model
-        head, body = getattr(model, "lm_head", None), getattr(model, "model", None)
-        words = getattr(body, "embed_tokens", None)
+        # Where a model sees, they lie within its language model, or one of them does.
+        parts = {
+            name.rpartition(".")[2]: part for name, part in reversed([*model.named_modules(remove_duplicate=False)])
+        }
+        head, words = parts.get("lm_head"), parts.get("embed_tokens")
         if head is None or words is None or not getattr(model.config, "tie_word_embeddings", False):
             return
         with torch.no_grad():

@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dynaweb.engines.local.architecture import language_part
 from dynaweb.engines.local.llama import HALF
 from dynaweb.errors import ConfigError, MissingError
-from dynaweb.trainer.adapters import language_part
 from dynaweb.trainer.distributed.sharded import Scored, ShardedPass, ShardedScorer, ShardedTrainer
 from dynaweb.trainer.logprobs import Scorer
 from dynaweb.trainer.models import trainable

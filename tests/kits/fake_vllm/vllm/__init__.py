@@ -2,7 +2,8 @@
 
 It has what the tests are about: weights come from outside, a process that works for it, a blocking start that prints to
 stdout. Put its folder on PYTHONPATH. `FAKE_VLLM_START` is `fail`, or the seconds that a start takes;
-`FAKE_VLLM_OLD` makes it a version without transfer of weights.
+`FAKE_VLLM_OLD` makes it a version without transfer of weights, `FAKE_VLLM_OTHER` one whose processor writes other
+tokens for a picture.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -24,3 +24,5 @@ class AsyncEngineArgs:
     enable_lora: bool = False
     max_lora_rank: int = 16
     max_loras: int = 1
+    enable_tower_connector_lora: bool = False
+    limit_mm_per_prompt: dict[str, int] = field(default_factory=dict)

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from fake_pictures import Remembered, read
+
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -40,6 +42,9 @@ class AsyncLLM:
         self._args, self._load_format = args, args.load_format
         self._adapters: dict[int, Any] = {}
         self._asleep: set[str] = set()
+        self._remembered = Remembered()
+        self._sees = "vision_config" in json.loads((Path(args.model) / "config.json").read_text() or "{}")
+        self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(is_multimodal_model=self._sees))
 
     @classmethod
     def from_engine_args(cls, args: AsyncEngineArgs) -> AsyncLLM:
@@ -47,20 +52,25 @@ class AsyncLLM:
         return cls(args)
 
     async def generate(
-        self, prompt: dict[str, list[int]], params: SamplingParams, name: str, lora_request: Any = None
+        self, prompt: dict[str, Any], params: SamplingParams, name: str, lora_request: Any = None
     ) -> AsyncIterator[Any]:
         """The last output of a request."""
         import torch
 
         assert not self._asleep, f"a request while {self._asleep} sleeps"
+        images = prompt.get("multi_modal_data", {}).get("image", [])
         ids, tokens, steps = list(prompt["prompt_token_ids"]), list[int](), list[Any]()
+        seen: dict[str, Any] = {}
+        if images:
+            assert not self._args.skip_tokenizer_init, "no processor without a tokenizer"
+            ids, seen = read(self._processor, ids, images, other=bool(os.environ.get("FAKE_VLLM_OTHER")))
         scored = None
         if params.prompt_logprobs is not None:
-            table = torch.log_softmax(self._logits(ids, lora_request).float(), -1)
+            table = torch.log_softmax(self._logits(ids, lora_request, images, seen).float(), -1)
             scored = [None, *({token: _logprob(table[i, token])} for i, token in enumerate(ids[1:]))]
         random = torch.Generator().manual_seed(params.seed or 0)
         while len(tokens) < params.max_tokens:
-            logits = self._logits([*ids, *tokens], lora_request)[-1].float()
+            logits = self._logits([*ids, *tokens], lora_request, images, seen)[-1].float()
             for number, bias in (params.logit_bias or {}).items():
                 logits[number] += bias
             logp = torch.log_softmax(logits / (params.temperature or 1.0), -1)
@@ -69,19 +79,27 @@ class AsyncLLM:
             steps.append({token: _logprob(logp[token])})
             if token in params.stop_token_ids:
                 break
-        yield SimpleNamespace(prompt_logprobs=scored, outputs=[SimpleNamespace(token_ids=tokens, logprobs=steps)])
+        outputs = [SimpleNamespace(token_ids=tokens, logprobs=steps)]
+        yield SimpleNamespace(prompt_token_ids=ids, prompt_logprobs=scored, outputs=outputs)
 
     @cached_property
     def _model(self) -> Any:
         import torch  # not at once: a test that ends a start has no model
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
         torch.manual_seed(0)
         config = AutoConfig.from_pretrained(self._args.model)
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, self._args.dtype)).eval()
+        kind: Any = AutoModelForImageTextToText if self._sees else AutoModelForCausalLM
+        model = kind.from_config(config, dtype=getattr(torch, self._args.dtype)).eval()
         model.load_weights = self._load
         model.lm_head.quant_method = SimpleNamespace(process_weights_after_loading=lambda layer: None)
         return model
+
+    @cached_property
+    def _processor(self) -> Any:
+        from transformers import AutoProcessor
+
+        return AutoProcessor.from_pretrained(self._args.model)
 
     @cached_property
     def _extension(self) -> Any:
@@ -114,6 +132,10 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> None:
         """Nothing is cached."""
+
+    async def reset_encoder_cache(self) -> None:
+        """Look at pictures again."""
+        self._remembered.forget()
 
     def shutdown(self) -> None:
         """End the process that works."""
@@ -148,10 +170,12 @@ class AsyncLLM:
         """Forget them."""
         del self._adapters[number]
 
-    def _logits(self, ids: list[int], adapter: Any) -> torch.Tensor:
+    def _logits(self, ids: list[int], adapter: Any, images: list[Any], seen: dict[str, Any]) -> torch.Tensor:
         import torch
 
         weights = dict(self._model.named_parameters())
+        if images:
+            weights = self._remembered.weights(images, weights)
         if adapter is not None:
             scaling, matrices = self._adapters[adapter.lora_int_id]
             for name in [name for name in matrices if ".lora_A." in name]:
@@ -160,7 +184,7 @@ class AsyncLLM:
                 weights[own] = weights[own] + change
         with torch.no_grad():
             out = torch.func.functional_call(
-                self._model, weights, (), {"input_ids": torch.tensor([ids]), "use_cache": False}
+                self._model, weights, (), {"input_ids": torch.tensor([ids]), "use_cache": False, **seen}
             )
             return out.logits[0]
 
