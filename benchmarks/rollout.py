@@ -16,6 +16,7 @@ many new tokens as it had. Medians over `--updates` updates after one of the sam
 
 With `--engine vllm` policy, world model and judge have a vLLM each (`--set policy.engine.share=true`, and so on: one in
 turn). `starts` says how many there were. `--keep FOLDER` leaves the run there, world model and SFT policy in it.
+`--stand-in` tries that out without vLLM: servers of tests answer, on a CPU.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -171,6 +172,20 @@ def engine_settings(given: argparse.Namespace) -> dict[str, Any]:
     return {f"{role}.engine.{name}": value for role in ROLES for name, value in chosen.items()}
 
 
+@contextmanager
+def stand_ins(given: argparse.Namespace) -> Iterator[None]:
+    """A server of tests for each role."""
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "kits"))
+    from vllm_server_kit import serving
+
+    from dynaweb.trainer.models import load_model
+
+    with serving(*(load_model(given.model, "float32", "cpu") for _ in ROLES)) as servers:
+        for role, server in zip(ROLES, servers, strict=True):
+            given.set.append(f"{role}.engine.servers={json.dumps([server.address])}")
+        yield
+
+
 def local_rate(given: argparse.Namespace, requests: Sequence[tuple[GenerateRequest, int]]) -> float:
     """New tokens a second of the engine in this process that has all requests at once."""
     from dynaweb.engines.local.engine import TransformersEngine
@@ -302,14 +317,16 @@ def main() -> None:
     parser.add_argument("--wm-steps", type=int, default=60)
     parser.add_argument("--explore", type=int, default=60)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the run is left")
+    parser.add_argument("--stand-in", action="store_true", help="with --engine vllm: without vLLM")
     parser.add_argument("--set", nargs="*", default=[], metavar="PATH=JSON")
     given = parser.parse_args()
     given.engine = "transformers" if given.engine == "local" else given.engine
     with tempfile.TemporaryDirectory(prefix="dynaweb-rollout-") as name:
         os.environ.setdefault("DYNAWEB_CACHE", f"{name}/cache")
-        for line in measured(given, given.keep or Path(name) / "run"):
-            sys.stdout.write(json.dumps({"model": given.model, "engine": given.engine, **line}) + "\n")
-            sys.stdout.flush()
+        with stand_ins(given) if given.stand_in else nullcontext():
+            for line in measured(given, given.keep or Path(name) / "run"):
+                sys.stdout.write(json.dumps({"model": given.model, "engine": given.engine, **line}) + "\n")
+                sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -37,7 +37,12 @@ def used_settings(recipe: Recipe, plugins: Plugins) -> list[tuple[Kind, str, Set
         used.append(("env", tasks, getattr(settings, "task_settings", None)))
     if recipe.eval.env:
         used.append(("env", recipe.eval.env, recipe.eval.env_settings))
-    used += [("engine", one.name, one.settings) for one in map(recipe.engine_of, ROLES)]
+    placed = placed_roles(recipe) if recipe.cluster.address else ()
+    for role in ROLES:
+        engine = recipe.engine_of(role)
+        # The cluster's servers may have a Python of their own.
+        elsewhere = {"servers": (recipe.cluster.address,)} if role in placed else {}
+        used.append(("engine", engine.name, {**engine.settings, **elsewhere}))
     used += [("observer", name, None) for name in recipe.run.observers]
     if recipe.model.format not in CORE_FORMATS["prompt"]:
         used.append(("format", recipe.model.format, None))
