@@ -61,7 +61,7 @@ from dynaweb.types import Action, Task
 from dynaweb.web.page.text import parse_compact
 
 ROOT = Path(__file__).resolve().parents[1]
-START_SECONDS = 240.0
+START_SECONDS = 400.0
 """A server that does not answer by then never will."""
 
 
@@ -257,6 +257,8 @@ def policy_server(given: argparse.Namespace, logs: Path) -> Iterator[str]:
     if torch.cuda.is_available():
         options += ["--weight-transfer-config", json.dumps({"backend": "ipc"})]
         options += ["--gpu-memory-utilization", str(given.memory), "--max-num-batched-tokens", "16384"]
+    else:
+        options.append("--enforce-eager")
     command = [sys.executable, "-m", "dynaweb.engines.vllm.serve", given.model, *options]
     # The handles of tensors come pickled over HTTP, which vLLM takes from nobody else.
     with started(
