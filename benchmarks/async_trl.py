@@ -57,6 +57,7 @@ from dynaweb.runs import StageCache
 from dynaweb.runs.processes import free_port
 from dynaweb.serve.openenv import WebAction, WebClient
 from dynaweb.trainer.batching import varlen
+from dynaweb.trainer.models import resolve as local_folder
 from dynaweb.types import Action, Task
 from dynaweb.web.page.text import parse_compact
 
@@ -388,7 +389,7 @@ def measured(clock: Clock) -> dict[str, Any]:
 def main() -> None:
     """Start the servers, train, and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="folder of the policy, with its tokenizer")
+    parser.add_argument("--model", required=True, help="folder or name of the policy, with its tokenizer")
     parser.add_argument("--world-model", default="", help="folder of the world model (default: the policy's model)")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     parser.add_argument("--dreams", type=int, default=64, help="at once")
@@ -400,6 +401,7 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, help="folder for the logs of the servers")
     parser.add_argument("--stand-in", action="store_true", help="without vLLM; see above")
     given = parser.parse_args()
+    given.model = local_folder(given.model)
     with tempfile.TemporaryDirectory(prefix="dynaweb-trl-") as name, ExitStack() as stack:
         os.environ.setdefault("DYNAWEB_CACHE", f"{name}/cache")
         logs = given.logs or Path(name)

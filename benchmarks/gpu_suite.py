@@ -85,9 +85,9 @@ def parts(given: argparse.Namespace, work: Path) -> list[Part]:
         launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus))
         return (*launch, "benchmarks/ranks.py", "--backend", backend, "--stage", stage, *size, *trained)
 
-    def update(size: str, ways: Sequence[str]) -> tuple[str, ...]:
+    def update(size: str, ways: Sequence[str], *more: str) -> tuple[str, ...]:
         where = ("--device", "cpu") if small else ("--device", "cuda")
-        return ("benchmarks/trainer.py", "--sizes", "tiny" if small else size, *where, *trained, "--ways", *ways)
+        return ("benchmarks/trainer.py", "--sizes", "tiny" if small else size, *where, *trained, *more, "--ways", *ways)
 
     check = ("scripts/check_vllm.py", "--model", "random-llama", *on_gpu)
     trl = ["trl"] if importlib.util.find_spec("trl") else []
@@ -144,7 +144,7 @@ def parts(given: argparse.Namespace, work: Path) -> list[Part]:
             "ranks",
             "DeepSpeed's stages 2 and 3 and FSDP2's 1 to 3 give what one process gives",
             300,
-            (("scripts/check_ranks.py", "--ranks", str(gpus), "--only", "same", "--limit", "100"),),
+            (("scripts/check_ranks.py", "--ranks", str(gpus), "--only", "same", "--limit", "300" if small else "100"),),
         ),
         *(
             Part(
@@ -156,6 +156,12 @@ def parts(given: argparse.Namespace, work: Path) -> list[Part]:
             for backend, stage in (("torch", "0"), ("fsdp", "2"), ("fsdp", "3"), ("deepspeed", "2"), ("deepspeed", "3"))
         ),
         Part("update-135m", "an update beside TRL's", 240, (update("135m", ["ours", *trl, *liger]),)),
+        Part(
+            "update-135m-wide",
+            "the same with micro-batches four times as large: a small model waits for the launches of each",
+            240,
+            (update("135m", ["ours", *trl, *liger], "--micro-tokens", "131072"),),
+        ),
         Part("update-1.5b", "an update beside TRL's", 300, (update("1.5b", ["ours", *trl, *liger]),)),
     ]
 
