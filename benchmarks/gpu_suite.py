@@ -153,7 +153,7 @@ def parts(given: argparse.Namespace, work: Path) -> list[Part]:
                 120,
                 (ranks(backend, stage),),
             )
-            for backend, stage in (("torch", "0"), ("fsdp", "2"), ("fsdp", "3"), ("deepspeed", "2"), ("deepspeed", "3"))
+            for backend, stage in (("torch", "1"), ("fsdp", "2"), ("fsdp", "3"), ("deepspeed", "2"), ("deepspeed", "3"))
         ),
         Part("update-135m", "an update beside TRL's", 240, (update("135m", ["ours", *trl, *liger]),)),
         Part(
