@@ -1,7 +1,7 @@
 """Everything that is measured on a GPU, one part after another, unattended: each with a time limit of its own.
 
-    python benchmarks/gpu_suite.py FOLDER                        # all parts, on one Hopper GPU about 20 minutes
-    python benchmarks/gpu_suite.py FOLDER --within 570 PART ...  # some of them; those that do not fit are left
+    python benchmarks/gpu_suite.py FOLDER                                # all parts, on one Hopper GPU 20 to 25 minutes
+    python benchmarks/gpu_suite.py FOLDER --within 570 --only PART ...   # some of them; those that do not fit are left
     python benchmarks/gpu_suite.py FOLDER --list
 
 FOLDER gets `PART.jsonl` (what the part printed), `PART.log` (all that it said), and of each part one line in
@@ -66,7 +66,7 @@ def parts(given: argparse.Namespace, work: Path) -> list[Part]:
     some = ("--explore", "40", "--sft-steps", "20", "--wm-steps", "40")
     # Learning rates leave the widened models as they are: their replies are those of the tiny model.
     still = ("sft.lr=1e-6", "wm_fit.lr=1e-6", "rl.lr=1e-6", "eval.browser_share=0")
-    played = (*(few if small else some), "--dtype", dtype, "--updates", "1" if small else "3")
+    played = (*(few if small else some), "--dtype", dtype, "--updates", "1" if small else "2")
     counts, one = ("2,4", "2") if small else ("64,256", "64")
     stand_in = ("--stand-in",) if given.stand_in else ()
     awake = tuple(f"{role}.engine.sleep=false" for role in ("policy", "wm", "reward"))
@@ -153,7 +153,7 @@ def parts(given: argparse.Namespace, work: Path) -> list[Part]:
                 120,
                 (ranks(backend, stage),),
             )
-            for backend, stage in (("torch", "1"), ("fsdp", "2"), ("fsdp", "3"), ("deepspeed", "2"), ("deepspeed", "3"))
+            for backend, stage in (("torch", "1"), ("fsdp", "3"), ("deepspeed", "2"), ("deepspeed", "3"))
         ),
         Part("update-135m", "an update beside TRL's", 240, (update("135m", ["ours", *trl, *liger]),)),
         Part(
@@ -170,7 +170,7 @@ def main() -> int:
     """Run the chosen parts; the exit code is the number of those that failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=None)
-    parser.add_argument("parts", nargs="*", metavar="PART")
+    parser.add_argument("--only", nargs="*", default=[], metavar="PART", help="some parts, in this order")
     parser.add_argument("--within", type=float, default=0.0, metavar="SECONDS", help="end by then; 0 = when it is done")
     parser.add_argument("--again", action="store_true", help="also parts that came through before")
     parser.add_argument("--small", action="store_true", help="tiny sizes on a CPU")
@@ -186,7 +186,7 @@ def main() -> int:
     work = folder.with_name(f"{folder.name}-work")
     given.gpus = 1 if given.small else max(1, n_gpus())
     known = {part.name: part for part in parts(given, work)}
-    unknown = [name for name in given.parts if name not in known]
+    unknown = [name for name in given.only if name not in known]
     if unknown:
         parser.error(f"there is no part {', '.join(unknown)}; there are {', '.join(known)}")
     if given.list:
@@ -198,7 +198,7 @@ def main() -> int:
         place.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + given.within if given.within else float("inf")
     failed = 0
-    for name in given.parts or known:
+    for name in given.only or known:
         if name in came_through(folder) and not given.again:
             continue
         (part,) = (part for part in parts(given, work) if part.name == name)

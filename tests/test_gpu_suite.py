@@ -92,3 +92,6 @@ def test_a_part_that_hangs_is_ended_with_all_its_processes_and_the_next_goes_on(
     assert gpu_suite.main() == 0
     again = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(one["part"], one["left"]) for one in again] == [("hangs", "no time for it"), ("fails", "no time for it")]
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--only", "fails", "works"])
+    assert gpu_suite.main() == 0
+    assert [json.loads(line)["part"] for line in capsys.readouterr().out.splitlines()] == ["fails"]
