@@ -15,7 +15,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from dynaweb.config.agreement import used_plugins
+from dynaweb.config.agreement import used_settings
 from dynaweb.config.resolving import DEFAULT, Overrides, check_flags, resolve
 from dynaweb.errors import ConfigError
 from dynaweb.plugin.registry import current, use
@@ -86,8 +86,8 @@ def run(
     from dynaweb.stages.preflight import check_seam, check_together
 
     def check(ctx: RunContext) -> None:
-        for kind, name in used_plugins(ctx.recipe, ctx.plugins):
-            ctx.plugins.check_class(kind, name)
+        for kind, name, settings in used_settings(ctx.recipe, ctx.plugins):
+            ctx.plugins.check_class(kind, name, settings)
         check_seam(ctx)
         check_together(ctx)
 
@@ -376,8 +376,8 @@ def _session(
         use(flags["plugins"])
     plugins = current()
     resolved = resolve(recipe, overrides=overrides, **flags)
-    for kind, name in used_plugins(resolved, plugins):
-        plugins.try_class(kind, name)
+    for kind, name, settings in used_settings(resolved, plugins):
+        plugins.try_class(kind, name, settings)
     from dynaweb.trainer.models import check_folders
 
     for folder in map(_path, weights):

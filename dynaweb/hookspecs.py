@@ -32,8 +32,9 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 class PluginSpec:
     """What a plugin offers: a name, where its class is (`"module:Class"`, imported only when used), and its settings.
 
-    `extra` names the optional dependency group that the target needs; `capabilities` are free words that the core
-    asks for, such as `"trainable"`.
+    `extra` names the optional dependency group that the target needs. Where that depends on settings, their class has a
+    property `needed_extra`, which goes first. `capabilities` are free words that the core asks for, such as
+    `"trainable"`.
     """
 
     name: str

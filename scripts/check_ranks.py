@@ -1,13 +1,14 @@
 """Check runs in several real processes: the same result as one, and no hang when one of them fails.
 
-    python scripts/check_ranks.py [--ranks 2] [--only same|zero|fsdp|failures] [--backend deepspeed|fsdp]
+    python scripts/check_ranks.py [--ranks 2] [--only same|zero|fsdp|failures] [--backend deepspeed|fsdp] [--limit 900]
 
 `same` runs a recipe with every stage and three GSPO updates in one process, in several with the torch backend, and with
 DeepSpeed's ZeRO-2 and ZeRO-3 and FSDP2's stages 1 to 3, and compares rewards, losses and final weights; `zero` does so
 with DeepSpeed alone, and `fsdp` with FSDP2. `failures` ends a rank of --backend by SIGKILL, makes one raise, and
 interrupts a run; each must end soon, say why, and go on with --resume to the weights of the run that was left alone. It
 needs DeepSpeed, except with `--only fsdp` or `--only failures --backend fsdp`; on a machine without a GPU it runs on
-gloo. One JSON line for each check.
+gloo. One JSON line for each check. A run that takes more than --limit seconds is ended and has failed; the next one
+begins.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ if os.environ.get("RANK") == "1":
 class Checks:
     """Runs in a temporary folder, and what they gave."""
 
-    def __init__(self, folder: Path, ranks: int) -> None:
-        self.folder, self.ranks = folder, ranks
+    def __init__(self, folder: Path, ranks: int, limit: float = 900.0) -> None:
+        self.folder, self.ranks, self.limit = folder, ranks, limit
         self.failed = 0
 
     def report(self, what: str, passed: bool, **more: Any) -> None:
@@ -83,6 +84,19 @@ class Checks:
             return subprocess.Popen(
                 command, env={**os.environ, **place, **environment}, stdout=subprocess.PIPE, stderr=log, text=True
             )
+
+    def end(self, run: subprocess.Popen[str], limit: float | None = None) -> int | None:
+        """Wait for a run: its exit code, None where it had to be ended with all its ranks."""
+        try:
+            run.communicate(timeout=self.limit if limit is None else limit)
+        except subprocess.TimeoutExpired:
+            import psutil
+
+            for process in (*psutil.Process(run.pid).children(recursive=True), run):
+                process.kill()
+            run.communicate()
+            return None
+        return run.returncode
 
     def log(self, name: str) -> str:
         """What a run said on stderr."""
@@ -112,10 +126,10 @@ class Checks:
             name = way.format(n=self.ranks).replace(", ", "-").replace(" ", "-")
             started = time.monotonic()
             run = self.start(name, extra)
-            run.communicate(timeout=900)
+            code = self.end(run)
             seconds = round(time.monotonic() - started)
-            if run.returncode != 0:
-                self.report(way, False, exit=run.returncode, said=self.log(name)[-1500:])
+            if code != 0:
+                self.report(way.format(n=self.ranks), False, exit=code, seconds=seconds, said=self.log(name)[-1500:])
                 continue
             first = first or name
             apart = self.distance(name, first)
@@ -128,8 +142,7 @@ class Checks:
         """A rank that dies, one that raises, and an interruption."""
         extra = ["--backend", backend, "--nproc", "{n}"]
         whole = self.start("whole", extra)
-        whole.communicate(timeout=900)
-        self.report("a run that is left alone", whole.returncode == 0)
+        self.report("a run that is left alone", self.end(whole) == 0)
         self._killed(extra)
         self._raised(extra)
         self._interrupted(extra)
@@ -139,7 +152,7 @@ class Checks:
         self._wait_for("killed", "rl 1/3 updates")
         os.kill(_rank(run.pid, 1), signal.SIGKILL)
         started = time.monotonic()
-        run.communicate(timeout=120)
+        self.end(run, 120)
         told = "signal 9" in self.log("killed") or "gone without a word" in self.log("killed")
         seconds = round(time.monotonic() - started, 1)
         self.report("SIGKILL of a rank ends the run", run.returncode not in (0, 130) and told, seconds=seconds)
@@ -152,7 +165,7 @@ class Checks:
         paths = os.pathsep.join([str(place), *filter(None, [os.environ.get("PYTHONPATH")])])
         started = time.monotonic()
         run = self.start("raised", extra, PYTHONPATH=paths)
-        run.communicate(timeout=300)
+        self.end(run, 300)
         told = "rank 1 failed: ValueError: a failure made for the check" in self.log("raised")
         seconds = round(time.monotonic() - started, 1)
         self.report("an error of one rank ends the run with its words", run.returncode == 1 and told, seconds=seconds)
@@ -162,15 +175,15 @@ class Checks:
         run = self.start("interrupted", extra)
         self._wait_for("interrupted", "rl 1/3 updates")
         run.send_signal(signal.SIGINT)
-        run.communicate(timeout=120)
+        self.end(run, 120)
         self.report("Ctrl-C saves and ends with 130", run.returncode == 130, exit=run.returncode)
         self._goes_on("interrupted", extra)
 
     def _goes_on(self, name: str, extra: list[str]) -> None:
         run = self.start(name, ["--resume", *extra])
-        run.communicate(timeout=900)
-        if run.returncode != 0:
-            self.report(f"{name}, then --resume", False, exit=run.returncode, said=self.log(name)[-1500:])
+        code = self.end(run)
+        if code != 0:
+            self.report(f"{name}, then --resume", False, exit=code, said=self.log(name)[-1500:])
             return
         apart = self.distance(name, "whole")
         self.report(f"{name}, then --resume", apart < 1e-6, weights_apart=apart)
@@ -210,9 +223,10 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--only", choices=[*WORDS, "failures"])
     parser.add_argument("--backend", default="deepspeed", choices=["deepspeed", "fsdp"])
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds of one run")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dynaweb-ranks-") as folder:
-        checks = Checks(Path(folder), given.ranks)
+        checks = Checks(Path(folder), given.ranks, given.limit)
         if given.only != "failures":
             checks.same(WORDS[given.only or "same"])
         if given.only in (None, "failures"):

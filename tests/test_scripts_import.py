@@ -17,7 +17,12 @@ def test_what_a_script_imports_of_the_package_is_there(path: Path) -> None:
     missing = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "dynaweb":
-            module = import_module(str(node.module))
+            try:
+                module = import_module(str(node.module))
+            except ModuleNotFoundError as error:
+                if str(error.name).startswith("dynaweb"):
+                    raise
+                pytest.skip(f"{node.module} needs {error.name}")
             for name in node.names:
                 try:
                     getattr(module, name.name)

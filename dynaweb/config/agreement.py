@@ -17,7 +17,7 @@ from dynaweb.hookspecs import CORE_FORMATS
 if TYPE_CHECKING:
     from dynaweb.config.recipe import Recipe
     from dynaweb.hookspecs import Kind
-    from dynaweb.plugin.registry import Plugins
+    from dynaweb.plugin.registry import Plugins, Settings
 
 ROLES = ("policy", "wm", "reward")
 """Who has an engine."""
@@ -26,18 +26,29 @@ ROLES = ("policy", "wm", "reward")
 def used_plugins(recipe: Recipe, plugins: Plugins) -> list[tuple[Kind, str]]:
     """Kind and name of every plugin that a recipe uses: its choices, the environments of tasks and evaluation, engines,
     observers, the prompt layer, and the judges that a judge is made of."""
-    used: list[tuple[Kind, str]] = [(choice.kind, choice.name) for choice in recipe.choices()]
+    return list(dict.fromkeys((kind, name) for kind, name, _ in used_settings(recipe, plugins)))
+
+
+def used_settings(recipe: Recipe, plugins: Plugins) -> list[tuple[Kind, str, Settings | None]]:
+    """`used_plugins` with the settings of each use, on which it depends what has to be installed; None: unknown."""
+    used: list[tuple[Kind, str, Settings | None]] = [(one.kind, one.name, one.config) for one in recipe.choices()]
     if (dreamed := dreamed_tasks(plugins, recipe.env.name)) is not None:
-        used.append(("env", str(getattr(recipe.env.config, "tasks", dreamed))))
+        tasks, settings = str(getattr(recipe.env.config, "tasks", dreamed)), recipe.env.config
+        used.append(("env", tasks, getattr(settings, "task_settings", None)))
     if recipe.eval.env:
-        used.append(("env", recipe.eval.env))
-    used += [("engine", recipe.engine_of(role).name) for role in ROLES]
-    used += [("observer", name) for name in recipe.run.observers]
+        used.append(("env", recipe.eval.env, recipe.eval.env_settings))
+    placed = placed_roles(recipe) if recipe.cluster.address else ()
+    for role in ROLES:
+        engine = recipe.engine_of(role)
+        # The cluster's servers may have a Python of their own.
+        elsewhere = {"servers": (recipe.cluster.address,)} if role in placed else {}
+        used.append(("engine", engine.name, {**engine.settings, **elsewhere}))
+    used += [("observer", name, None) for name in recipe.run.observers]
     if recipe.model.format not in CORE_FORMATS["prompt"]:
-        used.append(("format", recipe.model.format))
+        used.append(("format", recipe.model.format, None))
     if "combines" in plugins.find("reward", recipe.reward.name).spec.capabilities:
-        used += [("reward", str(name)) for name in getattr(recipe.reward.config, "judges", {})]
-    return list(dict.fromkeys(used))
+        used += [("reward", str(name), None) for name in getattr(recipe.reward.config, "judges", {})]
+    return used
 
 
 def used_extras(recipe: Recipe) -> Iterator[tuple[str, str]]:

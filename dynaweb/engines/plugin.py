@@ -77,6 +77,11 @@ class VllmConfig(Section):
     """Further arguments of vLLM's `AsyncEngineArgs`, such as `extra.max_num_seqs = 256`."""
 
     @property
+    def needed_extra(self) -> str:
+        """Servers are asked over HTTP: vLLM need not be where the run is, unless weights go to them by `nccl`."""
+        return "server" if self.servers else "vllm"
+
+    @property
     def sleeps(self) -> bool:
         """Whether it gives GPU memory to the trainer while that works."""
         if self.servers or self.replicas or not self.sleep:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dynaweb.config.agreement import check_agreement, used_extras, used_plugins
+from dynaweb.config.agreement import check_agreement, used_extras, used_settings
 from dynaweb.config.validate import Problems
 from dynaweb.errors import CheckpointError, ConfigError, DynawebError, MissingError, PluginError
 from dynaweb.estimate.machine import look, named, several
@@ -72,11 +72,13 @@ def examined(recipe: Recipe, nproc: int = 0, on: str = "", *, spread: bool = Fal
 
 def _missing(recipe: Recipe) -> Iterator[DynawebError]:
     """What a recipe uses and this installation lacks, plugins that cannot be imported among it."""
-    for kind, name in used_plugins(recipe, current()):
+    for kind, name, settings in used_settings(recipe, current()):
         try:
-            current().try_class(kind, name)
+            current().try_class(kind, name, settings)
         except (MissingError, PluginError) as error:
             yield error
+        except ConfigError:
+            continue  # of settings: said by who uses them
     for extra, what in used_extras(recipe):
         if lacking := missing_requirements("dynaweb", extra):
             needs = f"{what} needs {', '.join(lacking)}, which is not installed"

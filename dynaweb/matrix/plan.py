@@ -431,7 +431,7 @@ def _is(value: Any, wanted: Any) -> bool:
 def _cell(matrix: Matrix, values: Values, seed: int, plugins: Plugins) -> Cell:
     recipe = resolve(values.get(RECIPE, matrix.base), overrides=_settings(matrix, values), seed=seed, plugins=plugins)
     for choice in recipe.choices():
-        plugins.check(choice.kind, choice.name)
+        plugins.check(choice.kind, choice.name, choice.config)
     labels = tuple((name, value_label(value)) for name, value in values.items())
     return Cell(cell_id(recipe), labels, seed, recipe)
 

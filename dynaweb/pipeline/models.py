@@ -265,8 +265,10 @@ class Models:
     def require(self) -> None:
         """Raise `MissingError` now, not after an hour, when a chosen engine or the backend is not installed."""
         recipe = self._recipe
-        for name in {recipe.engine_of(role).name for role in ROLES} - {"transformers"}:
-            getattr(self._plugins.load_class("engine", name), "require", BaseEngine.require)()
+        for choice in map(recipe.engine_of, ROLES):
+            if choice.name != "transformers":
+                cls = self._plugins.load_class("engine", choice.name, choice.settings)
+                getattr(cls, "require", BaseEngine.require)()
         if recipe.backend.name != "torch":
             from dynaweb.trainer.choice import require
 

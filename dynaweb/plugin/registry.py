@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from dynaweb.hookspecs import Kind
     from dynaweb.protocols import PluginContext
 
+    Settings = BaseModel | Mapping[str, Any]
+    """An instance of a plugin's config model, or a mapping that is validated as one."""
+
 log = logging.getLogger("dynaweb")
 
 ENV_ALLOW = "DYNAWEB_PLUGINS"
@@ -88,35 +91,41 @@ class Plugins:
         known = f"{called}; {hint(name, [*CORE_FORMATS.get(part, ()), *self.names(kind, part)])}"
         raise MissingError("; ".join([known, *unread]))
 
-    def check(self, kind: Kind, name: str) -> None:
-        """Raise `MissingError` unless everything that the plugin needs is installed. Imports nothing."""
-        plugin = self.find(kind, name)
-        missing = missing_requirements(plugin.origin.package, plugin.spec.extra) if plugin.spec.extra else []
-        if missing:
-            raise MissingError(_needs(plugin, ", ".join(missing)))
+    def check(self, kind: Kind, name: str, settings: Settings | None = None) -> None:
+        """Raise `MissingError` unless everything that the plugin needs with these settings is installed.
 
-    def load_class(self, kind: Kind, name: str) -> type:
+        Imports nothing. None = what it needs unless settings say otherwise.
+        """
+        plugin = self.find(kind, name)
+        extra = _extra(plugin, settings)
+        missing = missing_requirements(plugin.origin.package, extra) if extra else []
+        if missing:
+            raise MissingError(_needs(plugin, ", ".join(missing), extra))
+
+    def load_class(self, kind: Kind, name: str, settings: Settings | None = None) -> type:
         """Import the class of a plugin: the first moment at which its heavy code is needed."""
-        target = self._class(kind, name, import_module)
+        target = self._class(kind, name, settings, import_module)
         assert target is not None  # `import_module` never gives up
         return target
 
-    def check_class(self, kind: Kind, name: str) -> type:
+    def check_class(self, kind: Kind, name: str, settings: Settings | None = None) -> type:
         """`load_class`, and a `PluginError` for a class that lacks what its kind needs, or has it otherwise."""
         from dynaweb.plugin.interface import problems
 
-        cls, plugin = self.load_class(kind, name), self.find(kind, name)
+        cls, plugin = self.load_class(kind, name, settings), self.find(kind, name)
         if wrong := problems(plugin, cls):
             raise _broken(plugin, f"its class {plugin.spec.target} cannot be used: {'; '.join(wrong)}")
         return cls
 
-    def try_class(self, kind: Kind, name: str) -> None:
+    def try_class(self, kind: Kind, name: str, settings: Settings | None = None) -> None:
         """Raise what `load_class` would, as far as that can be known without loading a heavy library."""
-        self._class(kind, name, discovery.import_light)
+        self._class(kind, name, settings, discovery.import_light)
 
-    def _class(self, kind: Kind, name: str, importing: Callable[[str], ModuleType | None]) -> type | None:
+    def _class(
+        self, kind: Kind, name: str, settings: Settings | None, importing: Callable[[str], ModuleType | None]
+    ) -> type | None:
         plugin = self.find(kind, name)
-        self.check(kind, name)
+        self.check(kind, name, settings)
         module_name, _, attribute = plugin.spec.target.partition(":")
         try:
             with discovery.prints_to_stderr():
@@ -126,7 +135,7 @@ class Plugins:
                 raise
             lacking = error.name if isinstance(error, ModuleNotFoundError) and plugin.spec.extra else None
             if lacking and lacking.split(".")[0] != module_name.split(".")[0]:
-                raise MissingError(_needs(plugin, lacking)) from error
+                raise MissingError(_needs(plugin, lacking, _extra(plugin, settings))) from error
             raise _broken(plugin, f"its module {module_name} cannot be imported", error) from error
         if module is None:
             return None
@@ -135,7 +144,7 @@ class Plugins:
             raise _broken(plugin, f"{module_name} has no class {attribute!r}")
         return target
 
-    def create(self, kind: Kind, name: str, settings: BaseModel | Mapping[str, Any], context: PluginContext) -> Any:
+    def create(self, kind: Kind, name: str, settings: Settings, context: PluginContext) -> Any:
         """Build a plugin object: `Class(config, context)`.
 
         `settings` is an instance of the plugin's config model, or a mapping that is validated as one.
@@ -143,7 +152,7 @@ class Plugins:
         """
         plugin = self.find(kind, name)
         config = _validated(plugin, settings)
-        target = self.load_class(kind, name)
+        target = self.load_class(kind, name, config)
         try:
             return target(config, context)
         except DynawebError:
@@ -205,9 +214,8 @@ class Plugins:
         for _, plugin in sorted(self.offers.items(), key=lambda item: item[0]):
             package, extra = plugin.origin.package, plugin.spec.extra
             missing = missing_requirements(package, extra, lines(package)) if extra else []
-            rows.append(
-                plugin.status("missing", _needs(plugin, ", ".join(missing))) if missing else plugin.status("ok", "")
-            )
+            needs = _needs(plugin, ", ".join(missing), extra) if missing else ""
+            rows.append(plugin.status("missing" if missing else "ok", needs))
         return rows + sorted(self.others, key=lambda status: (status.kind, status.name, status.package))
 
     def manifest(self, used: Iterable[tuple[Kind, str]] = ()) -> tuple[dict[str, str], ...]:
@@ -304,9 +312,15 @@ def _unusable(kind: Kind, status: PluginStatus) -> DynawebError:
     return MissingError(message) if status.status == "blocked" else PluginError(message)
 
 
-def _needs(plugin: Plugin, what: str) -> str:
-    package, extra = plugin.origin.package, plugin.spec.extra
+def _needs(plugin: Plugin, what: str, extra: str) -> str:
+    package = plugin.origin.package
     return f"{plugin.title} needs {what}, which is not installed; run: pip install '{package}[{extra}]'"
+
+
+def _extra(plugin: Plugin, settings: Settings | None) -> str:
+    """The optional dependency group that a plugin needs with these settings."""
+    needed = None if settings is None else getattr(_validated(plugin, settings), "needed_extra", None)
+    return plugin.spec.extra if needed is None else str(needed)
 
 
 def _broken(plugin: Plugin, what: str, error: BaseException | None = None) -> PluginError:
@@ -314,7 +328,7 @@ def _broken(plugin: Plugin, what: str, error: BaseException | None = None) -> Pl
     return PluginError(f"{plugin.title} ({plugin.origin}): {what}{cause}")
 
 
-def _validated(plugin: Plugin, settings: BaseModel | Mapping[str, Any]) -> BaseModel:
+def _validated(plugin: Plugin, settings: Settings) -> BaseModel:
     if isinstance(settings, plugin.spec.config):
         return settings
     from pydantic import ValidationError

@@ -438,8 +438,6 @@ def test_an_asynchronous_run_with_a_server_plays_on_while_it_trains_and_goes_on_
     monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(TorchTrainer, "policy_step", policy_step)
     monkeypatch.setattr(VllmEngine, "detach", detached)
-    monkeypatch.setattr(VllmEngine, "require", staticmethod(lambda: None))
-    monkeypatch.setattr("dynaweb.plugin.registry.missing_requirements", lambda *of: [])
     sets = ["env.driver=static", "model.threads=1", "data.demos=4", "sft.steps=4", "sft.batch=8", "rl.updates=3"]
     sets += ["rl.tasks=2", "rl.n=2", "rl.bc_batch=4", "dream.horizon=2", "policy.max_new_tokens=6", "eval.episodes=2"]
     sets += ["eval.steps=1", "controls.sft_steps=[]", "rl.max_staleness=1", "policy.engine.name=vllm"]

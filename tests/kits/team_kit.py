@@ -237,13 +237,9 @@ def _join_as(number: int, size: int, port: int) -> None:
 def run_of_ranks(number: int, size: int, port: int, folder: str, sets: tuple[str, ...], more: dict[str, Any]) -> None:
     """A whole run on several ranks, with vLLM behind addresses."""
     import dynaweb
-    from dynaweb.engines.vllm.engine import VllmEngine
-    from dynaweb.plugin import registry
 
     _join_as(number, size, port)
     if number > 0:
         raise SystemExit(Team.join().serve())
     os.environ["DYNAWEB_CACHE"] = f"{folder}/cache"
-    VllmEngine.require = staticmethod(lambda: None)  # type: ignore[method-assign]
-    registry.missing_requirements = lambda *of: []
     dynaweb.run("dynaweb", overrides=list(sets), out=Path(folder) / "run", **more)

@@ -80,6 +80,9 @@ class StandIn(ThreadingHTTPServer):
             time.sleep(self.slow)
             with self.working:
                 return self._generate(body)
+        elif path == "/v1/completions":
+            with self.working:
+                return self._completion(body)
         return None
 
     def _rpc(self, method: str, *arguments: str) -> Any:
@@ -121,6 +124,15 @@ class StandIn(ThreadingHTTPServer):
             if int(drawn) in params.get("stop_token_ids", ()):
                 break
         return {**reply, "choices": [{"token_ids": tokens, "logprobs": {"content": steps}}]}
+
+    def _completion(self, body: Any) -> Any:
+        params = {"max_tokens": body["max_tokens"], "temperature": body["temperature"], "seed": body["seed"]}
+        params["stop_token_ids"] = [self.model.config.eos_token_id]
+        choice = self._generate({"token_ids": body["prompt"], "sampling_params": params, "model": "model"})["choices"][
+            0
+        ]
+        logprobs = [step["logprob"] for step in choice["logprobs"]["content"]]
+        return {"choices": [{"token_ids": choice["token_ids"], "logprobs": {"token_logprobs": logprobs}}]}
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         return (

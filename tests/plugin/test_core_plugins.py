@@ -364,3 +364,18 @@ def test_the_manifest_marks_what_is_used() -> None:
     assert rows["wm", "delta"]["used"] == "yes"
     assert rows["env", "dream"]["used"] == "no"
     assert rows["env", "dream"]["package"] == "dynaweb"
+
+
+def test_settings_may_decide_what_has_to_be_installed(package: PackageMaker) -> None:
+    """Servers are asked over HTTP: a run that only asks them needs no vLLM."""
+    code = toy_source(extra="big").replace(
+        "class Config(BaseModel):",
+        "class Config(BaseModel):\n    elsewhere: bool = False\n\n    @property\n    def needed_extra(self) -> str:\n"
+        '        return "small" if self.elsewhere else "big"\n',
+    )
+    package("toy-package", code, requires=['lost-one; extra == "big"', 'lost-two; extra == "small"'])
+    loaded = plugins.load()
+    for settings, lacking, extra in (({}, "lost-one", "big"), ({"elsewhere": True}, "lost-two", "small")):
+        with pytest.raises(MissingError, match=rf"needs {lacking}, which .* 'toy-package\[{extra}\]'"):
+            loaded.check("wm", "toy", settings)
+    assert status_of(loaded, "toy").status == "missing"

@@ -79,12 +79,6 @@ class VllmEngine(BaseEngine):
         self._own: tuple[int, Rows] | None = None
         self._source: torch.nn.Module | None = None
 
-    @staticmethod
-    def require() -> None:
-        """Raise `MissingError` unless vLLM is installed; imports nothing."""
-        if find_spec("vllm") is None:
-            raise MissingError("the engine vllm needs the package vllm; run: pip install 'dynaweb[vllm]'")
-
     # The protocol
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -176,8 +170,8 @@ class VllmEngine(BaseEngine):
         """The vLLM of the run that fits this model and these settings. Raises `ConfigError` where none can."""
         if self._shared is None:
             layout = self._layout()
-            if not layout.servers:
-                self.require()
+            if not layout.servers and find_spec("vllm") is None:
+                raise MissingError("the engine vllm needs the package vllm; run: pip install 'dynaweb[vllm]'")
             config, arguments, level = self._architecture(), self._arguments(), self._sleep_level()
             processor = None if self._vision is None else self._vision.save_pretrained
             made = SharedVllm(config, arguments, level, layout, processor)

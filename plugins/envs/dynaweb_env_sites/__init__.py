@@ -48,6 +48,11 @@ class SitesConfig(PageView):
     max_best_steps: int = Field(default=0, ge=0)
     """Longest best-case plan of a task, the closing `stop` included; 0 = any (`data.max_best_steps` holds too)."""
 
+    @property
+    def needed_extra(self) -> str:
+        """Only Chromium wants Playwright."""
+        return "web" if self.driver == "chromium" else "pages"
+
     @model_validator(mode="after")
     def _static_is_compact(self) -> Self:
         if self.driver == "static" and self.view != "compact":
