@@ -135,6 +135,7 @@ class Job:
         """Stopped up to so many times until it is done; returns how often it was, -1 for a failure."""
         what, done = self.subject.what, 0
         while True:
+            before = self._statuses()
             process = self.subject.start(self.folder, self.name)
             try:
                 code = process.wait(timeout=self.rng.uniform(0.02, 0.6) * self.seconds if done < kills else None)
@@ -148,16 +149,23 @@ class Job:
                     os.killpg(process.pid, signal.SIGKILL)
                     return self._failed(f"still there {LONGEST} s after {chosen.name}")
                 done += 1
-                files = (self.folder / self.name).glob("**/status.json")
-                statuses = [json.loads(path.read_text())["status"] for path in files]
+                after = self._statuses()
+                statuses = [status for status, _ in after.values()]
                 say(what=what, name=self.name, kill=done, signal=chosen.name, code=code, statuses=statuses)
-                if chosen != signal.SIGKILL and "running" in statuses:
+                # What an earlier SIGKILL left stands until a process has begun with the run.
+                own = [now[0] for path, now in after.items() if now != before.get(path)]
+                if chosen != signal.SIGKILL and "running" in own:
                     return self._failed(f"{chosen.name} left a run that says it runs")
                 if code != 0:
                     continue
             if code == 0:
                 return done
             return self._failed(f"exit code {code} after kill {done}")
+
+    def _statuses(self) -> dict[Path, tuple[str, int]]:
+        """What each run says, and when it was written, in nanoseconds."""
+        files = sorted((self.folder / self.name).glob("**/status.json"))
+        return {path: (json.loads(path.read_text())["status"], path.stat().st_mtime_ns) for path in files}
 
     def _failed(self, why: str) -> int:
         say(failed=f"{self.subject.what} {self.name}: {why}", log=_log(self.folder, self.name))
