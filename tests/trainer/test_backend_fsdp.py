@@ -65,8 +65,10 @@ def test_updates_of_two_ranks_are_those_of_one_process(ranks: dict[str, Any], wa
 def test_half_precision_on_two_ranks_moves_float32_masters(ranks: dict[str, Any], stage: int) -> None:
     (mine,) = ranks[f"half-{stage}"]["metrics"]
     (theirs,) = team_kit.trained(None, dtype=torch.bfloat16, updates=1)["metrics"]
-    for key in ("loss", "grad_norm", "approx_kl", "entropy"):
+    for key in ("loss", "grad_norm", "entropy"):
         assert mine[key] == pytest.approx(theirs[key], rel=1e-2), key
+    # A difference of nearly equal numbers in bfloat16, which processors round differently.
+    assert mine["approx_kl"] == pytest.approx(theirs["approx_kl"], rel=5e-2)
     tensors = ranks[f"half-{stage}"]["tensors"]
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
     kept = [name for name, tensor in tensors.items() if torch.equal(tensor, tensor.bfloat16().float())]

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import Any
 
 from dynaweb.engines.vllm.engine import LIMITS, WORKER
 
@@ -48,8 +49,9 @@ def sees(model: str) -> bool:
     """Whether the model of a folder or a name has weights that see."""
     from transformers import AutoConfig
 
+    where: dict[str, Any] = {"trust_remote_code": False}
     try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(model, **where)
     except (OSError, ValueError):  # vLLM has its own words for it
         return False
     return getattr(config, "vision_config", None) is not None
