@@ -286,12 +286,14 @@ def test_a_run_that_ends_leaves_no_process(number: signal.Signals, start: str, s
     if start == "0":
         assert process.stdout.readline() == "running\n"
     wait_for(lambda: len(pids(starts)) == 2, 5)
+    own = folders() - before  # others may come and go: those of a vLLM of somebody else
+    assert own
     process.send_signal(number)
     assert process.wait(15) != 0
     wait_for(lambda: not any(map(alive, pids(starts))), 10)
     assert "INFO" not in process.stdout.read()
     process.stdout.close()
-    wait_for(lambda: folders() == before, 20)
+    wait_for(lambda: not own & folders(), 20)
 
 
 @pytest.mark.slow
