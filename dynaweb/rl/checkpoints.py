@@ -194,16 +194,16 @@ class History:
     def played(self, measured: Mapping[str, float], entropy: float) -> str:
         """Note the rollouts of an update; once, a warning when nearly all groups of the first ones are dead, else ''.
 
-        `entropy`: of the policy's tokens in this update, in nats.
+        `entropy`: of the policy's tokens in this update, in nats; nan = not measured.
         """
         self.rewards.append(measured["reward"])
         self.dead.append(measured["dead_groups"])
-        share = fmean(self.dead)
-        if len(self.dead) != FIRST or share < DEAD:
+        if len(self.dead) != FIRST or (share := fmean(self.dead)) < DEAD:
             return ""
+        said = "" if math.isnan(entropy) else f" (entropy of the policy's tokens in the last one: {entropy:.3f} nats)"
         return (
-            f"in {share:.0%} of the groups of the first {FIRST} updates all rollouts have one reward, which teaches "
-            f"nothing (mean entropy of the policy's tokens: {entropy:.3f} nats). If rollouts of a task are all alike, "
+            f"in {share:.0%} of the groups of the first {FIRST} updates{said} all rollouts have one reward, which "
+            "teaches nothing. If rollouts of a task are all alike, "
             "take fewer sft.steps or a higher rl.temperature; if tasks are too easy or too hard, other tasks, "
             'rl.sampling = "adaptive" or a larger rl.n'
         )

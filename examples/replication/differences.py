@@ -69,7 +69,7 @@ class Difference:
 def difference(base: Any, trained: nn.Module, rank: int) -> Difference:
     """The adapter that takes `base` nearest to `trained`.
 
-    Raises `ConfigError` where the two differ in more than their values.
+    Raises `ConfigError` where the two differ in more than their values, or in biases.
     """
     made = Difference(rank, tied=bool(base.config.tie_word_embeddings))
     new = dict(trained.named_parameters())
@@ -81,10 +81,14 @@ def difference(base: Any, trained: nn.Module, rank: int) -> Difference:
         change = after - before.detach().float()
         if not change.any():
             continue
+        if not name.endswith(".weight"):
+            raise ConfigError(
+                f"{name} was trained, and the adapters of this script hold no biases: keep the whole model"
+            )
         made.changed += float(change.square().sum())
         path = name.rpartition(".")[0]
         module = base.get_submodule(path)
-        if isinstance(module, nn.Linear | nn.Embedding) and name.endswith("weight"):
+        if isinstance(module, nn.Linear | nn.Embedding):
             left, sizes, right = torch.linalg.svd(change, full_matrices=False)
             a = right[:rank] * sizes[:rank, None].sqrt()
             b = left[:, :rank] * sizes[:rank].sqrt()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -106,6 +107,9 @@ def test_rollouts_that_teach_nothing_are_told_once(dead: list[float], warned: li
     for update in warned:
         assert f"in {sum(dead[:10]) / 10:.0%} of the groups" in said[update]
         assert all(words in said[update] for words in ("0.005 nats", "sft.steps", "rl.temperature", "rl.sampling"))
+    unmeasured = History()
+    told = [unmeasured.played({"reward": 0.5, "dead_groups": 1.0}, math.nan) for _ in range(10)][-1]
+    assert "nats" not in told and "sft.steps" in told
 
 
 @pytest.mark.parametrize(

@@ -100,3 +100,12 @@ def test_models_of_other_shapes_are_refused(script: ModuleType, tmp_path: Path) 
     del model.model.layers[-1]  # type: ignore[union-attr,operator]
     with pytest.raises(ConfigError, match="not of the base's shape"):
         script.difference(load_model("tiny"), model, 4)
+
+
+def test_what_an_adapter_cannot_hold_is_refused(script: ModuleType) -> None:
+    base, model = load_model("tiny"), load_model("tiny")
+    for one, bias in ((base, 0.0), (model, 1.0)):
+        layer = one.model.layers[0].self_attn.q_proj
+        layer.bias = torch.nn.Parameter(torch.full((layer.out_features,), bias))
+    with pytest.raises(ConfigError, match=r"layers\.0\.self_attn\.q_proj\.bias was trained"):
+        script.difference(base, model, 4)
