@@ -50,6 +50,7 @@ def test_scripts_take_what_the_suite_asks_of_them(command: tuple[str, ...], monk
         command = command[command.index("benchmarks/ranks.py") :]
     if "async_trl" in command[0] and not (find_spec("trl") and find_spec("openenv")):
         pytest.skip("TRL and OpenEnv are not installed")
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")  # that its trainer may change is known
     parse = argparse.ArgumentParser.parse_args
 
     def parsed(self: argparse.ArgumentParser, *more: Any, **named: Any) -> Any:
