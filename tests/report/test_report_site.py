@@ -339,6 +339,8 @@ def test_a_report_loads_a_block_only_when_it_is_opened(address: str, browser: Br
     assert "advantage +0.5" in page.locator(".detail .chips").inner_text()
     page.locator(".reply summary", has_text="tokens of the reply").click()
     tokens = page.locator(".token")
+    # A block says that it was opened in an event of its own, after the click.
+    tokens.last.wait_for()
     assert tokens.count() == 3 and tokens.last.locator("small").inner_text() == "\N{MINUS SIGN}4.00"
     assert tokens.last.get_attribute("class") == "token unlikely"
     assert not tokens.first.locator("code").inner_text().isdigit()
