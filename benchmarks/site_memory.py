@@ -1,13 +1,14 @@
-"""What a memory of the site gives, on the sites that a run has explored, from the folder of the run:
+"""What a memory of the site gives, on the sites that runs have explored, from the folders of the runs:
 
-    python benchmarks/site_memory.py runs/RUN --docs docs/world-models.md
+    python benchmarks/site_memory.py runs/RUN... --held-out --docs docs/world-models.md
 
-Every explored transition that needs a model is predicted, and every explored episode followed open-loop, by the run's
+Every explored transition that needs a model is predicted, and every explored episode followed open-loop, by each run's
 fitted world model and by the base model as it is, each with and without a memory. The memory holds what the run's
 dreams remember, exploration and demonstrations, but for the whole episode of the question: what only this episode has
-seen cannot be remembered. The fitted model was fitted on most of these very questions, which helps it with and without
-a memory; the base model was not. `--docs FILE` puts the table between two marks of a Markdown file. All values have n
-and their 95 % interval; intervals take questions as independent, though those of one site are not quite.
+seen cannot be remembered. `--held-out` asks only about sites that the run kept out of fitting (`wm_fit.holdout`);
+without it the fitted model was fitted on most of these very questions. Questions of all runs are pooled. `--docs FILE`
+puts the table between two marks of a Markdown file. All values have n and their 95 % interval; intervals take questions
+as independent, though those of one site are not quite.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import asyncio
 import random
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,9 +28,9 @@ from dynaweb.pipeline.context import RunContext
 from dynaweb.plugin.registry import current
 from dynaweb.runs import StageCache
 from dynaweb.stages.drift import by_step
-from dynaweb.stages.world_model import remembering, to_predict
-from dynaweb.stats import Estimate, wilson
-from dynaweb.worldmodels.fidelity import Probe, estimates, grade, predictions, transitions_of
+from dynaweb.stages.world_model import held_out_sites, remembering, sites_of, to_predict
+from dynaweb.stats import wilson
+from dynaweb.worldmodels.fidelity import Graded, Probe, estimates, grade, predictions, transitions_of
 from dynaweb.worldmodels.memory import without_episode
 from dynaweb.worldmodels.open_loop import Chain, chains, drift
 
@@ -39,70 +41,100 @@ if TYPE_CHECKING:
 MARKS = "<!-- measured: benchmarks/site_memory.py -->", "<!-- end of the memory's table -->"
 """Between these lines of a Markdown file the table is put."""
 ARMS: Mapping[str, tuple[bool, str]] = {
-    "base, memory": (False, "pages"),
     "base": (False, "none"),
-    "fitted, memory": (True, "pages"),
     "fitted": (True, "none"),
+    "base, pages": (False, "pages"),
+    "fitted, pages": (True, "pages"),
+    "fitted, deltas": (True, "deltas"),
 }
 """Label of each arm: whether its weights are those that the run fitted, and its `dream.memory`."""
 MEASURES = ("exact", "element_f1", "changed_f1", "url", "page_kind", "invalid", "tokens")
 
 
-async def measured(
-    ctx: RunContext, weights: Path | None, known: Sequence[Transition], asked: Sequence[Transition], walks: list[Chain]
-) -> tuple[dict[str, Estimate], list[dict[str, Estimate]]]:
-    """The measures of one arm: one step, and open-loop by step."""
-    model = ctx.models.load(weights) if weights is not None else ctx.models.base
+@dataclass(slots=True)
+class Found:
+    """What one arm's answers were worth, over all runs so far."""
+
+    one_step: list[Graded] = field(default_factory=list)
+    recalled: int = 0
+    walks: list[list[Graded]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one run is asked: its known transitions, those to predict, and the episodes to follow."""
+
+    folder: Path
+    known: Sequence[Transition]
+    transitions: Sequence[Transition]
+    walks: Sequence[Chain]
+    about: str
+
+
+def questions(folder: Path, count: int, episodes: int, *, held_out: bool) -> Asked:
+    """A sample of what a run has explored, `count` transitions and `episodes` walks at most."""
+    explored, demos = (
+        list(TrajectoryStore(folder / "trajectories" / f"{name}.jsonl.gz")) for name in ("explore", "demos")
+    )
+    ctx = context(folder, "none")
+    sites = held_out_sites(ctx, explored) if held_out else sites_of(explored)
+    seen = transitions_of([one for one in explored if one.task.site_key in sites])
+    asked, walks = to_predict(seen), [chain for chain in chains(seen, longest=8) if len(chain) > 1]
+    for some, most in ((asked, count), (walks, episodes)):
+        random.Random(0).shuffle(some)
+        del some[most:]
+    known = [*transitions_of(explored), *transitions_of(demos)]
+    about = (
+        f"seed {ctx.recipe.run.seed}: {len(explored)} explored episodes and {len(demos)} demonstrations, "
+        f"{len(asked)} questions and {len(walks)} episodes on {len(sites)} sites"
+    )
+    return Asked(folder, known, asked, walks, about)
+
+
+def context(folder: Path, memory: str) -> RunContext:
+    """The run of a folder, with another `dream.memory`."""
+    recipe = resolve(folder / "recipe.toml", overrides=[f"dream.memory={memory}"])
+    return RunContext(recipe, current(), StageCache(notify=current().notify))
+
+
+async def measure(asked: Asked, found: Found, *, fitted: bool, memory: str) -> None:
+    """Ask one arm about one run and add its grades to what was found."""
+    ctx = context(asked.folder, memory)
+    model = ctx.models.load(asked.folder / "checkpoints" / "world-model") if fitted else ctx.models.base
     greedy, dreaming = (
-        remembering(ctx, ctx.models.world_model(model, temperature=heat, held_out=frozenset()), known)
+        remembering(ctx, ctx.models.world_model(model, temperature=heat, held_out=frozenset()), asked.known)
         for heat in (0.0, ctx.recipe.dream.temperature)
     )
-    probes = [Probe(one) for one in asked]
+    probes = [Probe(one) for one in asked.transitions]
     answers = await predictions(greedy, probes, seed=ctx.seed("fidelity"))
-    one_step = estimates([grade(probe, answer) for probe, answer in zip(probes, answers, strict=True)])
-    recalled = sum(answer.recalled for answer in answers)
+    found.one_step += [grade(probe, answer) for probe, answer in zip(probes, answers, strict=True)]
+    found.recalled += sum(answer.recalled for answer in answers)
 
     def dreams(chain: Chain) -> Environment:
         return ctx.envs.dream(without_episode(dreaming, chain[0]), lambda task: chain[0].observation)()
 
-    graded = await drift(dreams, walks, seed=ctx.seed("drift"), live=ctx.models.lockstep.episode)
-    steps = [estimates(step) for step in by_step(graded, max(map(len, walks)))]
-    return one_step | {"remembered": wilson(recalled, len(answers))}, steps
+    found.walks += await drift(dreams, asked.walks, seed=ctx.seed("drift"), live=ctx.models.lockstep.episode)
 
 
-def table(folder: Path, questions: int, episodes: int) -> list[str]:
-    """Lines of Markdown for one run."""
-    explored, demos = (
-        list(TrajectoryStore(folder / "trajectories" / f"{name}.jsonl.gz")) for name in ("explore", "demos")
-    )
-    seen = transitions_of(explored)
-    asked, walks = to_predict(seen), [chain for chain in chains(seen, longest=8) if len(chain) > 1]
-    for some, most in ((asked, questions), (walks, episodes)):
-        random.Random(0).shuffle(some)  # type: ignore[arg-type]
-        del some[most:]
-    arms: dict[str, tuple[dict[str, Estimate], list[dict[str, Estimate]]]] = {}
-    for label, (fitted, memory) in ARMS.items():
-        recipe = resolve(folder / "recipe.toml", overrides=[f"dream.memory={memory}"])
-        ctx = RunContext(recipe, current(), StageCache(notify=current().notify))
-        weights = folder / "checkpoints" / "world-model" if fitted else None
-        known = [*seen, *transitions_of(demos)]
-        arms[label] = asyncio.run(measured(ctx, weights, known, asked, walks))
-        one_step, steps = arms[label]
-        drifted = ", ".join(str(step["element_f1"].value) for step in steps)
-        sys.stderr.write(f"{folder.name}, {label}: exact {one_step['exact']}, element F1 by step {drifted}\n")
-    sites = len({one.task.site_key for one in explored})
-    lines = [
-        f"World model `{recipe.wm.name}` of a run with seed {recipe.run.seed}: {len(explored)} explored episodes and "
-        f"{len(demos)} demonstrations on {sites} generated sites, {len(asked)} questions, {len(walks)} episodes "
-        "followed open-loop.",
-        "",
-        row(["measure", *arms]),
-        row(["---"] * (1 + len(arms))),
+def table(name: str, runs: Sequence[Asked]) -> list[str]:
+    """Lines of Markdown for all runs with one world model."""
+    arms = {label: Found() for label in ARMS}
+    for asked in runs:
+        for label, (fitted, memory) in ARMS.items():
+            asyncio.run(measure(asked, arms[label], fitted=fitted, memory=memory))
+            sys.stderr.write(f"{asked.folder.name}, {label}: exact {estimates(arms[label].one_step)['exact']} so far\n")
+    lines = [f"World model `{name}`. " + "; ".join(asked.about for asked in runs) + ".", ""]
+    lines += [row(["measure", *arms]), row(["---"] * (1 + len(arms)))]
+    one_step = [
+        estimates(found.one_step) | {"remembered": wilson(found.recalled, len(found.one_step))}
+        for found in arms.values()
     ]
-    lines += [row([name, *(str(one[name]) for one, _ in arms.values())]) for name in ("remembered", *MEASURES)]
+    lines += [row([measure, *(str(values[measure]) for values in one_step)]) for measure in ("remembered", *MEASURES)]
     lines += ["", "Open loop, element F1 by step (alive):", "", row(["step", *arms]), row(["---"] * (1 + len(arms)))]
-    for at in range(max(len(steps) for _, steps in arms.values())):
-        cells = [f"{steps[at]['element_f1']} ({steps[at]['alive'].text(2)})" for _, steps in arms.values()]
+    horizon = max(len(chain) for asked in runs for chain in asked.walks)
+    drifted = [[estimates(step) for step in by_step(found.walks, horizon)] for found in arms.values()]
+    for at in range(len(drifted[0])):
+        cells = [f"{steps[at]['element_f1']} ({steps[at]['alive'].text(2)})" for steps in drifted]
         lines.append(row([str(at + 1), *cells]))
     return [*lines, ""]
 
@@ -113,14 +145,21 @@ def row(cells: Sequence[str]) -> str:
 
 
 def main() -> None:
-    """A table for each run."""
+    """A table for each world model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="folders of runs that fitted a world model")
-    parser.add_argument("--questions", type=int, default=1000, help="explored transitions that are asked, at most")
-    parser.add_argument("--episodes", type=int, default=400, help="explored episodes that are followed, at most")
+    parser.add_argument(
+        "--questions", type=int, default=1000, help="explored transitions of a run that are asked, at most"
+    )
+    parser.add_argument("--episodes", type=int, default=400, help="explored episodes of a run to follow, at most")
+    parser.add_argument("--held-out", action="store_true", help="only sites that the run kept out of fitting")
     parser.add_argument("--docs", type=Path, help="a Markdown file to put the table into")
     given = parser.parse_args()
-    lines = [line for folder in given.runs for line in table(folder, given.questions, given.episodes)]
+    models: dict[str, list[Asked]] = {}
+    for folder in given.runs:
+        asked = questions(folder, given.questions, given.episodes, held_out=given.held_out)
+        models.setdefault(resolve(folder / "recipe.toml").wm.name, []).append(asked)
+    lines = [line for name, runs in models.items() for line in table(name, runs)]
     if given.docs:
         before, mark, rest = given.docs.read_text(encoding="utf-8").partition(MARKS[0])
         _, end, after = rest.partition(MARKS[1])
