@@ -90,6 +90,22 @@ def parts(given: argparse.Namespace, work: Path) -> list[Part]:
         return ("benchmarks/trainer.py", "--sizes", "tiny" if small else size, *where, *trained, *more, "--ways", *ways)
 
     check = ("scripts/check_vllm.py", "--model", "random-llama", *on_gpu)
+    elsewhere = tuple(f"{role}.engine.replicas=1" for role in ("policy", "wm", "reward"))
+    several = (
+        Part(
+            "vllm-apart",
+            "the trainer on the first GPU, vLLM on the others: weights by NCCL",
+            300,
+            (("scripts/check_vllm.py", "--gpu", "--nccl", "replicas", "servers", "--eager"),),
+            vllm=True,
+        ),
+        Part(
+            "loop-split",
+            "the whole loop with staleness 1, vLLM on a GPU of its own",
+            300,
+            (rollout("135m", "vllm", one, "rl.max_staleness=1", *elsewhere),),
+        ),
+    )
     trl = ["trl"] if importlib.util.find_spec("trl") else []
     liger = ["trl-liger"] if trl and not small and importlib.util.find_spec("liger_kernel") else []
     # What an earlier part has left: TRL starts from the same policy and dreams with the same world model.
@@ -102,6 +118,14 @@ def parts(given: argparse.Namespace, work: Path) -> list[Part]:
         Part("about", "what is here, and what is missing", 60, (("benchmarks/gpu_suite.py", "--about"),)),
         Part("vllm-eager", "vLLM without graphs", 180, ((*check, "--eager"),), vllm=True),
         Part("vllm-graphs", "vLLM with CUDA graphs, and with adapters", 300, ((*check, "--adapters"),), vllm=True),
+        Part(
+            "vllm-pictures",
+            "a model that sees on vLLM",
+            180,
+            (("scripts/check_vllm.py", "--pictures", "smolvlm", *(() if small else ("--gpu",)), "--eager"),),
+            vllm=True,
+        ),
+        *(several if gpus > 1 else ()),
         Part(
             "models",
             "models of 135 million and 1.5 billion weights with the tiny model's replies",
@@ -312,8 +336,9 @@ def _is_json(line: str) -> bool:
 
 
 def n_gpus() -> int:
-    """How many GPUs there are, without torch."""
-    return len(_nvidia("--query-gpu=uuid"))
+    """How many GPUs this process may use, without torch."""
+    there, named = len(_nvidia("--query-gpu=uuid")), os.environ.get("CUDA_VISIBLE_DEVICES")
+    return there if named is None else min(there, len([one for one in named.split(",") if one.strip()]))
 
 
 def used_mib() -> int:

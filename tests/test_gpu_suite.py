@@ -44,7 +44,7 @@ def commands(**more: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("command", [*commands(), *commands(small=True, stand_in=True)])
+@pytest.mark.parametrize("command", [*commands(gpus=2), *commands(small=True, stand_in=True)])
 def test_scripts_take_what_the_suite_asks_of_them(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     if command[0] == "-m":
         command = command[command.index("benchmarks/ranks.py") :]
@@ -61,6 +61,17 @@ def test_scripts_take_what_the_suite_asks_of_them(command: tuple[str, ...], monk
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     with pytest.raises(Parsed):
         runpy.run_path(str(ROOT / command[0]), run_name="__main__")
+
+
+@pytest.mark.parametrize(("visible", "count"), [(None, 2), ("0", 1), ("0,1", 2), ("", 0), ("0,1,2", 2)])
+def test_only_gpus_that_the_process_may_use_are_counted(
+    visible: str | None, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_suite, "_nvidia", lambda query: ["GPU-a", "GPU-b"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_suite.n_gpus() == count
 
 
 def test_a_part_that_hangs_is_ended_with_all_its_processes_and_the_next_goes_on(
