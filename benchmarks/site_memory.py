@@ -65,10 +65,13 @@ class Asked:
     """What one run is asked: its known transitions, those to predict, and the episodes to follow."""
 
     folder: Path
+    seed: int
+    episodes: tuple[int, int]
+    """How many were explored, and how many demonstrated."""
+    sites: set[str]
     known: Sequence[Transition]
     transitions: Sequence[Transition]
     walks: Sequence[Chain]
-    about: str
 
 
 def questions(folder: Path, count: int, episodes: int, *, held_out: bool) -> Asked:
@@ -84,11 +87,7 @@ def questions(folder: Path, count: int, episodes: int, *, held_out: bool) -> Ask
         random.Random(0).shuffle(some)
         del some[most:]
     known = [*transitions_of(explored), *transitions_of(demos)]
-    about = (
-        f"seed {ctx.recipe.run.seed}: {len(explored)} explored episodes and {len(demos)} demonstrations, "
-        f"{len(asked)} questions and {len(walks)} episodes on {len(sites)} sites"
-    )
-    return Asked(folder, known, asked, walks, about)
+    return Asked(folder, ctx.recipe.run.seed, (len(explored), len(demos)), sites, known, asked, walks)
 
 
 def context(folder: Path, memory: str) -> RunContext:
@@ -116,14 +115,25 @@ async def measure(asked: Asked, found: Found, *, fitted: bool, memory: str) -> N
     found.walks += await drift(dreams, asked.walks, seed=ctx.seed("drift"), live=ctx.models.lockstep.episode)
 
 
-def table(name: str, runs: Sequence[Asked]) -> list[str]:
+def table(name: str, runs: Sequence[Asked], *, held_out: bool) -> list[str]:
     """Lines of Markdown for all runs with one world model."""
     arms = {label: Found() for label in ARMS}
     for asked in runs:
         for label, (fitted, memory) in ARMS.items():
             asyncio.run(measure(asked, arms[label], fitted=fitted, memory=memory))
             sys.stderr.write(f"{asked.folder.name}, {label}: exact {estimates(arms[label].one_step)['exact']} so far\n")
-    lines = [f"World model `{name}`. " + "; ".join(asked.about for asked in runs) + ".", ""]
+    explored, demonstrated = (sum(asked.episodes[i] for asked in runs) for i in (0, 1))
+    asked_about = sum(len(asked.transitions) for asked in runs)
+    followed = sum(len(asked.walks) for asked in runs)
+    sites = sum(len(asked.sites) for asked in runs)
+    seeds = ", ".join(str(asked.seed) for asked in runs)
+    which = " that nothing was fitted on" if held_out else ""
+    lines = [
+        f"World model `{name}`, runs with seed {seeds}: {explored} explored episodes and {demonstrated} "
+        f"demonstrations; {asked_about} questions, and {followed} episodes followed open-loop, "
+        f"on {sites} sites{which}.",
+        "",
+    ]
     lines += [row(["measure", *arms]), row(["---"] * (1 + len(arms)))]
     one_step = [
         estimates(found.one_step) | {"remembered": wilson(found.recalled, len(found.one_step))}
@@ -159,7 +169,7 @@ def main() -> None:
     for folder in given.runs:
         asked = questions(folder, given.questions, given.episodes, held_out=given.held_out)
         models.setdefault(resolve(folder / "recipe.toml").wm.name, []).append(asked)
-    lines = [line for name, runs in models.items() for line in table(name, runs)]
+    lines = [line for name, runs in models.items() for line in table(name, runs, held_out=given.held_out)]
     if given.docs:
         before, mark, rest = given.docs.read_text(encoding="utf-8").partition(MARKS[0])
         _, end, after = rest.partition(MARKS[1])
