@@ -104,6 +104,18 @@ def test_a_damaged_file_is_refused(tmp_path: Path, how: str, why: str) -> None:
         read_results(path)
 
 
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999"])
+@pytest.mark.parametrize("at", ["name", "settings"])
+def test_a_recipe_with_what_is_no_finite_number_is_named(tmp_path: Path, at: str, value: str) -> None:
+    """A run that has not ended has no checksums: what stands there is read."""
+    folder = folders(tmp_path)[0]
+    recipe = json.loads((folder / "recipe.json").read_text())
+    recipe = {**recipe, "name": "MARK"} if at == "name" else {**recipe, "settings": {"rl": {"lr": "MARK"}}}
+    (folder / "recipe.json").write_text(json.dumps(recipe).replace('"MARK"', value))
+    with pytest.raises(CheckpointError, match=r"recipe\.json is damaged .*no finite number"):
+        collect([folder], "rates")
+
+
 def test_a_file_under_another_name_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path)
     with pytest.raises(CheckpointError, match="another name, 'rates'"):
