@@ -122,7 +122,7 @@ def gather(
     status = str(_json(folder, "status.json", {}).get("status", ""))
     if status not in ("", *STATES):
         raise CheckpointError(f"{folder / 'status.json'} is damaged (no run is {status!r:.40}); {RESTORE}")
-    recipe = read_json(folder / "recipe.json", dict) if (folder / "recipe.json").exists() else {}
+    recipe = _json(folder, "recipe.json", {})
     summary, rows = _json(folder, "summary.json", {}), list(read_jsonl(folder / "metrics.jsonl"))
     with understood(folder / "recipe.json"):
         settings = tuple(_settings(recipe))

@@ -77,6 +77,8 @@ def spoiled(data: bytes, how: str) -> bytes:
         return gzip.compress(text.replace('"success":0.0', '"success":1.0', 1).encode())
     if how == "row gone":
         return gzip.compress("\n".join(text.split("\n")[:-2]).encode() + b"\n")
+    if how == "axes changed":
+        return gzip.compress(text.replace('"axes":["rl.lr"]', '"axes":[]', 1).encode())
     if how == "header gone":
         return gzip.compress(text.split("\n", 1)[1].encode())
     if how == "later version":
@@ -91,6 +93,7 @@ def spoiled(data: bytes, how: str) -> bytes:
         ("flipped", "is damaged"),
         ("success changed", "its checksum does not fit"),
         ("row gone", "its checksum does not fit"),
+        ("axes changed", "its checksum does not fit"),
         ("header gone", "is no file of raw results"),
         ("later version", "has version 2 of the format"),
         ("empty", "is no file of raw results"),

@@ -617,7 +617,7 @@ def test_a_damaged_run_is_a_row_and_no_end_of_the_list(name: str, content: str, 
         assert name in row.detail
 
 
-@pytest.mark.parametrize("name", ["status.json", "checksums.json", "metrics.jsonl", "trajectories/eval-dynaweb.jsonl.gz"])
+@pytest.mark.parametrize("name", ["status.json", "checksums.json", "metrics.jsonl", "trajectories/dreams.jsonl.gz"])
 def test_links_that_lead_nowhere_keep_no_other_run_from_the_list(name: str, tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "whole", "gspo")
     run = make_run(tmp_path / "runs" / "x", "gspo")
