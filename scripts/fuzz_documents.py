@@ -270,7 +270,8 @@ def kinds_in(folder: Path, run: Path | None = None) -> list[Kind]:
 
 def _make_run(folder: Path, seed: int) -> Path:
     """A finished run: two arms, an audit of the judge, curves, costs, and episodes of three kinds."""
-    run = open_run(resolve("smoke", overrides=[f"run.seed={seed}"]), out=folder)
+    plugin = {"kind": "opt", "name": "gspo", "package": "dynaweb", "version": "0.2.0"}
+    run = open_run(resolve("smoke", overrides=[f"run.seed={seed}"]), out=folder, plugins=[plugin])
     run.begin()
     rng = random.Random(seed)
     arms = {name: [float(rng.random() < rate) for _ in range(6)] for name, rate in (("sft", 0.3), ("dynaweb", 0.7))}
