@@ -216,9 +216,9 @@ def _outcomes(values: Iterable[Any]) -> tuple[float | None, ...]:
     """Successes by episode, None where one has no grade. Raises `TypeError` or `ValueError` for what is no number from
     0 to 1."""
     outcomes = tuple(None if value is None else float(value) for value in values)
-    for outcome in outcomes:
-        if outcome is not None and not 0 <= outcome <= 1:
-            raise ValueError(f"{outcome:g} is no success, which lies between 0 and 1")
+    for success in outcomes:
+        if success is not None and not 0 <= success <= 1:
+            raise ValueError(f"{success:g} is no success, which lies between 0 and 1")
     return outcomes
 
 
