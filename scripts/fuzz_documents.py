@@ -32,6 +32,7 @@ from typing import Any
 
 from dynaweb.api import import_data
 from dynaweb.cli.process import file_error
+from dynaweb.compare.raw import read_results, write_results
 from dynaweb.compare.records import read_run
 from dynaweb.config import resolve
 from dynaweb.config.files import MALFORMED
@@ -41,6 +42,7 @@ from dynaweb.data.store import Store, TrajectoryStore, TransitionStore
 from dynaweb.engines.server import ReplyError, cost_of, read_reply
 from dynaweb.errors import DynawebError
 from dynaweb.matrix import MatrixFolder, plan_of, read_matrix
+from dynaweb.matrix.raw import collect
 from dynaweb.matrix.results import results
 from dynaweb.matrix.table import matrix_text
 from dynaweb.protocols import EnvironmentContext
@@ -254,6 +256,7 @@ def kinds_in(folder: Path, run: Path | None = None) -> list[Kind]:
     return [
         Kind("finished run", [*_files(done, *RECORDS), done / CHECKSUMS, done / STATUS], lambda: _run(done), True),
         Kind("run", [*_files(going, *RECORDS), going / STATUS], lambda: _resumed(going), False),
+        Kind("run that is read", [*_files(going, *RECORDS), going / STATUS], lambda: _run(going), False),
         Kind("cache", _files(cache, "**/*"), lambda: _cached(folder / "cache"), True),
         Kind("store", whole, lambda: _stores(whole), True),
         Kind("packed store", packed, lambda: _packed_run(packed, folder / "played"), False, is_packed=True),
@@ -267,7 +270,8 @@ def kinds_in(folder: Path, run: Path | None = None) -> list[Kind]:
 
 def _make_run(folder: Path, seed: int) -> Path:
     """A finished run: two arms, an audit of the judge, curves, costs, and episodes of three kinds."""
-    run = open_run(resolve("smoke", overrides=[f"run.seed={seed}"]), out=folder)
+    plugin = {"kind": "opt", "name": "gspo", "package": "dynaweb", "version": "0.2.0"}
+    run = open_run(resolve("smoke", overrides=[f"run.seed={seed}"]), out=folder, plugins=[plugin])
     run.begin()
     rng = random.Random(seed)
     arms = {name: [float(rng.random() < rate) for _ in range(6)] for name, rate in (("sft", 0.3), ("dynaweb", 0.7))}
@@ -468,6 +472,10 @@ def _run(folder: Path) -> str:
     data = gather(folder)
     record = read_run(folder)
     text = closing_text(data) + render(data) + json.dumps(closing_json(data))
+    with tempfile.TemporaryDirectory() as out:
+        path = Path(out) / "x.jsonl.gz"
+        write_results(path, collect([folder], "x"))
+        text += repr([(run.record.judge, run.recipe, run.episodes) for run in read_results(path).runs])
     return text + repr(sorted(record.episodes.items())) + repr(record.judge) + repr(record.costs)
 
 

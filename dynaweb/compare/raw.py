@@ -9,8 +9,9 @@ The first line is the header, then every run has one row, and then every evaluat
 `settings` are those that are varied, by name. `success` lies in [0, 1], null where an episode could not be graded.
 `real_steps` counts the actions of the episode, `tokens` what the policy wrote in it, null where no trajectory is left.
 `kind` is what the environment calls tasks of its kind; older files do without it.
-`sha256` is that of all lines after the first one. Tables made of the file are those made of the run folders; measures
-of the world model and the numbers of updates are rounded to 6 significant digits. The same results give the same bytes.
+`sha256` is that of all lines after the first one, `sum` that of the header's own values. Tables made of the file are
+those made of the run folders; measures of the world model and the numbers of updates are rounded to 6 significant
+digits. The same results give the same bytes.
 
 `pandas.read_json(path, lines=True)` reads it too.
 """
@@ -34,6 +35,7 @@ from dynaweb.errors import CheckpointError, ConfigError
 from dynaweb.masking import masked_data
 from dynaweb.report.data import Arm, Curve, Measure, ReportData, Setting, Stage, measure_words
 from dynaweb.runs.atomic import write_with
+from dynaweb.runs.checksums import SUM, fits_sum, with_sum
 from dynaweb.runs.folder import NO_RESULT
 from dynaweb.runs.jsonl import read_jsonl
 from dynaweb.stats import estimate
@@ -113,7 +115,8 @@ def read_raw_run(folder: Path, *, id: str, labels: Labels) -> RawRun:
     record = read_run(folder)
     rows = list(read_jsonl(folder / "metrics.jsonl"))
     episodes = {arm.name: _episodes(folder, arm, rows) for arm in record.data.arms}
-    recipe = read_json(folder / "recipe.json", dict) if (folder / "recipe.json").exists() else {}
+    path = folder / "recipe.json"
+    recipe = read_json(path, dict, finite=True) if path.exists() else {}
     return RawRun(id, labels, record, _shareable(recipe), episodes)
 
 
@@ -188,7 +191,7 @@ def write_results(path: Path, results: RawResults) -> None:
         "episodes": len(episodes),
         "sha256": hashlib.sha256(body).hexdigest(),
     }
-    packed = gzip.compress(_line(header).encode() + body, mtime=0)
+    packed = gzip.compress(_line(with_sum(header)).encode() + body, mtime=0)
     write_with(path, lambda temporary: temporary.write_bytes(packed))
 
 
@@ -281,12 +284,14 @@ def _read(path: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
             f"{path} has version {header.get('version')} of the format, and this dynaweb reads {VERSION}; "
             "use the version that wrote it, or a newer one"
         )
-    if header.get("sha256") != hashlib.sha256(body).hexdigest():
+    # Files of earlier versions have no sum of their header.
+    sound = fits_sum(header) if SUM in header else True
+    if not sound or header.get("sha256") != hashlib.sha256(body).hexdigest():
         raise CheckpointError(f"{path} is damaged (its checksum does not fit); {RESTORE}")
     number = 1
     rows = []
     try:
-        for number, line in enumerate(body.decode().splitlines(), start=2):  # noqa: B007
+        for number, line in enumerate(body.decode().split("\n")[:-1], start=2):  # noqa: B007
             rows.append(parse_json(line, dict, finite=True))
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged (line {number}: {error}); {RESTORE}") from error

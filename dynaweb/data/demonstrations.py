@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from dynaweb.config.keys import digest, file_key
 from dynaweb.data.store import SUFFIX, existing_trajectories
 from dynaweb.errors import ConfigError, MissingError, hint
+from dynaweb.runs.checksums import TRAJECTORIES, check_records
 from dynaweb.types import NO_PROMPT, EpisodeFacts, Judgement, Step, Task, Trajectory
 
 Only = Literal["checked", "judged"]
@@ -211,16 +212,18 @@ def _host(address: str) -> str:
 def stores_of(source: str) -> list[Path]:
     """The trajectory stores that a source means: a file, a folder of files, a run's folder, or a data set of the hub.
 
-    Raises `MissingError` when there is none, and says which stores of a run could be named instead.
+    Raises `MissingError` when there is none, and says which stores of a run could be named instead; `CheckpointError`
+    for a finished run whose stores are not what it has left.
     """
     path = Path(source).expanduser()
     if path.is_file():
         return [path]
     if not path.is_dir():
         return _stores_in(_of_hub(source), source)
-    trajectories = path / "trajectories"
+    trajectories = path / TRAJECTORIES
     if not trajectories.is_dir():
         return _stores_in(path, source)
+    check_records(path, f"{TRAJECTORIES}/")
     stores = [trajectories / f"{name}{SUFFIX}" for name in RUN_STORES]
     present = [store for store in stores if store.is_file()]
     if not present:

@@ -22,6 +22,7 @@ from dynaweb.config.files import MALFORMED
 from dynaweb.data.chunks import ChunkFile
 from dynaweb.data.codec import Json, read, read_page, to_json
 from dynaweb.errors import CheckpointError, ConfigError, MissingError
+from dynaweb.runs.checksums import check_store
 from dynaweb.types import Observation, Trajectory, Transition
 
 log = logging.getLogger(__name__)
@@ -185,11 +186,15 @@ def existing_trajectories(path: Path) -> TrajectoryStore:
 
 
 def open_store(path: Path) -> TrajectoryStore | TransitionStore:
-    """The store in a file that has to be there, of the kind of its first record; an empty one is of transitions."""
+    """The store in a file that has to be there, of the kind of its first record; an empty one is of transitions.
+
+    Raises `CheckpointError` for one of a finished run that is not what the run has left.
+    """
     if not path.is_file():
         raise MissingError(
             f"there is no transition or trajectory store {path}; make one with dynaweb collect or dynaweb data import"
         )
+    check_store(path)
     store: TrajectoryStore | TransitionStore = TransitionStore(path)
     if not path.stat().st_size:
         log.warning("%s has 0 bytes, so it holds nothing: if it held records, it was cut; bring back a copy", path)

@@ -122,7 +122,7 @@ def gather(
     status = str(_json(folder, "status.json", {}).get("status", ""))
     if status not in ("", *STATES):
         raise CheckpointError(f"{folder / 'status.json'} is damaged (no run is {status!r:.40}); {RESTORE}")
-    recipe = read_json(folder / "recipe.json", dict) if (folder / "recipe.json").exists() else {}
+    recipe = _json(folder, "recipe.json", {})
     summary, rows = _json(folder, "summary.json", {}), list(read_jsonl(folder / "metrics.jsonl"))
     with understood(folder / "recipe.json"):
         settings = tuple(_settings(recipe))
@@ -141,7 +141,7 @@ def gather(
         chosen = next((one.value for one in settings if one.path == "run.seed"), 0)
         seed = int(_json(folder, "seeds.json", {}).get("run", chosen))
     with understood(folder / "plugins.json"):
-        plugins = tuple(dict(one) for one in _json(folder, "plugins.json", []))
+        plugins = tuple(map(_texts, _json(folder, "plugins.json", [])))
     versions = {name: str(version) for name, version in _json(folder, "versions.json", {}).items()}
     paths = sorted((folder / "trajectories").glob(f"*{SUFFIX}")) if episodes else []
     files = _sorted([(read or ReadFile.read)(path, each) for path in paths], arms)
@@ -213,8 +213,13 @@ def _summary_arms(summary: Row) -> tuple[Arm, ...]:
 
 
 def _outcomes(values: Iterable[Any]) -> tuple[float | None, ...]:
-    """Successes by episode, None where one has no grade. Raises `TypeError` or `ValueError` for what is no number."""
-    return tuple(None if value is None else float(value) for value in values)
+    """Successes by episode, None where one has no grade. Raises `TypeError` or `ValueError` for what is no number from
+    0 to 1."""
+    outcomes = tuple(None if value is None else float(value) for value in values)
+    for success in outcomes:
+        if success is not None and not 0 <= success <= 1:
+            raise ValueError(f"{success:g} is no success, which lies between 0 and 1")
+    return outcomes
 
 
 def _numbers(measured: Row) -> Mapping[str, float | None]:
@@ -223,6 +228,14 @@ def _numbers(measured: Row) -> Mapping[str, float | None]:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ValueError(f"{name} is {value!r:.40}")
     return measured
+
+
+def _texts(row: Row) -> Mapping[str, str]:
+    """Texts by name. Raises `ValueError` for what is no text."""
+    for name, value in row.items():
+        if not isinstance(value, str):
+            raise ValueError(f"{name} is {value!r:.40}")
+    return row
 
 
 def _eval_arms(rows: Iterable[Row], recipe: Row) -> tuple[Arm, ...]:

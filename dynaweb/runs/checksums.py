@@ -2,6 +2,7 @@
 
     total = seal(folder)          writes checksums.json; `status.json` keeps its sum, so that it cannot go missing
     check_records(folder)         raises `CheckpointError` that names what has changed, is gone, or was added since
+    check_store(path)             the same for a file of trajectories that is read alone
 
 What is read of a finished run is thus what the run wrote, or an error. A run that goes on has no checksums, and one of
 an earlier version of dynaweb had none.
@@ -29,6 +30,7 @@ RECORDS = (
     "trajectories/*.jsonl.gz",
 )
 """What a run records, as patterns below its folder. Weights are files of the stage cache, which sums them itself."""
+TRAJECTORIES = "trajectories"
 
 
 def file_sum(path: Path) -> str:
@@ -68,14 +70,15 @@ def seal(folder: Path) -> str:
     return str(document[SUM])
 
 
-def check_records(folder: Path) -> None:
+def check_records(folder: Path, below: str = "") -> None:
     """Raise `CheckpointError` unless the records of a run are those that it has finished with.
 
-    A folder without checksums passes, unless its status tells that there were some.
+    A folder without checksums passes, unless its status tells that there were some. `below` names the records that are
+    read: one of them, or a folder.
     """
     try:
         with understood(folder / CHECKSUMS):
-            problems = damaged_records(folder)
+            problems = damaged_records(folder, below)
     except OSError as error:
         raise CheckpointError(f"{error.filename} cannot be read ({error.strerror}); get the right to it") from error
     if problems:
@@ -85,8 +88,15 @@ def check_records(folder: Path) -> None:
         )
 
 
-def damaged_records(folder: Path) -> list[str]:
-    """What is wrong with the records of a run, in words such as `metrics.jsonl has changed`."""
+def check_store(path: Path) -> None:
+    """`check_records` for one store of trajectories, wherever it lies: where that is a run, only for this store."""
+    path = path.absolute()
+    if path.parent.name == TRAJECTORIES:
+        check_records(path.parent.parent, f"{TRAJECTORIES}/{path.name}")
+
+
+def damaged_records(folder: Path, below: str = "") -> list[str]:
+    """What is wrong with the records of a run, in words such as `metrics.jsonl has changed`; `below` as above."""
     status = read_json(folder / STATUS, dict) if (folder / STATUS).exists() else {}
     if not (folder / CHECKSUMS).exists():
         return [f"{CHECKSUMS} is gone"] if SUM in status else []
@@ -96,7 +106,8 @@ def damaged_records(folder: Path) -> list[str]:
     # A run that goes on says so before its sums go, and its end has sums before it says so.
     if status.get("status") not in ("done", "running") or status.get(SUM, document[SUM]) != document[SUM]:
         return [f"{STATUS} has changed"]
-    sums, names = document["sha256"], _records(folder)
+    sums = {name: value for name, value in document["sha256"].items() if name.startswith(below)}
+    names = [name for name in _records(folder) if name.startswith(below)]
     problems = [f"{name} is gone" for name in sums if name not in names]
     problems += [f"{name} was added" for name in names if name not in sums]
     both = (name for name in names if name in sums)

@@ -251,7 +251,7 @@ def _fill(path: Path, recipe: Recipe, plugins: list[Mapping[str, str]]) -> None:
         if not (path / f"{name}.json").exists():
             write_json(path / f"{name}.json", data)
         # Now, not when the report is made.
-        read_json(path / f"{name}.json", type(data), advice=ANEW)
+        read_json(path / f"{name}.json", type(data), advice=ANEW, finite=True)
     if not (path / "recipe.toml").exists():
         write_text(path / "recipe.toml", text + recipe.to_toml(origins=True))
     then = {name: str(version) for name, version in _read(path / "versions.json").items()}
@@ -338,7 +338,7 @@ def _recipe(folder: Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise CheckpointError(f"{path.parent} is not a run folder: {path.name} cannot be read (it is not there)")
-    return read_json(path, dict, advice=ANEW)
+    return read_json(path, dict, advice=ANEW, finite=True)
 
 
 def versions() -> dict[str, str]:

@@ -122,7 +122,7 @@ def in_short(path: str, folder: Path, matrix: str = "") -> ListedRun:
 
 def _stands(folder: Path, data: ReportData, doing: str) -> tuple[ListedStatus, str]:
     """Status and its detail. Who was killed could not write how it ended: its lock tells."""
-    document = read_json(folder / STATUS, dict)
+    document = read_json(folder / STATUS, dict, finite=True)
     detail = printable(masked(str(document.get("error", ""))))
     if data.status == "running":
         return ("running", doing) if is_locked(folder / ".lock") else ("interrupted", doing)

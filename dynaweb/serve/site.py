@@ -86,7 +86,7 @@ def stamp_of(folder: Path) -> str:
 def _state(path: Path) -> str:
     try:
         state = path.stat()
-    except FileNotFoundError:  # the outcome of a cell goes when its next attempt starts
+    except OSError:  # the outcome of a cell goes when its next attempt starts; a link may lead to itself
         return "gone"
     return f"{state.st_size} {state.st_mtime_ns}"
 

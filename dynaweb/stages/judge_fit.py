@@ -184,11 +184,11 @@ def _stored(path: str) -> list[Trajectory]:
 
 def read_graded(path: Path) -> list[Trajectory]:
     """The graded episodes of a trajectory store. Raises `MissingError` when there are none."""
-    from dynaweb.data.store import TrajectoryStore
+    from dynaweb.data.store import existing_trajectories
 
     if not path.is_file():
         raise MissingError(f"there is no trajectory store {path}; runs leave theirs in their folder trajectories/")
-    graded = [trajectory for trajectory in TrajectoryStore(path) if success_of(trajectory) is not None]
+    graded = [trajectory for trajectory in existing_trajectories(path) if success_of(trajectory) is not None]
     if not graded:
         raise MissingError(f"{path} holds no real episode with a verdict of its environment; dreams have none")
     return graded

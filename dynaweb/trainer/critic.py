@@ -64,7 +64,10 @@ class Critic:
     ) -> None:
         self.model, self.spec = model, spec
         body: Any = model
-        width, device = body.config.get_text_config().hidden_size, next(model.parameters()).device
+        # What the body gives is what the output head takes; in OPT-350M that is half of the hidden size.
+        words = body.get_output_embeddings()
+        width = body.config.get_text_config().hidden_size if words is None else words.weight.shape[1]
+        device = next(model.parameters()).device
         self.head = nn.Linear(width, spec.outputs, device=device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)

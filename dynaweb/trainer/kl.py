@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import torch
 
 Estimator = Literal["k1", "k2", "k3", "k1+", "k3+", "abs"]
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios are clamped to +- this before exp in every policy loss and in k3 (verl, OpenRLHF: the same): one token
+that the policy has left behind must not outweigh all others."""
 SERIES = 1e-2
 """Below this, exp(x) - 1 - x is taken from its series: in float32 the difference itself would be mostly rounding."""
 
@@ -34,7 +37,8 @@ def divergence(
 ) -> torch.Tensor:
     """The estimator, token by token, with its gradient towards `logp`; masked slots must have been replaced before.
 
-    `log_diff_clip` bounds |f - l| and `value_clip` the value from above, for k3 only; the gradient is 0 beyond either.
+    `log_diff_clip` bounds |f - l|, which `LOG_RATIO_LIMIT` does in any case, and `value_clip` the value from above, for
+    k3 only; the gradient is 0 beyond either.
     """
     away = ref - logp
     squared = away.square() / 2
@@ -45,8 +49,8 @@ def divergence(
     elif estimator == "abs":
         value = away.abs()
     else:
-        clipped = away if log_diff_clip is None else away.clamp(-log_diff_clip, log_diff_clip)
-        value = exp_excess(clipped)
+        limit = LOG_RATIO_LIMIT if log_diff_clip is None else min(log_diff_clip, LOG_RATIO_LIMIT)
+        value = exp_excess(away.clamp(-limit, limit))
         value = value if value_clip is None else value.clamp(max=value_clip)
     return value.detach() + (squared - squared.detach()) if estimator.endswith("+") else value
 
@@ -75,7 +79,8 @@ def penalties(old: Sequence[float], ref: Sequence[float], estimator: Estimator =
         elif kind == "k2":
             out.append(away * away / 2)
         elif kind == "k3":
-            out.append(math.expm1(away) - away)
+            limited = max(-LOG_RATIO_LIMIT, min(LOG_RATIO_LIMIT, away))
+            out.append(math.expm1(limited) - limited)
         else:
             out.append(abs(away))
     return out

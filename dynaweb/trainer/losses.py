@@ -16,12 +16,9 @@ from dynaweb.config.optim import Aggregation
 from dynaweb.errors import TrainingError
 from dynaweb.protocols import Credit, LossInput, TokenRow
 from dynaweb.trainer.batching import MicroBatch
-from dynaweb.trainer.kl import Estimator, divergence, exp_excess
+from dynaweb.trainer.kl import LOG_RATIO_LIMIT, Estimator, divergence, exp_excess
 
 Logps = Sequence[Sequence[float]]
-LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are clamped to +- this before exp in every policy loss (verl, OpenRLHF: the same): one token that the
-policy has left behind must not outweigh all others."""
 OldLogps = Sequence[Sequence[float] | None]
 """Like `Logps`; None for rows whose ratio is 1 by decision, whatever the policy has become."""
 

@@ -77,6 +77,8 @@ def spoiled(data: bytes, how: str) -> bytes:
         return gzip.compress(text.replace('"success":0.0', '"success":1.0', 1).encode())
     if how == "row gone":
         return gzip.compress("\n".join(text.split("\n")[:-2]).encode() + b"\n")
+    if how == "axes changed":
+        return gzip.compress(text.replace('"axes":["rl.lr"]', '"axes":[]', 1).encode())
     if how == "header gone":
         return gzip.compress(text.split("\n", 1)[1].encode())
     if how == "later version":
@@ -91,6 +93,7 @@ def spoiled(data: bytes, how: str) -> bytes:
         ("flipped", "is damaged"),
         ("success changed", "its checksum does not fit"),
         ("row gone", "its checksum does not fit"),
+        ("axes changed", "its checksum does not fit"),
         ("header gone", "is no file of raw results"),
         ("later version", "has version 2 of the format"),
         ("empty", "is no file of raw results"),
@@ -102,6 +105,18 @@ def test_a_damaged_file_is_refused(tmp_path: Path, how: str, why: str) -> None:
     path.write_bytes(spoiled(path.read_bytes(), how))
     with pytest.raises(CheckpointError, match=why):
         read_results(path)
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999"])
+@pytest.mark.parametrize("at", ["name", "settings"])
+def test_a_recipe_with_what_is_no_finite_number_is_named(tmp_path: Path, at: str, value: str) -> None:
+    """A run that has not ended has no checksums: what stands there is read."""
+    folder = folders(tmp_path)[0]
+    recipe = json.loads((folder / "recipe.json").read_text())
+    recipe = {**recipe, "name": "MARK"} if at == "name" else {**recipe, "settings": {"rl": {"lr": "MARK"}}}
+    (folder / "recipe.json").write_text(json.dumps(recipe).replace('"MARK"', value))
+    with pytest.raises(CheckpointError, match=r"recipe\.json is damaged .*no finite number"):
+        collect([folder], "rates")
 
 
 def test_a_file_under_another_name_is_refused(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from dynaweb_env_sites.world_store import DEFAULT_TOKEN, WorldStore
 from dynaweb_env_webvoyager import WebvoyagerConfig
 from dynaweb_env_webvoyager.blocked import wall
 from dynaweb_env_webvoyager.env import WebvoyagerSource
+from dynaweb_env_webvoyager.files import read
 
 LOCAL = ("*.localhost", "127.0.0.1")
 
@@ -259,3 +260,11 @@ class _Served:
         self.server.shutdown()
         self.server.server_close()
         self.thread.join()
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\x85"])
+def test_a_separator_inside_a_question_ends_no_line(tmp_path: Path, separator: str) -> None:
+    asked = {"id": "Shop--0", "web_name": "Shop", "ques": f"Find{separator}tea", "web": "http://shop.test/"}
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(f"{json.dumps(asked, ensure_ascii=False)}\r\n\n".encode())
+    assert read(path) == [asked]

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from dynaweb.protocols import Credit, CreditInput, LossInput
 from dynaweb.trainer.advantages import compute_advantages, gae
-from dynaweb.trainer.losses import LOG_RATIO_LIMIT, Tokens, Window, clipped_gain
+from dynaweb.trainer.kl import LOG_RATIO_LIMIT, Estimator, divergence, penalties
+from dynaweb.trainer.losses import Tokens, Window, clipped_gain
 from dynaweb_opt_cispo import CispoConfig
 from dynaweb_opt_cispo.cispo import Cispo
 from dynaweb_opt_gigpo import GigpoConfig
@@ -31,7 +32,7 @@ from dynaweb_opt_reinforce_pp.reinforce_pp import ReinforcePp
 from dynaweb_opt_rloo import RlooConfig
 from dynaweb_opt_rloo.rloo import Rloo
 from dynaweb_opt_webrl import WebrlConfig
-from dynaweb_opt_webrl.webrl import Webrl
+from dynaweb_opt_webrl.webrl import Webrl, perplexity
 
 OPTIMIZERS = {
     "gspo": Gspo(GspoConfig(clip_low=0.05, clip_high=0.08)),
@@ -145,6 +146,21 @@ def test_no_loss_grows_with_a_log_ratio_beyond_the_limit(name: str) -> None:
         assert bool(torch.isfinite(logp_RT.grad).all())  # type: ignore[union-attr,arg-type]
         losses.append(float(out.loss.detach()))
     assert losses[0] == losses[1] == losses[2] <= 0.5 * math.exp(LOG_RATIO_LIMIT) * 1.001
+
+
+@pytest.mark.parametrize("kind", ["k3", "k3+"])
+@pytest.mark.parametrize("clip", [None, 1000.0])
+def test_no_divergence_grows_with_a_log_ratio_beyond_the_limit(kind: Estimator, clip: float | None) -> None:
+    """A reference that is far away, as at low temperatures, leaves loss, gradient and reward finite."""
+    aways = torch.tensor([LOG_RATIO_LIMIT, 25.0, 100.0, 1e4, -LOG_RATIO_LIMIT, -1e4])
+    logp = torch.zeros(len(aways), requires_grad=True)
+    values = divergence(logp, aways, kind, log_diff_clip=clip)
+    values.sum().backward()
+    rewards = penalties([0.0] * len(aways), aways.tolist(), kind)
+    assert bool(torch.isfinite(logp.grad).all())  # type: ignore[arg-type]
+    assert rewards == pytest.approx(values.tolist(), rel=1e-5)
+    assert len(set(values[:4].tolist())) == 1 and values[0] <= math.exp(LOG_RATIO_LIMIT)
+    assert perplexity([-1e4]) < math.inf
 
 
 @every_optimizer

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -272,3 +273,35 @@ def test_outcomes_that_are_no_numbers_are_damage(wrong: list[object], folder: Pa
     write(folder / "summary.json", {"arms": [{"name": "sft", "outcomes": [wrong]}]})
     with pytest.raises(CheckpointError, match=r"summary\.json is damaged"):
         gather(folder)
+
+
+ODD: tuple[Any, ...] = (None, True, -1, 1e308, "x", [], {}, [[]], {"a": {"b": 1}})
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container in a document with every key or index of it."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for at in keys:
+        yield value, at
+        yield from places(value[at])
+
+
+@pytest.mark.parametrize("name", ["plugins.json", "versions.json", "seeds.json", "recipe.json", "summary.json"])
+def test_a_document_with_another_kind_of_value_is_shown_or_named(name: str, folder: Path) -> None:
+    """Of a run without checksums, where nothing else tells that it is damaged."""
+    arms = [{"name": "sft", "label": "SFT", "role": "sft", "note": "", "outcomes": [[1.0, 0.0]]}]
+    more = {"prerequisites": ["Six."], "probes": [{"url": 1.0}], "drift": [[{"url": 1.0}]], "browser_sample": "None."}
+    write(folder / "summary.json", {"arms": arms, "episodes_are": "episodes", **more})
+    document = json.loads((folder / name).read_text())
+    for container, at in list(places(document)):
+        kept = container[at]
+        for odd in ODD:
+            container[at] = odd
+            write(folder / name, document)
+            try:
+                page = render(gather(folder, episodes=False))
+            except CheckpointError as error:
+                assert name in str(error)
+            else:
+                assert "</html>" in page
+        container[at] = kept

@@ -617,6 +617,17 @@ def test_a_damaged_run_is_a_row_and_no_end_of_the_list(name: str, content: str, 
         assert name in row.detail
 
 
+@pytest.mark.parametrize("name", ["status.json", "checksums.json", "metrics.jsonl", "trajectories/dreams.jsonl.gz"])
+def test_links_that_lead_nowhere_keep_no_other_run_from_the_list(name: str, tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "whole", "gspo")
+    run = make_run(tmp_path / "runs" / "x", "gspo")
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(Path(name).name)
+    first = export(tmp_path / "runs", tmp_path / "site")
+    assert "whole" in first.read_text() and (tmp_path / "site" / "whole" / "report.html").exists()
+    assert Site(tmp_path / "runs").answer("/")
+
+
 def test_rollouts_keep_the_advantage_that_their_update_gave_them(tmp_path: Path) -> None:
     rollouts = [
         replace(episode(1, "success", "dream"), reward=1.0, facts=EpisodeFacts()),

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matrix_kit import Fakes, plan
 from report_fakes import episode
 
+from dynaweb import api
 from dynaweb.compare import compare
 from dynaweb.config import resolve
+from dynaweb.data.demonstrations import read_demonstrations
 from dynaweb.data.store import TrajectoryStore
 from dynaweb.errors import CheckpointError
 from dynaweb.matrix.results import results
@@ -20,6 +23,7 @@ from dynaweb.report import build_report, gather
 from dynaweb.runs import RunFolder, open_run, write_json
 from dynaweb.runs.checksums import CHECKSUMS, STATUS, damaged_records, fits_sum, read_summed, with_sum
 from dynaweb.serve.site import Site
+from dynaweb.stages.judge_fit import read_graded
 
 Damage = Callable[[Path], object]
 
@@ -94,6 +98,46 @@ def test_every_reader_names_the_damaged_record_and_tells_no_number(run: Path, na
             read()
         assert Path(name).name in str(caught.value)
     assert not (run / "report.html").exists()
+
+
+def twice(path: Path) -> None:
+    path.write_bytes(path.read_bytes() * 2)
+
+
+def swap(path: Path) -> None:
+    shutil.copy(path.with_name("eval-sft.jsonl.gz"), path)
+
+
+@pytest.mark.parametrize("damage", [twice, swap, halve, empty, Path.unlink])
+def test_whoever_learns_from_a_run_reads_what_it_has_left(run: Path, damage: Damage, tmp_path: Path) -> None:
+    """Stores that whole batches were lost of, or added to, are sound stores: only the run knows what was in them."""
+    store = run / "trajectories" / "eval-dynaweb.jsonl.gz"
+    demos = run / "trajectories" / "demos.jsonl.gz"
+    learned = episode(7, "success")
+    shutil.copy(store, demos)
+    TrajectoryStore(demos).append([replace(learned, task=replace(learned.task, split="train"))])
+    RunFolder(run).finish()
+    readers: list[Callable[[], object]] = [
+        lambda: api.import_data("run", run, tmp_path / "a.jsonl.gz", trajectories=True),
+        lambda: api.import_data("run", run, tmp_path / "b.jsonl.gz"),
+        lambda: read_demonstrations(str(run)),
+    ]
+    of_file: list[Callable[[], object]] = [
+        lambda: api.import_data("run", demos, tmp_path / "c.jsonl.gz"),
+        lambda: read_demonstrations(str(demos)),
+        lambda: api.data_stats(demos),
+        lambda: api.data_record(demos),
+        lambda: read_graded(demos),
+    ]
+    for read in (*readers, *of_file):
+        read()
+        for made in tmp_path.glob("?.jsonl.gz"):
+            made.unlink()
+    damage(demos)
+    for read in (*readers, *(of_file if demos.exists() else ())):
+        with pytest.raises(CheckpointError, match=r"damaged \(trajectories/demos\.jsonl\.gz"):
+            read()
+    assert api.data_stats(store), "what is whole can be read"
 
 
 def test_a_matrix_names_the_damaged_cell_and_leaves_it_out(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import engine_kit as kit
 import pytest
 import rank_kit
 import torch
+import transformers
 
 from dynaweb.errors import CheckpointError, TrainingError
 from dynaweb.protocols import Credit, CriticSpec, LossInput, LossOutput, TokenRow, ValueInput
@@ -47,7 +48,15 @@ def _plain_values(critic: Critic, row: TokenRow) -> torch.Tensor:
     return critic.head(hidden[start : start + len(row.response_ids)])
 
 
-@pytest.mark.parametrize("kind", [kit.llama, kit.gpt2])
+def narrow_opt(seed: int) -> Any:
+    """A random OPT whose body gives fewer numbers than its hidden size, as the one of 350 million weights."""
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.OPTConfig(vocab_size=kit.VOCABULARY, word_embed_proj_dim=16, **sizes, **kit.IDS)
+    return transformers.OPTForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("kind", [kit.llama, kit.gpt2, kit.mamba, narrow_opt])
 def test_values_are_of_the_states_before_agent_tokens(kind: Any) -> None:
     critic, rows = _critic(kind(3), outputs=2), kit.rows_of(3)
     for row, values in zip(rows, critic.values(rows), strict=True):

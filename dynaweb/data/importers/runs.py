@@ -9,13 +9,14 @@ from dynaweb.data.images import ImageStore, images_of, pictures_of
 from dynaweb.data.importers.report import ImportReport
 from dynaweb.data.store import SUFFIX, existing_trajectories
 from dynaweb.errors import MissingError
+from dynaweb.runs.checksums import TRAJECTORIES, check_records
 from dynaweb.types import Trajectory
 
 
 def trajectories(source: str, report: ImportReport, images: ImageStore | None = None) -> Iterator[Trajectory]:
     """The episodes of a run as they are, those of every stage, with their pictures in `images` too.
 
-    Raises `MissingError` for what is neither a run nor a store.
+    Raises `MissingError` for what is neither a run nor a store, `CheckpointError` for a damaged one.
     """
     for path in _stores(Path(source)):
         known = images_of(path)
@@ -34,7 +35,8 @@ def trajectories(source: str, report: ImportReport, images: ImageStore | None = 
 def _stores(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    stores = sorted((path / "trajectories").glob(f"*{SUFFIX}"))
+    check_records(path, f"{TRAJECTORIES}/")
+    stores = sorted((path / TRAJECTORIES).glob(f"*{SUFFIX}"))
     if not stores:
         raise MissingError(f"{path} is no trajectory store, and no folder of a run with episodes in trajectories/")
     return stores

@@ -54,7 +54,8 @@ def download(source: str, folder: Path) -> None:
 def read(path: Path) -> list[Mapping[str, Any]]:
     """The tasks of a file. Raises `ConfigError` that names the line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not `splitlines`, for which a separator that a question holds would end its line.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise ConfigError(f"the task file {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -34,7 +34,7 @@ class GrpoConfig(GroupBaseline, TokenWeights):
     """Where it goes: into the loss, or summed over a trajectory's tokens into its reward (l is then the old
     policy's)."""
     kl_log_diff_clip: float | None = Field(default=None, gt=0)
-    """k3 in the loss: f-l is clamped to +- this; None = no clamp (verl: 20)."""
+    """k3 in the loss: f-l is clamped to +- this, and to +- 20 in any case (verl: 20)."""
     kl_value_clip: float | None = Field(default=None, gt=0)
     """k3 in the loss: its value is capped at this; None = no cap (verl, OpenRLHF: 10)."""
     dynamic_sampling: bool = False

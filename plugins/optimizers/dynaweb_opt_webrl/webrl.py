@@ -163,5 +163,5 @@ class Webrl:
 
 
 def perplexity(logps: Sequence[float]) -> float:
-    """exp(-mean log-probability) of the tokens; 1 without any."""
-    return math.exp(-math.fsum(logps) / len(logps)) if logps else 1.0
+    """exp(-mean log-probability) of the tokens, a finite number; 1 without any."""
+    return math.exp(min(700.0, -math.fsum(logps) / len(logps))) if logps else 1.0
