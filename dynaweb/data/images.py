@@ -106,15 +106,17 @@ class ImageStore:
     def share(self, pictures: Iterable[Image], folder: Path, *, link: bool = True) -> int:
         """Have these pictures in the store of another folder too, as hard links where the disk allows, else as copies.
 
-        Without `link` they are copies, for whom may change them. Returns how many of them are not here; they stay
-        missing there.
+        Without `link` they are copies, for whom may change them. Returns how many of them are missing or damaged
+        here; they stay missing there.
         """
         other, missing = ImageStore(folder), 0
         for image in dict.fromkeys(pictures):
             source, target = self.path(image), other.path(image)
             if target.is_file() and (link or not source.is_file() or not target.samefile(source)):
                 continue
-            if not source.is_file():
+            try:
+                self.get(image)
+            except ImageError:
                 missing += 1
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
