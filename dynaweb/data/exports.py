@@ -82,7 +82,7 @@ class PictureFiles:
     def __init__(self, images: ImageStore, out: Path) -> None:
         self._images, self._folder, self._root = images, out.with_name(f"{out.name}.images"), out.parent
         self.missing: set[Image] = set()
-        """Pictures that are not where they should be: rows have no path of them."""
+        """Pictures that are not where they should be, or are damaged: rows have no path of them."""
 
     @classmethod
     def of(cls, store: object, out: Path) -> PictureFiles | None:
@@ -96,14 +96,14 @@ class PictureFiles:
         return cls(images, out)
 
     def path(self, page: Observation | None) -> str:
-        """The path of the picture of a page, copied now; '' where it has none, or where that is missing."""
+        """The path of the picture of a page, copied now; '' where it has none, or where that is missing or damaged."""
         return self.file(page.screenshot.image) if page is not None and page.screenshot is not None else ""
 
     def file(self, image: Image) -> str:
-        """The path of a picture, copied now; '' where it is missing, which is said once."""
+        """The path of a picture, copied now; '' where it is missing or damaged, which is said once."""
         if self._images.share([image], self._folder, link=False):
             if image not in self.missing:
-                log.warning("the picture %s is missing, so rows are without it", self._images.path(image))
+                log.warning("the picture %s is missing or damaged, so rows are without it", self._images.path(image))
             self.missing.add(image)
             return ""
         return ImageStore(self._folder).path(image).relative_to(self._root).as_posix()

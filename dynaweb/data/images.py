@@ -21,6 +21,7 @@ from contextlib import suppress
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from dynaweb.config.sections import MAX_PIXELS
 from dynaweb.errors import ImageError
@@ -32,6 +33,10 @@ MAX_BYTES = 64 * 1024 * 1024
 """Most bytes of one picture."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _NAME = re.compile(r"[0-9a-f]{64}")
+CONVERTED = ("PNG", "JPEG", "MPO", "GIF", "WEBP", "AVIF", "BMP", "ICO", "TIFF")
+"""Kinds of pictures that are made a PNG, as Pillow calls them: those of web pages. Some of the others run programs."""
+_ORIENTATION = 0x0112
+"""The note of a camera that says which way is up."""
 _KINDS = {b"\xff\xd8\xff": "a JPEG", b"GIF8": "a GIF", b"RIFF": "a WebP", b"<svg": "an SVG", b"%PDF": "a PDF"}
 
 
@@ -101,15 +106,17 @@ class ImageStore:
     def share(self, pictures: Iterable[Image], folder: Path, *, link: bool = True) -> int:
         """Have these pictures in the store of another folder too, as hard links where the disk allows, else as copies.
 
-        Without `link` they are copies, for whom may change them. Returns how many of them are not here; they stay
-        missing there.
+        Without `link` they are copies, for whom may change them. Returns how many of them are missing or damaged
+        here; they stay missing there.
         """
         other, missing = ImageStore(folder), 0
         for image in dict.fromkeys(pictures):
             source, target = self.path(image), other.path(image)
             if target.is_file() and (link or not source.is_file() or not target.samefile(source)):
                 continue
-            if not source.is_file():
+            try:
+                self.get(image)
+            except ImageError:
                 missing += 1
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -136,25 +143,66 @@ def png_size(data: bytes) -> tuple[int, int]:
 
 
 def as_png(data: bytes) -> bytes:
-    """A picture of another kind as PNG, and a PNG as it is.
+    """A picture of another kind as PNG that shows what a browser does: upright, and on white where it is transparent.
 
-    Raises `ImageError` for what is no picture, or is too large, and without the package pillow.
+    A PNG that all readers show alike stays as it is, and so does one that cannot be read: `ImageStore.put` says what is
+    wrong with it. Raises `ImageError` for what is no picture, or is too large, and without the package pillow.
     """
-    if data.startswith(_SIGNATURE):
-        return data
+    is_png = data.startswith(_SIGNATURE)
     try:
         from PIL import Image as Pillow
     except ImportError:
+        if is_png:
+            return data
         raise ImageError("a picture is no PNG, and converting it needs pillow: pip install 'dynaweb[vision]'") from None
+    Pillow.init()
+    kinds = [kind for kind in CONVERTED if kind in Pillow.OPEN]
     try:
-        with Pillow.open(BytesIO(data)) as opened:
+        with Pillow.open(BytesIO(data), formats=kinds) as opened:
             if opened.width * opened.height > MAX_PIXELS:
                 raise ImageError(f"a picture of {opened.width} x {opened.height} pixels is too large")
+            if is_png and _is_plain(opened):
+                return data
             out = BytesIO()
-            opened.convert("RGB").save(out, "PNG")
-    except (OSError, SyntaxError, ValueError, Pillow.DecompressionBombError) as error:
-        raise ImageError(f"a file is no picture that can be read ({type(error).__name__})") from None
+            as_rgb(_upright(opened)).save(out, "PNG")
+    except Exception as error:  # the library raises what it likes at a damaged file
+        if is_png:
+            return data
+        if isinstance(error, ImageError):
+            raise
+        raise ImageError(
+            f"a file is no picture that can be read ({type(error).__name__}); valid are {', '.join(CONVERTED)}"
+        ) from None
     return out.getvalue()
+
+
+def as_rgb(picture: Any) -> Any:
+    """An image of Pillow in RGB: on white where it is transparent, as browsers and the models' own processors have it,
+    and with the upper 8 of 16 bits of grey."""
+    if picture.mode.startswith("I"):  # Pillow cuts off what is above 255, so that all of it is white
+        return picture.point(lambda value: value / 256).convert("L").convert("RGB")
+    if not picture.has_transparency_data:
+        return picture.convert("RGB")
+    from PIL import Image as Pillow
+
+    seen = picture.convert("RGBA")
+    return Pillow.alpha_composite(Pillow.new("RGBA", seen.size, "white"), seen).convert("RGB")
+
+
+def _is_plain(picture: Any) -> bool:
+    """Whether readers of an image of Pillow agree on what it shows."""
+    turned = "exif" in picture.info and picture.getexif().get(_ORIENTATION, 1) != 1
+    return picture.mode in ("RGB", "L", "P", "1") and not picture.has_transparency_data and not turned
+
+
+def _upright(picture: Any) -> Any:
+    """An image of Pillow turned as its notes say; as it is where they are damaged."""
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(picture)
+    except Exception:  # as above
+        return picture
 
 
 def _size(data: bytes) -> tuple[int, int] | None:

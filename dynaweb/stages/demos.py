@@ -218,8 +218,8 @@ def bring_pictures(ctx: RunContext, source: str, episodes: Sequence[Trajectory])
     pages = sum(len(episode.steps) for episode in episodes)
     if missing or not images:
         log.warning(
-            "data.demos: %d of %d pictures of %s are missing (it has %d pages); observation.modality = %s wants them, "
-            "which lie in images/ beside the store",
+            "data.demos: %d of %d pictures of %s are missing or damaged (it has %d pages); observation.modality = %s "
+            "wants them, which lie in images/ beside the store",
             *(missing, len(set(images)), source, pages, ctx.recipe.observation.modality),
         )
 

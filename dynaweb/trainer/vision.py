@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynaweb.data.images import as_rgb
 from dynaweb.errors import ConfigError, DynawebError, EngineError, ImageError, MissingError
 from dynaweb.plugin.discovery import library
 from dynaweb.trainer.models import NATIVE, NO_VISION, quiet, sees, unknown_model, without_code
@@ -96,12 +97,19 @@ class ModelVision:
     def _expansion(self, width: int, height: int) -> str:
         offsets = self._processed(self.placeholder, [_blank(width, height)], return_text_replacement_offsets=True)
         try:
-            return str(offsets["text_replacement_offsets"][0][0]["replacement"])
+            text = str(offsets["text_replacement_offsets"][0][0]["replacement"])
         except (KeyError, IndexError, TypeError):
             raise ConfigError(
                 f"the processor of {self.source} ({type(self.processor).__name__}) does not say what stands for an "
                 "image in its prompts; take a newer transformers (5.24 does), or another model"
             ) from None
+        if self.image_id not in self._encoded(text):
+            raise ConfigError(
+                f"the processor of {self.source} ({type(self.processor).__name__}) never writes the token "
+                f"{self.image_id}, which config.json there calls an image's: they belong to different models; bring "
+                "back the processor and the tokenizer that came with the weights"
+            )
+        return text
 
     # What the forward pass takes.
 
@@ -118,6 +126,13 @@ class ModelVision:
         out = self._processed(self.placeholder * len(images), images, return_tensors="pt")
         wanted, there = (list(ids).count(self.image_id) for ids in (out["input_ids"][0].tolist(), prompt.ids))
         if wanted != there:
+            each = sum(self._ids_of_size(image.width, image.height).count(self.image_id) for image in prompt.images)
+            if there == each:
+                raise EngineError(
+                    f"the processor of {self.source} writes other tokens for {len(images)} images together than for "
+                    "each of them, and such prompts cannot be written here; show it one at a time (reward.pictures = 1 "
+                    "for judges, tasks whose goals have no images), or take another model"
+                )
             raise EngineError(
                 f"a prompt has {there} tokens of images and its {len(images)} images take {wanted}; it was written for "
                 f"another model than {self.source}, or cut within an image"
@@ -267,11 +282,12 @@ def _without_processor(source: str) -> ConfigError:
 
 
 def opened(data: bytes, image: Image) -> Any:
-    """An image of Pillow in RGB. Raises `ImageError` for bytes that are no picture, or one of another size."""
+    """An image of Pillow in RGB, on white where it is transparent. Raises `ImageError` for bytes that are no picture,
+    or one of another size."""
     from PIL import Image as Pillow
 
     try:
-        picture = Pillow.open(io.BytesIO(data)).convert("RGB")
+        picture = as_rgb(Pillow.open(io.BytesIO(data)))
     except Exception as error:  # the library raises what it likes at a damaged file
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ImageError(f"the image {image.sha256[:12]} cannot be read as a picture ({why}); take it again") from error

@@ -142,6 +142,12 @@ def test_pictures_are_shared_with_another_folder_as_links(tmp_path: Path, store:
     assert other.get(image) == png() and gone not in other
     assert other.path(image).stat().st_ino == store.path(image).stat().st_ino
     assert png_size(other.get(image)) == (3, 2)
+    for grey, data in enumerate((b"", b"hello", png()[:-20], png(grey=9)), start=20):
+        damaged = store.put(png(grey=grey))
+        store.path(damaged).write_bytes(data)
+        for link in (True, False):
+            assert store.share([damaged], tmp_path / "run" / "images", link=link) == 1
+        assert damaged not in other
     # Whoever may change them gets copies, also where there were links.
     assert store.share([image], tmp_path / "run" / "images", link=False) == 0
     other.path(image).write_bytes(b"changed")

@@ -27,6 +27,7 @@ from test_data_import import (
     write_step,
 )
 
+from dynaweb import api
 from dynaweb.data.demonstrations import read_demonstrations
 from dynaweb.data.importers import ImportReport, read_trajectories
 from dynaweb.data.importers import steps as reasons
@@ -35,7 +36,7 @@ from dynaweb.data.importers.pages import from_axtree_text
 from dynaweb.data.importers.steps import do_action, gym_action
 from dynaweb.data.store import TrajectoryStore
 from dynaweb.errors import ConfigError, MissingError
-from dynaweb.types import Action, Judgement, Trajectory
+from dynaweb.types import Action, Judgement, Node, Observation, Step, Task, Trajectory
 
 
 def whole(name: str, source: Path | str, only: Any = None) -> tuple[list[Trajectory], ImportReport]:
@@ -399,3 +400,14 @@ def test_a_run_gives_transitions_too(tmp_path: Path) -> None:
     episodes = whole("nnetnav", lines(tmp_path / "a.jsonl", rows))[0]
     transitions, report = load("run", saved(tmp_path / "s.jsonl.gz", episodes))
     assert [one.action.kind for one in transitions] == ["click"] and report.dropped.total() == 1
+
+
+def test_transitions_are_counted_as_such_beside_dreams_that_are_left_out(tmp_path: Path) -> None:
+    pages = [Observation("http://a.test/", (Node(1, "link", name),)) for name in ("Cart", "Buy")]
+    step = Step(pages[0], Action("click", 1, target_role="link", target_name="Cart"))
+    task = Task("t", "Open the cart", "http://a.test/")
+    episodes = [Trajectory(kind, task, (step,), pages[1], kind, "stop") for kind in ("real", "dream")]
+    TrajectoryStore(tmp_path / "from.jsonl.gz").append(episodes)
+    for kept, lines in ((False, "1 transitions of 2 steps"), (True, "1 trajectories (1 steps) of 2 steps")):
+        report = api.import_data("run", tmp_path / "from.jsonl.gz", tmp_path / f"{kept}.jsonl.gz", trajectories=kept)
+        assert str(report).splitlines() == [lines, "  left out: 1 x in 1 episodes: its pages were dreamed"]

@@ -46,7 +46,7 @@ def imported(tmp_path: Path, *, episodes: bool = False) -> tuple[list[Any], Any,
 def test_agentlabs_pictures_are_imported_beside_the_store(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "from"
     array = numpy.zeros((24, 32, 4 if "alpha" in kind else 3), numpy.uint8)
-    array[..., 0] = 200
+    array[..., 0], array[..., 3:] = 200, 255
     experiment(folder, inside=array if "array" in kind else None)
     if "array" not in kind:
         for step in range(2):
@@ -122,7 +122,7 @@ def test_a_runs_pictures_come_along_and_missing_ones_are_noted(run: tuple[Path, 
     assert not report.noted and images_of(store).get(shots[1]) == picture(20)
     images_of(path).path(shots[0]).unlink()
     report = api.import_data("run", path.parent.parent, tmp_path / "other" / "mine.jsonl.gz", trajectories=True)
-    assert report.trajectories == 1 and report.noted == {"a picture of it is missing": 1}
+    assert report.trajectories == 1 and report.noted == {"a picture of it is missing or damaged": 1}
 
 
 def test_pictures_are_counted(run: tuple[Path, list[Image]], tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_rows_of_a_policy_have_images_and_their_places(
     images_of(path).path(shots[1]).unlink()
     lost = PictureFiles.of(store, tmp_path / "again" / "train.json")
     assert len(list(sharegpt_rows(store[0], chat, lost))) == 2  # type: ignore[arg-type]
-    assert caplog.text.count("is missing, so rows are without it") == 1
+    assert caplog.text.count("is missing or damaged, so rows are without it") == 1
 
 
 def test_llamafactorys_entry_names_the_images(run: tuple[Path, list[Image]], tmp_path: Path) -> None:

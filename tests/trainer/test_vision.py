@@ -230,6 +230,29 @@ def test_inputs_are_those_of_the_processor(seen: Seen) -> None:
             assert torch.equal(value.to(theirs[name].dtype), theirs[name]), name
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "RGBA", "LA", "PA", "transparent colour"])
+def test_inputs_of_any_picture_are_those_that_the_processor_makes_of_its_file(seen: Seen, mode: str) -> None:
+    """Given as files are opened, so that the processor itself makes colours of it."""
+    picture = seen.album.pillow(seen.images[0])
+    more = {"transparency": picture.getpixel((0, 0))} if mode == "transparent colour" else {}
+    if mode == "PA":
+        picture = picture.convert("P", palette=Pillow.Palette.ADAPTIVE, colors=8)
+        more = {"transparency": bytes([0, 40, 80, 120, 160, 200, 240, 255])}
+    elif mode in ("RGBA", "LA"):
+        picture = picture.convert(mode)
+        picture.putalpha(Pillow.linear_gradient("L").resize(picture.size))
+    elif not more:
+        picture = picture.convert(mode)
+    stream = io.BytesIO()
+    picture.save(stream, "PNG", **more)
+    vision = seen.vision.reading(lambda image: stream.getvalue())
+    own = seen.processor(
+        text=[vision.placeholder], images=[[Pillow.open(io.BytesIO(stream.getvalue()))]], return_tensors="pt"
+    )
+    for name, value in vision.inputs([seen.prompts[0]]).items():
+        assert torch.equal(value, own[name]), name
+
+
 def test_generation_is_that_of_transformers(seen: Seen) -> None:
     """Prompts with other images, the same one twice, one with the ids of another and another image, and one without."""
     same_ids = Prompt(seen.prompts[0].ids, (seen.images[2],))
@@ -437,6 +460,35 @@ def test_a_model_without_a_token_for_parts_of_an_image_is_refused_in_one_line(tm
     transformers.Kosmos2Config().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"observation\.modality asks it to see") as error:
         ModelVision(str(tmp_path), lambda image: b"")
+    assert "\n" not in str(error.value)
+
+
+def test_a_processor_of_another_model_is_refused_in_one_line(small: Seen, tmp_path: Path) -> None:
+    small.processor.save_pretrained(tmp_path)
+    config = copy.deepcopy(small.model.config)
+    config.image_token_id = 0
+    config.save_pretrained(tmp_path)
+    vision = ModelVision(str(tmp_path), small.album.read)
+    with pytest.raises(ConfigError, match=r"never writes the token 0, .* they belong to different models") as error:
+        ChatFormat(vision.processor.tokenizer, replace(small.settings(), vision=vision))
+    assert "\n" not in str(error.value)
+
+
+def test_a_family_with_other_tokens_for_several_images_is_told_so(small: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As LLaVA-OneVision has it, which cuts a picture into tiles only where it is alone."""
+    two = small.format.policy_prompt(replace(TASK, images=(small.images[1],)), page(small.images[0]), ())
+    vision = small.vision.reading(small.album.read)
+    own = type(vision)._processed
+
+    def fewer(self: ModelVision, text: str, images: Any, **more: Any) -> Any:
+        out = own(self, text, images, **more)
+        if len(images) > 1:
+            out["input_ids"] = out["input_ids"][:, : out["input_ids"].shape[1] // 2]
+        return out
+
+    monkeypatch.setattr(type(vision), "_processed", fewer)
+    with pytest.raises(EngineError, match="writes other tokens for 2 images together") as error:
+        vision.inputs([two])
     assert "\n" not in str(error.value)
 
 

@@ -130,6 +130,95 @@ async def test_marks_have_the_numbers_of_the_text_and_stand_where_the_elements_a
     assert picture.crop((0, 450, 800, 600)).tobytes() == plain.crop((0, 450, 800, 600)).tobytes()
 
 
+CUT = {
+    "in a list": ("<div style='height:50px;overflow:auto'>{}</div>", "<a href=/a>Cut</a>", (400, 50)),
+    "before the start of a list": (
+        "<div style='height:50px;overflow:auto'>{}</div><script>document.querySelector('div').scrollTop = 500</script>",
+        "<a href=/a style='display:block;height:20px'>Cut</a><p style='height:900px'>",
+        None,
+    ),
+    "of a list that hides": ("<div style='width:60px;overflow:hidden'>{}</div>", "<a href=/a>Cut</a>", (60, 300)),
+    "in a list within one": (
+        "<div style='height:40px;overflow:auto'><div style='height:300px;overflow:auto'>{}</div></div>",
+        "<a href=/a>Cut</a>",
+        (400, 40),
+    ),
+    "along one axis": ("<div style='width:60px;overflow-x:clip'>{}</div>", "<a href=/a>Cut</a>", (60, 300)),
+    "that has its place in the list": (
+        "<div style='height:50px;overflow:auto;position:relative'>{}</div>",
+        "<a href=/a style='position:absolute'>Cut</a>",
+        (400, 50),
+    ),
+    "that has its place in the page": (
+        "<div style='height:50px;overflow:auto'>{}</div>",
+        "<a href=/a style='position:absolute'>Cut</a>",
+        (400, 300),
+    ),
+    "that has its place in the window": (
+        "<div style='height:50px;overflow:auto;position:relative'>{}</div>",
+        "<a href=/a style='position:fixed'>Cut</a>",
+        (400, 300),
+    ),
+    "in a frame": (
+        "<iframe style='border:0;width:200px;height:50px' srcdoc=\"{}\"></iframe>",
+        "<a href=/a>Cut</a>",
+        (200, 50),
+    ),
+    "whose page hides": ("<style>body {{ overflow:hidden; height:50px }}</style>{}", "<a href=/a>Cut</a>", (400, 300)),
+    "in lines of text": ("<span style='overflow:hidden'>{}</span>", "<a href=/a>Cut</a>", (400, 300)),
+}
+"""What an element of 400 x 300 CSS pixels at the start of a page stands in, the element, and how much of it shows."""
+
+
+@pytest.mark.parametrize("case", CUT)
+async def test_marks_are_around_what_shows_of_an_element(
+    session: ChromiumSession, pool: BrowserPool, server: PageServer, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    around, element, size = CUT[case]
+    large = (
+        "<style>body, p {{ margin:0 }} a {{ display:inline-block; width:400px; height:300px; background:red }}</style>"
+    )
+    server.pages["/cut"] = f"<!doctype html>{large.format()}" + around.format(
+        large.format() + element if "srcdoc" in around else element
+    )
+    drawn: list[Any] = []
+    keep = drawing.Pictures.keep
+    monkeypatch.setattr(
+        drawing.Pictures, "keep", lambda self, png, boxes: (drawn.append(boxes), keep(self, png, boxes))[1]
+    )
+    wanted(pool, monkeypatch, marks=True)
+    await session.goto(server.url("/cut"))
+    page = await session.observe()
+    (number,) = (node.id for node in page.nodes if node.role == "link")
+    sizes = {at: (round(box.width), round(box.height)) for at, box in drawn[-1].items()}
+    assert sizes == ({} if size is None else {number: size})
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        "<a href=/a style='position:absolute'><img style='float:left' width=80 height=60 alt=x></a>",
+        "<a href=/a style='position:absolute;width:0;height:0'><b style='float:left;width:80px;height:60px'>x</b></a>",
+        "<a href=/a style='display:contents'><b style='display:block;width:80px;height:60px'>x</b></a>",
+    ],
+)
+async def test_an_element_without_a_size_is_marked_where_its_content_is(
+    session: ChromiumSession,
+    pool: BrowserPool,
+    store: ImageStore,
+    server: PageServer,
+    monkeypatch: pytest.MonkeyPatch,
+    link: str,
+) -> None:
+    server.pages["/empty"] = f"<!doctype html><style>body {{ margin:20px }}</style><body>{link}"
+    wanted(pool, monkeypatch, marks=True)
+    await session.goto(server.url("/empty"))
+    page = await session.observe()
+    (number,) = (node.id for node in page.nodes if node.role == "link")
+    picture, color = opened(store, page), ImageColor.getrgb(COLORS[number % len(COLORS)])
+    assert [picture.getpixel(at) for at in ((50, 18), (18, 50), (50, 80), (100, 50))] == [color] * 4
+
+
 async def test_a_picture_is_taken_when_the_page_has_settled(
     session: ChromiumSession, store: ImageStore, server: PageServer
 ) -> None:

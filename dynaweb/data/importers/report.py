@@ -41,11 +41,13 @@ class ImportReport:
         self.noted[what] += count
 
     def __str__(self) -> str:
-        whole = self.trajectories or self.dropped_episodes
+        whole = self.trajectories or (self.dropped_episodes and not self.transitions)
         kind = f"{self.trajectories} trajectories ({self.steps} steps)" if whole else f"{self.transitions} transitions"
         lines = [f"{kind} of {self.read} steps"]
         for reason, count in self.dropped.most_common():
             episodes = self.dropped_episodes[reason]
+            if not count and not episodes:
+                continue
             lines.append(f"  left out: {count} x {f'in {episodes} episodes: ' if episodes else ''}{reason}")
         lines += [f"  kept, but: {count} x {reason}" for reason, count in self.noted.most_common()]
         return "\n".join(lines)

@@ -28,7 +28,7 @@ def trajectories(source: str, report: ImportReport, images: ImageStore | None = 
                 report.drop_episode("the infrastructure broke it", len(episode.steps))
             else:
                 if images is not None and (missing := known.share(pictures_of(episode), images.folder)):
-                    report.note("a picture of it is missing", missing)
+                    report.note("a picture of it is missing or damaged", missing)
                 yield episode
 
 

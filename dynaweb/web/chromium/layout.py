@@ -14,6 +14,11 @@ from dynaweb.web.session import WINDOW
 STYLES = ("cursor", "visibility")
 """The computed styles that a snapshot has, in this order (for `dynaweb.web.chromium.clickable`)."""
 
+CLIPPING = ("overflow-x", "overflow-y", "position", "display")
+"""The computed styles that a snapshot for `read_shown` has, after `STYLES`."""
+_EVERYWHERE = Box(-1e9, -1e9, 2e9, 2e9)
+_NOWHERE = Box(0.0, 0.0, 0.0, 0.0)
+
 
 @dataclass(slots=True)
 class Layout:
@@ -40,6 +45,89 @@ def read_layout(snapshot: Mapping[str, Any], window: tuple[int, int] = WINDOW) -
             if at in boxes:
                 pending.append((child, boxes[at].x, boxes[at].y))
     return layout
+
+
+def read_shown(snapshot: Mapping[str, Any], layout: Layout) -> dict[int, Box]:
+    """What shows of each box, by backend node id, of a snapshot that has the styles of `CLIPPING` too.
+
+    What stands in a box that scrolls or hides what does not fit (a list, a frame) is cut at its edges; what is cut away
+    whole is left out. An element without a size of its own, such as a link around a picture that floats, shows where
+    what is below it does. An element that another one covers shows: it may be see-through.
+    """
+    shown: dict[int, Box] = {}
+    pending = [(0, _EVERYWHERE)] if snapshot["documents"] else []
+    while pending:
+        index, whole = pending.pop()
+        document = snapshot["documents"][index]
+        own = _Clips(document, snapshot["strings"], layout, whole)
+        shown.update(own.shown)
+        content = document["nodes"].get("contentDocumentIndex", {"index": (), "value": ()})
+        for at, child in zip(content["index"], content["value"], strict=True):
+            pending.append((child, own.shown.get(own.backends[at], _NOWHERE)))
+    return shown
+
+
+class _Clips:
+    """What shows of the elements of one document, all of which is cut by `whole`.
+
+    `within` are, by node index, what cuts the content of a node and what cuts those of its descendants that have a
+    place of their own (`position: absolute`), which is the content of the nearest node with a `position`.
+    """
+
+    def __init__(self, document: Mapping[str, Any], strings: Sequence[str], layout: Layout, whole: Box) -> None:
+        nodes, drawn = document["nodes"], document["layout"]
+        self.backends: Sequence[int] = nodes["backendNodeId"]
+        self.shown: dict[int, Box] = {}
+        parents, names = nodes["parentIndex"], nodes["nodeName"]
+        styles = dict(zip(reversed(drawn["nodeIndex"]), reversed(drawn["styles"]), strict=True))
+        within: list[tuple[Box, Box]] = []
+        sized: set[int] = set()
+        for at, parent in enumerate(parents):
+            flow, absolute = within[parent] if parent >= 0 else (whole, whole)
+            box = layout.boxes.get(self.backends[at])
+            style = [strings[one] for one in styles.get(at, ())[len(STYLES) :]]
+            across, down, position, display = style or ("visible", "visible", "static", "inline")  # of a text
+            clip = {"absolute": absolute, "fixed": whole}.get(position, flow)
+            inside = clip
+            if box is not None:
+                if box.width > 0 and box.height > 0:
+                    sized.add(at)
+                    self._show(at, _cut(clip, box, across=True, down=True))
+                # Overflow of the page's own elements is that of the window, and lines of text have none.
+                if strings[names[at]] not in ("HTML", "BODY") and display not in ("inline", "contents"):
+                    inside = _cut(clip, box, across=across != "visible", down=down != "visible")
+            within.append((inside, inside if position != "static" else absolute))
+        for at in range(len(parents) - 1, 0, -1):
+            self._pass_up(at, parents[at], sized)
+
+    def _show(self, at: int, box: Box) -> None:
+        if box.width > 0 and box.height > 0:
+            self.shown[self.backends[at]] = box
+
+    def _pass_up(self, at: int, parent: int, sized: set[int]) -> None:
+        """What has no size of its own is as large as what shows below it."""
+        box = self.shown.get(self.backends[at])
+        if parent < 0 or parent in sized or box is None:
+            return
+        known = self.shown.get(self.backends[parent])
+        self._show(parent, box if known is None else _around(known, box))
+
+
+def _around(one: Box, other: Box) -> Box:
+    """The smallest box around two."""
+    left, top = min(one.x, other.x), min(one.y, other.y)
+    right, bottom = max(one.x + one.width, other.x + other.width), max(one.y + one.height, other.y + other.height)
+    return Box(left, top, right - left, bottom - top)
+
+
+def _cut(whole: Box, box: Box, *, across: bool, down: bool) -> Box:
+    """The part of `whole` that is in a box, along the axes that are cut."""
+    left, top, right, bottom = whole.x, whole.y, whole.x + whole.width, whole.y + whole.height
+    if across:
+        left, right = max(left, box.x), min(right, box.x + box.width)
+    if down:
+        top, bottom = max(top, box.y), min(bottom, box.y + box.height)
+    return Box(left, top, max(0.0, right - left), max(0.0, bottom - top))
 
 
 def visible_nodes(snapshot: Mapping[str, Any], layout: Layout) -> set[int]:

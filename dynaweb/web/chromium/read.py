@@ -8,9 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaweb.types import Node
+from dynaweb.web.boxes import Box
 from dynaweb.web.chromium.clickable import Clickable, complete, read_clickable
 from dynaweb.web.chromium.devtools import TabError
-from dynaweb.web.chromium.layout import STYLES, Layout, near_nodes, read_layout, visible_nodes, without
+from dynaweb.web.chromium.layout import (
+    CLIPPING,
+    STYLES,
+    Layout,
+    near_nodes,
+    read_layout,
+    read_shown,
+    visible_nodes,
+    without,
+)
 from dynaweb.web.chromium.tab import MAX_FRAMES, Tab
 from dynaweb.web.page.tree import TEXT, iframes, read_page, read_tree
 
@@ -83,6 +93,14 @@ async def read_tab(tab: Tab, *, layout: bool = False, verbose: bool = False, nea
 async def read_boxes(tab: Tab) -> Layout:
     """Where everything is, for a page that was read without."""
     return read_layout(await _snapshot(tab), tab.window)
+
+
+async def read_marked(tab: Tab) -> tuple[Layout, dict[int, Box]]:
+    """The same, and what shows of everything."""
+    styles = [*STYLES, *CLIPPING]
+    snapshot: Mapping[str, Any] = await tab.send("DOMSnapshot.captureSnapshot", computedStyles=styles)
+    layout = read_layout(snapshot, tab.window)
+    return layout, read_shown(snapshot, layout)
 
 
 async def _read_near(tab: Tab, count: int, verbose: bool) -> Reading:

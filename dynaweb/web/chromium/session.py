@@ -22,7 +22,7 @@ from dynaweb.web.chromium.browser import Settings
 from dynaweb.web.chromium.context import BLANK
 from dynaweb.web.chromium.devtools import TabError
 from dynaweb.web.chromium.layout import Layout, backend_of, offsets, within
-from dynaweb.web.chromium.read import Reading, is_long, read_boxes, read_tab
+from dynaweb.web.chromium.read import Reading, is_long, read_boxes, read_marked, read_tab
 from dynaweb.web.chromium.tab import Tab
 from dynaweb.web.observation_formats import part_of
 from dynaweb.web.page.view import TOTAL, VIEWS, Viewed, cut, left_out, nearest, shorten_lists
@@ -97,7 +97,7 @@ class ChromiumSession:
         """
         if self._layout is None or self._last is None:
             return {}
-        return _boxes(self._last.nodes, self._layout)
+        return _boxes(self._last.nodes, self._layout.boxes)
 
     @property
     def failed(self) -> str:
@@ -291,9 +291,9 @@ class ChromiumSession:
             png = await tab.picture(scale=max(1.0, wanted.scale), fast=wanted.redrawn)
             boxes = {}
             if wanted.marks and nodes not in (_UNAVAILABLE, _TOO_LARGE):
-                if self._layout is None:
-                    self._layout = await read_boxes(tab)
-                boxes = marked(nodes, _boxes(nodes, self._layout), wanted.viewport)
+                layout, shown = await read_marked(tab)
+                self._layout = self._layout or layout
+                boxes = marked(nodes, _boxes(nodes, shown), wanted.viewport)
             # Drawing and writing take longer than a page's events may wait.
             return await asyncio.to_thread(wanted.keep, png, boxes)
         except (TabError, ImageError, OSError) as error:
@@ -418,9 +418,9 @@ class ChromiumSession:
         return self._open
 
 
-def _boxes(nodes: Iterable[Node], layout: Layout) -> dict[int, Box]:
-    """The boxes of elements by number, of those that have one."""
-    boxed = ((node.id, layout.boxes.get(backend_of(node.ref) or 0)) for node in nodes)
+def _boxes(nodes: Iterable[Node], boxes: Mapping[int, Box]) -> dict[int, Box]:
+    """The boxes of elements by number, of those that have one, out of those by backend node id."""
+    boxed = ((node.id, boxes.get(backend_of(node.ref) or 0)) for node in nodes)
     return {number: box for number, box in boxed if box is not None}
 
 

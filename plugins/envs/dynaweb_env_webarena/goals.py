@@ -49,10 +49,10 @@ class GoalImages:
         return known
 
     def _read(self, name: str) -> bytes:
-        file = next((folder / name for folder in self._folders if (folder / name).is_file()), None)
-        if file is None:
-            raise ImageError("there is no such file beside the task file")
         try:
+            file = next((folder / name for folder in self._folders if (folder / name).is_file()), None)
+            if file is None:
+                raise ImageError("there is no such file beside the task file")
             with file.open("rb") as stream:
                 return stream.read(MAX_BYTES + 1)
         except OSError as error:

@@ -85,6 +85,11 @@ def mistake_in(queries: Any) -> str:
         )
         if not good:
             return f"eval_vqa is a list of objects with question and answer, not {questions!r:.60}"
+        where, threshold = query.get("eval_image_class") or "", query.get("ssim_threshold", ALIKE)
+        if not isinstance(where, str):
+            return f"eval_image_class is a selector as text, not {where!r:.60}"
+        if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+            return f"ssim_threshold is a number such as {ALIKE}, not {threshold!r:.60}"
         if not questions and not isinstance(match, str):
             return "a page_image_query has neither eval_vqa nor eval_fuzzy_image_match"
     return ""
@@ -140,7 +145,7 @@ async def _matched(
     for name in match.split(_OR):
         reference = await _reference(name.strip(), session, folders)
         if reference is None:
-            return Judgement(None, why=f"the image {name.strip()} cannot be read")
+            return Judgement(None, why=f"the image {name.strip()[:200]} cannot be read")
         try:
             best = max(best, *(similarity(image, reference) for image in images))
         except ImportError as error:
@@ -158,8 +163,9 @@ async def _reference(name: str, session: Session, folders: Sequence[Path]) -> by
         except InfrastructureError:
             return None
         return files[0] if files else None
-    file = next((folder / name for folder in folders if (folder / name).is_file()), None)
     try:
+        # A name may be longer than names of files can be.
+        file = next((folder / name for folder in folders if (folder / name).is_file()), None)
         return readable(file.read_bytes()) if file is not None else None
     except (ImageError, OSError):
         return None
