@@ -32,6 +32,8 @@ MAX_BYTES = 64 * 1024 * 1024
 """Most bytes of one picture."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _NAME = re.compile(r"[0-9a-f]{64}")
+_READ = ("PNG", "JPEG", "GIF", "WEBP", "AVIF", "BMP", "ICO", "TIFF")
+"""What pages and data sets hold. Of others pillow reads some by programs that it runs, such as Ghostscript for EPS."""
 _KINDS = {b"\xff\xd8\xff": "a JPEG", b"GIF8": "a GIF", b"RIFF": "a WebP", b"<svg": "an SVG", b"%PDF": "a PDF"}
 
 
@@ -147,12 +149,16 @@ def as_png(data: bytes) -> bytes:
     except ImportError:
         raise ImageError("a picture is no PNG, and converting it needs pillow: pip install 'dynaweb[vision]'") from None
     try:
-        with Pillow.open(BytesIO(data)) as opened:
+        Pillow.init()  # which kinds there are depends on its version
+        with Pillow.open(BytesIO(data), formats=[kind for kind in _READ if kind in Pillow.OPEN]) as opened:
             if opened.width * opened.height > MAX_PIXELS:
                 raise ImageError(f"a picture of {opened.width} x {opened.height} pixels is too large")
             out = BytesIO()
             opened.convert("RGB").save(out, "PNG")
-    except (OSError, SyntaxError, ValueError, Pillow.DecompressionBombError) as error:
+    except ImageError:
+        raise
+    # Whatever its decoders raise of a stranger's file, it is the file that is at fault.
+    except Exception as error:
         raise ImageError(f"a file is no picture that can be read ({type(error).__name__})") from None
     return out.getvalue()
 

@@ -12,7 +12,7 @@ from typing import IO, Any
 from dynaweb.config.files import FLOAT_DIGITS
 from dynaweb.data.demonstrations import is_hub_name
 from dynaweb.data.importers.report import ImportReport, files_of
-from dynaweb.errors import MissingError
+from dynaweb.errors import InfrastructureError, MissingError
 from dynaweb.plugin.discovery import library
 
 Row = dict[str, Any]
@@ -130,8 +130,26 @@ def _parquet(file: Path, report: ImportReport) -> Iterator[Row]:
 
 
 def _hub(name: str) -> Iterator[Row]:
+    """Rows of a data set of the hub. Raises `MissingError` where there is none, `InfrastructureError` where it ends."""
     try:
-        rows = library("datasets", "data").load_dataset(name, split="train", streaming=True)
+        load = library("datasets", "data").load_dataset
     except MissingError as error:
         raise MissingError(f"there is no file or folder {name}; as the name of a data set, {error}") from error
-    yield from (dict(row) for row in rows)
+    try:
+        rows = load(name, split="train", streaming=True)
+    # What is wrong with a stranger's data set comes in any form.
+    except Exception as error:
+        raise MissingError(
+            f"there is no file or folder {name}, and the hub gives no data set of that name ({_line(error)})"
+        ) from error
+    try:
+        for row in rows:
+            yield dict(row)
+    except Exception as error:
+        raise InfrastructureError(
+            f"the hub's data set {name} cannot be read on ({_line(error)}); download it and give its folder"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
