@@ -33,6 +33,11 @@ setting itself is masked whatever its length."""
 
 # As texts, which `re` compiles at their first use and keeps.
 _VARIABLE = r"\$([A-Za-z_]\w*)"
+_OTHERS = (
+    *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
+    "DYNAWEB_SERVE_TOKEN",
+)
+"""Variables with secrets that no setting names: packages read them by themselves, and send them to their servers."""
 _USER = r"(?<=://)[^\s/?#\"'<>\\]*@"
 _TELLING = r"(?i)auth|cookie|key|token|secret|passw|credential|session"
 """Names of headers whose text is a secret."""
@@ -55,11 +60,11 @@ class Secret:
 
 
 def remember(*secrets: str) -> None:
-    """From now on these texts are masked, also as JSON, HTML, Python, addresses and basic authentication write them."""
+    """From now on these texts are masked, also as JSON, HTML, Python, addresses and base64 write them."""
     import base64
     import html
     import json
-    from urllib.parse import quote
+    from urllib.parse import quote, quote_plus
 
     global _pattern
     watch_log()
@@ -67,8 +72,16 @@ def remember(*secrets: str) -> None:
         text = secret.strip()
         if len(text) < SHORTEST:
             continue
-        forms = {text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1]}
-        forms |= {html.escape(text), quote(text), quote(text, safe=""), base64.b64encode(text.encode()).decode()}
+        written = (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1])
+        forms = {text, *written, *(json.dumps(one)[1:-1] for one in written), *(repr(one)[1:-1] for one in written)}
+        # Servers in PHP and for HTML escape more in JSON.
+        forms |= {one.replace("/", "\\/") for one in written}
+        forms |= {re.sub("[<>&']", lambda sign: f"\\u{ord(sign[0]):04x}", one) for one in written}
+        forms |= {html.escape(text), html.escape(text, quote=False)}
+        for one in (quote(text), quote(text, safe=""), quote_plus(text)):
+            forms |= {one, re.sub("%..", lambda sign: sign[0].lower(), one)}
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            forms.add(encode(text.encode()).decode().rstrip("="))
         if not forms <= _secrets:
             _secrets.update(forms)
             _pattern = re.compile("|".join(map(_whole, sorted(_secrets, key=len, reverse=True))))
@@ -231,6 +244,7 @@ def watch_log() -> None:
     logger = logging.getLogger("dynaweb")
     if _masked_record not in logger.filters:
         logger.addFilter(_masked_record)
+        remember(*(os.environ.get(name, "") for name in _OTHERS))
 
 
 def _masked_record(record: LogRecord) -> bool:

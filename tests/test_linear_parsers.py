@@ -598,6 +598,63 @@ def seconds(parser: Reader, token: str, size: int, folder: Path) -> float:
     return time.thread_time() - begun
 
 
+SHAPES: dict[str, Callable[[int], str]] = {
+    "nested": lambda n: "<div>" * n + "x",
+    "nested controls": lambda n: "<ul><li><a href=/><button><h1 role=status>x<div role=listbox>" * n,
+    "fieldsets": lambda n: "<fieldset disabled>" * n + "<input>" * n,
+    "labels of one control": lambda n: "<label for=a>x y</label>" * n + "<input id=a>",
+    "a long label of many": lambda n: f"<p id=a>{'word ' * n}</p>" + "<input aria-labelledby=a>" * n,
+    "a label of many parts": lambda n: f"<div id=a>{'<b>word</b> ' * n}</div>" + "<input aria-labelledby=a>" * n,
+    "a label around those that it names": lambda n: f"<div id=a>{'<input type=checkbox aria-labelledby=a>' * n}</div>",
+    "many names of one label": lambda n: f"<p id=a>w</p><input aria-labelledby='{'a ' * n}'>",
+    "names that lead on": lambda n: "".join(
+        f"<h1 id=h{at}><input type=button aria-labelledby='h{at + 1} h{at + 1}'></h1>" for at in range(n)
+    ),
+    "names in a circle": lambda n: "<h1 id=a>" + "<input type=button aria-labelledby=a>" * n,
+    "labels and buttons": lambda n: (
+        "".join(f"<label>l{at} <b>m{at}</b></label>" for at in range(n))
+        + "".join(f"<button>b{at}</button>" for at in range(n))
+    ),
+    "labels that buttons say": lambda n: (
+        "".join(f"<label>b{at}</label>" for at in range(n))
+        + "".join(f"<button>x b{at}</button>" for at in reversed(range(n)))
+    ),
+    "a label around controls": lambda n: f"<label>{'text <select><option>a<option>b</select>' * n}</label>",
+    "equal options": lambda n: f"<select>{'<option>a' * n}</select>",
+    "options that are alike": lambda n: "<select>" + "".join(f"<option>{'o' * 119}{at % 9}" for at in range(n)),
+    "options with numbers": lambda n: "<select>" + "".join(f"<option>o ({at // 2})" for at in range(n)),
+    "groups": lambda n: f"<select>{'<optgroup label=x><option>a</optgroup>' * n}</select>",
+    "lists": lambda n: "<select size=2><option>a<option>b</select>" * n,
+    "cells": lambda n: "<table>" + "<tr><td>x" * n,
+    "a long address": lambda n: f"<a href='{'a/../' * n}'>x</a>",
+    "controls of a form": lambda n: "<form id=f></form>" + "<input form=f>" * n,
+}
+"""HTML whose parts refer to each other, for a number of them."""
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_page_of_any_shape_is_linear(shape: str, tmp_path: Path) -> None:
+    def read(text: str) -> None:
+        from dynaweb.data.importers.pages import from_html
+        from dynaweb.web.page.view import compact_view, full_view, shorten_lists
+        from dynaweb.web.static.dom import load
+
+        page = SHAPES[shape](len(text))
+        tree = load("http://x/", page.encode()).tree()
+        compact_view(shorten_lists(tree, 10))
+        full_view(tree)
+        from_html(page, "http://x/")
+
+    count = SIZE // 40
+    if seconds(read, ".", count, tmp_path) < 0.2:
+        return
+    for _ in range(4):
+        half, whole = seconds(read, ".", count, tmp_path), seconds(read, ".", 2 * count, tmp_path)
+        if whole <= GROWTH * half:
+            return
+    raise AssertionError(f"{half:.2f} s for {count:,}, {whole:.2f} s for {2 * count:,}")
+
+
 def test_a_pattern_of_a_page_cannot_take_for_ever() -> None:
     from dynaweb.web.static.forms import _is_quick
 

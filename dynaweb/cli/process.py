@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from dynaweb.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISSING, DynawebError, FileError
-from dynaweb.masking import masked, printable
+from dynaweb.masking import masked, printable, watch_log
 
 if TYPE_CHECKING:
     import traceback
@@ -133,6 +133,7 @@ def _is_text(word: str) -> bool:
 def prepare() -> None:
     """Set up streams, logging, signals and imports of a command-line process."""
     _streams()
+    watch_log()
     # Else pydantic searches every installed package for plugins of its own, which takes a tenth of the start-up time.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # Before torch is imported: threads that spin while they wait slow down a browser on the same cores.

@@ -30,6 +30,10 @@ _EXTRA = 13
 _ZEROS = bytes(512)
 """What a block reads as that never reached the disk."""
 _LEVEL = 6
+_LONGEST = 2**30
+"""Bytes of the text of a chunk."""
+_MOST_LINES = 2**20
+"""Of a chunk: far more than records and pages that are written as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +153,16 @@ def _stamp(size: int, records: int, closes: int) -> int:
 def _unpack(data: bytes) -> bytes | None:
     """The text of a chunk, or None when it is torn or damaged."""
     crc, length = _TAIL.unpack(data[-_TAIL.size :])
+    if length > _LONGEST:
+        return None
+    inflate = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
-        text = zlib.decompress(data[_HEAD.size : -_TAIL.size], -zlib.MAX_WBITS)
+        # Whoever packs zeros a thousand times over has no more of them unpacked than the end says.
+        text = inflate.decompress(data[_HEAD.size : -_TAIL.size], length + 1)
     except zlib.error:
         return None
-    return text if zlib.crc32(text) == crc and len(text) & 0xFFFFFFFF == length else None
+    whole = inflate.eof and not inflate.unused_data and len(text) == length
+    return text if whole and zlib.crc32(text) == crc and text.count(b"\n") <= _MOST_LINES else None
 
 
 def _scan(file: BinaryIO, start: int, size: int) -> list[Chunk]:

@@ -18,6 +18,7 @@ import binascii
 import hmac
 import json
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -80,7 +81,7 @@ class Gate:
 
         try:
             self._check(scope)
-            await self._app(scope, _bounded(receive), sending)
+            await self._app(scope, await _body(receive, self._idle), sending)
         except Exception as error:
             if begun:
                 raise
@@ -147,19 +148,47 @@ def _is_token(authorization: str, token: str) -> bool:
     return hmac.compare_digest(text.encode(), token.encode())
 
 
-def _bounded(receive: Receive) -> Receive:
-    """The same body, with an end where it grows too long."""
-    size = 0
+async def _body(receive: Receive, idle: float) -> Receive:
+    """The same call once its body is here. Raises `Refusal` for one that is too long, too slow or no JSON of numbers
+    that are finite: OpenEnv answers these by 500."""
+    body, more = b"", True
+    while more:
+        try:
+            message = await asyncio.wait_for(receive(), idle or None)
+        except TimeoutError:
+            raise Refusal(408, f"nothing more of the call came for {idle:g} s") from None
+        if message["type"] != "http.request":
+            return _again(message, receive)
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+        if len(body) > LONGEST:
+            raise Refusal(413, f"the call is longer than {LONGEST} bytes")
+    try:
+        if body:
+            _finite_json(body.decode("utf-8", "replace"))
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"the body of the call is no JSON that can be read ({str(error)[:100]})") from None
+    return _again({"type": "http.request", "body": body, "more_body": False}, receive)
+
+
+def _again(first: Message, receive: Receive) -> Receive:
+    """What comes after a message that was taken already, with it."""
+    waiting = [first]
 
     async def receiving() -> Message:
-        nonlocal size
-        message = await receive()
-        size += len(message.get("body", b""))
-        if size > LONGEST:
-            raise Refusal(413, f"the call is longer than {LONGEST} bytes")
-        return message
+        return waiting.pop() if waiting else await receive()
 
     return receiving
+
+
+def _finite_json(text: str) -> Any:
+    """Raises `ValueError` for what is no JSON, and for numbers that are none or infinite; `RecursionError`."""
+    return json.loads(text, parse_float=_finite, parse_constant=_finite)
+
+
+def _finite(number: str) -> float:
+    if not math.isfinite(value := float(number)):
+        raise ValueError(f"{number[:20]} is no finite number")
+    return value
 
 
 def _text_of_object(message: Message) -> Message:
@@ -168,7 +197,7 @@ def _text_of_object(message: Message) -> Message:
     if text is None:
         text = (message.get("bytes") or b"").decode("utf-8", "replace")
     try:
-        fits = len(text) <= LONGEST and isinstance(json.loads(text), dict)
+        fits = len(text) <= LONGEST and isinstance(_finite_json(text), dict)
     except (ValueError, RecursionError):
         fits = False
     return {"type": "websocket.receive", "text": text if fits else ""}

@@ -37,6 +37,8 @@ log = logging.getLogger("dynaweb")
 TINY = "tiny"
 DTYPES = ("bfloat16", "float32", "float64")
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+INDEX = ".index.json"
+"""How the name of a list of weight files ends."""
 NAMED = ("tiny", "smollm2")
 """Models that no folder holds for whoever names them: the shipped one, and one that another package has."""
 OWN = ", ".join(map(repr, NAMED))
@@ -191,6 +193,8 @@ def load_model(
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     wanted = {"dtype": pick_dtype(dtype), "local_files_only": local, "use_safetensors": True, **NATIVE}
     try:
+        if not local:
+            _check_parts_of_hub(source)
         with quiet(), without_code(source):
             model, report = load(source, output_loading_info=True, **wanted)
     except OSError as error:
@@ -300,8 +304,38 @@ def check_weights(folder: Path) -> None:
     if not files:
         raise CheckpointError(f"{folder} has config.json but no weights (*.safetensors)")
     read_json(folder / "config.json", dict)
+    for index in sorted(folder.glob(f"*{INDEX}")):
+        _check_parts(index, str(folder))
     for file in files:
         check_safetensors(file)
+
+
+def _check_parts(index: Path, source: str) -> None:
+    """Raise `CheckpointError` when a list of weight files names another than safetensors: transformers reads it too."""
+    table = read_json(index, dict).get("weight_map")
+    named = set(table.values()) if isinstance(table, dict) and all(isinstance(x, str) for x in table.values()) else {""}
+    odd = sorted(name for name in named if Path(name).name != name or Path(name).suffix != ".safetensors")
+    if odd:
+        raise CheckpointError(
+            f"{index} names {odd[0][:80]!r} among the files of weights, which is no safetensors file beside it; "
+            f"{how_to_convert(source)}"
+        )
+
+
+def _check_parts_of_hub(source: str) -> None:
+    """The same for a model of the hub. Raises `OSError` too, when the hub does not answer."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    own = getattr(_whole_config(source), "transformers_weights", None)
+    name = own if isinstance(own, str) else f"model.safetensors{INDEX}"
+    if not name.endswith(INDEX):
+        return
+    try:
+        index = hf_hub_download(source, name)
+    except EntryNotFoundError:
+        return  # its weights are one file
+    _check_parts(Path(index), source)
 
 
 def how_to_convert(source: str) -> str:

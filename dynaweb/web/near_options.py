@@ -10,6 +10,8 @@ from dynaweb.web.quoting import quote
 _TOLD = 30
 """Labels of the longest list that a refusal tells in full."""
 _NEAR = 5
+_LONGEST = 240
+"""Characters of a wanted label that are compared: labels are half as long, and a reply may hold any text."""
 
 
 def no_option(target: str, label: str, labels: Sequence[str]) -> str:
@@ -23,7 +25,7 @@ def no_option(target: str, label: str, labels: Sequence[str]) -> str:
 
 def nearest_labels(label: str, labels: Sequence[str]) -> list[str]:
     """Up to five labels that are most like a text: first those that hold it or are held by it."""
-    wanted = " ".join(label.split()).casefold()
+    wanted = " ".join(label.split()).casefold()[:_LONGEST]
     matcher = SequenceMatcher(b=wanted, autojunk=False)
 
     def likeness(other: str) -> tuple[bool, float]:

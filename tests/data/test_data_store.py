@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tracemalloc
+import zlib
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from folders import KITS
 
+from dynaweb.data import chunks
 from dynaweb.data import store as store_module
 from dynaweb.data.chunks import ChunkFile
 from dynaweb.data.codec import to_json
@@ -284,3 +286,28 @@ def test_a_store_that_was_cut_to_nothing_is_told(tmp_path: Path, caplog: pytest.
     path.touch()
     assert len(open_store(path)) == 0
     assert "has 0 bytes, so it holds nothing: if it held records, it was cut" in caplog.text
+
+
+@pytest.mark.parametrize(("size", "says"), [(64, 64), (64, 1), (1, 1)])
+def test_a_store_that_unpacks_to_far_more_than_it_is_fills_no_memory(
+    size: int, says: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MiB of empty lines, and how many its end says that it has: too much text, and too many lines."""
+    monkeypatch.setattr(chunks, "_LONGEST", 2**23)
+    monkeypatch.setattr(chunks, "_MOST_LINES", 1000)
+    text = b"\n" * (size * 2**20)
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    body = deflate.compress(text) + deflate.flush()
+    whole = chunks._HEAD.size + len(body) + chunks._TAIL.size
+    fields = (0, 255, chunks._EXTRA + 4, chunks._ID, chunks._EXTRA, whole, 1, 1)
+    head = chunks._HEAD.pack(chunks._MAGIC, chunks._stamp(whole, 1, 1), *fields)
+    path = tmp_path / "x.jsonl.gz"
+    path.write_bytes(head + body + chunks._TAIL.pack(zlib.crc32(text), says * 2**20))
+    tracemalloc.start()
+    try:
+        with suppress(CheckpointError):
+            store = TransitionStore(path)
+            assert len(store) == 0 and store.torn == path.stat().st_size
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()

@@ -22,7 +22,7 @@ from test_data_import import CART, HOME, StepInfo, load, nnetnav, obs, render_fi
 from dynaweb.data.importers import ImportReport, read_trajectories
 from dynaweb.data.importers.episodes import NO_NUMBER
 from dynaweb.data.importers.pickles import DAMAGED, SECONDS, TOO_LARGE
-from dynaweb.data.importers.rows import NO_OBJECT, TOO_LONG, rows_of
+from dynaweb.data.importers.rows import NO_OBJECT, TOO_LONG, UNPACKS, rows_of
 from dynaweb.data.importers.steps import NO_PAGE, do_action, gym_action, webarena_action
 from dynaweb.data.store import TransitionStore
 
@@ -161,6 +161,41 @@ def test_parquet_that_is_cut_or_repeats_a_large_value(tmp_path: Path, monkeypatc
         report = ImportReport()
         list(rows_of(str(path), report))
         assert report.dropped
+
+
+def test_parquet_that_says_little_of_its_sizes_fills_no_memory(tmp_path: Path) -> None:
+    """3 kB: one value of 100 MiB that all rows have, in a file that calls them small. Read with a limit on memory."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, size = tmp_path / "a.parquet", 100 * 2**20
+    one = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 64, pyarrow.int32()), pyarrow.array(["a" * size]))
+    table = pyarrow.table({"prompt": one})
+    parquet.write_table(table, path, compression="zstd", store_schema=False, dictionary_pagesize_limit=2**31 - 1)
+    told = parquet.ParquetFile(path).metadata.row_group(0).total_byte_size
+    length = _varint(told)
+    assert told > size and path.read_bytes().count(length) == 2  # of the column and of the rows
+    path.write_bytes(path.read_bytes().replace(length, b"\x82" + b"\x80" * (len(length) - 2) + b"\0"))
+    assert parquet.ParquetFile(path).metadata.row_group(0).total_byte_size == 1
+    code = f"""
+        import resource
+        resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30,) * 2)
+        from dynaweb.data.importers import ImportReport
+        from dynaweb.data.importers.rows import rows_of
+        print(len(list(rows_of({str(path)!r}, report := ImportReport()))), report.read)
+        print(report)
+    """
+    begun = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert time.monotonic() - begun < 60
+    assert done.stdout.startswith("0 64\n") and UNPACKS in done.stdout and TOO_LONG in done.stdout
+
+
+def _varint(number: int) -> bytes:
+    """As Thrift's compact protocol writes a number of its type i64."""
+    left, parts = number * 2, []
+    while left > 127:
+        parts.append(left & 127 | 128)
+        left >>= 7
+    return bytes([*parts, left])
 
 
 def test_parquet_whose_footer_lies_is_counted(tmp_path: Path) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import random
 import sys
+import zlib
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ from dynaweb.data.images import ImageStore, as_png, images_of, pictures_of, png_
 from dynaweb.data.store import TrajectoryStore, TransitionStore, open_store
 from dynaweb.errors import ImageError
 from dynaweb.types import Action, Image, Node, Observation, Screenshot, Step, Task, Trajectory, Transition
+from dynaweb_env_webarena.images import readable
 
 
 def picture(shade: int = 0, kind: str = "PNG", size: tuple[int, int] = (32, 24)) -> bytes:
@@ -113,6 +118,56 @@ def run(tmp_path: Path) -> tuple[Path, list[Image]]:
     episode = Trajectory("e", Task("t", "Open the cart", PAGE.url), steps, pages[1], "real", "stop")
     TrajectoryStore(path).append([episode])
     return path, shots
+
+
+def test_no_picture_has_a_program_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow reads PostScript by Ghostscript, which it finds on the path."""
+    script, ran = tmp_path / "gs", tmp_path / "ran"
+    script.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    page = io.BytesIO()
+    Pillow.new("RGB", (32, 24)).save(page, "EPS")
+    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)
+    with suppress(Exception), Pillow.open(io.BytesIO(page.getvalue())) as opened:
+        opened.load()
+    assert ran.exists()
+    ran.unlink()
+    with pytest.raises(ImageError, match="no picture that can be read"):
+        as_png(page.getvalue())
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "AVIF", "BMP", "ICO", "TIFF", "DDS", "SPIDER", "BLP"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_picture_that_was_changed_anywhere_is_read_or_refused(kind: str) -> None:
+    Pillow.init()
+    if kind not in Pillow.SAVE:
+        pytest.skip(f"this pillow writes no {kind}")
+    file = io.BytesIO()
+    Pillow.effect_noise((40, 30), 50).convert("P" if kind == "BLP" else "RGB").save(file, kind)
+    rng, refused = random.Random(0), 0
+    for _ in range(150):
+        data = bytearray(file.getvalue())
+        for _ in range(rng.choice((1, 2, 9))):
+            data[rng.randrange(min(len(data), rng.choice((64, 200, len(data)))))] = rng.randrange(256)
+        if kind == "PNG":  # a checksum that fits, so that its decoder sees the change
+            data = bytearray(_summed(bytes(data)))
+        try:
+            readable(bytes(data))
+        except ImageError:
+            refused += 1
+    assert refused > 5
+
+
+def _summed(data: bytes) -> bytes:
+    """A PNG whose parts have the checksums of what is in them now."""
+    at, parts = 8, [data[:8]]
+    while at + 12 <= len(data):
+        end = min(at + 8 + int.from_bytes(data[at : at + 4]), len(data) - 4)
+        parts.append(data[at:end] + zlib.crc32(data[at + 4 : end]).to_bytes(4))
+        at = end + 4
+    return b"".join(parts)
 
 
 def test_a_runs_pictures_come_along_and_missing_ones_are_noted(run: tuple[Path, list[Image]], tmp_path: Path) -> None:

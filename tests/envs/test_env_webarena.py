@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from chat_server import chat_server
@@ -16,15 +16,17 @@ from webarena_stubs import Stub, stub_sites
 from dynaweb.errors import ConfigError, InfrastructureError, MissingError
 from dynaweb.protocols import EnvironmentContext
 from dynaweb.types import Action, Judgement, Observation, Step, Task, Trajectory
+from dynaweb.web.session import UrlMap
 from dynaweb_env_sites.expert import SitesExpert
 from dynaweb_env_sites.server import SitesServer, create_app
 from dynaweb_env_sites.tasks import sites as embedded
 from dynaweb_env_sites.tasks import sites_tasks, to_webarena
 from dynaweb_env_sites.world_store import WorldStore
-from dynaweb_env_webarena import WebarenaConfig
+from dynaweb_env_webarena import WebarenaConfig, files
 from dynaweb_env_webarena.copies import Copy
 from dynaweb_env_webarena.env import WebarenaSource
 from dynaweb_env_webarena.functions import post_url, resolved
+from dynaweb_env_webarena.grading import Grader
 from dynaweb_env_webarena.sites import Account, filled, full_reset, placeholders, together
 from dynaweb_env_webarena.verified import response_of
 
@@ -574,6 +576,97 @@ async def test_a_judge_reads_pages_too(make: Any, stub: Stub, evaluator: str) ->
     source = make(task, **common)
     verdict = await graded(source, "done")
     assert verdict.score is None and "judge" in verdict.why
+
+
+ODD: tuple[Any, ...] = (
+    None,
+    1,
+    -1.5,
+    True,
+    "",
+    "x",
+    [],
+    ["x"],
+    [None],
+    {},
+    {"a": 1},
+    [[]],
+    [{}],
+    "func:f()",
+    "http://[",
+)
+ODD += tuple(f"func:{name}()" for name in ("reddit_get_post_url", "gitlab_get_project_memeber_role"))
+ODD += ("func:shopping_get_sku_latest_review_author('x')",)
+EVALS: tuple[dict[str, Any], ...] = (
+    {"eval_types": ["string_match"], "reference_answers": {"exact_match": "a", "must_include": ["b"]}},
+    {"eval_types": ["url_match"], "reference_url": "http://a/x?b=c", "url_note": "GOLD in PRED"},
+    {
+        "eval_types": ["program_html"],
+        "program_html": [
+            {
+                "url": "last",
+                "locator": "document.x",
+                "prep_actions": ["x"],
+                "required_contents": {"must_include": ["a |OR| b"], "exact_match": "c", "fuzzy_match": ["c"]},
+            }
+        ],
+    },
+    {
+        "eval_types": ["page_image_query"],
+        "page_image_query": [
+            {
+                "eval_image_url": "last",
+                "eval_image_class": ".x",
+                "eval_vqa": [{"question": "q", "answer": "a"}],
+                "eval_fuzzy_image_match": "a.png",
+                "ssim_threshold": 0.8,
+            }
+        ],
+    },
+)
+
+
+def changed(value: Any) -> Iterator[Any]:
+    """A value with each of its parts in turn taken away, and replaced by each odd one."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in list(parts):
+        for other in (*ODD, *changed(part)):
+            copied = dict(value) if isinstance(value, dict) else list(value)
+            copied[key] = other
+            yield copied
+        yield (
+            {k: v for k, v in value.items() if k != key} if isinstance(value, dict) else value[:key] + value[key + 1 :]
+        )
+
+
+@pytest.mark.parametrize("evaluator", ["repaired", "upstream"])
+@pytest.mark.parametrize("evaluation", EVALS, ids=lambda one: one["eval_types"][0])
+async def test_an_evaluation_of_any_shape_is_refused_followed_or_not_graded(
+    evaluation: dict[str, Any], evaluator: Any, tmp_path: Path
+) -> None:
+    class Pages:
+        async def html(self, url: str) -> str:
+            return "<p>x"
+
+        async def evaluate(self, url: str, script: str) -> Any:
+            return {"count": 1, "files": ["AAAA"]} if "files" in script else "abc"
+
+    file, read = tmp_path / "tasks.json", 0
+    grader = Grader(WebarenaConfig(path=str(file), evaluator=evaluator))
+    page = Observation("http://a/", ())
+    for odd in changed(evaluation):
+        raw = {"task_id": 1, "sites": ["shopping"], "intent": "i", "start_url": "http://a", "eval": odd}
+        file.write_text(json.dumps([raw]))
+        try:
+            task = Task("t", "i", "http://a", (), evaluation=files.read(file)[0]["eval"])
+        except ConfigError:
+            continue
+        read += 1
+        step = Step(page, Action("stop", text="abc"))
+        played = Trajectory(id="x", task=task, steps=(step,), final=page, source="real", end="stop")
+        verdict = await grader.grade(played, cast(Any, Pages()), None, Copy(1, {}, UrlMap({})))
+        assert isinstance(verdict, Judgement)
+    assert read > 20
 
 
 def test_answers_are_wrapped_for_the_package_or_taken_as_they_are() -> None:

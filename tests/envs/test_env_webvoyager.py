@@ -66,6 +66,9 @@ async def test_the_default_list_of_hosts_is_that_of_the_tasks(make: Any, tmp_pat
     assert pool.allows("https://www.shop.example/b") and pool.allows("http://10.0.0.1/")
     assert not pool.allows("https://elsewhere.example/") and not pool.allows("http://10.0.0.2/")
     assert make(hosts=("*",))._browser().allows("https://elsewhere.example/")
+    odd = ("http://*/", "http://*.example/", "http://a, EXCLUDE *, EXCLUDE b.localhost/", "http://shop.example/")
+    write(tmp_path, [task("Odd", at, web) for at, web in enumerate(odd)])
+    assert make(hosts=())._browser().hosts == ("shop.example", "*.shop.example")
 
 
 async def test_ten_local_tasks_run_end_to_end_and_are_judged(make: Any, tmp_path: Path) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import html
 import json
 import logging
+import re
 import shlex
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from urllib.parse import quote, quote_plus
 
 import pytest
 from chat_server import Raw, chat_server
@@ -177,6 +183,77 @@ def test_variables_in_an_address_hold_any_character(
     monkeypatch.setenv("CANARY", f" {value}\n")
     assert masking.expanded("p", address, address=True) == result
     assert masking.expanded("p", address) == address.replace("$CANARY", value)
+
+
+def test_a_secret_is_known_however_a_server_writes_it() -> None:
+    """As JSON of other languages, JSON in JSON, in HTML, in an address, in base64, in Python."""
+    for secret in (
+        "canary key+/=4711",
+        "canary-\u043a\u043b\u044e\u0447-4711",
+        "canary\"q'4711",
+        "canary\\4711/x",
+        "ca<na>ry&4711",
+    ):
+        text, plain = json.dumps(secret), json.dumps(secret, ensure_ascii=False)
+        code = base64.b64encode(secret.encode()).decode()
+        url_code = base64.urlsafe_b64encode(secret.encode()).decode()
+        quoted = quote(secret, safe="")
+        for written in (
+            *(
+                secret,
+                text,
+                plain,
+                repr(secret),
+                json.dumps(text),
+                json.dumps(plain),
+                repr(repr(secret)),
+                ascii(secret),
+            ),
+            *(
+                text.replace("/", "\\/"),
+                plain.replace("/", "\\/"),
+                html.escape(secret),
+                html.escape(secret, quote=False),
+            ),
+            text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026").replace("'", "\\u0027"),
+            *(quoted, quote(secret), quote_plus(secret), re.sub("%..", lambda one: one[0].lower(), quoted)),
+            *(code, code.rstrip("="), url_code, url_code.rstrip("=")),
+        ):
+            masking.forget()
+            remember(secret)
+            assert "***" in masked(f"x {written} y"), written
+
+
+@pytest.mark.parametrize("command", ["run", "data"])
+def test_what_the_hub_repeats_of_its_token_is_masked(command: str, cli: Cli, tmp_path: Path) -> None:
+    """Packages read it, whatever the settings say."""
+
+    class Echo(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(403)
+            self.send_header("X-Error-Message", f"no: {self.headers['Authorization']}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_POST = do_GET
+
+        def log_message(self, *args: object) -> None:
+            """Quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        hub = {
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_TOKEN": KEY,
+            "HF_HOME": str(tmp_path / "hf"),
+        }
+        store = ("--set", "data.demos=some/data", "--out", "out") if command == "run" else ()
+        words = ("run", "smoke", *store) if store else ("data", "import", "nnetnav", "some/data", "x.jsonl.gz")
+        done = cli(*words, **hub, HF_HUB_OFFLINE="0", NO_PROXY="127.0.0.1")
+        server.shutdown()
+    assert done.returncode == 3 and "some/data" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert KEY not in done.stdout + done.stderr and "\x1b" not in done.stderr
+    assert not store or KEY.encode() not in everything(tmp_path / "out")
 
 
 def test_documents_are_summed_as_they_are_written(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 from typing import Any
 
@@ -161,3 +162,54 @@ def test_long_calls_and_closed_paths_are_refused() -> None:
     assert call(Gate(Open()), {"Host": "localhost"}, body=b"x" * (LONGEST + 1))[0] == 413
     for path in ("/mcp", "/mcp/"):
         assert call(Gate(Open(), closed=["/mcp"]), {"Host": "localhost"}, path=path)[0] == 404
+
+
+@pytest.mark.parametrize(
+    "body", ["NaN", "1e400", "-Infinity", '{"seed": NaN}', '{"a": [1, -1e999]}', "[" * 10_000, "{", "\ufffd"]
+)
+def test_a_body_that_is_no_json_of_finite_numbers_is_refused_in_one_line(body: str) -> None:
+    app = Open()
+    status, told = call(Gate(app), {"Host": "localhost"}, body=body.encode())
+    assert status == 400 and "no JSON that can be read" in told and "\n" not in told and app.calls == 0
+    socket_app = Open()
+
+    async def talk() -> None:
+        messages = [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": body}]
+
+        async def receive() -> Any:
+            return messages.pop(0) if messages else {"type": "websocket.disconnect", "code": 1000}
+
+        async def send(message: Any) -> None:
+            """Nobody listens."""
+
+        await Gate(socket_app)(scope("websocket", {"Host": "localhost"}), receive, send)
+
+    asyncio.run(talk())
+    assert socket_app.texts == [""]
+
+
+def test_a_body_that_stops_coming_ends_the_call_and_one_in_pieces_arrives_whole() -> None:
+    class Echo(Open):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            self.texts.append((await receive())["body"].decode())
+            await super().__call__(scope, receive, send)
+
+    async def talk(*pieces: bytes) -> int:
+        messages = [{"type": "http.request", "body": piece, "more_body": piece != b"]"} for piece in pieces]
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return messages.pop(0) if messages else await asyncio.sleep(60)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        app.error = None
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(Gate(app, idle=0.1)(scope("http", {"Host": "localhost"}), receive, send), 1)
+        return int(sent[0]["status"]) if sent else 0
+
+    app = Echo()
+    assert asyncio.run(talk(b"[", b"1")) == 408 and app.texts == []
+    asyncio.run(talk(b"[", b"1", b"]"))
+    assert app.texts == ["[1]"]

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import engine_kit as kit
@@ -199,6 +201,48 @@ def test_pickled_weights_are_refused_and_the_advice_converts_them(
     # Where both are there, the pickle is left alone.
     (folder.parent / command[2] / "pytorch_model.bin").write_bytes(b"no pickle")
     models.load_model(command[2])
+
+
+@pytest.mark.parametrize("index", ["model.safetensors.index.json", "own.safetensors.index.json"])
+@pytest.mark.parametrize("part", ["weights.bin", "../weights.safetensors", "x.safetensors/../weights.pt", 7, None])
+def test_a_list_of_weight_files_names_no_pickle_and_no_file_elsewhere(folder: Path, index: str, part: object) -> None:
+    """Transformers reads whatever stands there, by the end of its name."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(weights)
+    save_file({name: weights[name] for name in names[1:]}, folder / "a.safetensors", metadata={"format": "pt"})
+    save_file({names[0]: weights[names[0]]}, folder / "b.safetensors", metadata={"format": "pt"})
+    torch.save({names[0]: weights[names[0]]}, folder / "weights.bin")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"transformers_weights": index}))
+
+    def write(first: object) -> None:
+        table = dict.fromkeys(names[1:], "a.safetensors") | {names[0]: first}
+        (folder / index).write_text(json.dumps({"metadata": {}, "weight_map": table}))
+
+    write(part)
+    with pytest.raises(CheckpointError, match=r"no safetensors file beside it.*never loaded"):
+        models.load_model(folder)
+    write("b.safetensors")
+    assert torch.equal(models.load_model(folder).model.norm.weight, weights["model.norm.weight"])
+
+
+def test_neither_does_one_of_the_hub(folder: Path, tmp_path: Path) -> None:
+    """As the cache of the hub's client has it, in a process of its own: that reads its variables once."""
+    commit = "0" * 40
+    cached = tmp_path / "hub" / "models--evil--model"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text(commit)
+    shutil.copytree(folder, cached / "snapshots" / commit)
+    index = cached / "snapshots" / commit / "model.safetensors.index.json"
+    index.with_name("model.safetensors").unlink()
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": "weights.bin"}}))
+    code = "from dynaweb.trainer.models import load_model; load_model('evil/model')"
+    hub = {"HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | hub, capture_output=True, text=True)
+    assert "CheckpointError" in done.stderr and "names 'weights.bin' among the files" in done.stderr, done.stderr
 
 
 def test_no_call_of_transformers_may_run_code_of_a_model() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -238,6 +240,35 @@ async def test_options_of_one_name_can_all_be_chosen(session: ChromiumSession, s
             assert await session.act(Action("select", page.nodes[0].id, label)) == ""
             page = await session.observe()
             assert (page.nodes[0].value, await session.evaluate("last", "s.value")) == (label, str(number))
+
+
+async def test_page_and_python_number_equal_options_alike(session: ChromiumSession, server: PageServer) -> None:
+    """Labels are told by Python and found by a script of the page."""
+    texts = ["Red", "Red (2)", "Red (3)", "Red (10)", "o" * 130, "o" * 119 + "p", "o" * 114 + " (2)", "a b"]
+    rng = random.Random(0)
+    options = "".join(f"<option value={at}>{rng.choice(texts)}" for at in range(60))
+    grouped = f"<optgroup label=G>{options}</optgroup>" + options.replace("value=", "value=1")
+    page = await opened(session, server, f"<select aria-label=S id=s>{grouped}</select>")
+    await session.act(Action("click", page.nodes[0].id))
+    page = await session.observe()
+    labels = dict(page.nodes[0].props)["options"].split("|")
+    assert len(set(labels)) == len(labels) == 120
+    values = await session.evaluate("last", "[...s.options].map(one => one.value)")
+    for label, value in list(zip(labels, values, strict=True))[::3]:
+        assert await session.act(Action("select", page.nodes[0].id, label)) == ""
+        assert await session.evaluate("last", "s.value") == value
+
+
+async def test_thousands_of_equal_options_are_read_and_chosen_at_once(
+    session: ChromiumSession, server: PageServer
+) -> None:
+    options = "<optgroup label=G>" + "<option>Red" * 4000
+    page = await opened(session, server, f"<select aria-label=S id=s>{options}</select>")
+    begun = time.process_time()
+    page = await session.observe()
+    assert await session.act(Action("select", page.nodes[0].id, "G: Red (4000)")) == ""
+    assert await session.evaluate("last", "s.selectedIndex") == 3999
+    assert time.process_time() - begun < 5
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from dynaweb.errors import ConfigError
 from dynaweb.types import Action
-from dynaweb.web.chromium.network import LOOPBACK, FilteringProxy, admits, allows, is_private
+from dynaweb.web.chromium.network import LOOPBACK, FilteringProxy, admits, allows, hosts_in, is_private
 from dynaweb.web.chromium.pool import BrowserPool
 
 
@@ -327,6 +328,9 @@ async def test_the_ways_are_real() -> None:
         ("10.0.0.1", ("10.0.0.1",), True),
         ("10.0.0.1", ("10.0.*",), True),
         ("10.1.0.1", ("10.0.*",), False),
+        *((host, ("10.*", "10.0.*"), False) for host in ("10.0.evil.example", "10.evil.example", "10.0.0.1.evil.org")),
+        *((host, ("*",), False) for host in ("::127.0.0.1", "::ffff:0:10.0.0.1", "64:ff9b:1::7f00:1", "4000::1")),
+        ("2606:2800:220:1::1", ("*",), True),
         ("localhost", ("*", "localhost"), True),
     ],
 )
@@ -335,6 +339,19 @@ def test_what_a_list_admits(host: str, hosts: tuple[str, ...], admitted: bool) -
     if host:
         named = f"[{host}]" if ":" in host else host
         assert allows(f"http://{named}/", hosts) is admitted
+
+
+NO_HOSTS = ("*", "*.example", "a, EXCLUDE *, EXCLUDE b.localhost", "a b.localhost", "[a-z].example", "", "?.example")
+"""What stands where an address has its host, and is none."""
+
+
+def test_no_host_of_an_address_is_read_as_a_pattern_or_a_rule() -> None:
+    """Chromium's rules stand in one text, with commas; whoever writes a task writes its address."""
+    addresses = [f"http://{host}/" for host in NO_HOSTS]
+    assert hosts_in([*addresses, "http://Shop.example:80/x", "http://[::1]/", "http://[x"]) == ["shop.example", "::1"]
+    for host in ("a, EXCLUDE *, EXCLUDE b.localhost", "http://shop.example", "shop.example/", "a b", "", "a\nb"):
+        with pytest.raises(ConfigError, match="no host that a browser may be allowed"):
+            BrowserPool(hosts=("localhost", host))
 
 
 def test_other_schemes_are_on_no_list() -> None:

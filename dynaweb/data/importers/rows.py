@@ -12,14 +12,16 @@ from typing import IO, Any
 from dynaweb.config.files import FLOAT_DIGITS
 from dynaweb.data.demonstrations import is_hub_name
 from dynaweb.data.importers.report import ImportReport, files_of
-from dynaweb.errors import MissingError
+from dynaweb.errors import InfrastructureError, MissingError
 from dynaweb.plugin.discovery import library
 
 Row = dict[str, Any]
 LARGEST, BLOCK = 2**26, 2**16
-"""Characters of a row, bytes of a batch of rows; characters that are read at once."""
-MOST_ROWS = 64
+"""Characters or bytes of a row; characters that are read at once."""
+MOST_UNPACKED = 2**30
+"""Bytes that rows of a file which are too long may unpack to, together."""
 TOO_LONG, NO_OBJECT = f"its row is longer than {LARGEST >> 20} MiB", "its row is no JSON object"
+UNPACKS = f"its file unpacks to more than {MOST_UNPACKED >> 30} GiB of rows that are too long"
 TOO_LARGE = f"its file is larger than {LARGEST >> 20} MiB"
 PATTERNS = ("*.jsonl", "*.json", "*.parquet")
 
@@ -108,21 +110,25 @@ def _drop(report: ImportReport, reason: str) -> None:
 
 
 def _parquet(file: Path, report: ImportReport) -> Iterator[Row]:
-    """Rows of each row group, so few at a time that one that repeats a large value cannot fill the memory."""
+    """Rows one at a time: what a file says of its sizes need not be so, and one value may stand in all rows.
+
+    After rows that are too long, of `MOST_UNPACKED` bytes together, the others of the file are left out.
+    """
     parquet = library("pyarrow.parquet", "data")
     try:
         with parquet.ParquetFile(file) as opened:
-            counted, count_of = 0, opened.metadata.num_rows
-            for group in range(opened.num_row_groups):
-                size = opened.metadata.row_group(group).total_byte_size
-                count = max(1, min(MOST_ROWS, LARGEST // max(1, size)))
-                for batch in opened.iter_batches(batch_size=count, row_groups=[group]):
-                    counted += batch.num_rows
-                    if batch.nbytes > LARGEST:
-                        report.read += batch.num_rows
-                        report.drop(TOO_LONG, batch.num_rows)
-                    else:
-                        yield from batch.to_pylist()
+            counted, count_of, unpacked = 0, opened.metadata.num_rows, 0
+            for batch in opened.iter_batches(batch_size=1):
+                counted += batch.num_rows
+                if batch.nbytes <= LARGEST:
+                    yield from batch.to_pylist()
+                    continue
+                _drop(report, TOO_LONG)
+                unpacked += batch.nbytes
+                if unpacked > MOST_UNPACKED:
+                    report.read += count_of - counted
+                    report.drop(UNPACKS, count_of - counted)
+                    return
             if counted != count_of:
                 _drop(report, f"its file says that it has {count_of} rows, and has {counted}: it is damaged")
     except (OSError, ValueError, MemoryError) as error:  # what pyarrow raises is one of these
@@ -130,8 +136,26 @@ def _parquet(file: Path, report: ImportReport) -> Iterator[Row]:
 
 
 def _hub(name: str) -> Iterator[Row]:
+    """Rows of a data set of the hub. Raises `MissingError` where there is none, `InfrastructureError` where it ends."""
     try:
-        rows = library("datasets", "data").load_dataset(name, split="train", streaming=True)
+        load = library("datasets", "data").load_dataset
     except MissingError as error:
         raise MissingError(f"there is no file or folder {name}; as the name of a data set, {error}") from error
-    yield from (dict(row) for row in rows)
+    try:
+        rows = load(name, split="train", streaming=True)
+    # What is wrong with a stranger's data set comes in any form.
+    except Exception as error:
+        raise MissingError(
+            f"there is no file or folder {name}, and the hub gives no data set of that name ({_line(error)})"
+        ) from error
+    try:
+        for row in rows:
+            yield dict(row)
+    except Exception as error:
+        raise InfrastructureError(
+            f"the hub's data set {name} cannot be read on ({_line(error)}); download it and give its folder"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

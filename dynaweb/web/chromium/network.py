@@ -22,10 +22,13 @@ import secrets
 import socket
 import threading
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
+
+from dynaweb.errors import ConfigError
+from dynaweb.web.quoting import quote
 
 LOOPBACK = ("*.localhost", "localhost", "127.0.0.1")
 _WEB = ("http", "https", "ws", "wss")
@@ -34,6 +37,31 @@ _CHUNK = 2**16
 _REFUSED, _UNREACHABLE = 2, 4
 """Replies of SOCKS5: not allowed by ruleset, host unreachable."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_INTERNET = ipaddress.ip_network("2000::/3")
+"""All addresses of IPv6 that are given to the internet; the forms of others that hold one of IPv4 lie outside."""
+_HOST = re.compile(r"[\w.:%-]+")
+_PATTERN = re.compile(r"[\w.:%*?!\[\]-]+")
+_ADDRESSES = re.compile(r"\d[\d.*]*")
+"""A pattern of addresses of IPv4, such as `10.0.*`, or one of them."""
+
+
+def check_hosts(hosts: Sequence[str]) -> None:
+    """Raise `ConfigError` for what is neither a host nor a pattern of hosts: Chromium would read rules out of it."""
+    for host in hosts:
+        if not _PATTERN.fullmatch(host):
+            raise ConfigError(
+                f"{quote(host[:120])} is no host that a browser may be allowed; write a name or an address alone, such "
+                "as shop.example, *.shop.example or 10.0.0.5, without scheme, port and path"
+            )
+
+
+def hosts_in(urls: Iterable[str]) -> list[str]:
+    """The hosts of others' addresses, in order, once each; what a list would read as a pattern is left out."""
+    found = []
+    for url in urls:
+        with suppress(ValueError):
+            found.append(urlsplit(url).hostname or "")
+    return list(dict.fromkeys(host for host in found if _HOST.fullmatch(host)))
 
 
 def allows(url: str, hosts: Sequence[str]) -> bool:
@@ -48,7 +76,7 @@ def allows(url: str, hosts: Sequence[str]) -> bool:
 def admits(host: str, hosts: Sequence[str]) -> bool:
     """Whether a list admits a name or an address. Wildcards admit no private one."""
     host = host.lower().rstrip(".")
-    if not host or not any(fnmatch.fnmatchcase(host, pattern.lower()) for pattern in hosts):
+    if not host or not any(_fits(host, pattern.lower()) for pattern in hosts):
         return False
     return is_named(host, hosts) or (not _is_local_name(host) and not is_private(host))
 
@@ -57,10 +85,25 @@ def is_named(host: str, hosts: Sequence[str]) -> bool:
     """Whether a list has the host itself, not only a wildcard; `*.localhost` and `10.0.*` mean what is private."""
     host = host.lower().rstrip(".")
     for pattern in (pattern.lower() for pattern in hosts):
-        telling = "*" not in pattern or _is_local_name(pattern) or re.fullmatch(r"\d[\d.*]*", pattern)
-        if telling and fnmatch.fnmatchcase(host, pattern):
+        telling = "*" not in pattern or _is_local_name(pattern) or _ADDRESSES.fullmatch(pattern)
+        if telling and _fits(host, pattern):
             return True
     return False
+
+
+def _fits(host: str, pattern: str) -> bool:
+    """Whether a pattern means a host; one of addresses means no name that begins like them (`10.0.evil.example`)."""
+    if not fnmatch.fnmatchcase(host, pattern):
+        return False
+    return host == pattern or not _ADDRESSES.fullmatch(pattern) or _is_address(host)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def is_private(address: str) -> bool:
@@ -75,6 +118,8 @@ def is_private(address: str) -> bool:
             inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if inner is not None:
             return is_private(str(inner))
+        if ip not in _INTERNET:
+            return True
     return not ip.is_global or ip.is_multicast
 
 

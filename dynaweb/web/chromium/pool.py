@@ -33,7 +33,7 @@ from dynaweb.web.chromium.browser import FLAGS, Running, expect_lost_drivers
 from dynaweb.web.chromium.downloads import DOWNLOAD_BUDGET, MAX_DOWNLOAD, Budget
 from dynaweb.web.chromium.endpoints import NO_WEBRTC, Endpoint
 from dynaweb.web.chromium.install import Chromium, find
-from dynaweb.web.chromium.network import LOOPBACK, FilteringProxy, allows, arguments, is_loopback_only
+from dynaweb.web.chromium.network import LOOPBACK, FilteringProxy, allows, arguments, check_hosts, is_loopback_only
 from dynaweb.web.environment import run_apart
 from dynaweb.web.page.view import MAX_NODES, MAX_OPTIONS
 from dynaweb.web.session import QUIET_WINDOW, SETTLE_SECONDS, WINDOW, Region, UrlMap
@@ -110,6 +110,7 @@ class BrowserPool:
         self.proxy_port = proxy_port
         self.timeout = timeout
         self.deadline = deadline
+        check_hosts(hosts)
         self.hosts = hosts
         self.urls = urls or UrlMap()
         self.view = view

@@ -111,15 +111,19 @@ const options = list => [...list.options].filter(option => getComputedStyle(opti
 const clip = (text, limit) => squeeze(text).slice(0, limit).trimEnd().replaceAll('|', '/');
 const plain = option => clip(option.label || option.text, NAME_LIMIT);
 const labels = list => {
-  const names = options(list).map(plain), taken = new Set();
-  return options(list).map((option, at) => {
+  const shown = options(list), names = shown.map(plain), counts = new Map(), taken = new Set(), free = new Map();
+  for (const name of names) counts.set(name, (counts.get(name) || 0) + 1);
+  return shown.map((option, at) => {
     const group = option.closest('optgroup'), name = names[at];
-    const twice = group && clip(group.label, NAME_LIMIT) && names.filter(other => other === name).length > 1;
-    const first = twice ? `${clip(group.label, NAME_LIMIT)}: ${name}`.slice(0, NAME_LIMIT).trimEnd() : name;
+    const twice = group && counts.get(name) > 1 && clip(group.label, NAME_LIMIT);
+    const first = twice ? `${twice}: ${name}`.slice(0, NAME_LIMIT).trimEnd() : name;
     let label = first;
-    for (let number = 2; taken.has(label); number++) {
-      const suffix = ` (${number})`;
-      label = (first.slice(0, NAME_LIMIT - suffix.length) + suffix).trim();
+    for (let digits = 1; taken.has(label); digits++) {
+      // Below what is kept, by what stands before a number, none is free: each is tried once.
+      const start = first.slice(0, NAME_LIMIT - digits - 3), key = `${digits} ${start}`;
+      let number = free.get(key) || Math.max(2, 10 ** (digits - 1));
+      for (label = first; taken.has(label) && number < 10 ** digits; number++) label = `${start} (${number})`.trim();
+      free.set(key, taken.has(label) ? number : number - 1);
     }
     taken.add(label);
     return label;

@@ -120,9 +120,13 @@ def shorten_lists(raw: Sequence[Node], limit: int, opened: Collection[str | None
     ends = subtree_ends(raw)
     nodes = list(raw)
     dropped: set[int] = set()
+    inside = 0
     for index, node in enumerate(raw):
-        if node.role not in ("combobox", "listbox") or node.ref in opened or not _options(raw, index, ends[index]):
+        if index < inside or node.role not in ("combobox", "listbox") or node.ref in opened:
             continue
+        if not _options(raw, index, ends[index]):
+            continue
+        inside = ends[index]  # no list is in a list
         at = [below for below in range(index + 1, ends[index]) if raw[below].role == "option"]
         if len(at) <= limit:
             continue
@@ -267,8 +271,8 @@ class _Compact:
     piece_ref: str | None = None
     blocks: list[tuple[int, bool]] = field(default_factory=list)
     """Open blocks: (index, lies in a paragraph)."""
-    names: list[str] | None = None
-    """Names of all controls, without white space."""
+    names: _Names | None = None
+    """Names of all controls."""
     muted: int = 0
     """Text before this index is the name of something already."""
     skipped: int = 0
@@ -347,8 +351,8 @@ class _Compact:
         """Whether a label's text is said by some control; a label that belongs to none is all a reader has."""
         pieces = [_letters(node.name) for node in self.raw[index + 1 : self.ends[index]] if node.role == TEXT]
         if self.names is None:
-            self.names = [_letters(node.name) for node in self.raw if node.role in INTERACTIVE and node.name]
-        return any(all(piece in name for piece in pieces) for name in self.names)
+            self.names = _Names([_letters(node.name) for node in self.raw if node.role in INTERACTIVE and node.name])
+        return self.names.say(pieces)
 
     def _clickable(self, index: int) -> bool:
         """An element without a role of its own that can be acted on and is small enough to be one control."""
@@ -371,6 +375,35 @@ class _Compact:
         role = _RENAMED.get(node.role, node.role)
         value = _value(node, bool(options))
         self.nodes.append(Node(len(self.nodes) + 1, role, clip(name), value, props, 0, node.ref, node.address))
+
+
+class _Names:
+    """Texts without white space, in one of which others are looked for.
+
+    Whoever asks for thousands of texts in thousands of names gets no more than `budget` letters compared: after that,
+    only whole names are found.
+    """
+
+    def __init__(self, names: Iterable[str], budget: int = 100_000_000) -> None:
+        self._whole = set(names)
+        self._joined = "".join(f"{name}\n" for name in self._whole)
+        self._budget = budget
+
+    def say(self, pieces: Collection[str]) -> bool:
+        """Whether one of the names holds all the pieces."""
+        if not pieces or not self._whole or (len(pieces) == 1 and self._whole.issuperset(pieces)):
+            return bool(self._whole)
+        longest, names = max(pieces, key=len), self._joined
+        done = 0
+        while self._budget > 0 and (at := names.find(longest, done)) >= 0:
+            start, end = max(done, names.rfind("\n", done, at) + 1), names.find("\n", at)
+            name = names[start:end]
+            if all(piece in name for piece in pieces):
+                return True
+            self._budget -= end - done + len(pieces) * len(name)
+            done = end + 1
+        self._budget -= len(names) - done
+        return False
 
 
 def _value(node: Node, native_select: bool) -> str | None:

@@ -61,6 +61,8 @@ _INLINE_ROLES = frozenset(
 _SKIPPED = frozenset({"script", "style", "template", "noscript", "datalist", "title", "meta", "link", "svg"})
 _LEAVES = frozenset({"input", "select", "textarea"})
 _FROM_CONTENT = frozenset({"link", "button", "heading", "option", "checkbox", "radio", "DisclosureTriangle", "tab"})
+LONGEST_NAME = 2_000
+"""Characters of a name that are put together: a text may name any number of controls."""
 _NUMBER = re.compile(r"-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _PARSER = etree.HTMLParser(encoding="utf-8", remove_pis=True)
 
@@ -79,10 +81,13 @@ class StaticPage:
     labels: dict[Element, list[Element]] = field(default_factory=dict)
     ids: dict[str, Element] = field(default_factory=dict)
     controls: list[Element] = field(default_factory=list)
+    said: dict[Element, tuple[str, dict[Element, tuple[int, int]]]] = field(default_factory=dict)
+    """The text in each element that names others, and where in it its parts are, while a tree is made."""
 
     def tree(self) -> list[Node]:
         """The raw accessibility tree in page order, ids 0."""
         self.elements.clear()
+        self.said.clear()
         nodes: list[Node] = []
         opened: list[bool] = []
         depth = 0
@@ -104,6 +109,7 @@ class StaticPage:
                 depth -= opened.pop()
             if element.tail and not element.tail.isspace() and element is not self.root:
                 nodes.append(Node(0, "StaticText", element.tail, depth=depth))
+        self.said.clear()
         return nodes
 
     def html(self) -> str:
@@ -143,49 +149,83 @@ class StaticPage:
 
     def name(self, element: Element, role: str) -> str:
         """The accessible name, white space collapsed; '' when there is none."""
-        labelled = [self.ids[key] for key in element.get("aria-labelledby", "").split() if key in self.ids]
-        if labelled:
-            return _squeeze(" ".join(self.content(label, element) for label in labelled))
+        labels = (self.ids[key] for key in element.get("aria-labelledby", "").split() if key in self.ids)
+        said, length = [], 0
+        for label in labels:
+            said.append(self._said(label, element))
+            length += len(said[-1]) + 1
+            if length > LONGEST_NAME:
+                break
+        return _squeeze(" ".join(said)) if said else self._own_name(element, role, self._native_name(element, role))
+
+    def content(self, element: Element) -> str:
+        """The text in an element as a name reads it."""
+        return _squeeze("".join(piece for _, piece in self._pieces(element)))
+
+    def _own_name(self, element: Element, role: str, native: str) -> str:
+        """The name without what other elements say."""
         if _squeeze(element.get("aria-label", "")):
             return _squeeze(element.get("aria-label"))
-        name = self._native_name(element, role)
-        return name or _squeeze(element.get("title", "")) or _squeeze(element.get("placeholder", ""))
+        return native or _squeeze(element.get("title", "")) or _squeeze(element.get("placeholder", ""))
 
-    def content(self, element: Element, own: Element | None = None) -> str:
-        """The text in an element as a name reads it; `own` is the control that is being named (it is left out)."""
+    def _said(self, label: Element, own: Element) -> str:
+        """The text in a label; `own` is the control that is being named (it is left out)."""
+        if label not in self.said:
+            text, at, length = [], {}, 0
+            for part, piece in self._pieces(label):
+                if part is not None:
+                    at[part] = (length, length + len(piece))
+                text.append(piece)
+                length += len(piece)
+            self.said[label] = "".join(text), at
+        whole, places = self.said[label]
+        start, end = places.get(own, (0, 0))
+        return _squeeze(whole[: min(start, LONGEST_NAME)] + whole[end : end + LONGEST_NAME])[:LONGEST_NAME]
+
+    def _pieces(self, element: Element) -> Iterator[tuple[Element | None, str]]:
+        """The texts in an element, each with the element that it stands for, if any; of white space no more than one
+        in a row."""
         if not len(element):
-            return _squeeze(element.text or "")
-        parts: list[str] = []
+            yield None, element.text or ""
+            return
+        space = False
+        for part, piece in self._all_pieces(element):
+            if piece and not (space and piece.isspace()):
+                space = piece.isspace()
+                yield part, piece
+
+    def _all_pieces(self, element: Element) -> Iterator[tuple[Element | None, str]]:
         walk = etree.iterwalk(element, events=("start", "end", "comment"))
         for event, part in walk:
             if event == "start":
-                parts.append(self._content_start(part, element, own))
+                yield (part if part is not element else None), self._content_start(part, element)
                 if part is not element and (_is_leaf(part) or _is_hidden(part)):
                     walk.skip_subtree()
                 continue
             if event == "end" and _is_block(part):
-                parts.append(" ")
+                yield None, " "
             if part is not element:
-                parts.append(part.tail or "")
-        return _squeeze("".join(parts))
+                yield None, part.tail or ""
 
-    def _content_start(self, part: Element, root: Element, own: Element | None) -> str:
+    def _content_start(self, part: Element, root: Element) -> str:
         if part is root:
             return part.text or ""
-        if part is own or part.tag in _SKIPPED or _is_hidden(part):
+        if part.tag in _SKIPPED or _is_hidden(part):
             return ""
         if part.tag == "img" or part.get("aria-label"):
             return str(part.get("aria-label") or part.get("alt", ""))
         if part.tag in _LEAVES:
             role = role_of(part)
-            text = f" {self.value(part)} " if role in TEXTBOXES or role == "combobox" else ""
-            return self.name(part, "button") if role == "button" else text
+            if role == "button":
+                # What others say of it leads on from label to label, for ever or to more text than there is.
+                return self._own_name(part, role, _squeeze(_button_text(part)))
+            return f" {self.value(part)} " if role in TEXTBOXES or role == "combobox" else ""
         return f"{' ' if _is_block(part) else ''}{part.text or ''}"
 
     def _native_name(self, element: Element, role: str) -> str:
         labels = self.labels.get(element)
         if labels:
-            name = _squeeze(" ".join(self.content(label, element) for label in labels))
+            name = _squeeze(" ".join(self._said(label, element) for label in labels))
             if name:
                 return name
         if element.tag == "input":

@@ -11,12 +11,15 @@ import re
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
 from dynaweb.errors import InfrastructureError
 from dynaweb_env_webarena.sites import ACCOUNTS
 
+_LONGEST = 2**24
+"""Bytes of an answer that are read."""
 _CALL = re.compile(r"func:(\w+)\((.*)\)\s*$")
 _TEXT = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 _NEWEST = {
@@ -92,8 +95,11 @@ def _json(url: str, headers: Mapping[str, str], body: Any = None) -> Any:
     request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
-    except (OSError, ValueError) as error:
+            text = answer.read(_LONGEST + 1)
+        if len(text) > _LONGEST:
+            raise ValueError(f"more than {_LONGEST >> 20} MiB")
+        return json.loads(text)
+    except (OSError, ValueError, RecursionError, HTTPException) as error:
         raise InfrastructureError(f"the shop does not answer {url}: {error}") from None
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynaweb.config.files import MALFORMED
 from dynaweb.errors import InfrastructureError
 from dynaweb.runs import sidecar
 from dynaweb.types import Judgement, Trajectory
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 FUZZY = "fuzzy_match"
 
 
+def _sentence(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:120]}"
+
+
 class Grader:
     """Grades by the configured evaluator."""
 
@@ -38,8 +43,14 @@ class Grader:
     async def grade(self, trajectory: Trajectory, session: Session, har: Path | None, copy: Copy) -> Judgement:
         """The verdict on an episode. One without `stop` has failed, except that upstream grades it as it stands.
 
-        `copy` is the copy of the sites that it was played on.
+        `copy` is the copy of the sites that it was played on. A task whose `eval` cannot be followed is not graded.
         """
+        try:
+            return await self._graded(trajectory, session, har, copy)
+        except MALFORMED as error:
+            return Judgement(None, why=f"the eval of the task is not of WebArena's form ({_sentence(error)})")
+
+    async def _graded(self, trajectory: Trajectory, session: Session, har: Path | None, copy: Copy) -> Judgement:
         upstreams = self.config.evaluator == "upstream"
         if trajectory.final is None or (trajectory.answer is None and not upstreams):
             return Judgement(0.0, why=f"the episode was not ended by stop ({trajectory.end})")

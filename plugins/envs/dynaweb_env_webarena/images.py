@@ -202,9 +202,10 @@ def readable(data: bytes) -> bytes:
         from PIL import Image
 
         try:
-            with Image.open(BytesIO(png)) as opened:
+            with Image.open(BytesIO(png), formats=("PNG",)) as opened:
                 opened.load()
-        except (OSError, SyntaxError, ValueError) as error:
+        # Whatever its decoder raises of a stranger's file, it is the file that is at fault.
+        except Exception as error:
             raise ImageError(f"a picture cannot be decoded ({error})") from None
     return png
 

@@ -8,13 +8,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
-from urllib.parse import urlsplit
 
 from dynaweb.config.sections import Web
 from dynaweb.errors import ConfigError, InfrastructureError, MissingError, hint
 from dynaweb.runs.seeding import derive
 from dynaweb.types import Action, Judgement, Observation, Split, StepFacts, StepResult, Task, Trajectory
 from dynaweb.web.chromium.logins import opened
+from dynaweb.web.chromium.network import hosts_in
 from dynaweb.web.chromium.pool import BrowserPool, pool_of
 from dynaweb.web.chromium.session import ChromiumSession
 from dynaweb.web.environment import SessionEnvironment
@@ -176,8 +176,8 @@ class WebvoyagerSource:
         starts: list[str] = []
         for split in ("test", "train") if self.config.train else ("test",):
             with suppress(MissingError):  # whoever asks for its tasks is told
-                starts += [urlsplit(task.start_url).hostname or "" for task in self.catalogue(split)]
-        names = sorted({host.removeprefix("www.") for host in starts if host})
+                starts += [task.start_url for task in self.catalogue(split)]
+        names = sorted({host.removeprefix("www.") for host in hosts_in(starts)})
         return tuple(host for name in names for host in ((name, f"*.{name}") if name[-1].isalpha() else (name,)))
 
     def _browser(self) -> BrowserPool:
