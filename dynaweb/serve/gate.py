@@ -151,7 +151,7 @@ def _is_token(authorization: str, token: str) -> bool:
 async def _body(receive: Receive, idle: float) -> Receive:
     """The same call once its body is here. Raises `Refusal` for one that is too long, too slow or no JSON of numbers
     that are finite: OpenEnv answers these by 500."""
-    body, more = b"", True
+    body, more = bytearray(), True
     while more:
         try:
             message = await asyncio.wait_for(receive(), idle or None)
@@ -159,7 +159,8 @@ async def _body(receive: Receive, idle: float) -> Receive:
             raise Refusal(408, f"nothing more of the call came for {idle:g} s") from None
         if message["type"] != "http.request":
             return _again(message, receive)
-        body, more = body + message.get("body", b""), message.get("more_body", False)
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
         if len(body) > LONGEST:
             raise Refusal(413, f"the call is longer than {LONGEST} bytes")
     try:
@@ -167,7 +168,7 @@ async def _body(receive: Receive, idle: float) -> Receive:
             _finite_json(body.decode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
         raise Refusal(400, f"the body of the call is no JSON that can be read ({str(error)[:100]})") from None
-    return _again({"type": "http.request", "body": body, "more_body": False}, receive)
+    return _again({"type": "http.request", "body": bytes(body), "more_body": False}, receive)
 
 
 def _again(first: Message, receive: Receive) -> Receive:
