@@ -293,7 +293,7 @@ def test_a_run_that_ends_leaves_no_process(number: signal.Signals, start: str, s
     wait_for(lambda: not any(map(alive, pids(starts))), 10)
     assert "INFO" not in process.stdout.read()
     process.stdout.close()
-    wait_for(lambda: not own & folders(), 20)
+    wait_for(lambda: not own & folders(), 5)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,8 @@ def test_half_precision_on_two_ranks_moves_float32_masters(ranks: dict[str, Any]
     (theirs,) = team_kit.trained(None, dtype=torch.bfloat16, updates=1)["metrics"]
     for key in ("loss", "grad_norm", "entropy"):
         assert mine[key] == pytest.approx(theirs[key], rel=1e-2), key
-    # A difference of nearly equal numbers in bfloat16, which processors round differently.
-    assert mine["approx_kl"] == pytest.approx(theirs["approx_kl"], rel=5e-2)
+    # It grows with the square of log-ratios, which are what is rounded as the others are.
+    assert math.sqrt(mine["approx_kl"]) == pytest.approx(math.sqrt(theirs["approx_kl"]), rel=1e-2)
     tensors = ranks[f"half-{stage}"]["tensors"]
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
     kept = [name for name, tensor in tensors.items() if torch.equal(tensor, tensor.bfloat16().float())]
