@@ -87,7 +87,8 @@ def parts(given: argparse.Namespace, work: Path) -> list[Part]:
 
     def update(size: str, ways: Sequence[str], *more: str) -> tuple[str, ...]:
         where = ("--device", "cpu") if small else ("--device", "cuda")
-        return ("benchmarks/trainer.py", "--sizes", "tiny" if small else size, *where, *trained, *more, "--ways", *ways)
+        one = "tiny" if small else size
+        return ("benchmarks/trainer.py", "--sizes", one, *where, *trained, "--profile", *more, "--ways", *ways)
 
     check = ("scripts/check_vllm.py", "--model", "random-llama", *on_gpu)
     elsewhere = tuple(f"{role}.engine.replicas=1" for role in ("policy", "wm", "reward"))
@@ -138,25 +139,36 @@ def parts(given: argparse.Namespace, work: Path) -> list[Part]:
             ),
         ),
         Part(
+            "vllm-start",
+            "how long vLLM takes to start, with torch.compile and without, and what it gives then",
+            600,
+            (
+                (
+                    *("benchmarks/vllm_start.py", "--model", sizes["135m"], "--dtype", dtype, *stand_in),
+                    *(("--prompts", "4", "--length", "40", "--new", "4") if small else ()),
+                ),
+            ),
+        ),
+        Part(
             "dreams-135m-vllm",
             "dreams on vLLM, and the whole loop colocated: a whole run, vLLM asleep while the trainer works",
-            360,
+            600,
             (rollout("135m", "vllm", counts, keep=runs["135m"]),),
             makes=runs["135m"],
         ),
         Part("dreams-135m-local", "dreams on the local engine", 300, (rollout("135m", "local", counts, *roomy),)),
-        Part("dreams-1.5b-vllm", "the same", 360, (rollout("1.5b", "vllm", counts),)),
+        Part("dreams-1.5b-vllm", "the same", 600, (rollout("1.5b", "vllm", counts),)),
         Part("dreams-1.5b-local", "the same, 64 dreams", 240, (rollout("1.5b", "local", one, *roomy),)),
         Part(
             "loop-stale",
             "the whole loop with staleness 1, vLLM beside the trainer",
-            300,
+            600,
             (rollout("135m", "vllm", one, "rl.max_staleness=1", *awake),),
         ),
         Part(
             "loop-trl",
             "the whole loop by TRL's asynchronous trainer, on the same dreams through OpenEnv",
-            360,
+            480,
             (
                 (
                     *("benchmarks/async_trl.py", "--model", policy, *dreamer, "--dtype", dtype, *trl_size),

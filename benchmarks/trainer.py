@@ -8,10 +8,10 @@ in a process of their own on the same card; log-probabilities of the old policy 
 rows, not trajectories, so each of its rows is a sequence; its work is the same. `trl-liger` is TRL with the layers of
 liger-kernel. Random weights: speed does not depend on them.
 
-One JSON object for each way and size: seconds (median of `--repeat` updates), the quickest of them, the first update
-before them, tokens per second (prompt and response tokens of all rows), peak memory, and MFU: the operations of `flops`
-(every prompt once) by the card's `--peak-tflops` (989 for an H100 or H200 in bfloat16). The last lines are ratios: the
-quickest update of TRL's ways by our median.
+One JSON object for each way and size: seconds (median of `--repeat` updates), the quickest of them, the first update of
+the process before them, two updates of rows with other lengths after them, tokens per second (prompt and response
+tokens of all rows), peak memory, and MFU: the operations of `flops` (every prompt once) by the card's `--peak-tflops`
+(989 for an H100 or H200 in bfloat16). The last lines are ratios: the quickest update of TRL's ways by our median.
 `--shape tiny` is for trying the script out. TRL is only needed for its own part (pip install 'dynaweb[trl]').
 """
 
@@ -56,6 +56,8 @@ SIZES: dict[str, dict[str, Any]] = {
 """Llama shapes: SmolLM2-135M's, and one of 1.5 billion parameters."""
 SHAPES = {"web": (8, 8, 4, 1500, 80), "small": (2, 4, 2, 400, 40), "tiny": (2, 2, 2, 40, 8)}
 """Groups, trajectories of each, steps of each, tokens of a prompt, tokens of a response."""
+OTHER_LENGTHS = 0.9
+"""Part of the usual lengths in updates that come first with their lengths."""
 
 
 def model_of(size: str, device: str, dtype: torch.dtype) -> Any:
@@ -76,10 +78,11 @@ def model_of(size: str, device: str, dtype: torch.dtype) -> Any:
         return LlamaForCausalLM(config).to(dtype)
 
 
-def rows_of(shape: str, vocabulary: int) -> tuple[list[TokenRow], list[float]]:
-    """Rows, and one advantage for each trajectory."""
+def rows_of(shape: str, vocabulary: int, part: float = 1.0, seed: int = 0) -> tuple[list[TokenRow], list[float]]:
+    """Rows, and one advantage for each trajectory; prompts and responses are `part` as long as usual."""
     groups, each, steps, prompt, response = SHAPES[shape]
-    rng = random.Random(0)
+    prompt, response = (max(4, round(part * length)) for length in (prompt, response))
+    rng = random.Random(seed)
 
     def tokens(about: int) -> tuple[int, ...]:
         return tuple(rng.randrange(vocabulary) for _ in range(rng.randint(int(0.8 * about), int(1.2 * about))))
@@ -96,12 +99,16 @@ def rows_of(shape: str, vocabulary: int) -> tuple[list[TokenRow], list[float]]:
     return rows, advantages
 
 
-def ours(given: argparse.Namespace, model: Any, rows: list[TokenRow], advantages: list[float]) -> Callable[[], object]:
-    """One update of ours."""
+Prepare = Callable[[list[TokenRow], list[float]], Callable[[], object]]
+"""Makes, of rows and advantages, what does one update."""
+
+
+def ours(given: argparse.Namespace, model: Any) -> Prepare:
+    """Updates of ours."""
     settings = {"lr": 1e-6, "total_steps": 100, "micro_tokens": given.micro_tokens, **_options(given)}
     trainer = TorchTrainer(model, **settings)
     optimizer = Gspo(GspoConfig())
-    return lambda: trainer.policy_step(rows, optimizer, advantages)
+    return lambda rows, advantages: lambda: trainer.policy_step(rows, optimizer, advantages)
 
 
 def _options(given: argparse.Namespace) -> dict[str, Any]:
@@ -110,32 +117,34 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
     return {name: json.loads(value) for name, _, value in pairs}
 
 
-def trl(given: argparse.Namespace, model: Any, rows: list[TokenRow], advantages: list[float]) -> Callable[[], object]:
-    """One update of TRL: its own loss on padded micro-batches, gradients accumulated, clipped, one AdamW step."""
+def trl(given: argparse.Namespace, model: Any) -> Prepare:
+    """Updates of TRL: its own loss on padded micro-batches, gradients accumulated, clipped, one AdamW step."""
     trainer = _trl_trainer(given, model)
     device = next(model.parameters()).device
-    batches = [_padded(part, rows, advantages, device) for part in _parts(rows, given.micro_tokens)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
 
-    def update() -> None:
-        trainer.current_gradient_accumulation_steps = len(batches)
-        for batch in batches:
-            trainer._compute_loss(model, batch).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+    def prepare(rows: list[TokenRow], advantages: list[float]) -> Callable[[], object]:
+        batches = [_padded(part, rows, advantages, device) for part in _parts(rows, given.micro_tokens)]
 
-    return update
+        def update() -> None:
+            trainer.current_gradient_accumulation_steps = len(batches)
+            for batch in batches:
+                trainer._compute_loss(model, batch).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return update
+
+    return prepare
 
 
-def trl_liger(
-    given: argparse.Namespace, model: Any, rows: list[TokenRow], advantages: list[float]
-) -> Callable[[], object]:
+def trl_liger(given: argparse.Namespace, model: Any) -> Prepare:
     """The same with fused norms, rotary embedding and SwiGLU."""
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
     _apply_liger_kernel_to_instance(model=model, fused_linear_cross_entropy=False)
-    return trl(given, model, rows, advantages)
+    return trl(given, model)
 
 
 def _trl_trainer(given: argparse.Namespace, model: Any) -> Any:
@@ -230,16 +239,24 @@ def _measured(given: argparse.Namespace, way: str, size: str) -> dict[str, Any]:
     model = model_of(size, given.device, dtype)
     rows, advantages = rows_of(given.shape, model.config.vocab_size)
     cuda = given.device != "cpu"
-    update = WAYS[way](given, model, rows, advantages)
-    seconds = []
-    for turn in range(given.repeat + 1):
-        if turn == 1 and cuda:
-            torch.cuda.reset_peak_memory_stats()
+    prepare = WAYS[way](given, model)
+    update = prepare(rows, advantages)
+
+    def timed(update: Callable[[], object]) -> float:
         start = time.perf_counter()
         update()
         if cuda:
             torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
+        return time.perf_counter() - start
+
+    seconds = [timed(update)]
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    seconds += [timed(update) for _ in range(given.repeat)]
+    peak = round(torch.cuda.max_memory_allocated() / 2**30, 2) if cuda else None
+    others = [timed(prepare(*rows_of(given.shape, model.config.vocab_size, OTHER_LENGTHS, seed))) for seed in (1, 2)]
+    if given.profile:
+        _profile(update, f"{way} {size}")
     median = statistics.median(seconds[1:])
     tokens = sum(len(row.prompt) + len(row.response_ids) for row in rows)
     return {
@@ -251,12 +268,30 @@ def _measured(given: argparse.Namespace, way: str, size: str) -> dict[str, Any]:
         "seconds": round(median, 4),
         "quickest": round(min(seconds[1:]), 4),
         "first": round(seconds[0], 2),
+        "new_lengths": [round(one, 4) for one in others],
         "tokens_per_second": round(tokens / median),
-        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if cuda else None,
+        "peak_gib": peak,
         "mfu": round(flops(model, rows) / median / (given.peak_tflops * 1e12), 4) if cuda else None,
         "card": torch.cuda.get_device_name() if cuda else "cpu",
         "torch": torch.__version__,
     }
+
+
+def _profile(update: Callable[[], object], name: str) -> None:
+    """Write to stderr what one update spends the GPU's time on, and how much of it the GPU was busy."""
+    from torch.profiler import ProfilerActivity, profile
+
+    start = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        update()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    wall = time.perf_counter() - start
+    kernels = seen.key_averages()
+    key = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    busy = sum(getattr(one, key) for one in kernels) / 1e6
+    sys.stderr.write(f"{name}: {busy:.3f} s of kernels in {wall:.3f} s\n")
+    sys.stderr.write(kernels.table(sort_by=key, row_limit=25, max_name_column_width=90) + "\n")
 
 
 WAYS = {"ours": ours, "trl": trl, "trl-liger": trl_liger}
@@ -274,6 +309,7 @@ def main() -> int:
     parser.add_argument("--micro-tokens", type=int, default=32768, help="padded tokens of one forward pass, both ways")
     parser.add_argument("--trl-checkpointing", action="store_true", help="TRL recomputes activations (its default)")
     parser.add_argument("--ours", nargs="*", default=[], metavar="NAME=JSON", help="arguments of our trainer")
+    parser.add_argument("--profile", action="store_true", help="what an update spends its time on, to stderr")
     parser.add_argument("--peak-tflops", type=float, default=989.0)
     given = parser.parse_args()
     context = multiprocessing.get_context("spawn")

@@ -23,7 +23,7 @@ from typing import Any
 import torch  # noqa: TID253  (a script, run on its own)
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: TID253
 
-from dynaweb.trainer.models import load_model, pick_dtype, resolve, save_model
+from dynaweb.trainer.models import load_model, pick_device, pick_dtype, resolve, save_model
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ def widened(small: Any, size: Size) -> Any:
         # A norm over more entries, most of them 0, divides by less.
         "rms_norm_eps": old.rms_norm_eps * old.hidden_size / size.width,
     }
-    large = LlamaForCausalLM(LlamaConfig(**given)).eval()
+    with next(small.parameters()).device:
+        large = LlamaForCausalLM(LlamaConfig(**given)).eval()
     with torch.no_grad():
         _fill(large, small)
     return large
@@ -127,9 +128,10 @@ def main() -> int:
     given = parser.parse_args()
     chosen = {name: value for name, value in (("layers", given.layers), ("head_width", given.head_width)) if value}
     size = replace(SIZES[given.size], **chosen)
-    small = load_model("tiny")
+    small = load_model("tiny").to(pick_device())
     large = widened(small, size)
     ids = torch.randint(0, small.config.vocab_size, (4, 60), generator=torch.Generator().manual_seed(1))
+    ids = ids.to(small.device)
     with torch.no_grad():
         apart = float((large(ids).logits - small(ids).logits).abs().max())
     save_model(large.to(pick_dtype(given.dtype)), given.folder, AutoTokenizer.from_pretrained(resolve("tiny")))

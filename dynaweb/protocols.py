@@ -796,6 +796,10 @@ class Engine(Protocol):
         it is. Requests that run end with the old weights; later ones are answered with the new ones."""
         ...
 
+    async def start(self) -> None:
+        """Start what takes long, which a first request would start. The engines of a stage are started side by side."""
+        ...
+
     async def rest(self) -> None:
         """Give memory to the trainer until the next request."""
         ...
@@ -834,6 +838,9 @@ class BaseEngine:
     async def take_weights(self) -> None:
         """The model's own weights are in use."""
         self.weights_changed()
+
+    async def start(self) -> None:
+        """Nothing takes long."""
 
     async def rest(self) -> None:
         """Nothing to give."""

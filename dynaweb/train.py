@@ -423,6 +423,8 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
         return batch, {**batches.ref_kl(batch), **updater.steps(batch), **batch.credit.metrics}
 
     try:
+        if sampler.on_policy and first < rl.updates:
+            await ctx.models.start()
         for update in range(first, rl.updates):
             with checkpoints.guard(update, updater.offending):
                 # Tasks -> rollouts -> rewards.

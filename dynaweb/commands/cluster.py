@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dynaweb.config.agreement import placed_roles
-from dynaweb.engines.plugin import VllmConfig
+from dynaweb.engines.plugin import UNCOMPILED, VllmConfig
 from dynaweb.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, InfrastructureError, MissingError
 from dynaweb.runs.child import END_SECONDS, Child, News
 from dynaweb.runs.processes import INSIDE, python_options
@@ -480,6 +480,11 @@ def _engine(recipe: Recipe) -> VllmConfig:
     return VllmConfig.model_validate(recipe.engine_of(placed_roles(recipe)[0]).settings)
 
 
+def _options(name: str, settings: Mapping[str, Any]) -> list[str]:
+    """Options of vLLM for the settings in one of its sections."""
+    return [word for key, value in settings.items() for word in (f"--{name}.{key}", str(value))]
+
+
 def vllm_arguments(recipe: Recipe) -> list[str]:
     """Model and options of `dynaweb.engines.vllm.serve`, as the recipe's engine says; `cluster.server_options` last."""
     from dynaweb.trainer.models import resolve  # imports torch
@@ -491,6 +496,7 @@ def vllm_arguments(recipe: Recipe) -> list[str]:
         *("--host", "{host}", "--port", "{port}"),
         *("--dtype", recipe.model.dtype if engine.dtype == "model" else engine.dtype),
         *(("--enforce-eager",) if engine.eager else ()),
+        *(() if engine.compile or engine.eager else _options("compilation-config", UNCOMPILED)),
         *(("--max-model-len", str(engine.max_model_len)) if engine.max_model_len else ()),
         *(("--gpu-memory-utilization", str(engine.memory)) if engine.memory else ()),
         *(("--tensor-parallel-size", str(engine.tensor_parallel)) if engine.tensor_parallel > 1 else ()),

@@ -15,6 +15,8 @@ from dynaweb.config.sections import Section
 from dynaweb.errors import ConfigError
 from dynaweb.hookspecs import PluginSpec, hookimpl
 
+UNCOMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+"""vLLM's settings for graphs without torch.compile: of whole decoding steps."""
 SEE_EACH_OTHER = frozenset({"gemma3", "molmo2", "paligemma"})
 """Kinds of models whose tokens of a picture see each other: `is_mm_prefix_lm` of vLLM 0.32."""
 
@@ -37,7 +39,8 @@ class VllmConfig(Section):
     """vLLM beside the trainer; new weights are pushed to it after every update."""
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
-        {"replicas", "servers", "folder", "memory", "tensor_parallel", "eager", "sleep", "share", "probe_tolerance"}
+        {"replicas", "servers", "folder", "memory", "tensor_parallel", "eager", "compile", "sleep", "share"}
+        | {"probe_tolerance"}
     )
 
     replicas: int = Field(default=0, ge=0)
@@ -59,6 +62,9 @@ class VllmConfig(Section):
     """Precision in vLLM; `model` = that of `model.dtype`."""
     eager: bool = False
     """No recorded graphs: starts faster, generates slower."""
+    compile: bool = True
+    """False: graphs of decoding steps are recorded, but nothing goes through torch.compile, which takes most of the
+    time of a first start."""
     sleep: bool = True
     """Give GPU memory back while the trainer works (on CUDA; elsewhere vLLM cannot)."""
     share: bool | Literal["auto"] = "auto"

@@ -8,6 +8,7 @@ the process of vLLM, lives as long as the run.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property
@@ -273,6 +274,10 @@ class Models:
             from dynaweb.trainer.choice import require
 
             require(recipe.backend.name)
+
+    async def start(self) -> None:
+        """Start what the engines made so far take long to start, side by side."""
+        await asyncio.gather(*(engine.start() for _, _, engine in self._engines))
 
     async def rest(self) -> None:
         """Let all engines give their memory to the trainer: a judge's engine holds as much as the policy's."""

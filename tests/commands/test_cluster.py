@@ -99,6 +99,11 @@ def test_servers_are_started_as_the_engine_of_their_roles_says() -> None:
         "--host {host} --port {port} --dtype float32 --enforce-eager --max-model-len 512 "
         "--enable-lora --max-loras 1 --max-lora-rank 8 --max-num-seqs 16"
     )
+    uncompiled = recipe_of("cluster.servers=1", "reward.engine.name=vllm", "reward.engine.compile=false")
+    assert " ".join(vllm_arguments(uncompiled)[1:]) == (
+        "--host {host} --port {port} --dtype float32 "
+        "--compilation-config.mode 0 --compilation-config.cudagraph_mode FULL_DECODE_ONLY"
+    )
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from dynaweb.errors import EngineError
 from dynaweb.observers import read_metrics
 from dynaweb.pipeline.artifacts import LoadedModel
 from dynaweb.pipeline.fit import with_adapters
+from dynaweb.pipeline.models import Models
 from dynaweb.protocols import EngineContext, GenerateRequest
 from dynaweb.types import Prompt
 
@@ -120,6 +121,20 @@ def test_one_vllm_serves_all_models_of_a_run(starts: Path, capfd: pytest.Capture
     wait_for(lambda: not any(map(alive, pids(starts))), 5)
     out, err = capfd.readouterr()
     assert out == "" and "INFO of the stand-in on stdout" in err and "INFO of a library in C on stdout" in err
+
+
+async def test_a_start_ahead_leaves_the_weights_to_the_first_request(
+    starts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_HOME", str(tmp_path))
+    one = engine(kit.llama(1), None)
+    await one.start()
+    assert one.stats.starts == 1 == len(starts.read_text().splitlines()) and one.vllm.pushes == 0
+    environment = Path(f"/proc/{pids(starts)[0]}/environ").read_bytes().decode().split("\0")
+    assert f"TRITON_CACHE_DIR={tmp_path}/.triton/cache" in environment
+    assert await apart(one) < 1e-4
+    assert one.stats.starts == one.vllm.pushes == 1
+    await one.close()
 
 
 @pytest.mark.parametrize("holes", [(), (5,), tuple(range(8, kit.VOCABULARY))])
@@ -297,7 +312,15 @@ def test_a_run_that_ends_leaves_no_process(number: signal.Signals, start: str, s
 
 
 @pytest.mark.slow
-def test_a_whole_run_starts_vllm_once(starts: Path, tmp_path: Path) -> None:
+def test_a_whole_run_starts_vllm_once(starts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead: list[int] = []
+    start = Models.start
+
+    async def counted(self: Models) -> None:
+        ahead.append(len(self._engines))
+        await start(self)
+
+    monkeypatch.setattr(Models, "start", counted)
     sets = [f"{role}.engine.name=vllm" for role in ("policy", "wm", "reward")]
     small = ["explore.episodes=4", "rl.updates=2", "rl.n=2", "rl.tasks=1", "dream.horizon=2", "eval.episodes=2"]
     short = ["policy.max_new_tokens=24", "wm.max_new_tokens=8", "eval.steps=1", "explore.steps=2", "data.demos=2"]
@@ -307,4 +330,5 @@ def test_a_whole_run_starts_vllm_once(starts: Path, tmp_path: Path) -> None:
     assert sum(row["metrics"].get("engine_starts", 0) for row in rows if row["event"] == "stage") == 1
     updates = [row["metrics"] for row in rows if row["event"] == "update" and row["stage"] == "rl"]
     assert [update["engine.starts"] for update in updates] == [1.0] * 2
+    assert ahead == [3], "policy, world model and judge, before the first rollouts"
     assert not any(map(alive, pids(starts)))

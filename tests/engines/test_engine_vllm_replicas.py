@@ -25,16 +25,17 @@ from warm_kit import exit_codes, start
 import dynaweb
 from dynaweb.engines.plugin import VllmConfig
 from dynaweb.engines.scheduler import Lockstep
-from dynaweb.engines.vllm import remote
+from dynaweb.engines.vllm import remote, shared
 from dynaweb.engines.vllm.engine import VllmEngine, own_gpus
 from dynaweb.engines.vllm.nccl import _both, own_address, update_of
 from dynaweb.engines.vllm.probe import model_logprobs
 from dynaweb.engines.vllm.serve import command
+from dynaweb.engines.vllm.shared import ROOM, Layout, SharedVllm
 from dynaweb.errors import ConfigError, EngineError, TrainingError
 from dynaweb.observers import read_metrics
 from dynaweb.pipeline.artifacts import LoadedModel
 from dynaweb.pipeline.fit import with_adapters
-from dynaweb.protocols import EngineContext, GenerateRequest
+from dynaweb.protocols import EngineContext, EngineStats, GenerateRequest
 from dynaweb.trainer.models import load_model
 from dynaweb.trainer.torch_trainer import TorchTrainer
 from dynaweb.types import Prompt
@@ -270,8 +271,54 @@ def test_roles_have_a_vllm_each_where_their_weights_fit(
     monkeypatch.setattr(model, "parameters", lambda: iter([weights]))
     loaded = cast("Any", LoadedModel(model, cast("Any", None), cast("Any", None)))
     one = VllmEngine(VllmConfig(share=cast("Any", share)), EngineContext(weights=loaded, batching=Lockstep(), roles=3))
-    assert one._arguments()["gpu_memory_utilization"] == pytest.approx(0.4 / split)
+    arguments = one._arguments()
+    assert arguments["gpu_memory_utilization"] == pytest.approx(0.4 / split)
     assert one._shares(one._layout()) is (split == 1)
+    # Told how much its cache has, vLLM measures nothing, and starts beside those of the other roles.
+    part, size = (gib << 30) * 0.4 / split, 3_000_000_000
+    if split == 1:
+        assert ROOM not in arguments
+    else:
+        assert size < arguments[ROOM] == int(part - size - (4 << 30))
+    chosen = VllmConfig(share=cast("Any", share), extra={"gpu_memory_utilization": 0.1})
+    own = VllmEngine(chosen, EngineContext(weights=loaded, batching=Lockstep(), roles=3))._arguments()
+    assert own["gpu_memory_utilization"] == 0.1 and ROOM not in own
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_vllms_start_side_by_side_where_none_measures_the_memory(
+    told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    go_on = asyncio.Event()
+
+    class Slow:
+        folder = Path()
+
+        def __init__(self, members: object) -> None: ...
+
+        async def start(self, *, config: dict[str, str], arguments: object) -> list[dict[str, str]]:
+            begun.append(config["name"])
+            await go_on.wait()
+            return [{"version": "1"}]
+
+        async def close(self) -> None: ...
+
+    monkeypatch.setattr(shared, "Replicas", Slow)
+    monkeypatch.setattr(Layout, "replicas", lambda self: [])
+    stats = [EngineStats(), EngineStats()]
+    vllms = [SharedVllm({"name": name}, {ROOM: 1 << 30} if told else {}) for name in "ab"]
+    starting = [
+        asyncio.create_task(vllm.start(cast("Any", SimpleNamespace(stats=one, version=1))))
+        for vllm, one in zip(vllms, stats, strict=True)
+    ]
+    await asyncio.sleep(0.05)
+    assert begun == (["a", "b"] if told else ["a"])
+    go_on.set()
+    await asyncio.gather(*starting)
+    assert begun == ["a", "b"] and [one.starts for one in stats] == [vllm.starts for vllm in vllms] == [1, 1]
+    await vllms[0].start(cast("Any", SimpleNamespace(stats=stats[0], version=1)))
+    assert vllms[0].starts == stats[0].starts == 1, "it is there"
 
 
 class _Replica:
@@ -390,8 +437,8 @@ async def test_requests_of_two_roles_go_on_while_the_trainer_works(servers: list
         stop.set()
         trainer.join()
     assert {one.weights_version for one in done[::2]} == {0} and {one.weights_version for one in done[1::2]} == {None}
-    for shared in services.values():
-        await shared.close()
+    for service in services.values():
+        await service.close()
 
 
 @pytest.mark.parametrize(("level", "detaches"), [(0, True), (2, False)])

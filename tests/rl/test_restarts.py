@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,6 +77,19 @@ async def test_all_engines_rest_while_the_trainer_works(tmp_path: Path) -> None:
     models._engines.append((model, "c", completed(Sleeper("reward"))))
     await models.rest()
     assert rested == ["policy", "reward"]
+
+
+async def test_the_engines_of_a_stage_start_side_by_side(tmp_path: Path) -> None:
+    both = asyncio.Barrier(2)
+
+    class Slow:
+        async def start(self) -> None:
+            await both.wait()
+
+    models, model = context(tmp_path).models, cast("Any", None)
+    models._engines = [(model, str(number), completed(one)) for number, one in enumerate((Slow(), object(), Slow()))]
+    async with asyncio.timeout(5):
+        await models.start()
 
 
 # Recorded rollouts

@@ -26,9 +26,10 @@ import torch
 
 from dynaweb.engines.local.architecture import trains_vision
 from dynaweb.engines.local.sampling import cut, need_decoder, unwritten
+from dynaweb.engines.plugin import UNCOMPILED
 from dynaweb.engines.vllm.pictures import carried
 from dynaweb.engines.vllm.probe import REPLY, Probe, Rows
-from dynaweb.engines.vllm.shared import Layout, SharedVllm
+from dynaweb.engines.vllm.shared import ROOM, Layout, SharedVllm
 from dynaweb.engines.vllm.weights import (
     adapter_rank,
     handles,
@@ -50,8 +51,9 @@ LIMITS = {"video": 0}
 """What no prompt has, so that vLLM keeps no room for it."""
 MEMORY_BESIDE, MEMORY_APART = 0.4, 0.9
 """Share of a GPU's memory for vLLM beside the trainer, and on a GPU of its own."""
-ROOM, ROOM_BESIDE = 3, 4 << 30
-"""So many times its weights, and bytes beside them, has a vLLM that keeps them for one role alone."""
+TIMES, BESIDE = 3, 4 << 30
+"""So many times its weights, and bytes for activations and graphs beside them, has a vLLM that keeps them for one role
+alone."""
 INCIDENTAL = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"})
 """What a model's configuration says that its architecture does not depend on."""
 
@@ -108,6 +110,10 @@ class VllmEngine(BaseEngine):
     async def prompt_logprobs(self, ids: tuple[int, ...]) -> list[float]:
         """Natural-log probability of every token but the first, given those before it."""
         return list(await self._ask("score", Prompt(ids)))
+
+    async def start(self) -> None:
+        """Start vLLM; the first request pushes the weights. Raises `EngineError`."""
+        await self.vllm.start(self)
 
     async def ready(self) -> None:
         """Start, wake, and push the weights, as far as needed. Raises `EngineError` when the probe fails."""
@@ -275,8 +281,12 @@ class VllmEngine(BaseEngine):
         if not torch.cuda.is_available():
             return True
         each = torch.cuda.get_device_properties(0).total_memory * self._memory(layout) / self._roles
+        return each < TIMES * self._bytes() + BESIDE
+
+    def _bytes(self) -> float:
+        """Of the weights that a GPU of one vLLM holds, in the model's precision."""
         weights = sum(value.numel() * value.element_size() for value in self.model.parameters())
-        return each < ROOM * weights / self.config.tensor_parallel + ROOM_BESIDE
+        return weights / self.config.tensor_parallel
 
     def _architecture(self) -> dict[str, Any]:
         config: Any = self.model.config
@@ -304,6 +314,7 @@ class VllmEngine(BaseEngine):
             "max_model_len": self._context,
             "tensor_parallel_size": self.config.tensor_parallel,
             "enforce_eager": self.config.eager,
+            **({} if self.config.compile or self.config.eager else {"compilation_config": UNCOMPILED}),
             "enable_prefix_caching": True,
             "logprobs_mode": "processed_logprobs",
             "worker_extension_cls": WORKER,
@@ -313,7 +324,12 @@ class VllmEngine(BaseEngine):
         if torch.cuda.is_available():
             layout = self._layout()
             split = 1 if self._shares(layout) else self._roles
-            arguments["gpu_memory_utilization"] = self._memory(layout) / split
+            part = self._memory(layout) / split
+            arguments["gpu_memory_utilization"] = part
+            cache = torch.cuda.get_device_properties(0).total_memory * part - self._bytes() - BESIDE
+            measured = split == 1 or "gpu_memory_utilization" in self.config.extra
+            if cache > self._bytes() and not measured:  # told, so that those of other roles may start at the same time
+                arguments[ROOM] = int(cache)
             arguments["enable_sleep_mode"] = self.config.sleep and not layout.apart
             arguments["weight_transfer_config"] = {"backend": "nccl" if layout.apart else "ipc"}
         if self._most_rank:

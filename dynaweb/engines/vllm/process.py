@@ -45,7 +45,8 @@ class VllmProcess:
         """Where files for vLLM may be written; removed with the process."""
         ours, theirs = socket.socketpair()
         # vLLM forks or spawns; a process that already runs threads of torch must not be forked.
-        environment = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_LOGGING_LEVEL": "WARNING", **os.environ}
+        environment = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_LOGGING_LEVEL": "WARNING"}
+        environment |= {"TRITON_CACHE_DIR": kernels_folder(), **os.environ}
         if takes_handles:
             # vLLM takes handles of the trainer's tensors as pickles, and only where it is told to trust them.
             environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
@@ -159,6 +160,15 @@ class VllmProcess:
                 # Whatever `sys.stderr` is at that moment: the progress display puts itself there.
                 with suppress(ValueError, OSError):
                     sys.stderr.write(line)
+
+
+def kernels_folder() -> str:
+    """Triton's own folder of compiled kernels.
+
+    vLLM's compiler would keep them with what it makes for one configuration, and the vLLM of each other role would
+    compile the same kernels again, which takes a minute.
+    """
+    return os.path.join(os.environ.get("TRITON_HOME") or os.path.expanduser("~"), ".triton", "cache")
 
 
 def memory_folder() -> str | None:

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from dynaweb.engines.vllm.engine import LIMITS, WORKER
+from dynaweb.engines.vllm.process import kernels_folder
 
 SWITCHES = {
     "VLLM_SERVER_DEV_MODE": "1",
@@ -84,6 +85,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     # Before vLLM is imported, which reads them once.
-    for name, value in SWITCHES.items():
+    for name, value in {**SWITCHES, "TRITON_CACHE_DIR": kernels_folder()}.items():
         os.environ.setdefault(name, value)
     main()

@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from dynaweb.engines.vllm.nccl import NcclGroup
 
 _log = logging.getLogger("dynaweb")
+
+ROOM = "kv_cache_memory_bytes"
+"""vLLM's argument for the bytes of its cache, which it measures where it is not there."""
 
 
 class Tenant(Protocol):
@@ -88,8 +91,13 @@ class Layout:
 _starting: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
-def _one_start_at_a_time() -> asyncio.Lock:
-    """vLLM measures the free memory of its GPU while it starts, and another one that starts there would spoil that."""
+def _undisturbed(arguments: Mapping[str, Any]) -> AbstractAsyncContextManager[Any]:
+    """`async with` around a start: alone, unless it is told how much room its cache has.
+
+    vLLM measures the free memory of its GPU while it starts, and another one that starts there would spoil that.
+    """
+    if arguments.get(ROOM):
+        return nullcontext()
     return _starting.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
@@ -181,6 +189,14 @@ class SharedVllm:
                 self._ended.set()
         finally:
             self._leave()
+
+    async def start(self, tenant: Tenant) -> None:
+        """Start vLLM, if it is not there, and leave its weights to the first turn. Raises `EngineError`."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._enter_loop(loop)
+        async with self._lock:
+            await self._started_by(tenant)
 
     @asynccontextmanager
     async def unread(self) -> AsyncIterator[None]:
@@ -275,9 +291,7 @@ class SharedVllm:
 
     async def _prepare(self, tenant: Tenant) -> None:
         async with self._lock:
-            if self._vllms is None:
-                tenant.stats.starts += 1
-            await self._start()
+            await self._started_by(tenant)
             if self._asleep:
                 await self.call("wake", tags=["weights"])
             if self._holder != (tenant, tenant.version):
@@ -302,6 +316,11 @@ class SharedVllm:
         await self.call("drop_prefixes")
         self._base, self._holder = tenant, (tenant, version)
 
+    async def _started_by(self, tenant: Tenant) -> None:
+        if self._vllms is None:
+            tenant.stats.starts += 1
+        await self._start()
+
     async def _start(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -312,7 +331,7 @@ class SharedVllm:
         vllms = self._vllms = Replicas(self.layout.replicas())
         self.starting = True
         try:
-            async with _one_start_at_a_time():
+            async with _undisturbed(self.arguments):
                 replies = await vllms.start(config=self.config, arguments=self.arguments, **self._seeing(vllms.folder))
         except BaseException as error:
             vllms.end()
