@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dynaweb.judges.scores import bent
 from dynaweb.policy.prompt_formats import CompactFormat
 from dynaweb.policy.tokenizer import build_tokenizer
 from dynaweb.protocols import Completion, GenerateRequest, JudgeContext
@@ -49,6 +52,24 @@ async def test_the_threshold_decides(p: float, score: float) -> None:
     assert found.score == score
     assert found.probability == pytest.approx(p)
     assert len(engine.prompts) == 1
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0.01, 0.99))
+def test_a_bent_probability_keeps_its_order_and_its_ends(one: float, other: float, middle: float) -> None:
+    low, high = sorted((one, other))
+    assert 0.0 <= bent(low, middle) <= bent(high, middle) + 1e-12 and bent(high, middle) <= 1.0
+    assert bent(0.0, middle) == 0.0 and bent(1.0, middle) == 1.0
+    assert bent(middle, middle) == pytest.approx(0.5) and bent(one, 0.5) == one
+    assert (bent(one, middle) >= 0.5) == (one >= middle) or one == pytest.approx(middle)
+
+
+@pytest.mark.parametrize(
+    ("given_chance", "middle", "want"), [(0.86, 0.95, 0.244), (0.99, 0.95, 0.839), (0.3, 0.5, 0.3)]
+)
+async def test_soft_reward_is_bent_around_its_middle(given_chance: float, middle: float, want: float) -> None:
+    one = judge(math.log(given_chance), math.log(1 - given_chance), soft=True, middle=middle, threshold=1.0)[0]
+    found = await one.score(episode())
+    assert found.score == pytest.approx(want, abs=1e-3) and found.probability == pytest.approx(given_chance)
 
 
 async def test_soft_reward_is_the_probability() -> None:

@@ -20,7 +20,10 @@ class SelfAssessConfig(Section):
     pictures: int = Field(default=0, ge=0)
     """How many of the last screenshots it is shown besides, where pages have some (`observation.modality`)."""
     soft: bool = False
-    """The reward is P(YES) itself."""
+    """The reward is P(YES), as `middle` bends it."""
+    middle: float = Field(default=0.5, gt=0, lt=1)
+    """With `soft`: the P(YES) whose reward is one half. The odds of P(YES) are divided by those of `middle`: 0.5 leaves
+    P(YES) as it is, and 0.95 tells 0.86, 0.93 and 0.99 apart, as 0.24, 0.41 and 0.84."""
     evidence: bool = False
     """An answer that cannot be read on the final page (as whole words; `N/A` and no answer aside) gets 0 without
     asking: for tasks whose answers are read off pages, where a small model takes a misspelt one for right."""

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dynaweb.judges.pictures import seeing_prompt
+from dynaweb.judges.scores import bent
 from dynaweb.protocols import GenerateRequest
 from dynaweb.runs.seeding import derive
 from dynaweb.types import Judgement, Observation, Prompt, Trajectory
@@ -51,7 +52,7 @@ class SelfAssessJudge:
         self.seed = context.seed
 
     async def score(self, trajectory: Trajectory) -> Judgement:
-        """Score in {0, 1}, or P(YES) when `soft`; None when the episode broke down or the model gave no number."""
+        """Score in {0, 1}, or by P(YES) when `soft`; None when the episode broke down or the model gave no number."""
         if trajectory.end == "infrastructure" or trajectory.final is None:
             return Judgement(score=None, why="the environment broke down")
         if trajectory.end in ("max-steps", "invalid"):
@@ -71,7 +72,8 @@ class SelfAssessJudge:
         return self._judgement(probability, f"P(YES) = {probability:.3f}")
 
     def _judgement(self, probability: float, why: str) -> Judgement:
-        score = probability if self.config.soft else float(probability >= self.config.threshold)
+        config = self.config
+        score = bent(probability, config.middle) if config.soft else float(probability >= config.threshold)
         return Judgement(score=score, probability=probability, why=why)
 
     @property
