@@ -33,13 +33,15 @@ def checked(judgement: Judgement) -> Judgement:
 
 
 def bent(probability: float, middle: float) -> float:
-    """The number in [0, 1] whose odds are those of `probability` divided by those of `middle`, both in (0, 1).
+    """The number in [0, 1] whose odds are those of `probability` divided by those of `middle`.
 
-    `middle` becomes one half, and 0.5 leaves every probability as it is. A judge that is nearly always sure gives most
-    true episodes and its mistakes probabilities close to 1; around a high `middle` these are far apart again.
+    `middle` becomes one half, and 0.5 leaves every probability as it is. A judge that is nearly always sure gives true
+    episodes and some of its mistakes probabilities close to 1; around a high `middle` these are far apart again.
     """
     if middle == 0.5:
         return probability
+    if not 0.0 < middle < 1.0:
+        return float(probability >= middle)
     for_it, against = probability * (1.0 - middle), (1.0 - probability) * middle
     return for_it / (for_it + against)
 

@@ -105,7 +105,8 @@ async def _fit(ctx: RunContext, stage: Stage, name: str, config: Any, parts: Par
     await fit(ctx, stage, model, rows, name="judge-fit", steps=settings.steps, batch=settings.batch, lr=settings.lr)
     judge = _judge_on(ctx, model, name, config)
     platt = await _calibrated(judge, parts.calibration)
-    quality = await measured(judge, parts.measured, platt, threshold=float(getattr(config, "threshold", 0.5)))
+    threshold = getattr(config, "threshold", None)
+    quality = await measured(judge, parts.measured, platt, threshold=SUCCESS if threshold is None else float(threshold))
     counts = {part: len(getattr(parts, part)) for part in ("fitted", "calibration", "measured")}
     write_json(
         stage.folder / FITTED,

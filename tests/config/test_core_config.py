@@ -52,7 +52,9 @@ def test_the_paper_preset_differs_only_where_it_says() -> None:
     assert {line.split(":")[0] for line in default.differences(paper)} == {
         "dream.memory",
         "dream.recall",
+        "opt.eps",
         "reward.model",
+        "reward.soft",
         "reward.threshold",
         "rl.bc_weight",
         "rl.expert_share",

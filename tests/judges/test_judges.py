@@ -234,8 +234,6 @@ async def test_the_decision_leaves_out_how_frequent_success_is() -> None:
 async def test_calibration_moves_the_probability_before_the_threshold() -> None:
     judge = orm(FixedEngine(-1.0, -2.0), Platt(2.0, -3.0, 50), soft=True)
     assert (await judge.score(episode())).score == pytest.approx(1 / (1 + math.exp(1.0)))
-    bent = orm(FixedEngine(-1.0, -2.0), Platt(2.0, -3.0, 50), soft=True, middle=0.9)
-    assert (await bent.score(episode())).score == pytest.approx(1 / (1 + 9 * math.exp(1.0)))
 
 
 @pytest.mark.parametrize(("yes", "no"), [(math.nan, 0.0), (-math.inf, -math.inf)])

@@ -64,12 +64,24 @@ def test_a_bent_probability_keeps_its_order_and_its_ends(one: float, other: floa
 
 
 @pytest.mark.parametrize(
-    ("given_chance", "middle", "want"), [(0.86, 0.95, 0.244), (0.99, 0.95, 0.839), (0.3, 0.5, 0.3)]
+    ("chance", "settings", "want"),
+    [
+        (0.86, {"soft": True, "threshold": 0.95}, 0.244),
+        (0.99, {"soft": True, "threshold": 0.95}, 0.839),
+        (0.3, {"soft": True}, 0.3),
+        (0.3, {"soft": True, "threshold": 0.5}, 0.3),
+        (0.3, {"soft": True, "threshold": 0.0}, 1.0),
+        (0.3, {"soft": True, "threshold": 1.0}, 0.0),
+        (0.85, {}, 1.0),
+        (0.75, {}, 0.0),
+        (0.75, {"threshold": 0.7}, 1.0),
+    ],
 )
-async def test_soft_reward_is_bent_around_its_middle(given_chance: float, middle: float, want: float) -> None:
-    one = judge(math.log(given_chance), math.log(1 - given_chance), soft=True, middle=middle, threshold=1.0)[0]
-    found = await one.score(episode())
-    assert found.score == pytest.approx(want, abs=1e-3) and found.probability == pytest.approx(given_chance)
+async def test_the_threshold_of_hard_rewards_is_the_middle_of_soft_ones(
+    chance: float, settings: dict[str, object], want: float
+) -> None:
+    found = await judge(math.log(chance), math.log(1 - chance), **settings)[0].score(episode())
+    assert found.score == pytest.approx(want, abs=1e-3) and found.probability == pytest.approx(chance)
 
 
 async def test_soft_reward_is_the_probability() -> None:

@@ -19,10 +19,7 @@ class OrmConfig(Section):
     pictures: int = Field(default=0, ge=0)
     """How many of the last screenshots it is shown besides, where pages have some (`observation.modality`)."""
     soft: bool = False
-    """The reward is the calibrated P(YES), as `middle` bends it."""
-    middle: float = Field(default=0.5, gt=0, lt=1)
-    """With `soft`: the P(YES) whose reward is one half. The odds of P(YES) are divided by those of `middle`: 0.5 leaves
-    P(YES) as it is, and 0.95 tells 0.86, 0.93 and 0.99 apart, as 0.24, 0.41 and 0.84."""
+    """The reward is the calibrated P(YES) itself."""
 
 
 @hookimpl

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from dynaweb.judges.calibration import Platt
 from dynaweb.judges.pictures import seeing_prompt
-from dynaweb.judges.scores import bent
 from dynaweb.types import Judgement, Prompt, Trajectory
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class OutcomeRewardModel:
         self.calibration = context.calibration or Platt()
 
     async def score(self, trajectory: Trajectory) -> Judgement:
-        """Score in {0, 1}, or by P(YES) when `soft`; None when the episode broke down or the model gave no number."""
+        """Score in {0, 1}, or P(YES) when `soft`; None when the episode broke down or the model gave no number."""
         if trajectory.end == "infrastructure" or trajectory.final is None:
             return Judgement(score=None, why="the environment broke down")
         if trajectory.end in ("max-steps", "invalid"):
@@ -45,8 +44,7 @@ class OutcomeRewardModel:
             return Judgement(score=None, why="the judge orders the episodes that calibrate it no better than chance")
         probability = self.calibration.probability(odds)
         evidence = self.calibration.evidence(odds)
-        config = self.config
-        score = bent(probability, config.middle) if config.soft else float(evidence >= config.threshold)
+        score = probability if self.config.soft else float(evidence >= self.config.threshold)
         why = f"P(YES) = {probability:.3f}, {evidence:.3f} at even odds"
         return Judgement(score=score, probability=probability, why=why)
 

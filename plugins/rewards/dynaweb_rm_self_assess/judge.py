@@ -72,8 +72,8 @@ class SelfAssessJudge:
         return self._judgement(probability, f"P(YES) = {probability:.3f}")
 
     def _judgement(self, probability: float, why: str) -> Judgement:
-        config = self.config
-        score = bent(probability, config.middle) if config.soft else float(probability >= config.threshold)
+        middle = self.config.from_here
+        score = bent(probability, middle) if self.config.soft else float(probability >= middle)
         return Judgement(score=score, probability=probability, why=why)
 
     @property
