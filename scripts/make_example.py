@@ -43,7 +43,7 @@ def main() -> None:
                 target = folder / path.relative_to(options.run)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
-        for path in folder.glob("*.json"):
+        for path in (*folder.glob("*.json"), *folder.glob("*.jsonl")):
             path.write_text(path.read_text(encoding="utf-8").replace(str(options.run.resolve()), options.run.name))
         for path in sorted((folder / "trajectories").glob(f"{DREAMS}*.jsonl.gz")):
             thin(path, options.every)

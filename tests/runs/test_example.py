@@ -11,6 +11,7 @@ import pytest
 
 from dynaweb.data.store import TrajectoryStore
 from dynaweb.errors import MissingError
+from dynaweb.observers import read_metrics
 from dynaweb.report.gather import gather
 from dynaweb.report.table import headline
 from dynaweb.runs import example
@@ -36,8 +37,10 @@ def test_it_is_small_whole_and_says_what_was_gained() -> None:
     dreams = list(TrajectoryStore(folder / "trajectories" / "dreams.jsonl.gz"))
     assert any(step.facts.imagined for dream in dreams for step in dream.steps)
     # Nothing of the machine that made it.
-    for path in folder.rglob("*.json"):
+    for path in (*folder.rglob("*.json"), *folder.rglob("*.jsonl")):
         assert "/opt/" not in path.read_text() and "/root" not in path.read_text(), path
+    (start,) = (row for row in read_metrics(folder / "metrics.jsonl") if row["event"] == "run_start")
+    assert not Path(start["time.folder"]).is_absolute()
 
 
 def test_the_word_stands_for_it_unless_a_folder_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
