@@ -97,7 +97,7 @@ def test_a_dream_is_an_environment_too() -> None:
         dreamed, _, _, _, _ = env.step(f"click '{link.name}' [{link.id}]")
         assert dreamed["page"]
         _, reward, terminated, _, info = env.step("stop ''")
-        assert terminated and reward in (0.0, 1.0) and "P(YES)" in info["why"]
+        assert terminated and 0.0 <= reward <= 1.0 and "P(YES)" in info["why"]
     finally:
         env.close()
         real.close()

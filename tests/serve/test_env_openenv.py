@@ -182,7 +182,7 @@ def test_dreams_are_served_and_judged(tmp_path: Path) -> None:
         refused = client.step(WebAction(text="click 'Nothing' [999]"))
         assert "no element [999]" in refused.observation.error
         ended = client.step(WebAction(text="stop ''"))
-        assert ended.done and ended.reward in (0.0, 1.0)
+        assert ended.done and 0.0 <= ended.reward <= 1.0
         assert "P(YES)" in ended.observation.why
     # Also none for clients that are gone before their connection is closed.
     assert "Traceback" not in (tmp_path / "log").read_text()
