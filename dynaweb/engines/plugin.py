@@ -63,8 +63,8 @@ class VllmConfig(Section):
     eager: bool = False
     """No recorded graphs: starts faster, generates slower."""
     compile: bool = True
-    """False: graphs of decoding steps are recorded, but nothing goes through torch.compile, which takes most of the
-    time of a first start."""
+    """False: graphs of decoding steps are recorded, but nothing goes through torch.compile, so that there is less to
+    compile at a first start."""
     sleep: bool = True
     """Give GPU memory back while the trainer works (on CUDA; elsewhere vLLM cannot)."""
     share: bool | Literal["auto"] = "auto"

@@ -346,6 +346,10 @@ class CompletedEngine(BaseEngine):
         else:
             self.weights_changed()
 
+    async def start(self) -> None:
+        """Hand on."""
+        await self._awaited("start")
+
     async def rest(self) -> None:
         """Hand on."""
         await self._awaited("rest")

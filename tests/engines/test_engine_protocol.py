@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 
 import pytest
 
@@ -62,6 +63,32 @@ async def test_what_a_plugin_has_is_its_own() -> None:
     await engine.close()
     assert plugin.calls == ["weights", "rest", "close"] and engine.weights_version == 8
     assert (engine.correction, engine.mismatch["engine.probe_mean"], engine.stats.new_tokens) == (2.0, 0.2, 5)
+
+
+OPTIONAL = sorted(
+    name
+    for name, member in vars(Engine).items()
+    if inspect.isfunction(member) and not name.startswith("_") and name not in ("generate", "choice_logprobs")
+)
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+async def test_every_method_that_a_plugin_has_is_called(name: str) -> None:
+    """Also of a plugin that has no other: one that the wrapper did not know would be skipped in silence."""
+    assert {"start", "rest", "close", "detach", "take_weights", "weights_changed"} <= {*OPTIONAL}
+    called: list[str] = []
+
+    async def later(self: object) -> None:
+        called.append(name)
+
+    def now(self: object) -> None:
+        called.append(name)
+
+    kind = type("One", (Small,), {name: later if inspect.iscoroutinefunction(vars(Engine)[name]) else now})
+    done = getattr(completed(kind()), name)()
+    if inspect.isawaitable(done):
+        await done
+    assert called == [name]
 
 
 async def test_a_version_counts_when_the_plugin_has_the_weights() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from dynaweb.policy.prompt_formats import CompactFormat
@@ -60,3 +61,10 @@ def episode(
     facts = EpisodeFacts(None if success is None else Judgement(success))
     task = Task(f"t{name}", "Open 'Home'.", "http://shop.localhost/", ("shop",), meta={"site_seed": site})
     return Trajectory(name, task, (*walk, closing), final, source, end, facts=facts)
+
+
+def said(why: str) -> float:
+    """The probability that a judgement tells in its reason."""
+    found = re.search(r"P\(YES\) = ([0-9.]+)", why)
+    assert found is not None, why
+    return float(found[1])

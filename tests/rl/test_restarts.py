@@ -81,15 +81,17 @@ async def test_all_engines_rest_while_the_trainer_works(tmp_path: Path) -> None:
 
 async def test_the_engines_of_a_stage_start_side_by_side(tmp_path: Path) -> None:
     both = asyncio.Barrier(2)
+    started: list[int] = []
 
     class Slow:
         async def start(self) -> None:
-            await both.wait()
+            started.append(await both.wait())
 
     models, model = context(tmp_path).models, cast("Any", None)
     models._engines = [(model, str(number), completed(one)) for number, one in enumerate((Slow(), object(), Slow()))]
     async with asyncio.timeout(5):
         await models.start()
+    assert sorted(started) == [0, 1]
 
 
 # Recorded rollouts

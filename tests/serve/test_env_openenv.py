@@ -19,10 +19,12 @@ import pytest
 
 pytest.importorskip("openenv")
 
+from judge_kit import said
 from openenv.core.generic_client import GenericEnvClient
 
 from dynaweb.config import resolve
 from dynaweb.errors import ConfigError
+from dynaweb.judges.scores import bent
 from dynaweb.protocols import EnvironmentContext
 from dynaweb.serve.environment import ServedEnvironment
 from dynaweb.serve.openenv import WebAction, WebClient, check_port
@@ -182,8 +184,7 @@ def test_dreams_are_served_and_judged(tmp_path: Path) -> None:
         refused = client.step(WebAction(text="click 'Nothing' [999]"))
         assert "no element [999]" in refused.observation.error
         ended = client.step(WebAction(text="stop ''"))
-        assert ended.done and 0.0 <= ended.reward <= 1.0
-        assert "P(YES)" in ended.observation.why
+        assert ended.done and ended.reward == pytest.approx(bent(said(ended.observation.why), 0.95), abs=0.01)
     # Also none for clients that are gone before their connection is closed.
     assert "Traceback" not in (tmp_path / "log").read_text()
 

@@ -171,9 +171,7 @@ class SharedVllm:
         new ones (vLLM's pause mode `wait`), so that one request is answered by one version, and the version inside is
         `tenant.version`. Raises `EngineError` when vLLM cannot be started or does not get the weights.
         """
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._enter_loop(loop)
+        loop = self._entered()
         await self._admission(tenant)
         try:
             while not self._is_ready_for(tenant):
@@ -192,18 +190,14 @@ class SharedVllm:
 
     async def start(self, tenant: Tenant) -> None:
         """Start vLLM, if it is not there, and leave its weights to the first turn. Raises `EngineError`."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._enter_loop(loop)
+        self._entered()
         async with self._lock:
             await self._started_by(tenant)
 
     @asynccontextmanager
     async def unread(self) -> AsyncIterator[None]:
         """No weights of any tenant are being pushed or compared while inside: they may be replaced."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._enter_loop(loop)
+        self._entered()
         async with self._lock:
             yield
 
@@ -247,6 +241,13 @@ class SharedVllm:
             await vllms.close()
 
     # Turns
+
+    def _entered(self) -> asyncio.AbstractEventLoop:
+        """The event loop that runs, which may be another than before."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._enter_loop(loop)
+        return loop
 
     def _enter_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Start clean: requests of an event loop that has ended can never be answered."""
