@@ -246,6 +246,25 @@ def test_links_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def headings(page: Path) -> set[str]:
+    """The anchors that the documentation site gives a page's headings: words in small letters, joined by dashes."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#{1,6} +(.+?) *$", text, flags=re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+
+
+def test_links_to_a_heading_find_it() -> None:
+    """A heading that gets other words breaks the links to it, which lead to the top of the page then."""
+    found = 0
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS):
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
+            aim = page.parent / target if target else page
+            if aim.suffix == ".md" and aim.parent.name != "reference":  # those headings come from docstrings
+                found += 1
+                assert anchor in headings(aim), f"{page.name} links to #{anchor} of {aim.name}, which has no such heading"
+    assert found > 50
+
+
 def test_readme_has_the_commands_that_are_run_from_it() -> None:
     commands = dict(re.findall(r"<!-- command: (\w+) -->\n```bash\n([^`]+)\n```", README))
     assert set(commands) == {"run", "test"}
