@@ -8,7 +8,7 @@ Three processes share the card. A `vllm serve` plays the policy. `dynaweb env se
 world model and its judge have a vLLM each. This process trains, with `trl.experimental.async_grpo.AsyncGRPOTrainer`.
 Prompts are ours, token by token. A training row is one step of a dream in both loops, so `rows_per_second` compares
 them: rows that were trained on, by the clock, rollouts and new weights included. Medians over `--updates` updates after
-one to warm up, tokens and rows by the time of all of them.
+two to warm up, tokens and rows by the time of all of them; each update has a line of its own when it is done.
 
 What had to be other than TRL has it, each by a way that TRL offers:
 - Rollouts: TRL's worker calls tools by a chat template, and its worker for OpenEnv does so too. Our policy writes one
@@ -36,6 +36,7 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from itertools import pairwise
@@ -210,6 +211,9 @@ class Clock(TrainerCallback):
         """One update is done, its weights sent."""
         if logs and "batch/samples_per_step" in logs:
             self.updates.append((time.perf_counter(), dict(logs)))
+            line = {"update": len(self.updates), "at": round(time.perf_counter(), 3)}
+            sys.stdout.write(json.dumps(line | {name: value for name, value in logs.items()}) + "\n")
+            sys.stdout.flush()
 
 
 @contextmanager
@@ -258,6 +262,9 @@ def policy_server(given: argparse.Namespace, logs: Path) -> Iterator[str]:
     if torch.cuda.is_available():
         options += ["--weight-transfer-config", json.dumps({"backend": "ipc"})]
         options += ["--gpu-memory-utilization", str(given.memory), "--max-num-batched-tokens", "16384"]
+        # Told, vLLM does not measure how much memory is free, while the others take theirs.
+        room = torch.cuda.get_device_properties(0).total_memory * given.memory - (5 << 30)
+        options += ["--kv-cache-memory-bytes", str(int(room))]
     else:
         options.append("--enforce-eager")
     command = [sys.executable, "-m", "dynaweb.engines.vllm.serve", given.model, *options]
@@ -304,7 +311,7 @@ def trained(given: argparse.Namespace, policy: str, environment: str, folder: Pa
     recipe, clock = recipe_of(given.model), Clock()
     config = AsyncGRPOConfig(
         output_dir=str(folder / "trl"),
-        max_steps=given.updates + 1,
+        max_steps=given.updates + 2,
         per_device_train_batch_size=given.micro_rows,
         gradient_accumulation_steps=max(1, given.rows // given.micro_rows),
         token_budget=-1,
@@ -361,9 +368,9 @@ def trained(given: argparse.Namespace, policy: str, environment: str, folder: Pa
 
 
 def measured(clock: Clock) -> dict[str, Any]:
-    """Medians and rates of all updates after the first."""
-    times = [at for at, _ in clock.updates]
-    logs = [one for _, one in clock.updates[1:]]
+    """Medians and rates of all updates after the second: the queue of the first two filled while the first compiled."""
+    times = [at for at, _ in clock.updates[1:]]
+    logs = [one for _, one in clock.updates[2:]]
     seconds = [after - before for before, after in pairwise(times)]
 
     def rate(name: str) -> float:
@@ -406,8 +413,14 @@ def main() -> None:
         os.environ.setdefault("DYNAWEB_CACHE", f"{name}/cache")
         logs = given.logs or Path(name)
         logs.mkdir(parents=True, exist_ok=True)
-        policy = stack.enter_context(policy_server(given, logs))
-        environment = stack.enter_context(dreams(given, logs))
+        # All vLLMs start at the same time.
+        with ThreadPoolExecutor() as both:
+            stacks = [stack.enter_context(ExitStack()) for _ in range(2)]
+            opening = [
+                both.submit(one.enter_context, made(given, logs))
+                for one, made in zip(stacks, (policy_server, dreams), strict=True)
+            ]
+        policy, environment = (one.result() for one in opening)
         try:
             clock = trained(given, policy, environment, Path(name))
         except Exception:

@@ -62,19 +62,24 @@ def parts(given: argparse.Namespace, work: Path) -> list[Part]:
     on_gpu = () if small else ("--device", "cuda", "--dtype", dtype)
     sizes = {"135m": "tiny", "1.5b": "tiny"} if small else {size: str(work / size) for size in ("135m", "1.5b")}
     runs = {size: work / f"run-{size}" for size in sizes}
-    few = ("--explore", "4", "--sft-steps", "2", "--wm-steps", "2")
-    some = ("--explore", "40", "--sft-steps", "20", "--wm-steps", "40")
-    # Learning rates leave the widened models as they are: their replies are those of the tiny model.
-    still = ("sft.lr=1e-6", "wm_fit.lr=1e-6", "rl.lr=1e-6", "eval.browser_share=0")
-    played = (*(few if small else some), "--dtype", dtype, "--updates", "1" if small else "2")
+    # Learning rates leave the widened models as they are: their replies are those of the tiny model. So the stages
+    # before reinforcement learning are short, and parts share them.
+    short = ("--explore", "4" if small else "24", "--sft-steps", "2", "--wm-steps", "2", "--dtype", dtype)
+    still = ("sft.lr=1e-6", "wm_fit.lr=1e-6", "rl.lr=1e-6", "eval.browser_share=0", "model.micro_tokens=32768")
+    played = (*short, "--updates", "1" if small else "2")
+    # What runs ahead is measured once it does.
+    ahead = (*short, "--updates", "2" if small else "5")
     counts, one = ("2,4", "2") if small else ("64,256", "64")
     stand_in = ("--stand-in",) if given.stand_in else ()
     awake = tuple(f"{role}.engine.sleep=false" for role in ("policy", "wm", "reward"))
     roomy = tuple(f"{role}.engine.max_batch_tokens=524288" for role in ("policy", "wm", "reward"))
+    cached = tuple(f"{role}.engine.memory=0.6" for role in ("policy", "wm", "reward"))
     shape = ("--shape", "tiny") if small else ()
     trained = ("--dtype", dtype, *shape, "--repeat", "1" if small else "3")
 
-    def rollout(size: str, engine: str, dreams: str, *sets: str, keep: Path | None = None) -> tuple[str, ...]:
+    def rollout(
+        size: str, engine: str, dreams: str, *sets: str, keep: Path | None = None, played: tuple[str, ...] = played
+    ) -> tuple[str, ...]:
         on_vllm = stand_in if engine == "vllm" else ()
         kept = ("--keep", str(keep)) if keep is not None else ()
         head = ("benchmarks/rollout.py", "--model", sizes[size], "--engine", engine, "--dreams", dreams)
@@ -96,15 +101,15 @@ def parts(given: argparse.Namespace, work: Path) -> list[Part]:
         Part(
             "vllm-apart",
             "the trainer on the first GPU, vLLM on the others: weights by NCCL",
-            300,
+            420,
             (("scripts/check_vllm.py", "--gpu", "--nccl", "replicas", "servers", "--eager"),),
             vllm=True,
         ),
         Part(
             "loop-split",
             "the whole loop with staleness 1, vLLM on a GPU of its own",
-            300,
-            (rollout("135m", "vllm", one, "rl.max_staleness=1", *elsewhere),),
+            600,
+            (rollout("135m", "vllm", one, "rl.max_staleness=1", *elsewhere, played=ahead),),
         ),
     )
     trl = ["trl"] if importlib.util.find_spec("trl") else []
@@ -123,7 +128,7 @@ def parts(given: argparse.Namespace, work: Path) -> list[Part]:
             "vllm-pictures",
             "a model that sees on vLLM",
             180,
-            (("scripts/check_vllm.py", "--pictures", "smolvlm", *(() if small else ("--gpu",)), "--eager"),),
+            (("scripts/check_vllm.py", "--pictures", "idefics3", *(() if small else ("--gpu",)), "--eager"),),
             vllm=True,
         ),
         *(several if gpus > 1 else ()),
@@ -157,13 +162,13 @@ def parts(given: argparse.Namespace, work: Path) -> list[Part]:
             makes=runs["135m"],
         ),
         Part("dreams-135m-local", "dreams on the local engine", 300, (rollout("135m", "local", counts, *roomy),)),
-        Part("dreams-1.5b-vllm", "the same", 600, (rollout("1.5b", "vllm", counts),)),
+        Part("dreams-1.5b-vllm", "the same", 600, (rollout("1.5b", "vllm", counts, *(() if small else cached)),)),
         Part("dreams-1.5b-local", "the same, 64 dreams", 240, (rollout("1.5b", "local", one, *roomy),)),
         Part(
             "loop-stale",
             "the whole loop with staleness 1, vLLM beside the trainer",
             600,
-            (rollout("135m", "vllm", one, "rl.max_staleness=1", *awake),),
+            (rollout("135m", "vllm", one, "rl.max_staleness=1", *awake, played=ahead),),
         ),
         Part(
             "loop-trl",
@@ -261,6 +266,9 @@ def done(part: Part, folder: Path, work: Path, end: float, given: argparse.Names
         sys.stderr.write(f"==> {part.name}: {part.about}\n")
         if part.makes is not None:
             shutil.rmtree(part.makes, ignore_errors=True)
+        # Parts share what comes before reinforcement learning; that itself is what they measure.
+        for measured in ("rl", "eval", "judge-audit"):
+            shutil.rmtree(work / "cache" / measured, ignore_errors=True)
         started, code = time.monotonic(), 0
         line["gpu_mib_before"] = used_mib()
         with (folder / f"{part.name}.jsonl").open("w") as out, (folder / f"{part.name}.log").open("w") as log:
@@ -289,7 +297,13 @@ def environment(work: Path, given: argparse.Namespace) -> dict[str, str]:
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "TRL_EXPERIMENTAL_SILENCE": "1",
         "NCCL_NVLS_ENABLE": "0",
+        # What a start of vLLM spends its time on stands in the part's log.
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "DYNAWEB_CACHE": str(work / "cache"),
     }
+    # Kernels that one part has compiled are there for the next, and can be taken to another machine.
+    for name, place in (("VLLM_CACHE_ROOT", "vllm"), ("TRITON_CACHE_DIR", "triton")):
+        chosen[name] = os.environ.get(name) or str(work / "kernels" / place)
     if given.small:
         chosen |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     return {**os.environ, **chosen}
@@ -370,6 +384,14 @@ NEEDED = (
     *("flask", "lxml", "numpy", "packaging", "peft", "platformdirs", "pluggy", "psutil", "pydantic", "rich"),
     *("safetensors", "tokenizers", "tomli_w", "torch", "transformers", "typer", "waitress"),
     *("vllm", "uvicorn", "aiohttp", "trl", "datasets", "accelerate", "openenv", "websockets", "deepspeed", "openai"),
+    *(
+        "prometheus_fastapi_instrumentator",
+        "model_hosting_container_standards",
+        "mcp",
+        "python_multipart",
+        "watchfiles",
+    ),
+    *("uvloop", "numba"),
 )
 
 

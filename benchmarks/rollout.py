@@ -12,7 +12,8 @@ which an engine works on such requests (vLLM: on at least one; both at once coun
 everything after the rollouts, `other` the rest. `waited` is the share in which the trainer waits for rollouts. `idle`
 is the share of rollouts in which no engine has anything to do; with `rl.max_staleness` rollouts take all the time.
 `plain_tokens_per_second` is what the engine gives when all requests of the last update are there at once, each with as
-many new tokens as it had. Medians over `--updates` updates after one of the same number of dreams.
+many new tokens as it had. Medians over `--updates` updates after one of the same number of dreams, without the first k
+of them with `rl.max_staleness = k`. Each update has a line of its own when it is done.
 
 With `--engine vllm` policy, world model and judge have a vLLM each (`--set policy.engine.share=true`, and so on: one in
 turn). `starts` says how many there were. `--keep FOLDER` leaves the run there, world model and SFT policy in it.
@@ -61,11 +62,16 @@ class Done:
 class Clock:
     """Adds up the time in which engines work by what they do, and keeps requests and the metrics of updates.
 
-    After the last of `updates` updates vLLM is asked everything at once that it was asked for the updates in `again`.
+    `told` is called with each update and the one before it, so that what was measured is not lost with a run that
+    does not come to its end. After the last of `updates` updates vLLM is asked everything at once that it was asked
+    for the updates in `again`.
     """
 
-    def __init__(self, updates: int, again: Sequence[int]) -> None:
+    def __init__(
+        self, updates: int, again: Sequence[int], told: Callable[[int, Done, Done], None] = lambda *of: None
+    ) -> None:
         self.updates: list[Done] = []
+        self._told = told
         self.plain: list[float] = []
         """New tokens a second of vLLM for each update in `again`."""
         self._most, self._again = updates, again
@@ -84,6 +90,8 @@ class Clock:
             worked = {name: spent + going.get(name, 0.0) for name, spent in self._seconds.items()}
             self.updates.append(Done(now, dict(event.metrics), going | worked, self._requests))
             self._requests = []
+            if len(self.updates) > 1:
+                self._told(len(self.updates) - 1, *self.updates[-2:])
 
     @contextmanager
     def counting(self) -> Iterator[Clock]:
@@ -260,16 +268,25 @@ def measured(given: argparse.Namespace, out: Path) -> Iterator[dict[str, Any]]:
     each, counts = given.updates + 1, [int(dreams) for dreams in given.dreams.split(",")]
     lasts = [each * (number + 1) - 1 for number in range(len(counts))]
     on_vllm = given.engine == "vllm"
-    clock = Clock(len(sizes(given)), lasts if given.plain and on_vllm else ())
-    started = time.perf_counter()
     recipe = resolve("dynaweb", overrides=settings(given))
+    ahead = recipe.rl.max_staleness
+
+    def told(number: int, before: Done, after: Done) -> None:
+        row = {name: round(value, 4) for name, value in _measures(before, after, ahead=ahead > 0).items()}
+        sys.stdout.write(json.dumps({"update": number, "dreams": sizes(given)[number], **row}) + "\n")
+        sys.stdout.flush()
+
+    clock = Clock(len(sizes(given)), lasts if given.plain and on_vllm else (), told)
+    started = time.perf_counter()
     with clock.counting(), current().observing(clock), fewer_tasks(given):
         run(recipe, out=out)
     seconds = time.perf_counter() - started
     plain = clock.plain or [local_rate(given, clock.updates[last].requests) for last in lasts if given.plain]
     for number, dreams in enumerate(counts):
         own = clock.updates[each * number : each * (number + 1)]
-        rows = [_measures(before, after, ahead=recipe.rl.max_staleness > 0) for before, after in pairwise(own)]
+        # Rollouts that run ahead have played the first ones while the update before them compiled.
+        pairs = [*pairwise(own)][ahead:]
+        rows = [_measures(before, after, ahead=ahead > 0) for before, after in pairs]
         medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
         if plain:
             medians["plain_tokens_per_second"] = plain[number]
@@ -321,6 +338,8 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="PATH=JSON")
     given = parser.parse_args()
     given.engine = "transformers" if given.engine == "local" else given.engine
+    if given.updates <= (late := resolve("dynaweb", overrides=settings(given)).rl.max_staleness):
+        parser.error(f"--updates {given.updates} leaves none to measure with rl.max_staleness = {late}")
     with tempfile.TemporaryDirectory(prefix="dynaweb-rollout-") as name:
         os.environ.setdefault("DYNAWEB_CACHE", f"{name}/cache")
         with stand_ins(given) if given.stand_in else nullcontext():

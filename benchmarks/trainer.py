@@ -26,6 +26,8 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty
 from typing import Any
 
 import torch  # noqa: TID253  (a script, run on its own)
@@ -319,7 +321,13 @@ def main() -> int:
             queue = context.Queue()
             process = context.Process(target=measure, args=(given, way, size, queue))
             process.start()
-            found[size, way] = queue.get()
+            while True:
+                with suppress(Empty):
+                    found[size, way] = queue.get(timeout=1.0)
+                    break
+                if not process.is_alive() and queue.empty():
+                    found[size, way] = {"model": size, "way": way, "failed": f"killed (exit code {process.exitcode})"}
+                    break
             process.join()
             sys.stdout.write(json.dumps(found[size, way]) + "\n")
             sys.stdout.flush()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from dynaweb.errors import EngineError
 
@@ -817,6 +817,9 @@ class Engine(Protocol):
 class BaseEngine:
     """The defaults of `Engine` for all but its first two methods: the trainer's own probabilities, nothing to free."""
 
+    lasting: ClassVar[bool] = False
+    """Whether what `start` starts outlives the engine, in `EngineContext.services`: then it is started for every role
+    at once, before the first of them is asked."""
     weights_version: int | None = None
     correction: float = 0.0
     mismatch: Mapping[str, float] = MappingProxyType({})

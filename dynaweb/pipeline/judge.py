@@ -57,6 +57,12 @@ def judge_named(ctx: RunContext, name: str, settings: Any, policy: Engine, polic
     return cast("Judge", ctx.plugins.create("reward", name, config, context))
 
 
+def has_engine(ctx: RunContext) -> bool:
+    """Whether the recipe's judge asks a model that is not the policy."""
+    fitted = TRAINABLE in ctx.plugins.find("reward", ctx.recipe.reward.name).spec.capabilities
+    return fitted or getattr(ctx.recipe.reward.config, "model", None) == "base"
+
+
 def checked_config(ctx: RunContext, name: str, settings: Any) -> Any:
     """A judge's settings, validated."""
     from pydantic import BaseModel, ValidationError

@@ -68,6 +68,7 @@ class Models:
         # RL alone generates with adapters: what SFT and world models learn goes into their weights.
         self._adapter_rank = recipe.rl.lora_rank
         self._engines: list[tuple[nn.Module, str, Engine]] = []
+        self._asked: dict[Role, LoadedModel] = {}
         self.on_prompt: Callable[[Prompt], None] = lambda prompt: None
         """Told of every prompt that a prompt layer of the run writes."""
         self.services: dict[str, Service] = {}
@@ -236,6 +237,7 @@ class Models:
         """The engine of a role on a model, one for all roles that choose the same; its tokens count in the costs."""
         choice = self._recipe.engine_of(role)
         kind = f"{choice.name} {choice.settings}"
+        self._asked[role] = model
         for served, known, engine in self._engines:
             if served is model.model and known == kind:
                 return engine
@@ -275,9 +277,22 @@ class Models:
 
             require(recipe.backend.name)
 
-    async def start(self) -> None:
-        """Start what the engines made so far take long to start, side by side."""
-        await asyncio.gather(*(engine.start() for _, _, engine in self._engines))
+    async def start(self, *later: Role) -> None:
+        """Start what engines take long to start, side by side: those made so far, and what outlives an engine also for
+        roles that come `later`, of models that are laid out alike. Weights follow when they are asked."""
+        engines, others = [engine for _, _, engine in self._engines], list[Engine]()
+        for role in later:
+            choice = self._recipe.engine_of(role)
+            if self._asked and role not in self._asked and choice.name != "transformers":
+                cls = self._plugins.load_class("engine", choice.name, choice.settings)
+                if getattr(cls, "lasting", BaseEngine.lasting):
+                    others.append(self._make(next(iter(self._asked.values())), role))
+                    self.count(others[-1])
+        try:
+            await asyncio.gather(*(engine.start() for engine in (*engines, *others)))
+        finally:
+            for engine in others:
+                await engine.close()
 
     async def rest(self) -> None:
         """Let all engines give their memory to the trainer: a judge's engine holds as much as the policy's."""
@@ -293,6 +308,7 @@ class Models:
     async def close(self) -> None:
         """End what engines hold open, but not the services."""
         engines, self._engines = self._engines, []
+        self._asked.clear()
         for _, _, engine in engines:
             await engine.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -48,6 +48,7 @@ class ServedEnvironment:
             )
         self._weights = world_model_weights(world_model)
         self._pages: dict[str, Observation] = {}
+        self._begun = False
 
     @property
     def dreams(self) -> bool:
@@ -80,7 +81,7 @@ class ServedEnvironment:
         if not self.dreams:
             return self.source.environment()
         dream = self._ctx.envs.dream(self._world_model, lambda task: self._pages.get(task.id))()
-        return _RealStart(dream, self.source, self._pages)
+        return _RealStart(dream, self.source, self._pages, self._start)
 
     async def verdict(self, environment: Environment, trajectory: Trajectory) -> Judgement:
         """The environment's own verdict on an episode that has just ended; in dreams the recipe's judge gives it."""
@@ -93,6 +94,13 @@ class ServedEnvironment:
     async def close(self) -> None:
         """Close servers and browsers."""
         await self._ctx.close()
+
+    async def _start(self) -> None:
+        """Start what world model and judge take long to start, side by side, with the first episode."""
+        if not self._begun:
+            self._begun = True
+            _ = self._world_model, self._judge
+            await self._ctx.models.start()
 
     @cached_property
     def _world_model(self) -> WorldModel:
@@ -108,10 +116,17 @@ class ServedEnvironment:
 class _RealStart:
     """A dream whose first page is looked up in the real environment, once for each task."""
 
-    def __init__(self, dream: Environment, source: TaskSource, pages: dict[str, Observation]) -> None:
-        self._dream, self._source, self._pages = dream, source, pages
+    def __init__(
+        self,
+        dream: Environment,
+        source: TaskSource,
+        pages: dict[str, Observation],
+        start: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._dream, self._source, self._pages, self._start = dream, source, pages, start
 
     async def reset(self, task: Task, seed: int) -> Observation:
+        await self._start()
         if task.id not in self._pages:
             real = self._source.environment()
             try:

@@ -7,13 +7,14 @@ unequal, or random actions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from dynaweb import events
 from dynaweb.errors import ConfigError
 from dynaweb.pipeline.episodes import play_in_batches, save_episodes
+from dynaweb.pipeline.judge import has_engine
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.rollout.agents import ExpertPlayer, MixedPolicy, ModelPolicy, Player, PlayerFor, RandomPolicy
 from dynaweb.rollout.episode import Episode, Rules, failures, refuse_total_failure
@@ -24,6 +25,7 @@ from dynaweb.types import Task, Trajectory
 if TYPE_CHECKING:
     from dynaweb.pipeline.artifacts import Artifact, Artifacts
     from dynaweb.pipeline.context import RunContext
+    from dynaweb.pipeline.models import Role
     from dynaweb.protocols import Engine, PromptFormat
     from dynaweb.runs import Stage
 
@@ -43,12 +45,14 @@ async def explore(ctx: RunContext, sft: Artifact | None) -> Artifact:
         # An environment with fewer tasks is explored from the same ones again, with other seeds.
         tasks = islice(cycle(training_tasks(ctx, count)), count)
         episodes = [Episode(f"explore/{i}", task, ctx.seed("explore", i)) for i, task in enumerate(tasks)]
+        players = _players(ctx, sft)
+        await ctx.models.start(*_later(ctx))
         played = await play_in_batches(
             ctx,
             stage,
             episodes,
             ctx.envs.source.environment,
-            _players(ctx, sft),
+            players,
             rules=Rules(recipe.explore.steps, source="expert" if recipe.explore.player == "expert" else "real"),
             phase="explore",
             lockstep=ctx.models.lockstep,
@@ -61,6 +65,14 @@ async def explore(ctx: RunContext, sft: Artifact | None) -> Artifact:
     artifact = await ctx.stage("explore", stage_key(ctx, "explore", sft=sft), body, resumable=True)
     ctx.keep(artifact, "explore")
     return artifact
+
+
+def _later(ctx: RunContext) -> Iterator[Role]:
+    """The roles that have models of their own in reinforcement learning."""
+    if ctx.envs.dreams and ctx.recipe.wm_fit.steps:
+        yield "wm"
+    if ctx.recipe.rl.updates and has_engine(ctx):
+        yield "reward"
 
 
 def _players(ctx: RunContext, sft: Artifact | None) -> PlayerFor:

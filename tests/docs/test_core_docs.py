@@ -261,7 +261,7 @@ def test_links_to_a_heading_find_it() -> None:
             aim = page.parent / target if target else page
             if aim.suffix == ".md" and aim.parent.name != "reference":  # those headings come from docstrings
                 found += 1
-                assert anchor in headings(aim), f"{page.name} links to #{anchor} of {aim.name}, which has no such heading"
+                assert anchor in headings(aim), f"{page.name} links to #{anchor}, which {aim.name} does not have"
     assert found > 50
 
 

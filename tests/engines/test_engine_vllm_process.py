@@ -6,6 +6,7 @@ vLLM itself is played by `tests/kits/fake_vllm`; scripts/check_vllm.py does the 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -21,18 +22,24 @@ import pytest
 import torch
 from stage_kit import run
 
+from dynaweb import resolve
 from dynaweb.engines.local.sampling import unwritten
 from dynaweb.engines.plugin import VllmConfig
 from dynaweb.engines.scheduler import Lockstep
+from dynaweb.engines.vllm import host, worker
 from dynaweb.engines.vllm.engine import VllmEngine
+from dynaweb.engines.vllm.host import Host
 from dynaweb.engines.vllm.probe import model_logprobs
 from dynaweb.engines.vllm.process import memory_folder
+from dynaweb.engines.vllm.shared import SharedVllm
 from dynaweb.errors import EngineError
 from dynaweb.observers import read_metrics
 from dynaweb.pipeline.artifacts import LoadedModel
 from dynaweb.pipeline.fit import with_adapters
 from dynaweb.pipeline.models import Models
 from dynaweb.protocols import EngineContext, GenerateRequest
+from dynaweb.serve.environment import ServedEnvironment
+from dynaweb.trainer.models import resolve as folder_of
 from dynaweb.types import Prompt
 
 FAKE = Path(__file__).parents[1] / "kits" / "fake_vllm"
@@ -130,11 +137,89 @@ async def test_a_start_ahead_leaves_the_weights_to_the_first_request(
     one = engine(kit.llama(1), None)
     await one.start()
     assert one.stats.starts == 1 == len(starts.read_text().splitlines()) and one.vllm.pushes == 0
-    environment = Path(f"/proc/{pids(starts)[0]}/environ").read_bytes().decode().split("\0")
-    assert f"TRITON_CACHE_DIR={tmp_path}/.triton/cache" in environment
     assert await apart(one) < 1e-4
     assert one.stats.starts == one.vllm.pushes == 1
     await one.close()
+
+
+@pytest.mark.parametrize(
+    ("named", "compiler", "used"),
+    [
+        ("", "", "home/.triton/cache"),
+        ("mine", "compiler", "mine"),
+        ("compiler/triton/0", "compiler", "home/.triton/cache"),
+    ],
+    ids=["nobody", "the user", "the trainer's compiler"],
+)
+async def test_kernels_go_where_the_user_says_or_to_tritons_own_folder(
+    named: str, compiler: str, used: str, starts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # of the trainer alone
+    for name, value in (("TRITON_CACHE_DIR", named), ("TORCHINDUCTOR_CACHE_DIR", compiler)):
+        monkeypatch.delenv(name, raising=False)
+        if value:
+            monkeypatch.setenv(name, str(tmp_path / value))
+    one = engine(kit.llama(1), None)
+    await one.start()
+    environment = Path(f"/proc/{pids(starts)[0]}/environ").read_bytes().decode().split("\0")
+    assert f"TRITON_CACHE_DIR={tmp_path / used}" in environment
+    assert not any(line.startswith("TORCH_COMPILE_DISABLE") for line in environment)
+    await one.close()
+
+
+@pytest.mark.parametrize("ever", [True, False])
+async def test_cached_prefixes_are_forgotten_once_no_request_holds_them(
+    ever: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([False, False, True] if ever else [False] * 1000)
+
+    async def reset() -> bool:
+        return next(answers)
+
+    monkeypatch.setattr(host, "DROP_WAIT", 30.0 if ever else 0.05)
+    called = Host(cast("Any", None), tmp_path)
+    called._engine = SimpleNamespace(
+        reset_prefix_cache=reset,
+        vllm_config=SimpleNamespace(model_config=SimpleNamespace(is_multimodal_model=False)),
+    )
+    if ever:
+        await called.drop_prefixes()
+        assert next(answers, None) is None
+    else:
+        with pytest.raises(RuntimeError, match="does not forget cached prefixes"):
+            await called.drop_prefixes()
+
+
+async def test_a_model_lies_where_it_lay_before(starts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM finds what it compiled for a model by the model's folder: one for each role and configuration."""
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "kept"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    vllm = [
+        SharedVllm(config, {}, name=name) for name, config in (("wm", {"a": 1}), ("wm", {"a": 1}), ("policy", {"a": 1}))
+    ]
+    first, again, other = (one._model(tmp_path)["place"] for one in vllm)
+    assert first == again != other and Path(first).parent == tmp_path / "kept" / "dynaweb"
+    assert SharedVllm({"a": 2}, {}, name="wm")._model(tmp_path)["place"] not in (first, other)
+    called = Host(cast("Any", None), tmp_path)
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda arguments: arguments)
+    await called.start({"a": 1}, {"worker_extension_cls": "x"}, place=first)
+    assert called._engine.model == first and json.loads((Path(first) / "config.json").read_text()) == {"a": 1}
+
+
+def test_a_start_compiles_what_requests_of_a_run_ask_of_the_sampler(
+    starts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's own choice of settings is every setting there is, of which each costs a kernel."""
+    from vllm import SamplingParams
+
+    monkeypatch.setattr(SamplingParams, "for_sampler_warmup", SamplingParams.for_sampler_warmup)
+    assert SamplingParams.for_sampler_warmup().top_p < 1
+    worker._warm_what_is_asked()
+    warmed = SamplingParams.for_sampler_warmup()
+    assert warmed.top_p == 1 and warmed.seed == warmed.logprobs == warmed.prompt_logprobs == 0
 
 
 @pytest.mark.parametrize("holes", [(), (5,), tuple(range(8, kit.VOCABULARY))])
@@ -312,23 +397,42 @@ def test_a_run_that_ends_leaves_no_process(number: signal.Signals, start: str, s
 
 
 @pytest.mark.slow
-def test_a_whole_run_starts_vllm_once(starts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ahead: list[int] = []
+@pytest.mark.parametrize(("share", "vllms"), [("auto", 1), ("false", 3)])
+def test_a_whole_run_starts_vllm_once(
+    share: str, vllms: int, starts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead: list[tuple[int, int]] = []
     start = Models.start
 
-    async def counted(self: Models) -> None:
-        ahead.append(len(self._engines))
-        await start(self)
+    async def counted(self: Models, *later: Any) -> None:
+        before = len(starts.read_text().splitlines()) if starts.exists() else 0
+        await start(self, *later)
+        ahead.append((before, len(starts.read_text().splitlines())))
 
     monkeypatch.setattr(Models, "start", counted)
-    sets = [f"{role}.engine.name=vllm" for role in ("policy", "wm", "reward")]
+    roles = ("policy", "wm", "reward")
+    sets = [f"{role}.engine.{each}" for role in roles for each in ("name=vllm", f"share={share}")]
     small = ["explore.episodes=4", "rl.updates=2", "rl.n=2", "rl.tasks=1", "dream.horizon=2", "eval.episodes=2"]
     short = ["policy.max_new_tokens=24", "wm.max_new_tokens=8", "eval.steps=1", "explore.steps=2", "data.demos=2"]
     run(tmp_path / "run", *sets, *small, *short, "controls.sft_steps=[]")
-    assert len(starts.read_text().splitlines()) == 1
+    assert len(starts.read_text().splitlines()) == vllms
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert sum(row["metrics"].get("engine_starts", 0) for row in rows if row["event"] == "stage") == 1
+    assert sum(row["metrics"].get("engine_starts", 0) for row in rows if row["event"] == "stage") == vllms
     updates = [row["metrics"] for row in rows if row["event"] == "update" and row["stage"] == "rl"]
     assert [update["engine.starts"] for update in updates] == [1.0] * 2
-    assert ahead == [3], "policy, world model and judge, before the first rollouts"
+    assert ahead == [(0, vllms), (vllms, vllms)], "all of them before exploration, and they were kept"
+    assert not any(map(alive, pids(starts)))
+
+
+async def test_a_served_dream_starts_world_model_and_judge_at_once(starts: Path, tmp_path: Path) -> None:
+    sets = [f"{role}.engine.{each}" for role in ("wm", "reward") for each in ("name=vllm", "share=false")]
+    recipe = resolve("smoke", env="dream", overrides=["env.task_settings.driver=static", *sets])
+    served = ServedEnvironment(recipe, world_model=Path(folder_of("tiny")))
+    (task,) = served.tasks("", 1)
+    for seed in range(2):
+        there = served.environment()
+        await there.reset(task, seed)
+        await there.close()
+    assert len(starts.read_text().splitlines()) == 2, "before anything was asked, and once"
+    await served.close()
     assert not any(map(alive, pids(starts)))

@@ -51,6 +51,8 @@ LIMITS = {"video": 0}
 """What no prompt has, so that vLLM keeps no room for it."""
 MEMORY_BESIDE, MEMORY_APART = 0.4, 0.9
 """Share of a GPU's memory for vLLM beside the trainer, and on a GPU of its own."""
+MANY = {"max_num_seqs": 512, "max_num_batched_tokens": 16_384}
+"""vLLM's own numbers are for few requests at once (128, 2,048): dreams wait for each other then."""
 TIMES, BESIDE = 3, 4 << 30
 """So many times its weights, and bytes for activations and graphs beside them, has a vLLM that keeps them for one role
 alone."""
@@ -59,7 +61,9 @@ INCIDENTAL = frozenset({"_name_or_path", "transformers_version", "dtype", "torch
 
 
 class VllmEngine(BaseEngine):
-    """An `Engine` that follows `context.weights`. vLLM starts with the first request of the run."""
+    """An `Engine` that follows `context.weights`. vLLM starts with the first request of the run, or with `start`."""
+
+    lasting = True
 
     def __init__(self, config: VllmConfig, context: EngineContext) -> None:
         self.config = config
@@ -180,11 +184,11 @@ class VllmEngine(BaseEngine):
                 raise MissingError("the engine vllm needs the package vllm; run: pip install 'dynaweb[vllm]'")
             config, arguments, level = self._architecture(), self._arguments(), self._sleep_level()
             processor = None if self._vision is None else self._vision.save_pretrained
-            made = SharedVllm(config, arguments, level, layout, processor)
+            owner = "" if self._shares(layout) else self._role
+            made = SharedVllm(config, arguments, level, layout, processor, owner or "shared")
             if self._services is None:
                 self._shared = made
             else:
-                owner = "" if self._shares(layout) else self._role
                 key = json.dumps(["vllm", owner, config, arguments, level, str(layout)], sort_keys=True, default=str)
                 service = self._services.setdefault(key, made)
                 assert isinstance(service, SharedVllm)
@@ -322,6 +326,7 @@ class VllmEngine(BaseEngine):
             "seed": 0,
         }
         if torch.cuda.is_available():
+            arguments |= MANY
             layout = self._layout()
             split = 1 if self._shares(layout) else self._roles
             part = self._memory(layout) / split

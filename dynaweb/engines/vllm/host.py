@@ -23,12 +23,15 @@ from typing import Any
 
 from dynaweb.engines.vllm.pictures import Seen, longer, opened, refuse_other_ids
 from dynaweb.errors import DynawebError
+from dynaweb.runs.atomic import write_json
 
 GRACE = 3.0
 """Seconds that vLLM's workers have to end by themselves when the run has gone."""
 BY_THE_PROCESSOR = {"mm_device_do_normalize": False}
 """Arguments of some versions: whether vLLM's model has numbers of its own to normalise pictures with, which it would
 draw at random, as it does weights that come later."""
+DROP_WAIT, DROP_EVERY = 30.0, 0.01
+"""Seconds within which vLLM has to let go of cached prefixes, and between two tries."""
 LOOK_EVERY = 1.0
 """Seconds between two looks at whether the run is still there."""
 
@@ -47,9 +50,13 @@ class Host:
     # Calls
 
     async def start(
-        self, config: Mapping[str, Any], arguments: Mapping[str, Any], processor: str = ""
+        self, config: Mapping[str, Any], arguments: Mapping[str, Any], processor: str = "", place: str = ""
     ) -> dict[str, Any]:
-        """Start vLLM on random weights of a model's configuration, with the processor in a folder where it sees."""
+        """Start vLLM on random weights of a model's configuration, with the processor in a folder where it sees.
+
+        `place` is where the configuration is written, else a folder of this process: vLLM finds what it compiled for
+        an earlier start only if the model is where it was.
+        """
         import vllm
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -63,8 +70,10 @@ class Host:
         unknown = sorted(set(arguments) - set(known))
         if unknown:
             raise ValueError(f"this version of vLLM has no engine argument {unknown[0]!r}; see `extra` of the engine")
-        (self._folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(self._folder), **arguments))
+        model = Path(place) if place else self._folder
+        model.mkdir(parents=True, exist_ok=True)
+        write_json(model / "config.json", config, verbatim=True)
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(model), **arguments))
         return {"version": vllm.__version__}
 
     async def generate(
@@ -162,7 +171,12 @@ class Host:
 
     async def drop_prefixes(self) -> None:
         """Forget cached prefixes and what pictures look like, which other weights computed."""
-        await self._engine.reset_prefix_cache()
+        until = time.monotonic() + DROP_WAIT
+        # Not while a request holds some, such as one that was given up and not yet ended.
+        while await self._engine.reset_prefix_cache() is False:
+            if time.monotonic() > until:
+                raise RuntimeError("vLLM does not forget cached prefixes: requests hold them that nobody waits for")
+            await asyncio.sleep(DROP_EVERY)
         if self._engine.vllm_config.model_config.is_multimodal_model:
             await self._engine.reset_encoder_cache()
 

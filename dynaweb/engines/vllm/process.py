@@ -46,7 +46,9 @@ class VllmProcess:
         ours, theirs = socket.socketpair()
         # vLLM forks or spawns; a process that already runs threads of torch must not be forked.
         environment = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_LOGGING_LEVEL": "WARNING"}
-        environment |= {"TRITON_CACHE_DIR": kernels_folder(), **os.environ}
+        environment |= {**os.environ, "TRITON_CACHE_DIR": kernels_folder()}
+        # Said for the trainer; vLLM would take it for its own, and record no graphs either.
+        environment.pop("TORCH_COMPILE_DISABLE", None)
         if takes_handles:
             # vLLM takes handles of the trainer's tensors as pickles, and only where it is told to trust them.
             environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
@@ -163,12 +165,23 @@ class VllmProcess:
 
 
 def kernels_folder() -> str:
-    """Triton's own folder of compiled kernels.
+    """The folder of compiled kernels that the user names, or Triton's own.
 
     vLLM's compiler would keep them with what it makes for one configuration, and the vLLM of each other role would
-    compile the same kernels again, which takes a minute.
+    compile the same kernels again, which takes a minute. The trainer's names a folder within its own in this process.
     """
+    named, compiler = os.environ.get("TRITON_CACHE_DIR"), os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if named and not (compiler and Path(named).is_relative_to(compiler)):
+        return named
     return os.path.join(os.environ.get("TRITON_HOME") or os.path.expanduser("~"), ".triton", "cache")
+
+
+def compiled_folder() -> Path:
+    """Where vLLM keeps what it has compiled."""
+    return Path(
+        os.environ.get("VLLM_CACHE_ROOT")
+        or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vllm")
+    )
 
 
 def memory_folder() -> str | None:

@@ -8,6 +8,8 @@ weights were pushed. Between stages it sleeps or waits; the run ends it.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 import time
 from collections import deque
@@ -18,7 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
-from dynaweb.engines.vllm.process import VllmProcess
+import torch
+
+from dynaweb.engines.vllm.process import VllmProcess, compiled_folder
 from dynaweb.engines.vllm.remote import VllmServer
 from dynaweb.engines.vllm.replicas import Replica, Replicas
 from dynaweb.errors import EngineError
@@ -106,7 +110,8 @@ class SharedVllm:
 
     `sleep_level` says how it gives GPU memory back: 0 not at all, 1 with its weights kept by the host, 2 without.
     `layout` says where it is: one process beside the trainer, replicas on GPUs of their own, or servers.
-    `processor` writes the model's processor into a folder, where it sees.
+    `processor` writes the model's processor into a folder, where it sees. `name` tells it from others of the same
+    configuration, which must not compile into one folder at the same time.
     """
 
     def __init__(
@@ -116,9 +121,10 @@ class SharedVllm:
         sleep_level: int = 0,
         layout: Layout = Layout(),
         processor: Callable[[Path], None] | None = None,
+        name: str = "shared",
     ) -> None:
         self.layout = layout
-        self._processor = processor
+        self._processor, self._name = processor, name
         self.groups: dict[str, NcclGroup] = {}
         """Of each replica by name, the group in which weights go to it."""
         self.config, self.arguments, self.sleep_level = config, arguments, sleep_level
@@ -294,6 +300,7 @@ class SharedVllm:
         async with self._lock:
             await self._started_by(tenant)
             if self._asleep:
+                self._make_room()
                 await self.call("wake", tags=["weights"])
             if self._holder != (tenant, tenant.version):
                 await self._push(tenant)
@@ -329,11 +336,12 @@ class SharedVllm:
             return
         started = time.monotonic()
         self.starts += 1
+        self._make_room()
         vllms = self._vllms = Replicas(self.layout.replicas())
         self.starting = True
         try:
             async with _undisturbed(self.arguments):
-                replies = await vllms.start(config=self.config, arguments=self.arguments, **self._seeing(vllms.folder))
+                replies = await vllms.start(config=self.config, arguments=self.arguments, **self._model(vllms.folder))
         except BaseException as error:
             vllms.end()
             if not isinstance(error, EngineError):
@@ -347,12 +355,23 @@ class SharedVllm:
         versions = ", ".join(sorted({reply["version"] for reply in replies}))
         _log.info("vLLM %s (%s) started in %.0f s", versions, self.layout, time.monotonic() - started)
 
-    def _seeing(self, folder: Path) -> dict[str, str]:
-        """What a start needs besides, where prompts have pictures. Servers have their processor."""
-        if self._processor is None or self.layout.servers:
+    def _make_room(self) -> None:
+        """Let go of memory that the trainer has had and may need again: vLLM on the same GPU could not have it."""
+        if not self.layout.apart and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _model(self, folder: Path) -> dict[str, str]:
+        """What a start needs besides: the processor, where prompts have pictures, or where the model is to be, so that
+        vLLM finds what it compiled for it once. Servers have both."""
+        if self.layout.servers:
             return {}
-        self._processor(folder / "processor")
-        return {"processor": str(folder / "processor")}
+        if self._processor is not None:
+            self._processor(folder / "processor")
+            return {"processor": str(folder / "processor")}
+        if not torch.cuda.is_available():
+            return {}  # nothing is compiled, or all of it anew
+        laid_out = hashlib.sha256(json.dumps(self.config, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return {"place": str(compiled_folder() / "dynaweb" / f"{laid_out}-{self._name}")}
 
     def _forget(self) -> None:
         self._failure = None

@@ -26,8 +26,23 @@ def _import_transfer() -> None:
             del sys.modules["ray"]
 
 
+def _warm_what_is_asked() -> None:
+    """Compile the sampler's kernels for requests of a run, not for all that vLLM can sample.
+
+    A start of vLLM runs the sampler with every setting there is, and Triton compiles a kernel for each. That takes a
+    minute or two where no folder of kernels is kept, most of it for settings that no request of a run has. What is
+    asked for later all the same is compiled then.
+    """
+    from vllm import SamplingParams
+
+    if hasattr(SamplingParams, "for_sampler_warmup"):
+        asked = {"temperature": 0.9, "seed": 0, "logprobs": 0, "prompt_logprobs": 0, "logit_bias": {0: float("-inf")}}
+        SamplingParams.for_sampler_warmup = staticmethod(lambda: SamplingParams(**asked))
+
+
 if torch.cuda.is_available():
     _import_transfer()
+    _warm_what_is_asked()
 
 
 class WorkerExtension:

@@ -29,3 +29,8 @@ class SamplingParams:
     detokenize: bool = True
     logit_bias: dict[int, float] | None = None
     output_kind: Any = None
+
+    @staticmethod
+    def for_sampler_warmup() -> SamplingParams:
+        """What is tried at a start: more than anybody asks for."""
+        return SamplingParams(temperature=0.9, top_p=0.9, logprobs=5, prompt_logprobs=1)
