@@ -151,6 +151,7 @@ def parts(given: argparse.Namespace, work: Path) -> list[Part]:
                 (
                     *("benchmarks/vllm_start.py", "--model", sizes["135m"], "--dtype", dtype, *stand_in),
                     *(("--prompts", "4", "--length", "40", "--new", "4") if small else ()),
+                    *("--ways", "uncompiled", "compiled"),
                 ),
             ),
         ),

@@ -436,3 +436,11 @@ async def test_a_served_dream_starts_world_model_and_judge_at_once(starts: Path,
     assert len(starts.read_text().splitlines()) == 2, "before anything was asked, and once"
     await served.close()
     assert not any(map(alive, pids(starts)))
+
+
+@pytest.mark.parametrize("settings", [{}, {"compile": False}, {"eager": True}])
+async def test_every_way_to_record_graphs_starts(settings: dict[str, Any], starts: Path) -> None:
+    one = engine(kit.llama(1), None, **settings)
+    await one.start()
+    assert len(starts.read_text().splitlines()) == 1
+    await one.close()

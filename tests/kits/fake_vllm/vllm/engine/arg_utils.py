@@ -16,6 +16,7 @@ class AsyncEngineArgs:
     max_model_len: int = 0
     tensor_parallel_size: int = 1
     enforce_eager: bool = False
+    compilation_config: dict[str, object] = field(default_factory=dict)
     enable_prefix_caching: bool = True
     logprobs_mode: str = "raw_logprobs"
     worker_extension_cls: str = ""
