@@ -29,6 +29,7 @@ from dynaweb.engines.vllm import remote, shared
 from dynaweb.engines.vllm.engine import VllmEngine, own_gpus
 from dynaweb.engines.vllm.nccl import _both, own_address, update_of
 from dynaweb.engines.vllm.probe import model_logprobs
+from dynaweb.engines.vllm.replicas import Replicas
 from dynaweb.engines.vllm.serve import command
 from dynaweb.engines.vllm.shared import ROOM, Layout, SharedVllm
 from dynaweb.errors import ConfigError, EngineError, TrainingError
@@ -256,7 +257,8 @@ def test_replicas_do_not_take_the_gpus_of_trainers(
 
 
 @pytest.mark.parametrize(
-    ("gib", "share", "split"), [(139, "auto", 3), (80, "auto", 1), (139, False, 3), (139, True, 1)]
+    ("gib", "share", "split"),
+    [(139, "auto", 3), (80, "auto", 1), (139, False, 3), (139, True, 1), (24, True, 1)],
 )
 def test_roles_have_a_vllm_each_where_their_weights_fit(
     gib: int, share: bool | str, split: int, monkeypatch: pytest.MonkeyPatch
@@ -283,6 +285,20 @@ def test_roles_have_a_vllm_each_where_their_weights_fit(
     chosen = VllmConfig(share=cast("Any", share), extra={"gpu_memory_utilization": 0.1})
     own = VllmEngine(chosen, EngineContext(weights=loaded, batching=Lockstep(), roles=3))._arguments()
     assert own["gpu_memory_utilization"] == 0.1 and ROOM not in own
+    # Many requests at once, where there is memory for them.
+    assert ("max_num_seqs" in arguments) is ("max_num_batched_tokens" in arguments) is (gib >= 40)
+
+
+async def test_replicas_compile_into_folders_of_their_own() -> None:
+    asked: list[str] = []
+
+    class Member:
+        async def call(self, call: str, *, place: str) -> None:
+            asked.append(place)
+
+    for count in (1, 2):
+        await Replicas([cast("Any", Member()) for _ in range(count)]).start(place="model-wm")
+    assert asked == ["model-wm", "model-wm-0", "model-wm-1"]
 
 
 @pytest.mark.parametrize("told", [True, False])

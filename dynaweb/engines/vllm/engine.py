@@ -51,8 +51,9 @@ LIMITS = {"video": 0}
 """What no prompt has, so that vLLM keeps no room for it."""
 MEMORY_BESIDE, MEMORY_APART = 0.4, 0.9
 """Share of a GPU's memory for vLLM beside the trainer, and on a GPU of its own."""
-MANY = {"max_num_seqs": 512, "max_num_batched_tokens": 16_384}
-"""vLLM's own numbers are for few requests at once (128, 2,048): dreams wait for each other then."""
+MANY, LARGE = {"max_num_seqs": 512, "max_num_batched_tokens": 16_384}, 40 << 30
+"""Requests and tokens at once, on GPUs of at least so many bytes: with vLLM's own numbers (128, 2,048) dreams wait for
+each other."""
 TIMES, BESIDE = 3, 4 << 30
 """So many times its weights, and bytes for activations and graphs beside them, has a vLLM that keeps them for one role
 alone."""
@@ -326,7 +327,8 @@ class VllmEngine(BaseEngine):
             "seed": 0,
         }
         if torch.cuda.is_available():
-            arguments |= MANY
+            if torch.cuda.get_device_properties(0).total_memory >= LARGE:
+                arguments |= MANY
             layout = self._layout()
             split = 1 if self._shares(layout) else self._roles
             part = self._memory(layout) / split

@@ -90,7 +90,10 @@ class Replicas:
 
     async def start(self, **arguments: Any) -> list[Any]:
         """What all replicas answer to `start`. Raises `EngineError` where one of them does not start."""
-        starting = (member.call("start", **arguments) for member in self._members)
+        each = [arguments] * len(self._members)
+        if arguments.get("place") and len(each) > 1:  # they must not compile into one folder at the same time
+            each = [{**arguments, "place": f"{arguments['place']}-{number}"} for number in range(len(each))]
+        starting = (member.call("start", **own) for member, own in zip(self._members, each, strict=True))
         answers = await asyncio.gather(*starting, return_exceptions=True)
         for member, answer in zip(self._members, answers, strict=True):
             if isinstance(answer, EngineError) and len(self._members) > 1:

@@ -29,9 +29,9 @@ def _import_transfer() -> None:
 def _warm_what_is_asked() -> None:
     """Compile the sampler's kernels for requests of a run, not for all that vLLM can sample.
 
-    A start of vLLM runs the sampler with every setting there is, and Triton compiles a kernel for each. That takes a
-    minute or two where no folder of kernels is kept, most of it for settings that no request of a run has. What is
-    asked for later all the same is compiled then.
+    A start of vLLM runs the sampler with every setting there is, and Triton compiles a kernel for each, where no folder
+    of kernels is kept. vLLM's pull request 55146 measured a start of 126 s with that and of 36 s without. What is asked
+    for later all the same is compiled then.
     """
     from vllm import SamplingParams
 
