@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from dynaweb.judges.reward import judge_all, refuse_silent_judge
 from dynaweb.pipeline.artifacts import Artifact, Artifacts, Control, LoadedModel, Phase, critic_left
 from dynaweb.pipeline.context import make_optimizer
 from dynaweb.pipeline.fit import count_skipped, new_trainer, with_adapters
-from dynaweb.pipeline.judge import make_judge, to_fit
+from dynaweb.pipeline.judge import has_engine, make_judge, to_fit
 from dynaweb.protocols import wants
 from dynaweb.rl.ahead import RunAhead
 from dynaweb.rl.audit import Auditor
@@ -64,6 +64,7 @@ from dynaweb.stages.world_model import fit_world_model
 
 if TYPE_CHECKING:
     from dynaweb.pipeline.context import RunContext
+    from dynaweb.pipeline.models import Role
     from dynaweb.protocols import Engine, Judge, PolicyOptimizer
     from dynaweb.rl.ahead import Outcomes
     from dynaweb.rollout.curriculum import Curriculum
@@ -225,9 +226,19 @@ async def run(ctx: RunContext) -> Outcome:
     all that reinforcement learning and the controls get.
     """
     ctx.tell(events.Progress(events.STAGES, 0, n_stages(ctx), "stages"))
+    ctx.models.start_ahead(roles_of_learning(ctx))
     have = await _make(ctx, stages_of(ctx))
     results = tuple([await evaluated(ctx, arm) for arm in arms(ctx, have)])
     return Outcome(have, results, await browser_sample(ctx, results[-1]))
+
+
+def roles_of_learning(ctx: RunContext) -> Iterator[Role]:
+    """The roles beside the policy that have models of their own in reinforcement learning."""
+    if ctx.recipe.rl.updates:
+        if ctx.envs.dreams and ctx.recipe.wm_fit.steps:
+            yield "wm"
+        if has_engine(ctx):
+            yield "reward"
 
 
 # --- The RL stage ----------------------------------------------------------------------------------------------------

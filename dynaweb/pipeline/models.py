@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -69,6 +69,7 @@ class Models:
         self._adapter_rank = recipe.rl.lora_rank
         self._engines: list[tuple[nn.Module, str, Engine]] = []
         self._asked: dict[Role, LoadedModel] = {}
+        self._ahead: tuple[Role, ...] = ()
         self.on_prompt: Callable[[Prompt], None] = lambda prompt: None
         """Told of every prompt that a prompt layer of the run writes."""
         self.services: dict[str, Service] = {}
@@ -277,17 +278,24 @@ class Models:
 
             require(recipe.backend.name)
 
-    async def start(self, *later: Role) -> None:
-        """Start what engines take long to start, side by side: those made so far, and what outlives an engine also for
-        roles that come `later`, of models that are laid out alike. Weights follow when they are asked."""
+    def start_ahead(self, roles: Iterable[Role]) -> None:
+        """These roles have models of their own later: what outlives their engines is started with the first engine."""
+        chosen = {role: self._recipe.engine_of(role) for role in roles}
+        self._ahead = tuple(
+            role
+            for role, choice in chosen.items()
+            if choice.name != "transformers"
+            and getattr(self._plugins.load_class("engine", choice.name, choice.settings), "lasting", BaseEngine.lasting)
+        )
+
+    async def start(self, *, ahead: bool = False) -> None:
+        """Start what engines take long to start, side by side: those made so far, and those of `start_ahead`, whose
+        models are laid out like the ones that are there. Weights follow when they are asked."""
         engines, others = [engine for _, _, engine in self._engines], list[Engine]()
-        for role in later:
-            choice = self._recipe.engine_of(role)
-            if self._asked and role not in self._asked and choice.name != "transformers":
-                cls = self._plugins.load_class("engine", choice.name, choice.settings)
-                if getattr(cls, "lasting", BaseEngine.lasting):
-                    others.append(self._make(next(iter(self._asked.values())), role))
-                    self.count(others[-1])
+        for role in self._ahead if ahead and self._asked else ():
+            if role not in self._asked:
+                others.append(self._make(next(iter(self._asked.values())), role))
+                self.count(others[-1])
         try:
             await asyncio.gather(*(engine.start() for engine in (*engines, *others)))
         finally:

@@ -7,14 +7,13 @@ unequal, or random actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from dynaweb import events
 from dynaweb.errors import ConfigError
 from dynaweb.pipeline.episodes import play_in_batches, save_episodes
-from dynaweb.pipeline.judge import has_engine
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.rollout.agents import ExpertPlayer, MixedPolicy, ModelPolicy, Player, PlayerFor, RandomPolicy
 from dynaweb.rollout.episode import Episode, Rules, failures, refuse_total_failure
@@ -25,7 +24,6 @@ from dynaweb.types import Task, Trajectory
 if TYPE_CHECKING:
     from dynaweb.pipeline.artifacts import Artifact, Artifacts
     from dynaweb.pipeline.context import RunContext
-    from dynaweb.pipeline.models import Role
     from dynaweb.protocols import Engine, PromptFormat
     from dynaweb.runs import Stage
 
@@ -46,7 +44,7 @@ async def explore(ctx: RunContext, sft: Artifact | None) -> Artifact:
         tasks = islice(cycle(training_tasks(ctx, count)), count)
         episodes = [Episode(f"explore/{i}", task, ctx.seed("explore", i)) for i, task in enumerate(tasks)]
         players = _players(ctx, sft)
-        await ctx.models.start(*_later(ctx))
+        await ctx.models.start(ahead=True)
         played = await play_in_batches(
             ctx,
             stage,
@@ -65,14 +63,6 @@ async def explore(ctx: RunContext, sft: Artifact | None) -> Artifact:
     artifact = await ctx.stage("explore", stage_key(ctx, "explore", sft=sft), body, resumable=True)
     ctx.keep(artifact, "explore")
     return artifact
-
-
-def _later(ctx: RunContext) -> Iterator[Role]:
-    """The roles that have models of their own in reinforcement learning."""
-    if ctx.envs.dreams and ctx.recipe.wm_fit.steps:
-        yield "wm"
-    if ctx.recipe.rl.updates and has_engine(ctx):
-        yield "reward"
 
 
 def _players(ctx: RunContext, sft: Artifact | None) -> PlayerFor:

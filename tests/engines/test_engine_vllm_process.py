@@ -404,9 +404,9 @@ def test_a_whole_run_starts_vllm_once(
     ahead: list[tuple[int, int]] = []
     start = Models.start
 
-    async def counted(self: Models, *later: Any) -> None:
+    async def counted(self: Models, **more: Any) -> None:
         before = len(starts.read_text().splitlines()) if starts.exists() else 0
-        await start(self, *later)
+        await start(self, **more)
         ahead.append((before, len(starts.read_text().splitlines())))
 
     monkeypatch.setattr(Models, "start", counted)
