@@ -211,8 +211,8 @@ class Clock(TrainerCallback):
         """One update is done, its weights sent."""
         if logs and "batch/samples_per_step" in logs:
             self.updates.append((time.perf_counter(), dict(logs)))
-            line = {"update": len(self.updates), "at": round(time.perf_counter(), 3)}
-            sys.stdout.write(json.dumps(line | {name: value for name, value in logs.items()}) + "\n")
+            line = {"update": len(self.updates), "at": round(self.updates[-1][0], 3), **logs}
+            sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()
 
 
@@ -290,8 +290,7 @@ def dreams(given: argparse.Namespace, logs: Path) -> Iterator[str]:
         sets[f"{role}.engine.name"] = given.engine
         if given.engine == "vllm":
             sets |= {f"{role}.engine.share": False, f"{role}.engine.sleep": False}
-            sets |= {f"{role}.engine.memory": 2 * given.memory, f"{role}.engine.extra.max_num_seqs": 512}
-            sets[f"{role}.engine.extra.max_num_batched_tokens"] = 16_384
+            sets[f"{role}.engine.memory"] = 2 * given.memory
     command = [sys.executable, "-m", "dynaweb", "env", "serve", "dream", "--port", str(port)]
     command += ["--sessions", str(2 * given.dreams), "--steps", str(recipe.dream.horizon), "--split", "train"]
     command += ["--world-model", given.world_model] if given.world_model else []

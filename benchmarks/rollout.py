@@ -44,8 +44,6 @@ from dynaweb.plugin.registry import current
 from dynaweb.protocols import GenerateRequest
 
 ROLES = ("policy", "wm", "reward")
-VLLM = {"extra.max_num_seqs": 512, "extra.max_num_batched_tokens": 16_384}
-"""What makes vLLM fastest here, in dreams and on its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +174,7 @@ def engine_settings(given: argparse.Namespace) -> dict[str, Any]:
     """The same engine for every role."""
     if given.engine != "vllm":
         return {f"{role}.engine.name": given.engine for role in ROLES}
-    chosen = {"name": "vllm", "share": False, **VLLM}
+    chosen = {"name": "vllm", "share": False}
     return {f"{role}.engine.{name}": value for role in ROLES for name, value in chosen.items()}
 
 

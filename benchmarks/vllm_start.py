@@ -2,10 +2,9 @@
 
     python benchmarks/vllm_start.py [--model FOLDER|NAME] [--ways uncompiled compiled eager] [--together 3]
 
-Each way has empty folders of compiled code for its first start, and the same folders for its second; `--keep FOLDER`
-leaves them there. As many vLLMs as `--together` says start side by side, as those of policy, world model and judge do.
-Then one of them answers the same prompts, of up to `--length` random tokens with `--new` new ones each, all at once,
-twice; the second time counts.
+Each way has empty folders of compiled code for its first start, and the same folders for its second. As many vLLMs as
+`--together` says start side by side, as those of policy, world model and judge do. Then one of them answers the same
+prompts, of up to `--length` random tokens with `--new` new ones each, all at once, twice; the second time counts.
 One JSON object for each start: seconds until all are there (`start`), until the one has the weights and the probe has
 passed (`ready`), and new tokens per second. `--stand-in` tries the script out without vLLM.
 """
@@ -21,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +81,6 @@ def main() -> int:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--together", type=int, default=3, choices=(1, 2, 3))
-    parser.add_argument("--keep", type=Path, default=None, metavar="FOLDER")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--memory", type=float, default=0.4)
@@ -98,9 +95,7 @@ def main() -> int:
         return 0
     failed = 0
     for way in given.ways:
-        if given.keep is not None:
-            (given.keep / way).mkdir(parents=True, exist_ok=True)
-        with nullcontext(given.keep / way) if given.keep is not None else tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder:
             for start in ("first", "second"):
                 made = {name: str(Path(folder) / place) for name, place in FOLDERS.items()}
                 if given.stand_in:

@@ -226,7 +226,7 @@ async def run(ctx: RunContext) -> Outcome:
     all that reinforcement learning and the controls get.
     """
     ctx.tell(events.Progress(events.STAGES, 0, n_stages(ctx), "stages"))
-    ctx.models.start_ahead(roles_of_learning(ctx))
+    ctx.models.expect(roles_of_learning(ctx))
     have = await _make(ctx, stages_of(ctx))
     results = tuple([await evaluated(ctx, arm) for arm in arms(ctx, have)])
     return Outcome(have, results, await browser_sample(ctx, results[-1]))

@@ -638,7 +638,7 @@ def main() -> int:
             parser.error(f"--nccl wants --gpu and two GPUs, and torch sees {torch.cuda.device_count()}")
         return checked_split(chosen.nccl or PARTS, eager=chosen.eager)
     extra = {"max_num_seqs": 16}
-    if torch.cuda.is_available() and chosen.device != "cpu":
+    if torch.cuda.is_available() and (chosen.gpu or chosen.device != "cpu"):
         extra["kv_cache_memory_bytes"] = 4 << 30  # told, it measures nothing, and others may work on the GPU meanwhile
     if not chosen.gpu:
         return checked(

@@ -278,7 +278,7 @@ class Models:
 
             require(recipe.backend.name)
 
-    def start_ahead(self, roles: Iterable[Role]) -> None:
+    def expect(self, roles: Iterable[Role]) -> None:
         """These roles have models of their own later: what outlives their engines is started with the first engine."""
         chosen = {role: self._recipe.engine_of(role) for role in roles}
         self._ahead = tuple(
@@ -289,7 +289,7 @@ class Models:
         )
 
     async def start(self, *, ahead: bool = False) -> None:
-        """Start what engines take long to start, side by side: those made so far, and those of `start_ahead`, whose
+        """Start what engines take long to start, side by side: those made so far, and those of `expect`, whose
         models are laid out like the ones that are there. Weights follow when they are asked."""
         engines, others = [engine for _, _, engine in self._engines], list[Engine]()
         for role in self._ahead if ahead and self._asked else ():
