@@ -301,6 +301,8 @@ class Checks:
         """Weights that changed and were not pushed do not pass the probe."""
         # The probe allows what bfloat16 rounds on this model of large weights; small adapters change even less.
         scale = 0.3 if self.dtype == torch.float32 else 3.0 if adapter_rank(self.model) > 0 else 1.0
+        # One that sleeps gets the model's weights when it wakes, so that none would be stale.
+        await self.sampled(1)
         self.disturb(scale)
         try:
             await self.engine.recheck()

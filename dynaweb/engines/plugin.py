@@ -7,7 +7,7 @@ protocol `Engine` are enough; `BaseEngine` has the others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -79,8 +79,9 @@ class VllmConfig(Section):
     """Largest mean difference, in nats per token, between log-probabilities of trainer and vLLM on tokens that the
     model would write, after new weights were pushed; above it the run stops. 0 = eight times the model's own rounding,
     and at least 0.001 on a CPU and 0.02 on a GPU."""
-    extra: dict[str, str | int | float | bool] = Field(default_factory=dict)
-    """Further arguments of vLLM's `AsyncEngineArgs`, such as `extra.max_num_seqs = 256`."""
+    extra: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of vLLM's `AsyncEngineArgs`, such as `extra.max_num_seqs = 256`, tables too:
+    `extra.compilation_config.cudagraph_mode = "PIECEWISE"`."""
 
     @property
     def needed_extra(self) -> str:

@@ -9,8 +9,9 @@ In order   An engine that computes with the trainer's own weights cannot go on w
            the first policy. What is played, and with which weights, is the same in every run, bit for bit. This gains
            no time: it shows what staleness costs.
 At once    An engine with weights of its own (`Engine.detach`) plays on while the trainer works, in a thread of its own.
-           The rollouts of update n begin as soon as update n - k is done; new weights reach the engine between two
-           requests, so that an episode may see several versions. Each of its steps carries its own.
+           The rollouts of update n begin as soon as update n - k is done, also while the last long ones of update n - 1
+           are still being played, as far as there are places. New weights reach the engine between two requests, so
+           that an episode may see several versions. Each of its steps carries its own.
 
 Rollouts that wait are saved with every checkpoint: the weights that played them are gone.
 """
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Outcomes = Sequence[Sequence[Outcome]]
 Play = Callable[[int, Outcomes], Awaitable[list[Trajectory]]]
-"""Plays and judges the rollouts of an update; it is told the outcomes of all updates before it."""
+"""Plays and judges the rollouts of an update; it is told the outcomes of the first updates, as far as they are known:
+in order of all before it, at once maybe not of the last ones."""
 
 BATCHES = "ahead.jsonl.gz"
 
@@ -42,9 +44,10 @@ BATCHES = "ahead.jsonl.gz"
 class RunAhead:
     """The rollouts of the updates of an RL stage, and those that wait for theirs; a partner of its checkpoints.
 
-    `play` plays those of one update, one update after the other. `most` is `rl.max_staleness`, `last` the number of
-    updates, beyond which nothing is played, `outcomes` are those of the updates that are done. With `at_once`, which is
-    set before the first rollouts, playing goes on while updates are made. Close it when the updates are over.
+    `play` plays those of one update; in order one update after the other. `most` is `rl.max_staleness`, `last` the
+    number of updates, beyond which nothing is played, `outcomes` are those of the updates that are done. `at_once` is
+    set before the first rollouts: playing goes on while updates are made, and `play` is called again before it is done,
+    so it has to keep to the places that there are. Close it when the updates are over.
     """
 
     def __init__(self, play: Play, *, most: int, last: int, outcomes: Outcomes = (), at_once: bool = False) -> None:
@@ -53,7 +56,8 @@ class RunAhead:
         self._batches: dict[int, list[Trajectory]] = {}
         self._done = 0
         self._player: asyncio.Task[None] | None = None
-        self._playing = asyncio.Lock()
+        self._starting = asyncio.Lock()
+        self._playing: set[asyncio.Task[None]] = set()
         self._played, self._advanced = asyncio.Event(), asyncio.Event()
         self._thread: ThreadPoolExecutor | None = None
 
@@ -65,8 +69,8 @@ class RunAhead:
         if self.at_once:
             await self._waited_for(update)
         else:
-            while self._next <= min(update + self.most, self.last - 1):
-                await self._add(self._next)
+            for number in self._missing(min(update + self.most + 1, self.last)):
+                await self._add(number)
         return self._batches[update]
 
     async def compute(self, work: Callable[[], T]) -> T:
@@ -93,7 +97,9 @@ class RunAhead:
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
         """Nothing is played while inside: what is being played is finished first."""
-        async with self._playing:
+        async with self._starting:
+            if self._playing:
+                await asyncio.wait(self._playing)
             yield
 
     async def close(self) -> None:
@@ -140,20 +146,22 @@ class RunAhead:
 
     # Playing
 
-    @property
-    def _next(self) -> int:
-        """The update whose rollouts are to be played next."""
-        return max(self._batches, default=self._done - 1) + 1
+    def _missing(self, end: int) -> list[int]:
+        """The updates before `end` whose rollouts are yet to be played, in order: a long one may be played to its end
+        after the next one is."""
+        return [number for number in range(self._done, end) if number not in self._batches]
 
     async def _add(self, number: int) -> None:
-        """Play the rollouts of an update. All before it are played, so that their outcomes are known."""
-        waiting = range(len(self._outcomes), number)
-        known = [*self._outcomes, *(outcomes_of(self._batches[earlier]) for earlier in waiting)]
+        """Play the rollouts of an update, and tell of the outcomes before it as far as they are known."""
+        known = [*self._outcomes]
+        while len(known) in self._batches and len(known) < number:
+            known.append(outcomes_of(self._batches[len(known)]))
         self._batches[number] = await self._play(number, known)
+        self._played.set()
 
     async def _waited_for(self, update: int) -> None:
         if self._player is None:
-            self._player = asyncio.get_running_loop().create_task(self._play_on(self._next))
+            self._player = asyncio.get_running_loop().create_task(self._play_on())
         while update not in self._batches:
             if self._player.done():
                 self._player.result()  # raises what stopped it
@@ -164,14 +172,20 @@ class RunAhead:
             finally:
                 played.cancel()
 
-    async def _play_on(self, first: int) -> None:
-        for number in range(first, self.last):
-            while number > self._done + self.most:
-                self._advanced.clear()
-                await self._advanced.wait()
-            async with self._playing:
-                await self._add(number)
-            self._played.set()
+    async def _play_on(self) -> None:
+        """Play all that is missing. Raises what stopped the first that was stopped."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in self._missing(self.last):
+                    while number > self._done + self.most:
+                        self._advanced.clear()
+                        await self._advanced.wait()
+                    async with self._starting:
+                        playing = group.create_task(self._add(number))
+                    self._playing.add(playing)
+                    playing.add_done_callback(self._playing.discard)
+        except BaseExceptionGroup as stopped:
+            raise stopped.exceptions[0] from None
 
 
 def order_of_work(recipe: Recipe) -> str:

@@ -187,20 +187,23 @@ async def play_all(
     lockstep: LiveEpisodes | None = None,
     finish: Finish | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
+    room: asyncio.Semaphore | None = None,
 ) -> list[Trajectory]:
     """Play many episodes over at most `slots` environments; trajectories in the order of `episodes`.
 
-    `finish` may grade an episode while its environment still stands as it ended. `on_done` is told of each finished
-    trajectory, in the order in which they finish. The first exception that is not a failure of the infrastructure
-    stops everything and is raised.
+    Calls that go on at the same time share their places by one `room`, first come, first served. `finish` may grade an
+    episode while its environment still stands as it ended. `on_done` is told of each finished trajectory, in the order
+    in which they finish. The first exception that is no failure of the infrastructure stops everything and is raised.
     """
     done: dict[int, Trajectory] = {}
     order = iter(range(len(episodes)))
 
     async def slot(first: int, gate: asyncio.Barrier) -> None:
-        async with lockstep.episode() if lockstep is not None else nullcontext(), _renewable(environment) as own:
+        live = lockstep.episode() if lockstep is not None else nullcontext()
+        async with room or nullcontext(), live, _renewable(environment) as own:
             # All slots are live before any of them asks an engine, so that the first batch holds everybody.
-            await gate.wait()
+            if not free:
+                await gate.wait()
             for index in order if free else range(first, len(episodes), width):
                 done[index] = await _play_in(own, episodes[index], player_for, rules, finish)
                 if on_done is not None:

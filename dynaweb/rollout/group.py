@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from dynaweb.judges.reward import (
@@ -81,7 +81,12 @@ class GroupSampler:
     """No reward where a dream lacked what the goal names."""
     expert_prompts: PromptFormat | None = None
     """How the pages of experts are shown, where the policy is shown those of its dreams otherwise."""
+    room: asyncio.Semaphore = field(init=False)
+    """The places of the source, for all updates whose rollouts are played at the same time."""
     on_policy: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "room", asyncio.Semaphore(self.source.slots))
 
     @classmethod
     def of(
@@ -145,6 +150,7 @@ class GroupSampler:
                 lockstep=self.lockstep,
                 finish=self.source.finish,
                 on_done=ended,
+                room=self.room,
             )
         )
         try:

@@ -23,6 +23,7 @@ from vllm_server_kit import StandIn, serving
 from warm_kit import exit_codes, start
 
 import dynaweb
+from dynaweb.config.resolving import resolve
 from dynaweb.engines.plugin import VllmConfig
 from dynaweb.engines.scheduler import Lockstep
 from dynaweb.engines.vllm import remote, shared
@@ -287,6 +288,23 @@ def test_roles_have_a_vllm_each_where_their_weights_fit(
     assert own["gpu_memory_utilization"] == 0.1 and ROOM not in own
     # Many requests at once, where there is memory for them.
     assert ("max_num_seqs" in arguments) is ("max_num_batched_tokens" in arguments) is (gib >= 40)
+
+
+def test_tables_reach_vllm_by_a_recipe() -> None:
+    """Scalars do not say how vLLM shall capture graphs or guess tokens ahead."""
+    recipe = resolve(
+        "tiny",
+        overrides=[
+            "wm.engine.name=vllm",
+            'wm.engine.extra.compilation_config.cudagraph_mode="PIECEWISE"',
+            'wm.engine.extra.speculative_config={method = "ngram", num_speculative_tokens = 4}',
+        ],
+    )
+    chosen = VllmConfig.model_validate(recipe.wm.engine.settings)
+    loaded = cast("Any", LoadedModel(kit.llama(1), cast("Any", None), cast("Any", None)))
+    asked = VllmEngine(chosen, EngineContext(weights=loaded, batching=Lockstep()))._arguments()
+    assert asked["compilation_config"] == {"cudagraph_mode": "PIECEWISE"}
+    assert asked["speculative_config"] == {"method": "ngram", "num_speculative_tokens": 4}
 
 
 async def test_replicas_compile_into_folders_of_their_own() -> None:

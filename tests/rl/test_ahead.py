@@ -129,6 +129,32 @@ async def test_what_stops_the_player_stops_the_updates() -> None:
     await ahead.close()
 
 
+async def test_the_next_rollouts_begin_while_the_last_long_ones_are_played() -> None:
+    """Those of an update that ends first wait for it. Nobody is told of outcomes that are not known yet."""
+    long, known = asyncio.Event(), dict[int, int]()
+
+    async def play(update: int, outcomes: Any) -> list[Trajectory]:
+        known[update] = len(outcomes)
+        if update == 1:
+            await long.wait()
+        return [rollout(update)]
+
+    outcomes: list[Any] = []
+    ahead = RunAhead(play, most=2, last=9, outcomes=outcomes, at_once=True)
+    await ahead.of_update(0)
+    outcomes.append([])
+    ahead.advance()
+    waiting = asyncio.ensure_future(ahead.of_update(1))
+    async with asyncio.timeout(20):
+        while 3 not in ahead._batches:
+            await asyncio.sleep(0.001)
+    assert not waiting.done() and 1 not in ahead._batches
+    long.set()
+    assert [t.id for t in await waiting] == ["1/0/0"]
+    await ahead.close()
+    assert [known[update] for update in range(4)] == [0, 1, 1, 1], "of update 2 nothing is told before 1"
+
+
 async def test_nothing_is_played_while_the_world_model_is_fitted() -> None:
     """What is being played is finished first."""
     gate, order = asyncio.Event(), list[str]()
@@ -140,13 +166,13 @@ async def test_nothing_is_played_while_the_world_model_is_fitted() -> None:
         order.append(f"played {update}")
         return [rollout(update)]
 
-    ahead = RunAhead(play, most=1, last=4, outcomes=[[], [], []], at_once=True)
+    ahead = RunAhead(play, most=1, last=5, outcomes=[[], [], [], []], at_once=True)
     await ahead.of_update(0)
-    ahead.advance()
 
     async def fit() -> None:
         async with ahead.paused():
             order.append("fit")
+            ahead.advance()
             await asyncio.sleep(0.01)
             order.append("fitted")
 
@@ -194,6 +220,22 @@ async def test_a_restart_finds_the_rollouts_that_waited(tmp_path: Path) -> None:
     again.prune(tmp_path, {4})
     with pytest.raises(CheckpointError, match="no rollouts that ran ahead of update 3"):
         again.load(tmp_path, 3)
+
+
+async def test_a_restart_plays_what_was_not_played_to_its_end(tmp_path: Path) -> None:
+    """Also where later rollouts were there before."""
+    ahead = RunAhead(Played(), most=2, last=6)
+    ahead._batches = {2: [rollout(2)], 4: [rollout(4)]}
+    ahead.save(tmp_path, 2)
+    for at_once in (False, True):
+        play = Played()
+        again = RunAhead(play, most=2, last=6, outcomes=[[("t", 1.0)]] * 2, at_once=at_once)
+        again.load(tmp_path, 2)
+        for update in range(2, 6):
+            assert [t.id for t in await again.of_update(update)] == [f"{update}/0/0"]
+            again.advance()
+        await again.close()
+        assert [update for update, _, _ in play.calls] == [3, 5]
 
 
 # Ratios

@@ -303,6 +303,50 @@ def test_where_nothing_is_in_step_a_long_episode_keeps_nobody_waiting(free: bool
     assert [trajectory.id for trajectory in result] == [task.id for task in tasks]
 
 
+def test_updates_that_are_played_at_the_same_time_share_their_places() -> None:
+    """The later one gets those that the earlier one leaves, and no place has an environment before it is free."""
+    live, most, done = 0, 0, list[str]()
+
+    class Counted(Counter):
+        def __init__(self) -> None:
+            nonlocal live, most
+            super().__init__()
+            live, most = live + 1, max(most, live + 1)
+
+        async def close(self) -> None:
+            nonlocal live
+            live -= 1
+            await super().close()
+
+    async def played() -> None:
+        let = asyncio.Event()
+
+        def on_done(trajectory: Trajectory) -> None:
+            done.append(trajectory.id)
+            if len(done) == 7:
+                let.set()
+
+        class FirstIsLong(Script):
+            calls = 0
+
+            async def act(self, *args: object, **kwargs: object) -> Decision:  # type: ignore[override]
+                self.calls += 1
+                await (let.wait() if self.calls == 1 else asyncio.sleep(0.01))
+                return Decision(STOP)
+
+        recipe = resolve("smoke", overrides=["rl.n=2", "rl.expert_share=0"])
+        source = RolloutSource(Counted, 3, Rules(3))
+        policy = cast("ModelPolicy", FirstIsLong(STOP))
+        sampler = GroupSampler.of(recipe, 0, policy, Yes(), source, Lockstep(free=True), {})
+        tasks = [[Task(id=f"t{u}{i}", intent="", start_url="") for i in range(2)] for u in range(2)]
+        first, second = await asyncio.gather(*(sampler.of_update(u, tasks[u], on_done) for u in range(2)))
+        assert [t.id for t in (*first, *second)] == [f"{u}/{i}/{k}" for u in (0, 1) for i in (0, 1) for k in (0, 1)]
+
+    asyncio.run(asyncio.wait_for(played(), 30))
+    assert most == 3 and live == 0
+    assert done[:3] == ["0/0/1", "0/1/0", "0/1/1"] and done[-1] == "0/0/0"
+
+
 @pytest.mark.parametrize("free", [True, False])
 def test_an_episode_is_judged_as_it_ends_where_nothing_is_in_step(free: bool) -> None:
     recipe = resolve("smoke", overrides=["rl.n=3", "rl.expert_share=0"])
