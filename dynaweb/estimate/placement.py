@@ -12,8 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dynaweb.errors import DynawebError
 from dynaweb.estimate.machine import Machine
 from dynaweb.masking import masked
+from dynaweb.pipeline.context import RunContext
+from dynaweb.pipeline.judge import has_engine
+from dynaweb.plugin.registry import current
+from dynaweb.runs import StageCache
 from dynaweb.stats import text_table
 
 if TYPE_CHECKING:
@@ -35,6 +40,14 @@ class Part:
 def generating_gpus(recipe: Recipe) -> int:
     """GPUs of this machine that only generate: those of the replicas of vLLM, which roles share."""
     return max((_replicas(choice) * _each(choice) for choice in _engines(recipe).values()), default=0)
+
+
+def judge_has_model(recipe: Recipe) -> bool:
+    """Whether the judge, or one that it is made of, asks a model that is not the policy."""
+    try:
+        return has_engine(RunContext(recipe, current(), StageCache()))
+    except DynawebError:  # of a plugin or its settings, which other checks name
+        return False
 
 
 def placement(recipe: Recipe, machine: Machine, ranks: int) -> tuple[Part, ...]:
@@ -76,7 +89,7 @@ def _role(recipe: Recipe, role: str, title: str, machine: Machine, ranks: int) -
     model = getattr(config, "model", None)
     if parts := getattr(config, "judges", None):
         return Part(title, "as its judges", f"{recipe.reward.name}: {', '.join(parts)}")
-    if role == "reward" and not (recipe.reward.name == "orm" or isinstance(model, str)):
+    if role == "reward" and not (judge_has_model(recipe) or isinstance(model, str)):
         return Part(title, "this process", f"{recipe.reward.name}, without a model of its own")
     if role == "reward" and model == "policy":
         role, title = "policy", "judge (the policy)"

@@ -13,7 +13,7 @@ from dynaweb.estimate import memory as mem
 from dynaweb.estimate.machine import GIB, Machine
 from dynaweb.estimate.memory import Setup
 from dynaweb.estimate.pictures import image_tokens
-from dynaweb.estimate.placement import Part, generating_gpus, placement, placement_text
+from dynaweb.estimate.placement import Part, generating_gpus, judge_has_model, placement, placement_text
 from dynaweb.estimate.shapes import Shape, shape_of
 from dynaweb.estimate.work import STAGES, Work, work_of
 from dynaweb.pipeline.context import RunContext
@@ -227,11 +227,10 @@ def _partners(recipe: Recipe, shape: Shape, setup: Setup, machine: Machine, serv
     """What a process holds besides, while the policy is trained."""
     parts, roles = {}, ["policy"]
     own = mem.frozen(shape, setup)
-    reward: Any = recipe.reward.config
     if recipe.env.name == "dream" and not served:
         parts["world model"] = own
         roles.append("wm")
-    if recipe.reward.name == "orm" or getattr(reward, "model", "") == "base":
+    if judge_has_model(recipe):
         parts["judge"] = own
         roles.append("reward")
     engine = recipe.engine_of("policy")

@@ -58,9 +58,12 @@ def judge_named(ctx: RunContext, name: str, settings: Any, policy: Engine, polic
 
 
 def has_engine(ctx: RunContext) -> bool:
-    """Whether the recipe's judge asks a model that is not the policy."""
-    fitted = TRAINABLE in ctx.plugins.find("reward", ctx.recipe.reward.name).spec.capabilities
-    return fitted or getattr(ctx.recipe.reward.config, "model", None) == "base"
+    """Whether the recipe's judge, or one that it is made of, asks a model that is not the policy."""
+    name, settings = _reward(ctx)
+    return any(
+        TRAINABLE in ctx.plugins.find("reward", part).spec.capabilities or getattr(config, "model", None) == "base"
+        for part, config in parts(ctx, name, checked_config(ctx, name, settings))
+    )
 
 
 def checked_config(ctx: RunContext, name: str, settings: Any) -> Any:

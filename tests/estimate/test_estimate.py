@@ -44,6 +44,21 @@ def test_weights_are_counted_as_they_are(changes: dict[str, Any], tmp_path: Path
     assert _saved(model, tmp_path).parameters == sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.parametrize(
+    ("sets", "own"),
+    [
+        ((), True),
+        (("reward.model=policy",), False),
+        (("reward.name=orm",), True),
+        (("reward.name=weighted", "reward.judges.orm.weight=1"), True),
+        (("reward.name=weighted", 'reward.judges.self-assess.settings.model="policy"'), False),
+    ],
+)
+def test_a_judge_takes_memory_where_it_or_one_that_it_is_made_of_has_a_model(sets: tuple[str, ...], own: bool) -> None:
+    found = estimate(resolve("dynaweb", overrides=sets), look())
+    assert found is not None and ("judge" in found.memory["rl"]) is own
+
+
 def test_biases_count(tmp_path: Path) -> None:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
