@@ -27,11 +27,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dynaweb import events
+from dynaweb.judges.parts import has_engine
 from dynaweb.judges.reward import judge_all, refuse_silent_judge
 from dynaweb.pipeline.artifacts import Artifact, Artifacts, Control, LoadedModel, Phase, critic_left
 from dynaweb.pipeline.context import make_optimizer
 from dynaweb.pipeline.fit import count_skipped, new_trainer, with_adapters
-from dynaweb.pipeline.judge import has_engine, make_judge, to_fit
+from dynaweb.pipeline.judge import make_judge, to_fit
 from dynaweb.protocols import wants
 from dynaweb.rl.ahead import RunAhead
 from dynaweb.rl.audit import Auditor
@@ -237,7 +238,7 @@ def roles_of_learning(ctx: RunContext) -> Iterator[Role]:
     if ctx.recipe.rl.updates:
         if ctx.envs.dreams and ctx.recipe.wm_fit.steps:
             yield "wm"
-        if has_engine(ctx):
+        if has_engine(ctx.recipe, ctx.plugins):
             yield "reward"
 
 

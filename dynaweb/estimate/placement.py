@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from dynaweb.errors import DynawebError
 from dynaweb.estimate.machine import Machine
+from dynaweb.judges.parts import has_engine
 from dynaweb.masking import masked
-from dynaweb.pipeline.context import RunContext
-from dynaweb.pipeline.judge import has_engine
 from dynaweb.plugin.registry import current
-from dynaweb.runs import StageCache
 from dynaweb.stats import text_table
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ def generating_gpus(recipe: Recipe) -> int:
 def judge_has_model(recipe: Recipe) -> bool:
     """Whether the judge, or one that it is made of, asks a model that is not the policy."""
     try:
-        return has_engine(RunContext(recipe, current(), StageCache()))
+        return has_engine(recipe, current())
     except DynawebError:  # of a plugin or its settings, which other checks name
         return False
 

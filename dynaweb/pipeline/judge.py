@@ -8,7 +8,7 @@ function that makes each of them in `JudgeContext.judges`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +16,7 @@ from dynaweb.config.files import read_json
 from dynaweb.config.keys import OWN, code_of
 from dynaweb.errors import ConfigError
 from dynaweb.judges.calibration import Platt
+from dynaweb.judges.parts import TRAINABLE, checked_config, judges_in, parts
 from dynaweb.protocols import JudgeContext
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 FITTED = "judge.json"
 """Calibration and quality of a fitted judge, beside its weights."""
-TRAINABLE, COMBINES = "trainable", "combines"
 
 
 def make_judge(ctx: RunContext, policy: Engine, policy_format: PromptFormat) -> Judge:
@@ -34,7 +34,7 @@ def make_judge(ctx: RunContext, policy: Engine, policy_format: PromptFormat) -> 
 
 def judge_named(ctx: RunContext, name: str, settings: Any, policy: Engine, policy_format: PromptFormat) -> Judge:
     """A judge by name; `settings` is its config or plain data. Raises `ConfigError` for settings that are not valid."""
-    config = checked_config(ctx, name, settings)
+    config = checked_config(ctx.plugins, name, settings)
     calibration: Platt | None = None
     wants = getattr(config, "model", None)
     engine, prompts = (policy, policy_format) if wants == "policy" else (None, ctx.models.format)
@@ -57,43 +57,15 @@ def judge_named(ctx: RunContext, name: str, settings: Any, policy: Engine, polic
     return cast("Judge", ctx.plugins.create("reward", name, config, context))
 
 
-def has_engine(ctx: RunContext) -> bool:
-    """Whether the recipe's judge, or one that it is made of, asks a model that is not the policy."""
-    name, settings = _reward(ctx)
-    return any(
-        TRAINABLE in ctx.plugins.find("reward", part).spec.capabilities or getattr(config, "model", None) == "base"
-        for part, config in parts(ctx, name, checked_config(ctx, name, settings))
-    )
-
-
-def checked_config(ctx: RunContext, name: str, settings: Any) -> Any:
-    """A judge's settings, validated."""
-    from pydantic import BaseModel, ValidationError
-
-    if isinstance(settings, BaseModel):
-        return settings
-    try:
-        return ctx.plugins.find("reward", name).spec.config.model_validate(dict(settings))
-    except ValidationError as error:
-        raise ConfigError(f"settings of judge {name!r}: {error}") from error
-
-
-def parts(ctx: RunContext, name: str, config: Any) -> Iterator[tuple[str, Any]]:
-    """The judge itself and, where it is made of others, all of them, with their settings."""
-    yield name, config
-    if COMBINES in ctx.plugins.find("reward", name).spec.capabilities:
-        for part, spec in config.judges.items():
-            yield from parts(ctx, part, checked_config(ctx, part, spec.settings))
-
-
 def to_fit(ctx: RunContext, name: str = "", settings: Any = None) -> tuple[str, Any] | None:
     """Name and settings of the part of a judge (default: the recipe's) that has to be fitted in this run; None: none.
 
     The first one counts: a run fits one judge. `settings` is the judge's config or plain data.
     """
-    name, settings = (name, settings or {}) if name else _reward(ctx)
-    for part, config in parts(ctx, name, checked_config(ctx, name, settings)):
-        able = TRAINABLE in ctx.plugins.find("reward", part).spec.capabilities
+    plugins = ctx.plugins
+    given = parts(plugins, name, checked_config(plugins, name, settings or {})) if name else None
+    for part, config in given or judges_in(ctx.recipe, plugins):
+        able = TRAINABLE in plugins.find("reward", part).spec.capabilities
         if able and not getattr(config, "weights", ""):
             return part, config
     return None
@@ -143,7 +115,7 @@ def judge_key(ctx: RunContext) -> dict[str, str]:
     """What the recipe's judge depends on besides its settings, for cache keys: empty where that is nothing."""
     from dynaweb.pipeline.artifacts import files_hash
 
-    used = list(parts(ctx, *_reward(ctx)))
+    used = list(judges_in(ctx.recipe, ctx.plugins))
     folders = [str(getattr(config, "weights", "")) for _, config in used]
     key = {f"weights {path}": files_hash(fitted_folder(Path(path))) for path in folders if path and Path(path).is_dir()}
     for plugin in (ctx.plugins.find("reward", name) for name, _ in used[1:]):
@@ -152,7 +124,3 @@ def judge_key(ctx: RunContext) -> dict[str, str]:
     if ctx.models.fitted_judge is not None:
         key["fitted"] = ctx.models.fitted_judge.name
     return key
-
-
-def _reward(ctx: RunContext) -> tuple[str, Any]:
-    return ctx.recipe.reward.name, ctx.recipe.reward.config

@@ -19,6 +19,7 @@ from dynaweb.config.files import expanded
 from dynaweb.config.keys import code_of, decisive
 from dynaweb.data.images import ImageStore
 from dynaweb.errors import CheckpointError, MissingError
+from dynaweb.judges.parts import judges_in
 from dynaweb.pipeline.artifacts import LoadedModel, files_hash
 from dynaweb.plugin import contracts
 from dynaweb.protocols import (
@@ -93,7 +94,8 @@ class Models:
         settings = self._recipe.model
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        base_judges = getattr(self._recipe.reward.config, "model", None) == "base"
+        judges = judges_in(self._recipe, self._plugins)
+        base_judges = any(getattr(config, "model", None) == "base" for _, config in judges)
         tokenizer = self.tokenizer if path is None else tokenizer_of(path, self.tokenizer, base_judges=base_judges)
         prompts = self.format if tokenizer is self.tokenizer else self._prompts(tokenizer, str(path))
         model = self._read(str(path or settings.path))
@@ -232,7 +234,7 @@ class Models:
         """What gathers the model calls of all episodes: in lockstep where this process answers all of them."""
         from dynaweb.engines.scheduler import Lockstep
 
-        return Lockstep(free=answered_elsewhere(self._recipe))
+        return Lockstep(free=answered_elsewhere(self._recipe, self._plugins))
 
     def engine(self, model: LoadedModel, role: Role = "policy") -> Engine:
         """The engine of a role on a model, one for all roles that choose the same; its tokens count in the costs."""
@@ -398,11 +400,12 @@ def roles_of(recipe: Recipe, choice: EngineChoice) -> int:
     return sum(recipe.engine_of(role) == choice for role in ROLES)
 
 
-def answered_elsewhere(recipe: Recipe) -> bool:
+def answered_elsewhere(recipe: Recipe, plugins: Plugins) -> bool:
     """Whether vLLM or a server answers some calls of episodes, so that results do not repeat bit for bit anyway."""
     if any(recipe.engine_of(role).name == "vllm" for role in ROLES):
         return True
-    servers = (getattr(section.config, "server", None) for section in (recipe.wm, recipe.reward))
+    asked = (recipe.wm.config, *(config for _, config in judges_in(recipe, plugins)))
+    servers = (getattr(config, "server", None) for config in asked)
     return any(server is not None and bool(server.model) for server in servers)
 
 

@@ -182,8 +182,8 @@ class RunAhead:
                         await self._advanced.wait()
                     async with self._starting:
                         playing = group.create_task(self._add(number))
-                    self._playing.add(playing)
-                    playing.add_done_callback(self._playing.discard)
+                        self._playing.add(playing)
+                        playing.add_done_callback(self._playing.discard)
         except BaseExceptionGroup as stopped:
             raise stopped.exceptions[0] from None
 

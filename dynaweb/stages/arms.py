@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dynaweb.judges.parts import judges_in
 from dynaweb.pipeline.artifacts import Artifact, Artifacts, StageKey, refreshed_by
 from dynaweb.pipeline.judge import make_judge, to_fit
 from dynaweb.pipeline.keys import stage_key
@@ -139,7 +140,7 @@ def prerequisites(ctx: RunContext, arms: Sequence[ArmResult]) -> list[str]:
             sentences.append(f"{recipe.explore.episodes} unrewarded real episodes of {who}, {use}.")
         if recipe.phases.count > 1:
             sentences.append("The real first page of every new task of a later phase, opened once.")
-    if getattr(recipe.reward.config, "model", "") and arms:
+    if arms and any(getattr(config, "model", "") for _, config in judges_in(recipe, ctx.plugins)):
         sentences.append("A judge that is the language model itself; the shipped one was trained to judge other sites.")
     if to_fit(ctx) is not None:
         episodes = recipe.judge_fit.episodes

@@ -17,9 +17,10 @@ from dynaweb import events
 from dynaweb.config.keys import code_of, decisive
 from dynaweb.errors import MissingError, TrainingError
 from dynaweb.judges.calibration import Platt, Quality, fit_platt, quality
+from dynaweb.judges.parts import TRAINABLE
 from dynaweb.judges.reward import SUCCESS, needs_judge, success_of
 from dynaweb.pipeline.fit import fit
-from dynaweb.pipeline.judge import FITTED, TRAINABLE, to_fit
+from dynaweb.pipeline.judge import FITTED, to_fit
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.pipeline.models import engine_key
 from dynaweb.plugin import contracts

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from dynaweb.config import agreement
 from dynaweb.errors import ConfigError
+from dynaweb.judges.parts import TRAINABLE, judges_in
 from dynaweb.pipeline.context import make_optimizer
-from dynaweb.pipeline.judge import TRAINABLE, parts, weights_of
+from dynaweb.pipeline.judge import weights_of
 from dynaweb.stages.curriculum import chosen_generator
 from dynaweb.stages.world_model import check_fit
 
@@ -107,7 +108,7 @@ def check_judge(ctx: RunContext) -> None:
 
     Also where it is to be shown pictures of pages, and its engine shows it none.
     """
-    for name, config in parts(ctx, ctx.recipe.reward.name, ctx.recipe.reward.config):
+    for name, config in judges_in(ctx.recipe, ctx.plugins):
         able = TRAINABLE in ctx.plugins.find("reward", name).spec.capabilities
         if able and str(getattr(config, "weights", "")):
             weights_of(ctx, name, config)

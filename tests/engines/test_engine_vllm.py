@@ -34,6 +34,7 @@ from dynaweb.errors import ConfigError, EngineError, MissingError
 from dynaweb.pipeline.artifacts import LoadedModel
 from dynaweb.pipeline.fit import with_adapters
 from dynaweb.pipeline.models import Models, answered_elsewhere
+from dynaweb.plugin.registry import current
 from dynaweb.protocols import EngineContext, GenerateRequest, TokenRow
 from dynaweb.rl.importance import corrected
 from dynaweb.trainer.distributed.deepspeed import ZeroSettings, deepspeed_config
@@ -248,14 +249,20 @@ def test_engines_and_backend_are_settings_of_the_recipe() -> None:
         ({}, ["reward.engine.name=vllm"], True),
         ({"wm": "frozen-llm"}, ["wm.server.model=x", "wm.server.base_url=http://localhost:1/v1"], True),
         ({"reward": "llm-judge"}, ["reward.server.model=x", "reward.server.base_url=http://localhost:1/v1"], True),
+        ({"reward": "weighted"}, ["reward.judges.self-assess.weight=1"], False),
+        (
+            {"reward": "weighted"},
+            ["reward.judges.self-assess.weight=1", "reward.judges.llm-judge.settings={server = {model = 'x'}}"],
+            True,
+        ),
     ],
 )
 def test_only_what_this_process_answers_is_in_step(
     choices: dict[str, Any], overrides: list[str], elsewhere: bool
 ) -> None:
     recipe = resolve("smoke", overrides=overrides, **choices)
-    assert answered_elsewhere(recipe) is elsewhere
-    assert Models(recipe, cast("Any", None), lambda *names: 0, lambda counted: None).lockstep.free is elsewhere
+    assert answered_elsewhere(recipe, current()) is elsewhere
+    assert Models(recipe, current(), lambda *names: 0, lambda counted: None).lockstep.free is elsewhere
 
 
 def test_a_deepspeed_file_of_ones_own_goes_over_ours(tmp_path: Path) -> None:

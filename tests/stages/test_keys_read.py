@@ -206,7 +206,7 @@ def recording(reads: Reads, patch: pytest.MonkeyPatch) -> None:
         return called
 
     # They say in which order calls are made and how much of a GPU engines take, not what these answer.
-    patch.setattr(models, "answered_elsewhere", lambda recipe: answered_elsewhere(recipe.real))
+    patch.setattr(models, "answered_elsewhere", lambda recipe, plugins: answered_elsewhere(recipe.real, plugins))
     patch.setattr(models, "roles_of", lambda recipe, choice: roles_of(recipe.real, choice))
     patch.setattr(RunContext, "__init__", begin)
     patch.setattr(RunContext, "stage", staged)

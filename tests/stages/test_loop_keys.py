@@ -300,6 +300,8 @@ def test_weights_bring_their_tokenizer_and_the_base_that_judges_refuses_another(
         CheckpointError, match=r"another tokenizer .* than the base model that judges.*--reward checker"
     ):
         context(tmp_path).models.load(folder)
+    with pytest.raises(CheckpointError, match="than the base model that judges"):
+        context(tmp_path, "reward.judges.self-assess.weight=1", reward="weighted").models.load(folder)
     checked = context(tmp_path, env="sites", reward="checker")
     loaded = checked.models.load(folder)
     assert len(loaded.tokenizer) > len(checked.models.tokenizer)
@@ -360,6 +362,22 @@ def test_the_prerequisites_of_a_result_are_what_was_played(
 ) -> None:
     found = prerequisites(context(tmp_path, "explore.episodes=7", *sets), [])
     assert [line for line in found if "episodes" in line] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        ((), True),
+        (("reward.name=orm",), False),
+        (("reward.name=weighted", "reward.judges.self-assess.weight=1"), True),
+        (("reward.name=weighted", "reward.judges.orm.weight=1"), False),
+    ],
+)
+def test_a_judge_that_is_the_model_is_named_also_where_it_is_one_of_several(
+    tmp_path: Path, sets: tuple[str, ...], said: bool
+) -> None:
+    found = prerequisites(context(tmp_path, *sets), cast("Any", [None]))
+    assert any("the language model itself" in line for line in found) is said
 
 
 def test_without_psutil_memory_is_that_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
