@@ -394,7 +394,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     log = RolloutLog(stage.scratch)
     replay = ReplayBuffer.of(ctx, phase) if mode == "policy" else None
     audit = Auditor(ctx, judge, name) if ctx.recipe.audit.every else None
-    best = BestWeights(stage.scratch, history.marks)
+    best = BestWeights(stage.scratch, history.marks, decides=rl.results_of == "best")
     partners: list[Checkpointed] = [one for one in (history, replay, audit, refresher, best) if one is not None]
     partners += [ahead] if most else []
     checkpoints = Checkpoints(

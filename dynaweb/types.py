@@ -333,6 +333,11 @@ class Trajectory:
         last = self.steps[-1].action if self.steps else None
         return last.text if last is not None and last.kind == "stop" else None
 
+    @property
+    def following(self) -> tuple[Observation | None, ...]:
+        """The page after each step, one for each step; None after the last one where no page came back."""
+        return (*(step.observation for step in self.steps[1:]), self.final) if self.steps else ()
+
     def scored(self, judgement: Judgement, reward: float | None) -> Trajectory:
         """A copy that carries a verdict."""
         return replace(self, judgement=judgement, reward=reward)

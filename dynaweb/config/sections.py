@@ -349,6 +349,12 @@ class Data(Section):
     """Number of demonstrations of scripted experts when `few`; 0 = one for each task template. Or where to read them,
     so that no scripted expert is asked: a trajectory store (`.jsonl.gz`), a folder of stores, the folder of a run, or
     the name of a data set of the hub. Failed episodes are left out, those that nobody judged count as successes."""
+    practice: Annotated[
+        Literal["all", "new"], NotKeyed("stages hold which tasks are demonstrated where they leave them out")
+    ] = "all"
+    """Which training tasks exploration, graded episodes and reinforcement learning play. `all`: the demonstrated ones
+    come first, as they do for everybody. `new`: others only. With many demonstrations that are learned by heart, a
+    judge sees no failures of demonstrated tasks, and groups of rollouts are all alike."""
     max_best_steps: Annotated[int, Matters("demos", "experts", "explore", "graded", "rl", "eval")] = Field(
         default=5, ge=1
     )
@@ -541,7 +547,20 @@ class Rl(Section):
     moments (12 bytes a weight). With 2, a run goes on from the one before the last should that be damaged."""
     validate_every: Annotated[int, Matters("validation")] = Field(default=0, ge=0)
     """Updates between evaluations on validation tasks on real pages; 0 = never. The weights of the best one are
-    kept beside the last ones, which the results are of (`checkpoints/dynaweb-best`)."""
+    kept beside the last ones (`checkpoints/dynaweb-best`)."""
+    results_of: Annotated[Literal["last", "best"], Matters("validation")] = "last"
+    """Which weights the results are of, and later phases start from: those after the last update, or those of the best
+    validation (early stopping: a judge that is fooled late does no harm). `best` wants `validate_every`."""
+
+    @model_validator(mode="after")
+    def _validates(self) -> Rl:
+        every, updates = self.validate_every, self.updates
+        if self.results_of == "best" and updates and not 0 < every <= updates:
+            raise ValueError(
+                f'results_of = "best" takes the weights of the best validation, and validate_every = {every} validates '
+                f'in none of {updates} updates; set it to {max(1, updates // 4)}, or results_of to "last"'
+            )
+        return self
 
 
 class Offline(Section):
@@ -628,6 +647,9 @@ class JudgeFit(Section):
     prefixes: bool = False
     """Also learn from the pages on the way, each with the verdict on the whole episode: a value function rather than a
     judge of finished episodes (WMA's, arXiv 2410.13232)."""
+    contrast: bool = False
+    """Also learn from failures made of each success, without a real episode: the success under the goal of another task
+    of its template (names and numbers must be the goal's), and the success that stops too early."""
     data: str = ""
     """A trajectory store of graded real episodes that are fitted on too."""
 

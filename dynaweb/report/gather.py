@@ -470,8 +470,7 @@ class RealPages:
     def _learn(self, pages: dict[Question, Observation], episode: Trajectory) -> None:
         if episode.source == "dream":
             return
-        following = [*(step.observation for step in episode.steps[1:]), episode.final]
-        for step, page in zip(episode.steps, following, strict=True):
+        for step, page in zip(episode.steps, episode.following, strict=True):
             if step.action is not None and page is not None and not step.error and step.action.kind != "stop":
                 pages.setdefault(question(step.observation, step.action), page)
 

@@ -161,10 +161,8 @@ def picture_address(image: Image) -> str:
 
 def _trajectory(sample: Sample, pages: _Pages, texts: TokenTexts | None, prompts: bool) -> Plain:
     episode = sample.trajectory
-    before = [step.observation for step in episode.steps]
-    after: list[Observation | None] = [*before[1:], episode.final]
-    steps = [_step(step, page, pages) for step, page in zip(episode.steps, after, strict=True)] if before else []
-    for step, played in zip(steps, episode.steps, strict=bool(steps)):
+    steps = [_step(step, page, pages) for step, page in zip(episode.steps, episode.following, strict=True)]
+    for step, played in zip(steps, episode.steps, strict=True):
         step.update(_tokens(played, texts, prompts))
     for step, real in zip(steps, sample.real, strict=False):
         if real is not None and "next" in step:

@@ -230,12 +230,14 @@ class History:
 class BestWeights:
     """The weights of the best validation so far, kept beside the last ones.
 
-    The results of a run are those of the last policy; the best one is there for whoever wants it. Which it was follows
-    from `marks`, so that a run that goes on from an earlier checkpoint forgets what came after it.
+    The results of a run are those of the last policy, and the best one is there for whoever wants it; with
+    `decides` they are those of the best one. Which it was follows from `marks`, so that a run that goes on from an
+    earlier checkpoint forgets what came after it.
     """
 
     scratch: Path
     marks: Marks
+    decides: bool = False
 
     def keep_if_best(self, model: LoadedModel) -> None:
         """Write the weights when the last validation is the best so far. Older ones stay until `prune`."""
@@ -263,6 +265,8 @@ class BestWeights:
         weights = best_folder(self.scratch, best) / MODEL
         for file in (path for path in weights.rglob("*") if path.is_file()):
             link(file, folder / BEST / MODEL / file.relative_to(weights))
+            if self.decides:
+                link(file, folder / MODEL / file.relative_to(weights))
         write_json(folder / MARK, {"updates": best, "success": dict(self.marks)[best]})
 
 

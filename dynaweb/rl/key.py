@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from dynaweb.pipeline.keys import stage_key
-from dynaweb.stages.demos import pool_key
+from dynaweb.stages.demos import pool_key, practice_key
 
 if TYPE_CHECKING:
     from dynaweb.config.keys import Activity
@@ -31,7 +31,7 @@ def rl_key(ctx: RunContext, have: Artifacts, mode: Mode, *, done: int | None = N
     does += ["refresh"] if dreams and recipe.wm_fit.refresh_every else []
     does += ["validation"] if recipe.rl.validate_every else []
     order = "at once" if plays_at_once(ctx) else None
-    return stage_key(ctx, *does, done=done, order=order, **pool_key(ctx), **have.keys())
+    return stage_key(ctx, *does, done=done, order=order, **pool_key(ctx), **practice_key(ctx), **have.keys())
 
 
 def plays_at_once(ctx: RunContext) -> bool:

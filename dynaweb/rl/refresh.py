@@ -20,7 +20,7 @@ from dynaweb.pipeline.episodes import play_in_batches
 from dynaweb.pipeline.fit import new_trainer
 from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure
 from dynaweb.rollout.tasks import rotation
-from dynaweb.stages.demos import training_tasks
+from dynaweb.stages.demos import practice_tasks
 from dynaweb.stages.world_model import (
     held_out_sites,
     page_rules,
@@ -150,7 +150,7 @@ class Refresher:
 
     async def _collect(self, done: int, player: Player) -> list[Transition]:
         ctx, count = self.ctx, self.settings.refresh_episodes
-        allowed = [t for t in training_tasks(ctx, ctx.recipe.explore.episodes) if t.site_key not in self._held_out]
+        allowed = [t for t in practice_tasks(ctx, ctx.recipe.explore.episodes) if t.site_key not in self._held_out]
         tasks = rotation(allowed, count, seed=ctx.seed("refresh", done))
         episodes = [Episode(f"refresh/{done}/{i}", task, ctx.seed("refresh", done, i)) for i, task in enumerate(tasks)]
         played = await play_in_batches(

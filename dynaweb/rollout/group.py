@@ -223,8 +223,7 @@ def origin_shares(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Where the elements of the pages that dreams showed come from: the share of each origin; {} without such pages."""
     counts: Counter[str] = Counter()
     for trajectory in trajectories:
-        pages = [*(step.observation for step in trajectory.steps[1:]), trajectory.final]
-        for step, page in zip(trajectory.steps, pages, strict=True):
+        for step, page in zip(trajectory.steps, trajectory.following, strict=True):
             if step.facts.imagined:
                 counts.update(step.facts.origins)
             elif step.facts.recalled and page is not None:

@@ -7,6 +7,7 @@ demonstrations from a file (`data.demos`) no scripted expert is asked for anythi
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
@@ -62,8 +63,7 @@ async def demos(ctx: RunContext) -> Artifact:
     if isinstance(wanted, str):
         artifact = await _read(ctx, wanted)
     else:
-        tasks = one_per_template(scripted(ctx, training_tasks(ctx, wanted, once=True)), wanted)
-        artifact = await _played(ctx, "demos", tasks, stage_key(ctx, "demos"))
+        artifact = await _played(ctx, "demos", _to_demonstrate(ctx, wanted), stage_key(ctx, "demos"))
     ctx.keep(artifact, "demos")
     return artifact
 
@@ -84,7 +84,7 @@ async def all_experts(ctx: RunContext, few: Artifact) -> Artifact:
     """
     if ctx.recipe.data.experts == "few" or not learns(ctx) or playable(few) is not None:
         return few
-    key = stage_key(ctx, "experts", **pool_key(ctx))
+    key = stage_key(ctx, "experts", **pool_key(ctx), **practice_key(ctx))
     artifact = await _played(ctx, "experts", scripted(ctx, rl_tasks(ctx)), key)
     ctx.keep(artifact, "experts")
     return artifact
@@ -127,9 +127,50 @@ def training_tasks(ctx: RunContext, count: int, *, once: bool = False) -> list[T
     return ctx.envs.tasks("train", max(POOL, count), enough=count if once else 0)
 
 
+def practice_tasks(ctx: RunContext, count: int) -> list[Task]:
+    """At least `count` training tasks to play after SFT; with `data.practice = "new"` none that is demonstrated.
+
+    Of a benchmark that has fewer, all of these. Raises `ConfigError` where every task is demonstrated.
+    """
+    if ctx.recipe.data.practice == "all":
+        return training_tasks(ctx, count)
+    shown = _demonstrated(ctx)
+    tasks = [task for task in training_tasks(ctx, count + len(shown)) if task.id not in shown]
+    if not tasks:
+        raise ConfigError(
+            f'data.practice = "new": all {len(shown)} training tasks are demonstrated, and none is left to practise; '
+            'fewer data.demos, or data.practice = "all"'
+        )
+    return tasks
+
+
+def practice_key(ctx: RunContext) -> dict[str, str]:
+    """What cache keys of stages that play `practice_tasks` hold of demonstrations; {} where nothing depends on them."""
+    if ctx.recipe.data.practice == "all":
+        return {}
+    return {"demonstrated": hashlib.sha256("\n".join(sorted(_demonstrated(ctx))).encode()).hexdigest()}
+
+
+def _to_demonstrate(ctx: RunContext, wanted: int) -> list[Task]:
+    """The tasks that scripted experts play for SFT."""
+    return one_per_template(scripted(ctx, training_tasks(ctx, wanted, once=True)), wanted)
+
+
+def _demonstrated(ctx: RunContext) -> set[str]:
+    """The ids of the environment's tasks that the demonstrations for SFT are of."""
+    wanted = ctx.recipe.data.demos
+    if isinstance(wanted, str):
+        return demonstrations_of(ctx, wanted)[1]
+    return {task.id for task in _to_demonstrate(ctx, wanted)} if learns(ctx) else set()
+
+
 def rl_tasks(ctx: RunContext) -> list[Task]:
     """The training tasks of reinforcement learning: one for each place of each update, `MOST` at most."""
-    return training_tasks(ctx, min(MOST, ctx.recipe.rl.updates * ctx.recipe.rl.tasks))
+    return practice_tasks(ctx, _pool(ctx))
+
+
+def _pool(ctx: RunContext) -> int:
+    return min(MOST, ctx.recipe.rl.updates * ctx.recipe.rl.tasks)
 
 
 def pool_key(ctx: RunContext) -> dict[str, int]:
@@ -233,7 +274,7 @@ def _own_tasks(ctx: RunContext, ids: set[str]) -> list[Task]:
     source, longest = _listed(ctx), ctx.recipe.data.max_best_steps
     held_out = {task.id: task for split in ("validation", "test") for task in _all_of(source, split)}
     try:
-        drawn = source.catalogue("train") if source is not None else [*training_tasks(ctx, 0), *rl_tasks(ctx)]
+        drawn = source.catalogue("train") if source is not None else training_tasks(ctx, _pool(ctx))
         tasks = {task.id: task for task in drawn if task.best_steps is None or task.best_steps <= longest}
         for task_id in sorted(ids - tasks.keys()):
             if (task := known(ctx.envs.source, task_id)) is not None:

@@ -18,7 +18,7 @@ from dynaweb.pipeline.keys import stage_key
 from dynaweb.rollout.agents import ExpertPlayer, MixedPolicy, ModelPolicy, Player, PlayerFor, RandomPolicy
 from dynaweb.rollout.episode import Episode, Rules, failures, refuse_total_failure
 from dynaweb.rollout.tasks import StartPages, start_key
-from dynaweb.stages.demos import training_tasks
+from dynaweb.stages.demos import practice_key, practice_tasks
 from dynaweb.types import Task, Trajectory
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ async def explore(ctx: RunContext, sft: Artifact | None) -> Artifact:
         recipe = ctx.recipe
         count = recipe.explore.episodes
         # An environment with fewer tasks is explored from the same ones again, with other seeds.
-        tasks = islice(cycle(training_tasks(ctx, count)), count)
+        tasks = islice(cycle(practice_tasks(ctx, count)), count)
         episodes = [Episode(f"explore/{i}", task, ctx.seed("explore", i)) for i, task in enumerate(tasks)]
         players = _players(ctx, sft)
         await ctx.models.start(ahead=True)
@@ -60,7 +60,7 @@ async def explore(ctx: RunContext, sft: Artifact | None) -> Artifact:
         for trajectory in played:
             ctx.tell(events.Rollout("explore", trajectory))
 
-    artifact = await ctx.stage("explore", stage_key(ctx, "explore", sft=sft), body, resumable=True)
+    artifact = await ctx.stage("explore", stage_key(ctx, "explore", sft=sft, **practice_key(ctx)), body, resumable=True)
     ctx.keep(artifact, "explore")
     return artifact
 

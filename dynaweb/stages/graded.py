@@ -15,7 +15,7 @@ from dynaweb.pipeline.judge import to_fit
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.rollout.agents import ModelPolicy
 from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure
-from dynaweb.stages.demos import training_tasks
+from dynaweb.stages.demos import practice_key, practice_tasks
 
 if TYPE_CHECKING:
     from dynaweb.pipeline.artifacts import Artifact
@@ -72,7 +72,8 @@ async def graded_rollouts(
         for trajectory in played:
             ctx.tell(events.Rollout(name, trajectory))
 
-    key = stage_key(ctx, "graded", policy=policy, split=split, episodes=count, temperature=temperature)
+    left_out = practice_key(ctx) if split == "train" else {}
+    key = stage_key(ctx, "graded", policy=policy, split=split, episodes=count, temperature=temperature, **left_out)
     artifact = await ctx.stage(name, key, body, resumable=True)
     ctx.keep(artifact, name if split == "train" else f"{name}-{split}")
     return artifact
@@ -81,5 +82,5 @@ async def graded_rollouts(
 def _tasks(ctx: RunContext, split: str, count: int) -> list[Task]:
     """Of an environment with fewer training tasks all, and the same ones again, with other seeds."""
     if split == "train":
-        return list(islice(cycle(training_tasks(ctx, count)), count))
+        return list(islice(cycle(practice_tasks(ctx, count)), count))
     return ctx.envs.tasks(split, count)[:count]

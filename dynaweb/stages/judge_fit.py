@@ -8,6 +8,7 @@ are scored by code, never by a judge, and are left out.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,8 +27,9 @@ from dynaweb.pipeline.models import engine_key
 from dynaweb.plugin import contracts
 from dynaweb.protocols import JudgeContext, TokenRow, TrainableJudge
 from dynaweb.runs import write_json
+from dynaweb.runs.seeding import derive
 from dynaweb.stages.world_model import split_by
-from dynaweb.types import Trajectory
+from dynaweb.types import Action, Step, Trajectory
 
 if TYPE_CHECKING:
     from dynaweb.pipeline.artifacts import Artifact, LoadedModel
@@ -101,8 +103,9 @@ async def fit_judge(
 async def _fit(ctx: RunContext, stage: Stage, name: str, config: Any, parts: Parts) -> None:
     model = ctx.models.load()
     judge = _judge_on(ctx, model, name, config)
-    rows = balanced_rows(judge, parts.fitted, prefixes=ctx.recipe.judge_fit.prefixes)
     settings = ctx.recipe.judge_fit
+    wrong = contrasts(parts.fitted, seed=ctx.seed("judge", "contrast")) if settings.contrast else []
+    rows = balanced_rows(judge, parts.fitted, wrong, prefixes=settings.prefixes)
     await fit(ctx, stage, model, rows, name="judge-fit", steps=settings.steps, batch=settings.batch, lr=settings.lr)
     judge = _judge_on(ctx, model, name, config)
     platt = await _calibrated(judge, parts.calibration)
@@ -124,10 +127,14 @@ def _judge_on(ctx: RunContext, model: LoadedModel, name: str, config: Any) -> Tr
     return cast("TrainableJudge", ctx.plugins.create("reward", name, config, context))
 
 
-def balanced_rows(judge: TrainableJudge, episodes: Sequence[Trajectory], *, prefixes: bool = False) -> list[TokenRow]:
-    """Supervised rows in which successes weigh as much as failures. Raises `TrainingError` where either is missing."""
-    labels = [(success_of(episode) or 0.0) >= SUCCESS for episode in episodes]
-    pairs = list(zip(episodes, labels, strict=True))
+def balanced_rows(
+    judge: TrainableJudge, episodes: Sequence[Trajectory], wrong: Sequence[Trajectory] = (), *, prefixes: bool = False
+) -> list[TokenRow]:
+    """Supervised rows in which successes weigh as much as failures; episodes of `wrong` fail, whatever their verdict.
+
+    Raises `TrainingError` where either is missing.
+    """
+    pairs = [(episode, _succeeds(episode)) for episode in episodes] + [(episode, False) for episode in wrong]
     if prefixes:
         pairs = [(part, label) for episode, label in pairs for part in prefixes_of(episode)]
     good, bad = sum(label for _, label in pairs), sum(not label for _, label in pairs)
@@ -149,12 +156,44 @@ def balanced_rows(judge: TrainableJudge, episodes: Sequence[Trajectory], *, pref
     ]
 
 
+def contrasts(episodes: Sequence[Trajectory], *, seed: int) -> list[Trajectory]:
+    """Failures made of each success: the episode under the goal of another task, and the episode that stops too early.
+
+    The goal is that of a task of its template, on its own site where there is one; where all tasks of a template have
+    the same goal, there is none. An episode of one action stops before it.
+    """
+    goals: dict[str, dict[str, set[str]]] = {}
+    for episode in episodes:
+        goals.setdefault(episode.task.template, {}).setdefault(episode.task.site_key, set()).add(episode.task.intent)
+    made = []
+    for episode in filter(_succeeds, episodes):
+        rng = random.Random(derive(seed, episode.id))
+        task, sites = episode.task, goals[episode.task.template]
+        here = sites[task.site_key] - {task.intent}
+        if others := sorted(here or set().union(*sites.values()) - {task.intent}):
+            other = replace(task, intent=rng.choice(others))
+            made.append(replace(episode, id=f"{episode.id}/other goal", task=other))
+        if acts := sum(step.action is None or step.action.kind != "stop" for step in episode.steps):
+            made.append(_stopped(episode, rng.randrange(acts)))
+    return made
+
+
+def _stopped(episode: Trajectory, k: int) -> Trajectory:
+    """The episode as if it had stopped after `k` steps, without an answer."""
+    page = episode.steps[k].observation
+    steps = (*episode.steps[:k], Step(page, Action("stop")))
+    return replace(episode, id=f"{episode.id}/stopped", steps=steps, final=page, end="stop")
+
+
+def _succeeds(episode: Trajectory) -> bool:
+    return (success_of(episode) or 0.0) >= SUCCESS
+
+
 def prefixes_of(trajectory: Trajectory) -> list[Trajectory]:
     """The episode as it stood after each of its steps, the whole one last."""
-    pages = [step.observation for step in trajectory.steps[1:]]
     early = [
         replace(trajectory, id=f"{trajectory.id}@{k}", steps=trajectory.steps[:k], final=page)
-        for k, page in enumerate(pages, 1)
+        for k, page in enumerate(trajectory.following[:-1], 1)
     ]
     return [*early, trajectory]
 
@@ -176,7 +215,7 @@ async def _odds(judge: TrainableJudge, episodes: Sequence[Trajectory]) -> tuple[
     import math
 
     values = await asyncio.gather(*map(judge.log_odds, episodes))
-    known = [(v, (success_of(e) or 0.0) >= SUCCESS) for v, e in zip(values, episodes, strict=True) if math.isfinite(v)]
+    known = [(v, _succeeds(e)) for v, e in zip(values, episodes, strict=True) if math.isfinite(v)]
     return [value for value, _ in known], [label for _, label in known]
 
 

@@ -179,9 +179,8 @@ def rules_hold(transitions: Iterable[Transition], rules: PageRules = ALL_RULES) 
 
 
 def _steps(episode: Trajectory) -> list[tuple[Step, Observation]]:
-    pages = [step.observation for step in episode.steps[1:]]
-    last = [episode.final] if episode.final is not None else []
-    return list(zip(episode.steps, [*pages, *last], strict=False))
+    pairs = zip(episode.steps, episode.following, strict=True)
+    return [(step, page) for step, page in pairs if page is not None]
 
 
 def _elements(page: Observation) -> list[Hashable]:

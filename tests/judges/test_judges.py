@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dynaweb.judges.reward import judge_all, refuse_silent_judge, scored_by_mode
 from dynaweb.judges.scores import checked, refuse_silence, refused
 from dynaweb.policy.prompt_formats import CompactFormat
 from dynaweb.protocols import JudgeContext
+from dynaweb.stages.judge_fit import balanced_rows, contrasts
 from dynaweb.types import Judgement, Node, Observation, Trajectory
 from dynaweb_rm_llm_judge import LlmJudgeConfig
 from dynaweb_rm_llm_judge.judge import LlmJudge, messages, middle_cut, verdict
@@ -245,6 +247,58 @@ def test_examples_end_where_the_answer_stands() -> None:
     (good, bad) = orm(FixedEngine(0, 0)).examples([episode("a"), episode("b")], [True, False])
     assert good[1] == YES and bad[1] == NO
     assert good[0].ids[-1] == PROMPTS.mark("<do>")
+
+
+# What a judge learns from
+
+
+def graded(name: str, goal: str, *, success: float, site: int = 0, template: str = "open") -> Trajectory:
+    one = episode(name, success=success, site=site)
+    return replace(one, task=replace(one.task, intent=goal, template=template))
+
+
+def test_a_success_under_another_goal_of_its_template_is_a_failure() -> None:
+    here = [graded("a", "Open A.", success=1.0), graded("b", "Open B.", success=0.0)]
+    away = graded("c", "Open C.", success=1.0, site=1)
+    alone = [graded("d", "Go on.", success=1.0, template="on"), graded("e", "Go on.", success=1.0, template="on")]
+    found = contrasts([*here, away, *alone], seed=3)
+    # The goal of its own site where there is one, else of any; none where all goals are one.
+    first, second = found
+    assert (first.id, first.task.intent) == ("a/other goal", "Open B.")
+    assert second.id == "c/other goal" and second.task.intent in ("Open A.", "Open B.")
+    assert all(one.steps == here[0].steps and one.final == PAGE for one in found)
+    assert found == contrasts([*here, away, *alone], seed=3)
+
+
+def test_a_success_that_stops_too_early_is_a_failure() -> None:
+    whole = episode("a", success=1.0, steps=4)
+    pages = [replace(PAGE, url=f"http://shop.localhost/{k}") for k in range(4)]
+    whole = replace(
+        whole, steps=tuple(replace(one, observation=page) for one, page in zip(whole.steps, pages, strict=True))
+    )
+    ends = set()
+    for seed in range(30):
+        (one,) = contrasts([whole], seed=seed)
+        k = len(one.steps) - 1
+        assert one.steps[:k] == whole.steps[:k] and one.answer == "" and one.end == "stop"
+        assert one.final == one.steps[-1].observation == pages[k]
+        ends.add(k)
+    assert ends == {0, 1, 2}
+    # Where the page itself ended the episode, its last action is one that counts.
+    ended = replace(whole, end="terminal", steps=whole.steps[:3], final=pages[3])
+    assert {len(contrasts([ended], seed=seed)[0].steps) for seed in range(30)} == {1, 2, 3}
+
+
+def test_successes_weigh_as_much_as_failures_of_either_kind() -> None:
+    episodes = [graded("a", "Open A.", success=1.0), graded("b", "Open B.", success=0.0)]
+    judge = orm(FixedEngine(0, 0))
+    rows = balanced_rows(judge, episodes, contrasts(episodes, seed=0))
+    assert [row.response_ids for row in rows] == [YES, NO, NO]
+    assert [row.weight for row in rows] == [1.5, 0.75, 0.75]
+    # The prompt of the success, but for its goal.
+    assert rows[2].prompt != rows[0].prompt
+    same = [graded("a", "Open B.", success=1.0)]
+    assert rows[2].prompt == judge.examples(same, [False])[0][0]
 
 
 # Combinations

@@ -14,8 +14,10 @@ from stage_kit import SMALL, interrupted, killed, plan_holds, rows, run, statuse
 from warm_kit import exit_code
 
 import dynaweb
+from dynaweb import train
 from dynaweb.commands import stages as commands
 from dynaweb.errors import (
+    ConfigError,
     InfrastructureError,
     Interrupted,
 )
@@ -347,6 +349,32 @@ def test_a_frozen_world_model_and_validation_on_the_way(
     assert "judge_false_positive" in validation["metrics"]
     weights = [tmp_path / "frozen" / "checkpoints" / name / "model.safetensors" for name in ("dynaweb", "dynaweb-best")]
     assert weights[0].read_bytes() == weights[1].read_bytes(), "there was one validation, after the last update"
+
+
+def test_results_may_be_those_of_the_best_validation(
+    first: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policy that is evaluated is that of the first of two updates, after which validation fell."""
+    for name in ORDER[: ORDER.index("rl")]:
+        shutil.copytree(first[0] / name, tmp_path / "cache" / name)
+    monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "cache"))
+    marks = iter([0.5, 0.25] * 2)
+
+    async def falling(*given: Any) -> float:
+        return next(marks)
+
+    monkeypatch.setattr(train, "validated", falling)
+    sets = ("rl.validate_every=1", "rl.updates=2", "rl.lr=1e-3", "eval.episodes=2")
+    run(tmp_path / "last", *sets)
+    run(tmp_path / "best", *sets, "rl.results_of=best")
+
+    def weights(run: str, name: str) -> bytes:
+        return (tmp_path / run / "checkpoints" / name / "model.safetensors").read_bytes()
+
+    assert weights("last", "dynaweb") != weights("last", "dynaweb-best")
+    assert weights("best", "dynaweb") == weights("best", "dynaweb-best") == weights("last", "dynaweb-best")
+    with pytest.raises(ConfigError, match=r"validate_every = 3 validates in none of 2 updates"):
+        run(tmp_path / "never", *sets, "rl.results_of=best", "rl.validate_every=3")
 
 
 def test_an_evaluation_fits_the_judge_that_it_is_audited_with(
