@@ -32,7 +32,7 @@ from dynaweb.judges.reward import judge_all, refuse_silent_judge
 from dynaweb.pipeline.artifacts import Artifact, Artifacts, Control, LoadedModel, Phase, critic_left
 from dynaweb.pipeline.context import make_optimizer
 from dynaweb.pipeline.fit import count_skipped, new_trainer, with_adapters
-from dynaweb.pipeline.judge import make_judge, to_fit
+from dynaweb.pipeline.judge import refreshes_judge, to_fit
 from dynaweb.protocols import wants
 from dynaweb.rl.ahead import RunAhead
 from dynaweb.rl.audit import Auditor
@@ -41,6 +41,7 @@ from dynaweb.rl.checkpoints import BestWeights, Checkpointed, Checkpoints, Histo
 from dynaweb.rl.importance import correction_of, refuse_stale, staleness
 from dynaweb.rl.key import Mode, rl_key, stage_of
 from dynaweb.rl.refresh import Refresher
+from dynaweb.rl.refresh_judge import JudgeRefresher, judge_of
 from dynaweb.rl.replay import ReplayBuffer
 from dynaweb.rl.sources import JUDGED, OfflineRollouts, curriculum_of, dream_memory, dreaming_model, rollout_source
 from dynaweb.rl.updater import Updater
@@ -110,7 +111,8 @@ def explorer(ctx: RunContext) -> Sequence[str]:
 def rl_start(ctx: RunContext) -> Sequence[str]:
     """What RL starts from."""
     rollouts = ["explore", "world_model"] if ctx.envs.dreams else ["offline"] if ctx.recipe.offline.episodes else []
-    return ["demos", "experts", "sft", "judge_fit", *rollouts]
+    judged = ["graded"] if refreshes_judge(ctx) else []
+    return ["demos", "experts", "sft", *judged, "judge_fit", *rollouts]
 
 
 STAGES = (
@@ -316,7 +318,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     # The policy, the judge of its rollouts, and the optimizer with what it wants to know besides rewards.
     policy = with_adapters(ctx.models.load(have.need("sft").model), rl.lora_rank, seed=ctx.seed("lora", "rl"))
     engine = ctx.models.engine(policy)
-    judge = make_judge(ctx, engine, policy.format)
+    judge = judge_of(ctx, engine, policy.format)
     optimizer = make_optimizer(ctx)
     want = wants(optimizer)
 
@@ -327,6 +329,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     memory = dream_memory(ctx, have)
     source = rollout_source(ctx, have, world_model, memory)
     refresher = Refresher.of(ctx, have, world_model, memory)
+    judge_refresher = JudgeRefresher.of(ctx, have, judge)
     curriculum = curriculum_of(ctx, have, [few[0].task for few in experts.values()], playable(have.need("demos")))
     sampler: Sampler
     if have.offline is None:
@@ -394,8 +397,10 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     log = RolloutLog(stage.scratch)
     replay = ReplayBuffer.of(ctx, phase) if mode == "policy" else None
     audit = Auditor(ctx, judge, name) if ctx.recipe.audit.every else None
-    best = BestWeights(stage.scratch, history.marks, decides=rl.results_of == "best")
-    partners: list[Checkpointed] = [one for one in (history, replay, audit, refresher, best) if one is not None]
+    best = BestWeights(stage.scratch, history.marks, decides=rl.validate_every > 0 and rl.results_of == "best")
+    partners: list[Checkpointed] = [
+        one for one in (history, replay, audit, refresher, judge_refresher, best) if one is not None
+    ]
     partners += [ahead] if most else []
     checkpoints = Checkpoints(
         stage.scratch,
@@ -485,6 +490,9 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
             if refresher is not None and refresher.due(update + 1):
                 async with ahead.paused():  # no dream shall see a world model that is just being fitted
                     await refresher.after(update + 1, exploration_policy(ctx, engine, policy.format))
+            if judge_refresher is not None and judge_refresher.due(update + 1):
+                async with ahead.paused():
+                    await judge_refresher.after(update + 1, engine, policy.format)
 
             done = update + 1
             advance(reward=history.rewards[-1])
@@ -502,6 +510,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
         raise
     finally:
         await ahead.close()
+        ctx.models.learning_judge = None  # what comes later asks the judge as it was fitted
     finish(stage, done)
 
 

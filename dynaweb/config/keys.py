@@ -52,6 +52,7 @@ Activity = Literal[
     "run-ahead",
     "audit",
     "refresh",
+    "judge-refresh",
     "validation",
     "eval-weights",
     "eval-server",

@@ -629,14 +629,14 @@ class Phases(Section):
 class JudgeFit(Section):
     """Fitting of a trainable judge (`--reward orm`) on real episodes that the environment has graded."""
 
-    MATTERS_TO = ("judge-fit",)
+    MATTERS_TO = ("judge-fit", "judge-refresh")
     FILES: ClassVar[frozenset[str]] = frozenset({"data"})
 
     episodes: Annotated[int, NotKeyed("the stage graded holds its number of episodes")] = Field(default=240, ge=1)
     """Real episodes of the SFT policy on training tasks, each with the environment's verdict."""
     temperature: Annotated[Temperature, NotKeyed("the stage graded holds its temperature")] = 1.0
     """Sampling temperature of the policy that plays them."""
-    steps: int = Field(default=30, ge=0)
+    steps: Annotated[int, Matters("judge-fit")] = Field(default=30, ge=0)
     """Optimizer steps; 0 = the base model as it is, calibrated only."""
     batch: int = Field(default=32, ge=1)
     """Episodes of one optimizer step."""
@@ -652,6 +652,13 @@ class JudgeFit(Section):
     of its template (names and numbers must be the goal's), and the success that stops too early."""
     data: str = ""
     """A trajectory store of graded real episodes that are fitted on too."""
+    refresh_every: Annotated[int, Matters("judge-refresh")] = Field(default=0, ge=0)
+    """Updates of reinforcement learning between two refreshes: the current policy plays real episodes, the environment
+    grades them, and the judge is fitted further on all that were graded so far. 0 = never."""
+    refresh_episodes: Annotated[int, Matters("judge-refresh")] = Field(default=64, ge=1)
+    """Real episodes of one refresh."""
+    refresh_steps: Annotated[int, Matters("judge-refresh")] = Field(default=10, ge=1)
+    """Optimizer steps of one refresh."""
 
 
 class Audit(Section):

@@ -20,6 +20,7 @@ from dynaweb.judges.parts import TRAINABLE, checked_config, judges_in, parts
 from dynaweb.protocols import JudgeContext
 
 if TYPE_CHECKING:
+    from dynaweb.pipeline.artifacts import LoadedModel
     from dynaweb.pipeline.context import RunContext
     from dynaweb.protocols import Engine, Judge, PromptFormat
 
@@ -39,10 +40,9 @@ def judge_named(ctx: RunContext, name: str, settings: Any, policy: Engine, polic
     wants = getattr(config, "model", None)
     engine, prompts = (policy, policy_format) if wants == "policy" else (None, ctx.models.format)
     if TRAINABLE in ctx.plugins.find("reward", name).spec.capabilities:
-        folder = weights_of(ctx, name, config)
-        model = ctx.models.load(folder / "model" if (folder / "model").is_dir() else folder)
+        learning = ctx.models.learning_judge if to_fit(ctx, name, config) is not None else None
+        model, calibration = learning or fitted_model(ctx, name, config)
         engine, prompts = ctx.models.engine(model, "reward"), model.format
-        calibration = calibration_in(folder)
     elif wants == "base":
         engine = ctx.models.base_engine
     context = JudgeContext(
@@ -57,6 +57,13 @@ def judge_named(ctx: RunContext, name: str, settings: Any, policy: Engine, polic
     return cast("Judge", ctx.plugins.create("reward", name, config, context))
 
 
+def fitted_model(ctx: RunContext, name: str, config: Any) -> tuple[LoadedModel, Platt]:
+    """A model of its own with the weights of a trainable judge, and their calibration. Raises `ConfigError`."""
+    folder = weights_of(ctx, name, config)
+    model = ctx.models.load(folder / "model" if (folder / "model").is_dir() else folder)
+    return model, calibration_in(folder)
+
+
 def to_fit(ctx: RunContext, name: str = "", settings: Any = None) -> tuple[str, Any] | None:
     """Name and settings of the part of a judge (default: the recipe's) that has to be fitted in this run; None: none.
 
@@ -69,6 +76,11 @@ def to_fit(ctx: RunContext, name: str = "", settings: Any = None) -> tuple[str, 
         if able and not getattr(config, "weights", ""):
             return part, config
     return None
+
+
+def refreshes_judge(ctx: RunContext) -> bool:
+    """Whether the judge is fitted further while the policy learns."""
+    return ctx.recipe.judge_fit.refresh_every > 0 and to_fit(ctx) is not None
 
 
 def weights_of(ctx: RunContext, name: str, config: Any) -> Path:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from dynaweb.config import Recipe
     from dynaweb.config.sections import EngineChoice
     from dynaweb.engines.scheduler import Lockstep
+    from dynaweb.judges.calibration import Platt
     from dynaweb.plugin.registry import Plugins
     from dynaweb.policy.prompt_file import PromptFile
     from dynaweb.protocols import Counted, Images, PromptFormat, Service, WorldModel
@@ -79,6 +80,8 @@ class Models:
         """The other ranks, where a launcher started several."""
         self.fitted_judge: Path | None = None
         """The folder of the judge that was fitted for this run."""
+        self.learning_judge: tuple[LoadedModel, Platt] | None = None
+        """The same judge while it is fitted further in an RL stage: its weights, and their calibration."""
 
     # Weights
 

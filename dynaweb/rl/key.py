@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from dynaweb.pipeline.judge import refreshes_judge
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.stages.demos import pool_key, practice_key
 
@@ -29,6 +30,7 @@ def rl_key(ctx: RunContext, have: Artifacts, mode: Mode, *, done: int | None = N
     does += ["run-ahead"] if recipe.rl.max_staleness else []
     does += ["audit"] if recipe.audit.every else []
     does += ["refresh"] if dreams and recipe.wm_fit.refresh_every else []
+    does += ["judge-refresh"] if refreshes_judge(ctx) else []
     does += ["validation"] if recipe.rl.validate_every else []
     order = "at once" if plays_at_once(ctx) else None
     return stage_key(ctx, *does, done=done, order=order, **pool_key(ctx), **practice_key(ctx), **have.keys())

@@ -52,13 +52,17 @@ class Parts:
         Experts' episodes are fitted on only: they nearly always succeed, which would shift the base rate that
         probabilities are calibrated to.
         """
-        usable = [episode for episode in episodes if success_of(episode) is not None and needs_judge(episode)]
-        known, away = split_by(usable, lambda episode: episode.task.site_key, holdout, seed=seed)
+        known, away = split_by(usable(episodes), lambda episode: episode.task.site_key, holdout, seed=seed)
         away = [episode for episode in away if episode.source != "expert"]
         measured, calibration = split_by(away, lambda episode: episode.task.site_key, 0.5, seed=seed)
         if away and not calibration:
             measured, calibration = away[::2], away[1::2]
         return cls(known, calibration, measured)
+
+
+def usable(episodes: Sequence[Trajectory]) -> list[Trajectory]:
+    """Those that a judge is asked about and whose outcome is known."""
+    return [episode for episode in episodes if success_of(episode) is not None and needs_judge(episode)]
 
 
 async def judge_fit(ctx: RunContext, graded: Artifact | None, demos: Artifact) -> Artifact | None:
@@ -83,9 +87,7 @@ async def fit_judge(
     name, config = spec
 
     async def body(stage: Stage) -> None:
-        extra = _stored(ctx.recipe.judge_fit.data)
-        parts = Parts.of([*episodes, *extra], ctx.recipe.judge_fit.holdout, seed=ctx.seed("judge", "holdout"))
-        await _fit(ctx, stage, name, config, parts)
+        await _fit(ctx, stage, name, config, parts_of(ctx, episodes))
 
     fitted = {"name": name, "settings": decisive(config), "package": code_of(ctx.plugins.find("reward", name))}
     engine = engine_key(ctx.recipe, ctx.plugins, "reward")
@@ -100,15 +102,20 @@ async def fit_judge(
     return artifact
 
 
+def parts_of(ctx: RunContext, episodes: Sequence[Trajectory]) -> Parts:
+    """How a run deals out graded episodes, and those of `judge_fit.data`."""
+    settings = ctx.recipe.judge_fit
+    return Parts.of([*episodes, *_stored(settings.data)], settings.holdout, seed=ctx.seed("judge", "holdout"))
+
+
 async def _fit(ctx: RunContext, stage: Stage, name: str, config: Any, parts: Parts) -> None:
     model = ctx.models.load()
-    judge = _judge_on(ctx, model, name, config)
+    judge = judge_on(ctx, model, name, config)
     settings = ctx.recipe.judge_fit
-    wrong = contrasts(parts.fitted, seed=ctx.seed("judge", "contrast")) if settings.contrast else []
-    rows = balanced_rows(judge, parts.fitted, wrong, prefixes=settings.prefixes)
+    rows = fitted_rows(ctx, judge, parts.fitted)
     await fit(ctx, stage, model, rows, name="judge-fit", steps=settings.steps, batch=settings.batch, lr=settings.lr)
-    judge = _judge_on(ctx, model, name, config)
-    platt = await _calibrated(judge, parts.calibration)
+    judge = judge_on(ctx, model, name, config)
+    platt = await calibrated(judge, parts.calibration)
     threshold = getattr(config, "threshold", None)
     quality = await measured(judge, parts.measured, platt, threshold=SUCCESS if threshold is None else float(threshold))
     counts = {part: len(getattr(parts, part)) for part in ("fitted", "calibration", "measured")}
@@ -120,11 +127,18 @@ async def _fit(ctx: RunContext, stage: Stage, name: str, config: Any, parts: Par
     ctx.tell(events.Update("judge-quality", 0, {**metrics, "n": float(counts["measured"])}))
 
 
-def _judge_on(ctx: RunContext, model: LoadedModel, name: str, config: Any) -> TrainableJudge:
+def judge_on(ctx: RunContext, model: LoadedModel, name: str, config: Any) -> TrainableJudge:
     """The judge on weights of its own, uncalibrated."""
     assert TRAINABLE in ctx.plugins.find("reward", name).spec.capabilities
     context = JudgeContext(engine=ctx.models.engine(model, "reward"), format=model.format, seed=ctx.seed("judge"))
     return cast("TrainableJudge", ctx.plugins.create("reward", name, config, context))
+
+
+def fitted_rows(ctx: RunContext, judge: TrainableJudge, episodes: Sequence[Trajectory]) -> list[TokenRow]:
+    """What the recipe's judge learns of these episodes. Raises `TrainingError` where all of them end alike."""
+    settings = ctx.recipe.judge_fit
+    wrong = contrasts(episodes, seed=ctx.seed("judge", "contrast")) if settings.contrast else []
+    return balanced_rows(judge, episodes, wrong, prefixes=settings.prefixes)
 
 
 def balanced_rows(
@@ -198,7 +212,8 @@ def prefixes_of(trajectory: Trajectory) -> list[Trajectory]:
     return [*early, trajectory]
 
 
-async def _calibrated(judge: TrainableJudge, episodes: Sequence[Trajectory]) -> Platt:
+async def calibrated(judge: TrainableJudge, episodes: Sequence[Trajectory]) -> Platt:
+    """The calibration of a judge on episodes that it was not fitted on."""
     odds, labels = await _odds(judge, episodes)
     return fit_platt(odds, labels)
 

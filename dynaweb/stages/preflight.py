@@ -8,7 +8,7 @@ from dynaweb.config import agreement
 from dynaweb.errors import ConfigError
 from dynaweb.judges.parts import TRAINABLE, judges_in
 from dynaweb.pipeline.context import make_optimizer
-from dynaweb.pipeline.judge import weights_of
+from dynaweb.pipeline.judge import to_fit, weights_of
 from dynaweb.stages.curriculum import chosen_generator
 from dynaweb.stages.world_model import check_fit
 
@@ -106,8 +106,18 @@ def check_seam(ctx: RunContext) -> None:
 def check_judge(ctx: RunContext) -> None:
     """Raise where a part of the judge does not exist, or its settings or weights are not what they should be.
 
-    Also where it is to be shown pictures of pages, and its engine shows it none.
+    Also where it is to be shown pictures of pages, and its engine shows it none, and where it is to be fitted further
+    and is not fitted in this run.
     """
+    every = ctx.recipe.judge_fit.refresh_every
+    if every and ctx.recipe.rl.updates:
+        why = "offline.episodes has rollouts judged that were played before" if ctx.recipe.offline.episodes else ""
+        why = why or ("" if to_fit(ctx) else f"{ctx.recipe.reward.name!r} is not fitted in this run")
+        if why:
+            raise ConfigError(
+                f"judge_fit.refresh_every = {every} fits the judge further on episodes of the current policy, and "
+                f"{why}; set it to 0, or use --reward orm without weights on rollouts of the run's own"
+            )
     for name, config in judges_in(ctx.recipe, ctx.plugins):
         able = TRAINABLE in ctx.plugins.find("reward", name).spec.capabilities
         if able and str(getattr(config, "weights", "")):

@@ -53,7 +53,14 @@ PHASES = (
     *("rl.tasks=2", "rl.n=2", "rl.bc_batch=4", "eval.episodes=2", "eval.steps=3", "controls.sft_steps=[]"),
     *("judge_fit.episodes=16", "judge_fit.steps=2", "model.threads=1"),
 )
+JUDGE = (
+    *(one for one in SMALL if not one.startswith("wm.")),
+    *("reward.name=orm", "judge_fit.episodes=40", "judge_fit.steps=2", "judge_fit.batch=8", "judge_fit.contrast=true"),
+    *("judge_fit.refresh_every=1", "judge_fit.refresh_episodes=8", "judge_fit.refresh_steps=1", "data.practice=new"),
+    *("rl.updates=2", "rl.validate_every=1", "rl.results_of=best", "controls.sft_steps=[]", "eval.episodes=2"),
+)
 RUNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "judge": ("dynaweb", JUDGE),
     "smoke": ("smoke", ("env.task_settings.driver=static", "dream.memory=deltas")),
     "everything": ("dynaweb", EVERYTHING),
     "phases": ("webrl", PHASES),
@@ -73,6 +80,7 @@ ANYWAY: Mapping[tuple[str, str], str] = {
 """What a stage reads and its result cannot depend on, with the reason."""
 SWITCHES: Mapping[str, Activity] = {
     "audit.every": "audit",
+    "judge_fit.refresh_every": "judge-refresh",
     "replay.capacity": "replay",
     "rl.max_staleness": "run-ahead",
     "rl.validate_every": "validation",
