@@ -17,18 +17,17 @@ from typing import TYPE_CHECKING
 
 from dynaweb import events
 from dynaweb.judges.calibration import Platt
-from dynaweb.judges.reward import grading, judge_all
-from dynaweb.pipeline.episodes import play_in_batches
+from dynaweb.judges.reward import judge_all
 from dynaweb.pipeline.fit import new_trainer
 from dynaweb.pipeline.judge import FITTED, calibration_in, fitted_model, make_judge, refreshes_judge, to_fit
 from dynaweb.rl.refresh import refresh_updates
-from dynaweb.rollout.agents import ModelPolicy
-from dynaweb.rollout.episode import Episode, Rules, refuse_total_failure
+from dynaweb.rollout.episode import Episode, refuse_total_failure
 from dynaweb.rollout.tasks import rotation
 from dynaweb.runs import write_json
 from dynaweb.runs.seeding import derive
 from dynaweb.stages.demos import practice_tasks
 from dynaweb.stages.evaluate import judge_errors
+from dynaweb.stages.graded import play_graded
 from dynaweb.stages.judge_fit import calibrated, fitted_rows, judge_on, parts_of, usable
 
 if TYPE_CHECKING:
@@ -172,23 +171,10 @@ class JudgeRefresher:
         return share >= self.settings.holdout
 
     async def _played(self, done: int, engine: Engine, prompts: PromptFormat) -> list[Trajectory]:
-        ctx, recipe = self.ctx, self.ctx.recipe
-        count = self.settings.refresh_episodes
+        ctx, count = self.ctx, self.settings.refresh_episodes
         tasks = rotation(practice_tasks(ctx, max(count, self.settings.episodes)), count, seed=ctx.seed(NAME, done))
-        player = ModelPolicy(
-            engine, prompts, temperature=self.settings.temperature, max_new_tokens=recipe.policy.max_new_tokens
-        )
         episodes = [Episode(f"{NAME}/{done}/{i}", task, ctx.seed(NAME, done, i)) for i, task in enumerate(tasks)]
-        played = await play_in_batches(
-            ctx,
-            None,
-            episodes,
-            ctx.envs.source.environment,
-            lambda task: player,
-            rules=Rules(recipe.dream.longest, invalid_ends=recipe.dream.invalid_ends),
-            phase=NAME,
-            lockstep=ctx.models.lockstep,
-            finish=grading(ctx.envs.source),
-        )
+        heat = self.settings.temperature
+        played = await play_graded(ctx, None, episodes, engine, prompts, temperature=heat, phase=NAME)
         refuse_total_failure(played, f"refresh of the judge after {done} updates")
         return played

@@ -5,6 +5,7 @@ The SFT policy plays, sampled, and every episode gets the environment's verdict 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,9 @@ from dynaweb.stages.demos import practice_key, practice_tasks
 if TYPE_CHECKING:
     from dynaweb.pipeline.artifacts import Artifact
     from dynaweb.pipeline.context import RunContext
+    from dynaweb.protocols import Engine, PromptFormat
     from dynaweb.runs import Stage
-    from dynaweb.types import Task
+    from dynaweb.types import Task, Trajectory
 
 
 async def graded(ctx: RunContext, sft: Artifact) -> Artifact | None:
@@ -48,25 +50,13 @@ async def graded_rollouts(
 
     A longer stage begins with the episodes of a shorter one, as far as the tasks allow.
     """
-    recipe = ctx.recipe
 
     async def body(stage: Stage) -> None:
         tasks = _tasks(ctx, split, count)
         model = ctx.models.load(policy.model)
-        player = ModelPolicy(
-            ctx.models.engine(model), model.format, temperature=temperature, max_new_tokens=recipe.policy.max_new_tokens
-        )
-        played = await play_in_batches(
-            ctx,
-            stage,
-            [Episode(f"graded/{split}/{i}", task, ctx.seed("graded", split, i)) for i, task in enumerate(tasks)],
-            ctx.envs.source.environment,
-            lambda task: player,
-            rules=Rules(recipe.dream.longest, invalid_ends=recipe.dream.invalid_ends),
-            phase=name,
-            lockstep=ctx.models.lockstep,
-            finish=grading(ctx.envs.source),
-        )
+        episodes = [Episode(f"graded/{split}/{i}", task, ctx.seed("graded", split, i)) for i, task in enumerate(tasks)]
+        engine = ctx.models.engine(model)
+        played = await play_graded(ctx, stage, episodes, engine, model.format, temperature=temperature, phase=name)
         refuse_total_failure(played, "graded rollouts")
         save_episodes(stage, played)
         for trajectory in played:
@@ -77,6 +67,32 @@ async def graded_rollouts(
     artifact = await ctx.stage(name, key, body, resumable=True)
     ctx.keep(artifact, name if split == "train" else f"{name}-{split}")
     return artifact
+
+
+async def play_graded(
+    ctx: RunContext,
+    stage: Stage | None,
+    episodes: Sequence[Episode],
+    engine: Engine,
+    prompts: PromptFormat,
+    *,
+    temperature: float,
+    phase: str,
+) -> list[Trajectory]:
+    """Real episodes of a policy, sampled, as long as its rollouts in training, each with its environment's verdict."""
+    recipe = ctx.recipe
+    player = ModelPolicy(engine, prompts, temperature=temperature, max_new_tokens=recipe.policy.max_new_tokens)
+    return await play_in_batches(
+        ctx,
+        stage,
+        episodes,
+        ctx.envs.source.environment,
+        lambda task: player,
+        rules=Rules(recipe.dream.longest, invalid_ends=recipe.dream.invalid_ends),
+        phase=phase,
+        lockstep=ctx.models.lockstep,
+        finish=grading(ctx.envs.source),
+    )
 
 
 def _tasks(ctx: RunContext, split: str, count: int) -> list[Task]:
