@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynaweb.config import resolve
+from dynaweb.config.keys import digest, file_key
 from dynaweb.data.store import TrajectoryStore
 from dynaweb.judges.audit import Confusion, confusion
 from dynaweb.judges.calibration import auc
@@ -72,6 +72,11 @@ def store(folder: Path, name: str) -> list[Trajectory]:
     return list(TrajectoryStore(path)) if path.is_file() else []
 
 
+def sources(folder: Path) -> list[Path]:
+    """The stores that the judge of a run is fitted on."""
+    return [folder / "trajectories" / f"{name}.jsonl.gz" for name in ("graded", "demos")]
+
+
 def learned_from(folder: Path) -> list[Trajectory]:
     """What the judge of a run is fitted on: graded episodes and demonstrations."""
     graded = store(folder, "graded")
@@ -81,14 +86,18 @@ def learned_from(folder: Path) -> list[Trajectory]:
 
 
 async def measure(
-    folder: Path, words: Sequence[str], episodes: Sequence[Trajectory], found: Mapping[str, Found]
+    folder: Path, words: Sequence[str], fitted: Mapping[Path, Sequence[Trajectory]], found: Mapping[str, Found]
 ) -> None:
-    """Fit a judge anew for one run and ask it about the run's test episodes."""
+    """Fit a judge anew for one run, on episodes of these runs, and ask it about the run's test episodes."""
     sets = [word if "." in word.partition("=")[0] else f"judge_fit.{word}" for word in words]
     ctx = RunContext(resolve(folder / "recipe.toml", overrides=sets), current(), StageCache(notify=current().notify))
     try:
-        ids = "\n".join(f"{folder}/{one.id}" for one in episodes)
-        await fit_judge(ctx, episodes, upstream={"episodes": hashlib.sha256(ids.encode()).hexdigest()})
+        # Runs of one recipe have the same demonstrations.
+        shared = {
+            one.task.id if one.source == "expert" else (run, one.id): one for run, e in fitted.items() for one in e
+        }
+        made_of = [file_key(path) for run in fitted for path in sources(run)]
+        await fit_judge(ctx, list(shared.values()), upstream={"episodes": digest(made_of)})
         model = ctx.models.base
         name, config = ctx.recipe.reward.name, ctx.recipe.reward.config
         judge = judge_named(ctx, name, config, ctx.models.engine(model), model.format)
@@ -107,16 +116,11 @@ def main() -> None:
     parser.add_argument("--together", action="store_true", help="fit on the episodes of all runs named")
     given = parser.parse_args()
     own = {folder: learned_from(folder) for folder in given.runs}
-    # Runs of one recipe have the same demonstrations.
-    shared = {
-        one.task.id if one.source == "expert" else (folder, one.id): one for folder, e in own.items() for one in e
-    }
-    everything = list(shared.values())
     lines = [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join('---' for _ in COLUMNS)} |"]
     for fit in given.fit:
         found = {policy: Found() for policy in POLICIES}
         for folder, episodes in own.items():
-            asyncio.run(measure(folder, shlex.split(fit), everything if given.together else episodes, found))
+            asyncio.run(measure(folder, shlex.split(fit), own if given.together else {folder: episodes}, found))
             sys.stderr.write(f"{folder.name}, {fit or 'as it is'}: {found['trained'].cells()}\n")
         lines += [f"| {fit or 'as it is'} | {policy} | {' | '.join(one.cells())} |" for policy, one in found.items()]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -318,7 +318,7 @@ async def learn(ctx: RunContext, stage: Stage, have: Artifacts, mode: Mode) -> N
     # The policy, the judge of its rollouts, and the optimizer with what it wants to know besides rewards.
     policy = with_adapters(ctx.models.load(have.need("sft").model), rl.lora_rank, seed=ctx.seed("lora", "rl"))
     engine = ctx.models.engine(policy)
-    judge = judge_of(ctx, engine, policy.format)
+    judge = judge_of(ctx, have, engine, policy.format)
     optimizer = make_optimizer(ctx)
     want = wants(optimizer)
 

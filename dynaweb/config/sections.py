@@ -353,8 +353,8 @@ class Data(Section):
         Literal["all", "new"], NotKeyed("stages hold which tasks are demonstrated where they leave them out")
     ] = "all"
     """Which training tasks exploration, graded episodes and reinforcement learning play. `all`: the demonstrated ones
-    come first, as they do for everybody. `new`: others only. With many demonstrations that are learned by heart, a
-    judge sees no failures of demonstrated tasks, and groups of rollouts are all alike."""
+    come first, as they do for everybody. `new`: others only, but for groups with experts (`rl.expert_share`). With many
+    demonstrations that are learned by heart, a judge sees no failures, and groups of rollouts are all alike."""
     max_best_steps: Annotated[int, Matters("demos", "experts", "explore", "graded", "rl", "eval")] = Field(
         default=5, ge=1
     )

@@ -44,6 +44,8 @@ class RunContext:
         self.recipe, self.plugins, self.cache, self.folder = recipe, plugins, cache, folder
         self.meter = Meter()
         """What the stage in progress costs."""
+        self.demonstrated: set[str] | None = None
+        """The ids of the environment's tasks in demonstrations that were read; None before they are."""
         self.deadline: float | None = None
         """When the time budget ends (`time.monotonic()`); None without one."""
         self.images = ImageStore(cache.root / IMAGES)

@@ -9,6 +9,7 @@ cut back when it is read.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -22,7 +23,7 @@ from dynaweb.errors import DivergedError, TrainingError
 from dynaweb.pipeline.artifacts import CRITIC, EPISODES, MODEL, link
 from dynaweb.rl.rows import without_prompts
 from dynaweb.runs import write_json
-from dynaweb.runs.names import DREAMS
+from dynaweb.runs.names import BEST_UPDATE, DREAMS
 from dynaweb.stats import nanmean
 from dynaweb.trainer.resume import BEST, Marks, best_folder, best_of, prune_best, resume, updates_kept
 from dynaweb.types import Trajectory
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
 HISTORY = "history.json"
 FIRST, DEAD = 10, 0.9
 """After so many updates a run is warned if so large a share of its groups was dead. Runs that learn have .5 to .8."""
-MARK = "best.json"
-"""Which update the best weights are of, and the success there."""
+log = logging.getLogger("dynaweb")
 
 
 class Checkpointed(Protocol):
@@ -261,13 +261,17 @@ class BestWeights:
         """Put the best weights after `updates` into the stage's folder; nothing without validations."""
         best = best_of(self.marks, updates)
         if best is None:
+            if self.decides:
+                log.warning(
+                    "rl.results_of = best: no validation gave a number in %d updates; the last ones stay", updates
+                )
             return
         weights = best_folder(self.scratch, best) / MODEL
         for file in (path for path in weights.rglob("*") if path.is_file()):
             link(file, folder / BEST / MODEL / file.relative_to(weights))
             if self.decides:
                 link(file, folder / MODEL / file.relative_to(weights))
-        write_json(folder / MARK, {"updates": best, "success": dict(self.marks)[best]})
+        write_json(folder / BEST_UPDATE, {"updates": best, "success": dict(self.marks)[best]})
 
 
 def keep_best(run: RunFolder | None, artifact: Artifact, name: str) -> None:

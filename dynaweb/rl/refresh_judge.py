@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from dynaweb import events
 from dynaweb.judges.calibration import Platt
 from dynaweb.judges.reward import judge_all
+from dynaweb.pipeline.artifacts import MODEL
 from dynaweb.pipeline.fit import new_trainer
 from dynaweb.pipeline.judge import FITTED, calibration_in, fitted_model, make_judge, refreshes_judge, to_fit
 from dynaweb.rl.refresh import refresh_updates
@@ -56,13 +57,18 @@ class RenewedJudge:
         self._judge = self._make()
 
 
-def judge_of(ctx: RunContext, engine: Engine, prompts: PromptFormat) -> Judge:
-    """The recipe's judge in an RL stage: one that is made anew with each refresh, where the recipe refreshes it."""
+def judge_of(ctx: RunContext, have: Artifacts, engine: Engine, prompts: PromptFormat) -> Judge:
+    """The recipe's judge in an RL stage: one that is made anew with each refresh, where the recipe refreshes it.
+
+    A phase goes on with the judge that the phase before has left.
+    """
     make = partial(make_judge, ctx, engine, prompts)
     spec = to_fit(ctx)
     if spec is None or not refreshes_judge(ctx):
         return make()
-    ctx.models.learning_judge = fitted_model(ctx, *spec)
+    before = _left_by(have)
+    left = None if before is None else (ctx.models.load(before / MODEL), calibration_in(before))
+    ctx.models.learning_judge = left or fitted_model(ctx, *spec)
     return RenewedJudge(make)
 
 
@@ -81,6 +87,8 @@ class JudgeRefresher:
         self._sites = {one.task.site_key for one in parts.fitted}
         self._away = {one.task.site_key for one in [*parts.calibration, *parts.measured]}
         self._collected: list[Trajectory] = []
+        self._phase = have.phase.number
+        self._learn_from(_collected_in(_left_by(have)))
         self._refresh_updates = refresh_updates(ctx.recipe.rl.updates, self.settings.refresh_every)
         total = max(1, len(self._refresh_updates) * self.settings.refresh_steps)
         self.trainer = new_trainer(ctx, self.model, name=NAME, lr=self.settings.lr, total_steps=total, warmup=0)
@@ -111,7 +119,7 @@ class JudgeRefresher:
             ctx.meter.tokens_trained += int(metrics["tokens"])
             await ctx.breathe()
         ctx.models.engine(self.model, "reward").weights_changed()
-        self._renew(await calibrated(self._log_odds, self._calibration))
+        self._calibrate(done, await calibrated(self._log_odds, self._calibration))
         metrics |= {"episodes": float(len(self._fitted)), "calibration_episodes": float(len(self._calibration))}
         ctx.tell(events.Update(NAME, done - 1, metrics | judge_errors(judged)))
 
@@ -129,11 +137,9 @@ class JudgeRefresher:
 
     def load(self, folder: Path, done: int) -> None:
         """Go on from the checkpoint that belongs to `done` policy updates. Raises `CheckpointError`."""
-        from dynaweb.data.store import TrajectoryStore
-
         target = self._checkpoint(folder, done)
         self.trainer.load(target)
-        self._learn_from(list(TrajectoryStore(target / COLLECTED)))
+        self._learn_from(_collected_in(target)[len(self._collected) :])  # those of the phase before are there already
         self.ctx.models.engine(self.model, "reward").weights_changed()
         self._renew(calibration_in(target))
 
@@ -152,6 +158,17 @@ class JudgeRefresher:
 
     def _checkpoint(self, folder: Path, done: int) -> Path:
         return folder / f"{NAME}-{done:06d}"
+
+    def _calibrate(self, done: int, found: Platt) -> None:
+        """Take a new calibration, unless it says that the judge knows nothing, which few episodes may say of any."""
+        if found.slope == 0 and self._platt.slope > 0:
+            where = f"refresh of the judge after {done} updates"
+            error = (
+                f"the judge orders the {found.n} episodes that calibrate it no better than chance; the one before "
+                "stays. Raise judge_fit.refresh_episodes, or judge_fit.holdout"
+            )
+            self.ctx.tell(events.Failure(where=where, error=error))
+        self._renew(found if found.slope > 0 else self._platt)
 
     def _renew(self, calibration: Platt) -> None:
         self._platt = calibration
@@ -172,9 +189,23 @@ class JudgeRefresher:
 
     async def _played(self, done: int, engine: Engine, prompts: PromptFormat) -> list[Trajectory]:
         ctx, count = self.ctx, self.settings.refresh_episodes
-        tasks = rotation(practice_tasks(ctx, max(count, self.settings.episodes)), count, seed=ctx.seed(NAME, done))
-        episodes = [Episode(f"{NAME}/{done}/{i}", task, ctx.seed(NAME, done, i)) for i, task in enumerate(tasks)]
+        when = (NAME, done) if self._phase == 1 else (NAME, f"phase {self._phase}", done)
+        tasks = rotation(practice_tasks(ctx, max(count, self.settings.episodes)), count, seed=ctx.seed(*when))
+        name = "/".join(map(str, when))
+        episodes = [Episode(f"{name}/{i}", task, ctx.seed(*when, i)) for i, task in enumerate(tasks)]
         heat = self.settings.temperature
         played = await play_graded(ctx, None, episodes, engine, prompts, temperature=heat, phase=NAME)
         refuse_total_failure(played, f"refresh of the judge after {done} updates")
         return played
+
+
+def _left_by(have: Artifacts) -> Path | None:
+    """The folder of the judge that the phase before has left; None in the first one."""
+    folder = None if have.phase.before is None else have.phase.before.folder / NAME
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def _collected_in(folder: Path | None) -> list[Trajectory]:
+    from dynaweb.data.store import TrajectoryStore
+
+    return [] if folder is None else list(TrajectoryStore(folder / COLLECTED))

@@ -23,6 +23,9 @@ UPDATES = "updates.json"
 """How many updates a finished RL stage did, how many were planned, and how many optimizer steps were skipped; the
 number of its phase, and the updates of the phases before it."""
 
+BEST_UPDATE = "best.json"
+"""After how many updates the best weights of an RL stage were, and the success on validation tasks there."""
+
 PROMPTS, PROMPTS_CUT, PROMPT_TOKENS_LEFT_OUT = "prompts", "prompts_cut", "prompt_tokens_left_out"
 """Among a stage's costs: prompts that were written for models, those of them that were cut because the model has no
 room for them, and the tokens that these lack."""

@@ -13,7 +13,7 @@ from dynaweb.pipeline.judge import make_judge, to_fit
 from dynaweb.pipeline.keys import stage_key
 from dynaweb.rollout.agents import ModelPolicy
 from dynaweb.rollout.lookahead import LookaheadPolicy
-from dynaweb.runs.names import UPDATES, Role, sft_label
+from dynaweb.runs.names import BEST_UPDATE, UPDATES, Role, sft_label
 from dynaweb.stages.evaluate import audit_judge, evaluate_arm
 from dynaweb.stages.world_model import held_out_sites, page_rules, real_transitions
 from dynaweb.stats import count
@@ -192,6 +192,8 @@ def _main(ctx: RunContext, have: Artifacts) -> list[ArmSpec]:
     where = "dreams" if dreams else "recorded rollouts" if have.offline is not None else "real pages"
     how = ctx.recipe.opt.name if rl.mode == "policy" else "filtered behaviour cloning"
     note = f"{updates_of(artifact)} of {rl.tasks} x {rl.n} rollouts in {where}, {how}"
+    if rl.validate_every and rl.results_of == "best" and (artifact.folder / BEST_UPDATE).exists():
+        note = f"{note}; the weights of update {artifact.data(BEST_UPDATE)['updates']}, the best validation"
     label = ("DynaWeb" if dreams and rl.mode == "policy" else f"{how} in {where}") + _cut(artifact)
     phases, done = ctx.recipe.phases.count, int(artifact.data(UPDATES).get("phase", 1))
     if done < phases:

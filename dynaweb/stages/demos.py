@@ -160,7 +160,10 @@ def _demonstrated(ctx: RunContext) -> set[str]:
     """The ids of the environment's tasks that the demonstrations for SFT are of."""
     wanted = ctx.recipe.data.demos
     if isinstance(wanted, str):
-        return demonstrations_of(ctx, wanted)[1]
+        # Keys and stages ask for them again and again, and a store may be large.
+        if ctx.demonstrated is None:
+            ctx.demonstrated = demonstrations_of(ctx, wanted)[1]
+        return ctx.demonstrated
     return {task.id for task in _to_demonstrate(ctx, wanted)} if learns(ctx) else set()
 
 

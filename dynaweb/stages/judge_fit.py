@@ -29,7 +29,7 @@ from dynaweb.protocols import JudgeContext, TokenRow, TrainableJudge
 from dynaweb.runs import write_json
 from dynaweb.runs.seeding import derive
 from dynaweb.stages.world_model import split_by
-from dynaweb.types import Action, Step, Trajectory
+from dynaweb.types import Action, Step, Task, Trajectory
 
 if TYPE_CHECKING:
     from dynaweb.pipeline.artifacts import Artifact, LoadedModel
@@ -148,9 +148,10 @@ def balanced_rows(
 
     Raises `TrainingError` where either is missing.
     """
-    pairs = [(episode, _succeeds(episode)) for episode in episodes] + [(episode, False) for episode in wrong]
+    pairs = [(episode, _succeeds(episode)) for episode in episodes]
     if prefixes:
         pairs = [(part, label) for episode, label in pairs for part in prefixes_of(episode)]
+    pairs += [(episode, False) for episode in wrong]  # whole: a part of one may be that of a success
     good, bad = sum(label for _, label in pairs), sum(not label for _, label in pairs)
     if not good or not bad:
         raise TrainingError(
@@ -173,23 +174,35 @@ def balanced_rows(
 def contrasts(episodes: Sequence[Trajectory], *, seed: int) -> list[Trajectory]:
     """Failures made of each success: the episode under the goal of another task, and the episode that stops too early.
 
-    The goal is that of a task of its template, on its own site where there is one; where all tasks of a template have
-    the same goal, there is none. An episode of one action stops before it.
+    The other task is of its template, on its own site where there is one, and is not checked alike: two goals may be
+    words for one thing. An episode with needless steps is not stopped early, since it may have been done before.
     """
-    goals: dict[str, dict[str, set[str]]] = {}
+    tasks: dict[str, list[Task]] = {}
     for episode in episodes:
-        goals.setdefault(episode.task.template, {}).setdefault(episode.task.site_key, set()).add(episode.task.intent)
+        tasks.setdefault(episode.task.template, []).append(episode.task)
     made = []
     for episode in filter(_succeeds, episodes):
         rng = random.Random(derive(seed, episode.id))
-        task, sites = episode.task, goals[episode.task.template]
-        here = sites[task.site_key] - {task.intent}
-        if others := sorted(here or set().union(*sites.values()) - {task.intent}):
-            other = replace(task, intent=rng.choice(others))
+        task = episode.task
+        others = [one for one in tasks[task.template] if _differs(one, task)]
+        here = [one for one in others if one.site_key == task.site_key]
+        if goals := sorted({one.intent for one in here or others}):
+            other = replace(task, intent=rng.choice(goals))
             made.append(replace(episode, id=f"{episode.id}/other goal", task=other))
-        if acts := sum(step.action is None or step.action.kind != "stop" for step in episode.steps):
+        acts = sum(step.action is None or step.action.kind != "stop" for step in episode.steps)
+        if acts and _is_shortest(episode):
             made.append(_stopped(episode, rng.randrange(acts)))
     return made
+
+
+def _differs(one: Task, other: Task) -> bool:
+    """Whether a success at one of these tasks is none at the other, as far as goals and checks tell."""
+    return one.intent != other.intent and (not one.evaluation or one.evaluation != other.evaluation)
+
+
+def _is_shortest(episode: Trajectory) -> bool:
+    best = episode.task.best_steps
+    return episode.source == "expert" if best is None else len(episode.steps) <= best
 
 
 def _stopped(episode: Trajectory, k: int) -> Trajectory:

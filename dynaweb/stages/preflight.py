@@ -113,10 +113,13 @@ def check_judge(ctx: RunContext) -> None:
     if every and ctx.recipe.rl.updates:
         why = "offline.episodes has rollouts judged that were played before" if ctx.recipe.offline.episodes else ""
         why = why or ("" if to_fit(ctx) else f"{ctx.recipe.reward.name!r} is not fitted in this run")
+        updates = ctx.recipe.rl.updates
+        why = why or (f"of {updates} updates none comes after the first refresh" if every >= updates else "")
         if why:
             raise ConfigError(
                 f"judge_fit.refresh_every = {every} fits the judge further on episodes of the current policy, and "
-                f"{why}; set it to 0, or use --reward orm without weights on rollouts of the run's own"
+                f"{why}; set it to 0, or to less than rl.updates with --reward orm, without weights, on own "
+                "rollouts"
             )
     for name, config in judges_in(ctx.recipe, ctx.plugins):
         able = TRAINABLE in ctx.plugins.find("reward", name).spec.capabilities

@@ -252,9 +252,10 @@ def test_examples_end_where_the_answer_stands() -> None:
 # What a judge learns from
 
 
-def graded(name: str, goal: str, *, success: float, site: int = 0, template: str = "open") -> Trajectory:
+def graded(name: str, goal: str, *, success: float, site: int = 0, answer: str = "", **more: Any) -> Trajectory:
     one = episode(name, success=success, site=site)
-    return replace(one, task=replace(one.task, intent=goal, template=template))
+    check = {"reference_answers": {"exact_match": answer}} if answer else {}
+    return replace(one, task=replace(one.task, intent=goal, **{"template": "open", "evaluation": check, **more}))
 
 
 def test_a_success_under_another_goal_of_its_template_is_a_failure() -> None:
@@ -270,12 +271,23 @@ def test_a_success_under_another_goal_of_its_template_is_a_failure() -> None:
     assert found == contrasts([*here, away, *alone], seed=3)
 
 
+def test_two_goals_that_are_checked_alike_are_one() -> None:
+    """Other words for the same thing, and two things of which the same is asked."""
+    same = [
+        graded("a", "Which has most?", success=1.0, answer="A"),
+        graded("b", "Name the one", success=1.0, answer="A"),
+    ]
+    assert contrasts(same, seed=0) == []
+    other = graded("c", "Which has most here?", success=0.0, answer="B")
+    assert {one.task.intent for one in contrasts([*same, other], seed=0)} == {"Which has most here?"}
+
+
 def test_a_success_that_stops_too_early_is_a_failure() -> None:
     whole = episode("a", success=1.0, steps=4)
+    whole = replace(whole, task=replace(whole.task, best_steps=4))
     pages = [replace(PAGE, url=f"http://shop.localhost/{k}") for k in range(4)]
-    whole = replace(
-        whole, steps=tuple(replace(one, observation=page) for one, page in zip(whole.steps, pages, strict=True))
-    )
+    steps = tuple(replace(one, observation=page) for one, page in zip(whole.steps, pages, strict=True))
+    whole = replace(whole, steps=steps)
     ends = set()
     for seed in range(30):
         (one,) = contrasts([whole], seed=seed)
@@ -287,6 +299,24 @@ def test_a_success_that_stops_too_early_is_a_failure() -> None:
     # Where the page itself ended the episode, its last action is one that counts.
     ended = replace(whole, end="terminal", steps=whole.steps[:3], final=pages[3])
     assert {len(contrasts([ended], seed=seed)[0].steps) for seed in range(30)} == {1, 2, 3}
+
+
+def test_what_may_have_been_done_before_its_end_is_not_stopped_early() -> None:
+    """An episode with needless steps, and one of a task whose shortest way nobody knows, unless an expert played it."""
+    whole = episode("a", success=1.0, steps=4)
+    assert contrasts([whole], seed=0) == []
+    assert contrasts([replace(whole, task=replace(whole.task, best_steps=3))], seed=0) == []
+    assert len(contrasts([replace(whole, source="expert")], seed=0)) == 1
+
+
+def test_parts_of_a_success_are_no_failures() -> None:
+    whole = episode("a", success=1.0, steps=4, source="expert")
+    episodes = [whole, graded("b", "Open B.", success=0.0)]
+    rows = balanced_rows(orm(FixedEngine(0, 0)), episodes, contrasts(episodes, seed=1), prefixes=True)
+    labels: dict[Any, set[Any]] = {}
+    for row in rows:
+        labels.setdefault(row.prompt, set()).add(row.response_ids)
+    assert len(rows) > 5 and all(len(seen) == 1 for seen in labels.values())
 
 
 def test_successes_weigh_as_much_as_failures_of_either_kind() -> None:

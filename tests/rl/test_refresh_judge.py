@@ -13,10 +13,16 @@ from stage_kit import SMALL, killed, rows, run
 from warm_kit import exit_code
 
 import dynaweb
+from dynaweb.config import resolve
 from dynaweb.data.store import TrajectoryStore
 from dynaweb.errors import ConfigError
+from dynaweb.judges.calibration import Platt
 from dynaweb.judges.reward import success_of
-from dynaweb.rl.refresh_judge import NAME
+from dynaweb.pipeline.context import RunContext
+from dynaweb.plugin.registry import current
+from dynaweb.rl.refresh_judge import NAME, JudgeRefresher, RenewedJudge
+from dynaweb.runs import StageCache
+from dynaweb_rm_orm.orm import OutcomeRewardModel
 
 ORM = ("reward.name=orm", "judge_fit.episodes=40", "judge_fit.steps=4", "judge_fit.batch=8", "data.max_best_steps=3")
 REFRESH = (
@@ -102,6 +108,42 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_a_judge_that_is_not_fitted_cannot_be_refreshed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"refresh_every = 2 .* 'self-assess' is not fitted in this run; set it to 0"):
-        dynaweb.run("dynaweb", overrides=[*SMALL, "judge_fit.refresh_every=2"], out=tmp_path / "out")
+@pytest.mark.parametrize(
+    ("sets", "why"),
+    [
+        (["judge_fit.refresh_every=2"], "'self-assess' is not fitted in this run"),
+        ([*REFRESH, "rl.updates=2"], "of 2 updates none comes after the first refresh"),
+    ],
+)
+def test_a_refresh_that_cannot_be_is_refused(sets: list[str], why: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"refresh_every = 2 .* {why}; set it to 0"):
+        dynaweb.run("dynaweb", overrides=[*SMALL, *sets], out=tmp_path / "out")
+
+
+@pytest.mark.timeout(300)
+def test_a_phase_goes_on_with_the_judge_of_the_phase_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAWEB_CACHE", str(tmp_path / "cache"))
+    sets = [*REFRESH, "env.driver=static", "phases.count=2", "rl.updates=3", "rl.tasks=2", "rl.n=2", "eval.episodes=2"]
+    small = [one for one in SMALL if one.split("=")[0] not in ("env.task_settings.driver", "rl.checkpoint_every")]
+    folder = dynaweb.run("webrl", overrides=[*small, *sets], out=tmp_path / "out", seed=0).folder
+    told = [row["metrics"] for row in rows(folder, "update") if row["stage"] == NAME]
+    sizes = [one["episodes"] + one["calibration_episodes"] for one in told]
+    assert len(sizes) == 2 and sizes[0] < sizes[1]
+    stores = [len(list(TrajectoryStore(path))) for path in (tmp_path / "cache" / "rl").rglob("graded.jsonl.gz")]
+    assert sorted(stores) == [12, 24]
+
+
+def test_a_calibration_that_knows_nothing_is_not_taken(refreshed: tuple[Path, Path], tmp_path: Path) -> None:
+    """It would leave every rollout without a reward, and end a run whose judge is good."""
+    cache, folder = refreshed
+    told: list[Any] = []
+    recipe = resolve(folder / "recipe.toml")
+    ctx = RunContext(recipe, current(), StageCache(cache))
+    ctx.tell = told.append  # type: ignore[method-assign]
+    refresher = JudgeRefresher.__new__(JudgeRefresher)
+    refresher.ctx, refresher._platt, refresher.model = ctx, Platt(2.0, 0.5, 20, 0.1), ctx.models.base
+    refresher.judge = RenewedJudge(lambda: OutcomeRewardModel.__new__(OutcomeRewardModel))
+    refresher._calibrate(2, Platt(0.0, 0.0, 5, 0.0))
+    assert refresher._platt.slope == 2.0 and "no better than chance" in told[0].error
+    refresher._calibrate(4, Platt(1.5, 0.0, 9, 0.0))
+    assert refresher._platt.slope == 1.5 and len(told) == 1
