@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -220,6 +222,25 @@ async def test_first_tunnels_that_cannot_all_be_opened_leave_nothing_open(how: s
                 await tunnels.open()
         tunnels.close()
         await until(lambda: not other.open)
+
+
+async def test_a_proxy_that_is_closed_at_once_leaves_no_connection_behind() -> None:
+    """Its loop ends only when tunnels, those that are still being opened and those of a browser have ended."""
+    for waits in (0.0, 0.0, 0.001, 0.01, 0.03) * 4:
+        async with peer(accept) as other:
+            proxy = FilteringProxy(("127.0.0.1",)).start()
+            tunnels = Tunnels(Endpoint.read(f"http://127.0.0.1:{other.port}"), "lease", proxy)
+            await tunnels.open()
+            _, browser = await asyncio.open_connection("127.0.0.1", proxy.port)
+            next(iter(other.open)).write(b"+")  # another tunnel is on its way
+            await asyncio.sleep(waits)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                tunnels.close()
+                proxy.close()
+                gc.collect()
+            browser.close()
+        assert [str(one.message) for one in told if one.category is ResourceWarning] == []
 
 
 # --- the server ---

@@ -186,9 +186,13 @@ class FilteringProxy:
     async def _end(self) -> None:
         if self._server is not None:
             self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # All that runs in this loop is the proxy's: its connections, and tunnels to browsers elsewhere.
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+        # A connection that was closed lets go of its socket a turn of the loop later.
+        await asyncio.sleep(0)
         await self.loop.shutdown_default_executor()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
