@@ -7,7 +7,6 @@ demonstrations from a file (`data.demos`) no scripted expert is asked for anythi
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynaweb import events
+from dynaweb.config.keys import digest
 from dynaweb.data.demonstrations import (
     HELD_OUT,
     UNJUDGED,
@@ -148,7 +148,7 @@ def practice_key(ctx: RunContext) -> dict[str, str]:
     """What cache keys of stages that play `practice_tasks` hold of demonstrations; {} where nothing depends on them."""
     if ctx.recipe.data.practice == "all":
         return {}
-    return {"demonstrated": hashlib.sha256("\n".join(sorted(_demonstrated(ctx))).encode()).hexdigest()}
+    return {"demonstrated": digest(sorted(_demonstrated(ctx)))}
 
 
 def _to_demonstrate(ctx: RunContext, wanted: int) -> list[Task]:
@@ -277,7 +277,11 @@ def _own_tasks(ctx: RunContext, ids: set[str]) -> list[Task]:
     source, longest = _listed(ctx), ctx.recipe.data.max_best_steps
     held_out = {task.id: task for split in ("validation", "test") for task in _all_of(source, split)}
     try:
-        drawn = source.catalogue("train") if source is not None else training_tasks(ctx, _pool(ctx))
+        drawn = (
+            source.catalogue("train")
+            if source is not None
+            else [*training_tasks(ctx, 0), *training_tasks(ctx, _pool(ctx))]
+        )
         tasks = {task.id: task for task in drawn if task.best_steps is None or task.best_steps <= longest}
         for task_id in sorted(ids - tasks.keys()):
             if (task := known(ctx.envs.source, task_id)) is not None:

@@ -158,7 +158,6 @@ class FilteringProxy:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="dynaweb-proxy", daemon=True)
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> FilteringProxy:
         """Listen on a free port. Raises `OSError` where there is none."""
@@ -197,15 +196,11 @@ class FilteringProxy:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection to its end, in the loop of the proxy."""
-        task = asyncio.current_task()
-        assert task is not None  # a server runs it as one
-        self._tasks.add(task)
         try:
             await self._connection(reader, writer)
         except (OSError, asyncio.IncompleteReadError, TimeoutError, asyncio.CancelledError):
             pass  # either side has gone, or the proxy has
         finally:
-            self._tasks.discard(task)
             writer.close()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
